@@ -1,0 +1,40 @@
+"""The one exception that a person's own input can raise: it names what was wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(Exception):
+    """Input that asbuilt refuses: field, value, what is allowed and what to do, in one message.
+
+    The command line prints it and exits with code 2; everything else that escapes is a fault of ours.
+    """
+
+    def __init__(
+        self, problem: str, *, field: str = "", value: object = None, allowed: str = "", fix: str = ""
+    ) -> None:
+        self.problem, self.field, self.value, self.allowed, self.fix = problem, field, value, allowed, fix
+        said = problem
+        if field:
+            said = f"{field}: {said}"
+        if value is not None:
+            said += f" (got {shorten(value)})"
+        if allowed:
+            said += f"; allowed: {allowed}"
+        if fix:
+            said += f"; {fix}"
+        super().__init__(said)
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Returns `repr(value)` cut to `limit` characters, since the value may be a stranger's megabyte."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Returns a hint such as "did you mean 'llama-3-8b'?", or an empty string where nothing is near."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""

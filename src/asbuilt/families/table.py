@@ -1,0 +1,179 @@
+"""The table between a spec's paths and the names in a file: layout operations that each know their inverse.
+
+One table loads and saves. Operations use only methods of the tensors they are given, so nothing here imports torch,
+and they know shapes too, so a file's header can be checked before any data is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class Layout(Protocol):
+    """A reversible operation between the model's tensors and those on disk."""
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Returns the shapes on disk of tensors that have the shapes `built` in the model."""
+        ...
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the model's tensors from those on disk."""
+        ...
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the tensors on disk from the model's."""
+        ...
+
+
+@dataclass(frozen=True)
+class Same:
+    """Stored as built."""
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The same shapes."""
+        return list(built)
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """The same tensors."""
+        return list(stored)
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """The same tensors."""
+        return list(built)
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Matrices stored as (in, out), as GPT-2's Conv1D does; vectors stay as they are."""
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Each shape reversed."""
+        return [shape[::-1] for shape in built]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Each transposed."""
+        return [tensor.t() for tensor in stored]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Each transposed."""
+        return [tensor.t() for tensor in built]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Several of the model's tensors stored as one, joined along their first (output) dimension.
+
+    `sizes` are the first dimensions of the parts in order.
+    """
+
+    sizes: tuple[int, ...]
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """One shape: first dimensions added."""
+        return [(sum(shape[0] for shape in built), *built[0][1:])]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of the one tensor."""
+        return list(stored[0].split(list(self.sizes)))
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """The one tensor of the parts."""
+        joined = built[0].new_empty((sum(self.sizes), *built[0].shape[1:]))
+        for part, tensor in zip(joined.split(list(self.sizes)), built, strict=True):
+            part.copy_(tensor)
+        return [joined]
+
+
+@dataclass(frozen=True)
+class AdjacentPairs:
+    """Query or key rows stored so that rotary pairs are adjacent (2i, 2i+1), while the model pairs halves (i, i+d/2).
+
+    This is what the GGUF files of llama models do to their q and k rows (and biases): the first `d_rotary` rows of each
+    of `n_heads` heads are interleaved, the others kept.
+    """
+
+    n_heads: int
+    d_rotary: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The same shapes."""
+        return list(built)
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Pairs taken apart into halves."""
+        return [self._reorder(tensor, (self.d_rotary // 2, 2)) for tensor in stored]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Halves laced into pairs."""
+        return [self._reorder(tensor, (2, self.d_rotary // 2)) for tensor in built]
+
+    def _reorder(self, tensor: Tensor, split: tuple[int, int]) -> Tensor:
+        heads = tensor.reshape(self.n_heads, tensor.shape[0] // self.n_heads, *tensor.shape[1:]).clone()
+        turned = heads[:, : self.d_rotary]
+        laced = turned.reshape(self.n_heads, *split, *tensor.shape[1:]).transpose(1, 2)
+        heads[:, : self.d_rotary] = laced.reshape(turned.shape)
+        return heads.reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operations one after the other, given in the order in which saving applies them."""
+
+    steps: tuple[Layout, ...]
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Shapes after every step."""
+        shapes = list(built)
+        for step in self.steps:
+            shapes = step.stored_shapes(shapes)
+        return shapes
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """The steps undone, last first."""
+        tensors = list(stored)
+        for step in reversed(self.steps):
+            tensors = step.load(tensors)
+        return tensors
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """The steps, first to last."""
+        tensors = list(built)
+        for step in self.steps:
+            tensors = step.save(tensors)
+        return tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The model's tensors at `paths` are stored under `names`, through `layout`."""
+
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    layout: Layout = field(default_factory=Same)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Every tensor of one family's file.
+
+    `ignored` maps a regular expression over whole names to the reason why such a tensor carries nothing (a buffer that
+    is recomputed). `duplicates` maps a name that may be stored again to the path whose tensor it must equal (a tied
+    head). `optional_prefix` is a prefix that a file may lack on all its names.
+    """
+
+    entries: tuple[Entry, ...]
+    ignored: dict[str, str] = field(default_factory=dict)
+    duplicates: dict[str, str] = field(default_factory=dict)
+    optional_prefix: str = ""
+
+
+def entry(path: str, name: str, layout: Layout | None = None) -> Entry:
+    """Returns the entry of one tensor stored as one."""
+    return Entry(paths=(path,), names=(name,), layout=layout or Same())

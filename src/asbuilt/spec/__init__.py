@@ -1,0 +1,59 @@
+"""What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
+
+from asbuilt.spec.attention import Attention
+from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, FeedForward, GatedMLP
+from asbuilt.spec.json import dumps, from_dict, loads, to_dict
+from asbuilt.spec.model import Block, Branch, Head, Model, TiedHead, TokenEmbedding
+from asbuilt.spec.norms import LayerNorm, Norm, RMSNorm
+from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Remembered, Role, Saved, Weight, walk, weights
+from asbuilt.spec.positions import (
+    DynamicNTK,
+    FrequencyFactors,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    Rotary,
+    Scaling,
+    YaRN,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "KINDS",
+    "MLP",
+    "Activation",
+    "Attention",
+    "Block",
+    "Branch",
+    "DynamicNTK",
+    "FeedForward",
+    "FrequencyFactors",
+    "GatedMLP",
+    "Head",
+    "Kind",
+    "LayerNorm",
+    "LearnedPositions",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Model",
+    "Norm",
+    "Part",
+    "Pass",
+    "Product",
+    "RMSNorm",
+    "Remembered",
+    "Role",
+    "Rotary",
+    "Saved",
+    "Scaling",
+    "TiedHead",
+    "TokenEmbedding",
+    "Weight",
+    "YaRN",
+    "dumps",
+    "from_dict",
+    "loads",
+    "to_dict",
+    "walk",
+    "weights",
+]

@@ -1,0 +1,123 @@
+"""Attention with separate query, key and value heads: MHA, GQA and MQA are values of n_kv_heads.
+
+Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (arXiv 1911.02150), Ainslie et al. 2023
+(arXiv 2305.13245).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asbuilt.spec.feedforward import linear
+from asbuilt.spec.norms import Norm
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Remembered,
+    Weight,
+    require,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+from asbuilt.spec.positions import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Part):
+    """softmax(scale * q k^T) v over the tokens before, projected back to the stream.
+
+    `window` w lets a token see itself and the w-1 before it; `softcap` c turns each score s into c*tanh(s/c);
+    `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise each head before the rotation.
+    """
+
+    kind = "attention"
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    positions: Rotary | None = None
+    bias: bool = False
+    output_bias: bool = False
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
+        divides = self.n_heads % self.n_kv_heads == 0
+        require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
+        require_flags(self, "bias", "output_bias")
+        if self.window is not None:
+            require_sizes(self, "window")
+        for name in ("softcap", "scale"):
+            if getattr(self, name) is not None:
+                require_number(self, name)
+        if self.positions is not None:
+            fits = self.positions.d_rotary <= self.d_head
+            require(self, "positions", fits, f"at most d_head = {self.d_head} rotated numbers")
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(self, name)
+            require(self, name, norm is None or norm.d == self.d_head, f"a norm over d_head = {self.d_head}")
+
+    @property
+    def d_query(self) -> int:
+        """Width of all query heads together; d_model only where the two happen to be equal."""
+        return self.n_heads * self.d_head
+
+    @property
+    def d_kv(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.n_kv_heads * self.d_head
+
+    def holds(self) -> dict[str, Weight]:
+        """q (n_heads*d_head, d_model), k and v (n_kv_heads*d_head, d_model), o (d_model, n_heads*d_head), biases."""
+        q = linear(self.d_query, self.d_model, self.bias, "q")
+        k = linear(self.d_kv, self.d_model, self.bias, "k")
+        v = linear(self.d_kv, self.d_model, self.bias, "v")
+        return q | k | v | linear(self.d_model, self.d_query, self.output_bias, "o", stream=True)
+
+    def keys(self, run: Pass) -> int:
+        """S: how many keys each query is multiplied with, masked ones included.
+
+        A window layer keeps `window` tokens; several new tokens are laid after them, a single one takes its slot.
+        """
+        if self.window is None:
+            return run.past + run.tokens
+        if run.tokens == 1:
+            return min(run.past + 1, self.window)
+        return min(run.past, self.window) + run.tokens
+
+    def pairs(self, run: Pass) -> int:
+        """(query, key) pairs of one sequence and head that the mask leaves."""
+        seen = run.past + run.tokens
+        all_pairs = run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
+        if self.window is None or seen <= self.window:
+            return all_pairs
+        # tokens whose window is not yet full see everything before them, the others `window` each
+        growing = max(0, self.window - run.past)
+        return growing * run.past + growing * (growing + 1) // 2 + (run.tokens - growing) * self.window
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Four products with weights, and scores and mixing per head: (T,D)x(D,S) and (T,S)x(S,D)."""
+        rows, heads, keys = run.rows, run.batch * self.n_heads, self.keys(run)
+        needed = 2 * heads * self.d_head * self.pairs(run)
+        return (
+            Product(name="q", a=rows, b=self.d_model, c=self.d_query, weight="q.weight"),
+            Product(name="k", a=rows, b=self.d_model, c=self.d_kv, weight="k.weight"),
+            Product(name="v", a=rows, b=self.d_model, c=self.d_kv, weight="v.weight"),
+            Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=needed),
+            Product(name="mix", a=run.tokens, b=keys, c=self.d_head, n=heads, needed=needed),
+            Product(name="o", a=rows, b=self.d_query, c=self.d_model, weight="o.weight"),
+        )
+
+    def remembers(self) -> tuple[Remembered, ...]:
+        """Keys and values: n_kv_heads * d_head numbers each per token."""
+        shape = (self.n_kv_heads, self.d_head)
+        return (
+            Remembered(name="k", shape=shape, window=self.window),
+            Remembered(name="v", shape=shape, window=self.window),
+        )

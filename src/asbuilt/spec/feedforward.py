@@ -1,0 +1,97 @@
+"""Feed-forward parts: the two-matrix MLP and the gated three-matrix one (Shazeer 2020, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from asbuilt.spec.part import Part, Pass, Product, Saved, Weight, require_choice, require_flags, require_sizes
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
+
+
+def linear(out: int, inside: int, bias: bool, name: str, *, stream: bool = False) -> dict[str, Weight]:
+    """Returns the weights of one linear map: `name.weight` (out, in) and, if asked, `name.bias` (out)."""
+    role = "stream_matrix" if stream else "matrix"
+    matrix = {f"{name}.weight": Weight(shape=(out, inside), role=role)}
+    return matrix | {f"{name}.bias": Weight(shape=(out,), role="bias")} if bias else matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP(Part):
+    """down(activation(up(x))), two matrices."""
+
+    kind = "ffn"
+    d_model: int
+    d_ff: int
+    activation: Activation
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "d_ff")
+        require_choice(self, "activation", ACTIVATIONS)
+        require_flags(self, "bias")
+
+    def holds(self) -> dict[str, Weight]:
+        """up (d_ff, d_model), down (d_model, d_ff), and their biases."""
+        up = linear(self.d_ff, self.d_model, self.bias, "up")
+        return up | linear(self.d_model, self.d_ff, self.bias, "down", stream=True)
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Two products."""
+        return (
+            Product(name="up", a=run.rows, b=self.d_model, c=self.d_ff, weight="up.weight"),
+            Product(name="down", a=run.rows, b=self.d_ff, c=self.d_model, weight="down.weight"),
+        )
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, the activation's input (relu keeps its output instead) and down's input."""
+        wide = run.rows * self.d_ff
+        before = () if self.activation == "relu" else (Saved(name="up", size=wide),)
+        return (Saved(name="input", size=run.rows * self.d_model), *before, Saved(name="hidden", size=wide))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedMLP(Part):
+    """down(activation(gate(x)) * up(x)), three matrices; with silu it is SwiGLU."""
+
+    kind = "ffn"
+    d_model: int
+    d_ff: int
+    activation: Activation
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "d_ff")
+        require_choice(self, "activation", ACTIVATIONS)
+        require_flags(self, "bias")
+
+    def holds(self) -> dict[str, Weight]:
+        """gate and up (d_ff, d_model), down (d_model, d_ff), and their biases."""
+        gate = linear(self.d_ff, self.d_model, self.bias, "gate")
+        up = linear(self.d_ff, self.d_model, self.bias, "up")
+        return gate | up | linear(self.d_model, self.d_ff, self.bias, "down", stream=True)
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Three products."""
+        return (
+            Product(name="gate", a=run.rows, b=self.d_model, c=self.d_ff, weight="gate.weight"),
+            Product(name="up", a=run.rows, b=self.d_model, c=self.d_ff, weight="up.weight"),
+            Product(name="down", a=run.rows, b=self.d_ff, c=self.d_model, weight="down.weight"),
+        )
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, the activation's input (relu keeps its output instead), both factors and down's input."""
+        wide = run.rows * self.d_ff
+        before = () if self.activation == "relu" else (Saved(name="gate", size=wide),)
+        return (
+            Saved(name="input", size=run.rows * self.d_model),
+            *before,
+            Saved(name="activated", size=wide),
+            Saved(name="up", size=wide),
+            Saved(name="hidden", size=wide),
+        )
+
+
+FeedForward = MLP | GatedMLP

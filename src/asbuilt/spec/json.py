@@ -1,0 +1,105 @@
+"""A spec as JSON and back: `{"part": "Attention", field: value, ...}`, equal neighbours written once with a count."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields
+from typing import Any
+
+from asbuilt.errors import InputError, near
+from asbuilt.spec import attention, feedforward, model, norms, positions
+from asbuilt.spec.part import Part
+
+PARTS: dict[str, type[Part]] = {
+    name: value
+    for module in (attention, feedforward, model, norms, positions)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, Part) and value is not Part
+}
+
+# A stranger's file may nest or repeat without end; no model is deeper or longer than this.
+DEEPEST, LONGEST = 16, 100_000
+
+
+def to_dict(part: Part) -> dict[str, Any]:
+    """Returns `part` as plain data; runs of equal list items become `{"repeat": n, "item": ...}`."""
+    plain: dict[str, Any] = {"part": type(part).__name__}
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        if isinstance(value, Part):
+            value = to_dict(value)
+        elif isinstance(value, tuple):
+            value = _fold(value)
+        plain[field.name] = value
+    return plain
+
+
+def _fold(items: tuple[Any, ...]) -> list[Any]:
+    folded: list[list[Any]] = []
+    for item in items:
+        if folded and isinstance(item, Part) and folded[-1][1] == item:
+            folded[-1][0] += 1
+        else:
+            folded.append([1, item])
+    plain = [(n, to_dict(item) if isinstance(item, Part) else item) for n, item in folded]
+    return [item if n == 1 else {"repeat": n, "item": item} for n, item in plain]
+
+
+def from_dict(data: Any, where: str = "spec", depth: int = 0) -> Part:
+    """Returns the part that `data` describes.
+
+    Raises InputError naming the place for an unknown part or field, a missing field, or a value a part refuses.
+    """
+    if depth > DEEPEST:
+        raise InputError("nested too deeply", field=where, allowed=f"{DEEPEST} levels")
+    if not isinstance(data, dict) or not isinstance(data.get("part"), str):
+        raise InputError("not a part", field=where, value=data, allowed='an object with a "part" key')
+    kind = PARTS.get(data["part"])
+    if kind is None:
+        raise InputError("unknown part", field=where, value=data["part"], fix=near(data["part"], PARTS))
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in data:
+        if key != "part" and key not in known:
+            raise InputError(f"unknown field of {kind.__name__}", field=f"{where}.{key}", fix=near(key, known))
+    for name, field in known.items():
+        if name not in data and field.default is MISSING:
+            raise InputError(f"missing field of {kind.__name__}", field=f"{where}.{name}")
+    values = {key: _value(value, f"{where}.{key}", depth) for key, value in data.items() if key != "part"}
+    try:
+        return kind(**values)
+    except (TypeError, AttributeError) as error:  # a part where a number belongs, or the reverse
+        raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
+
+
+def _value(value: Any, where: str, depth: int) -> Any:
+    if isinstance(value, dict):
+        return from_dict(value, where, depth + 1)
+    if isinstance(value, list):
+        return tuple(_unfold(value, where, depth))
+    return value
+
+
+def _unfold(items: list[Any], where: str, depth: int) -> list[Any]:
+    flat: list[Any] = []
+    for i, item in enumerate(items):
+        n = 1
+        if isinstance(item, dict) and set(item) == {"repeat", "item"}:
+            n, item = item["repeat"], item["item"]
+            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= LONGEST - len(flat):
+                raise InputError("bad repeat", field=f"{where}.{i}", value=n, allowed=f"1 to {LONGEST} in all")
+        flat += [_value(item, f"{where}.{i}", depth)] * n
+    return flat
+
+
+def dumps(part: Part) -> str:
+    """Returns `part` as a JSON text."""
+    return json.dumps(to_dict(part), indent=1)
+
+
+def loads(text: str) -> Part:
+    """Returns the part that a JSON text describes; raises InputError as `from_dict` does, or for text not JSON."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", field="spec") from error
+    return from_dict(data)

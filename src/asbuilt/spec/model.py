@@ -1,0 +1,170 @@
+"""Blocks and models: a model is an explicit list of blocks, a block a list of residual branches, all of them data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from asbuilt.spec.attention import Attention
+from asbuilt.spec.feedforward import FeedForward
+from asbuilt.spec.norms import Norm
+from asbuilt.spec.part import Part, Pass, Product, Saved, Weight, require, require_flags, require_number, require_sizes
+from asbuilt.spec.positions import LearnedPositions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEmbedding(Part):
+    """A table of one learned vector per token of the vocabulary."""
+
+    kind = "embedding"
+    n_vocab: int
+    d_model: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_vocab", "d_model")
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_vocab, d_model)."""
+        return {"weight": Weight(shape=(self.n_vocab, self.d_model), role="table")}
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The token numbers."""
+        return (Saved(name="tokens", size=run.rows, width="int64", shared=True),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(Part):
+    """Logits x W^T with a matrix of its own."""
+
+    kind = "head"
+    d_model: int
+    n_vocab: int
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_vocab")
+        require_flags(self, "bias")
+
+    def holds(self) -> dict[str, Weight]:
+        """W (n_vocab, d_model) and, if asked, a bias."""
+        matrix = {"weight": Weight(shape=(self.n_vocab, self.d_model), role="matrix")}
+        return matrix | {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else matrix
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product for every position whose logits are wanted."""
+        return (Product(name="logits", a=run.head_rows, b=self.d_model, c=self.n_vocab, weight="weight"),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input."""
+        return (Saved(name="input", size=run.head_rows * self.d_model),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiedHead(Part):
+    """Logits x E^T with the token embedding's table E: no weights of its own, the same products."""
+
+    kind = "head"
+    d_model: int
+    n_vocab: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_vocab")
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product for every position whose logits are wanted."""
+        return (Product(name="logits", a=run.head_rows, b=self.d_model, c=self.n_vocab, weight="/embedding.weight"),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input."""
+        return (Saved(name="input", size=run.head_rows * self.d_model),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch(Part):
+    """One residual branch: x + scale * post_norm(body(norm(x))), where either norm may be absent."""
+
+    name: str
+    body: Attention | FeedForward
+    norm: Norm | None = None
+    post_norm: Norm | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        simple = isinstance(self.name, str) and self.name.isidentifier()
+        require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
+        require_number(self, "scale")
+        for field in ("norm", "post_norm"):
+            norm = getattr(self, field)
+            fits = norm is None or norm.d == self.body.d_model
+            require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(Part):
+    """Residual branches, one after the other."""
+
+    branches: tuple[Branch, ...]
+
+    def __post_init__(self) -> None:
+        names = [branch.name for branch in self.branches]
+        require(self, "branches", len(names) > 0, "at least one branch")
+        require(self, "branches", len(set(names)) == len(names), "branches of different names")
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        """A branch is found under its own name."""
+        return ((branch.name, branch) for branch in self.branches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Part):
+    """A decoder-only language model: token (and position) embedding, blocks, final norm, head.
+
+    `max_positions` is the context the model was made for. `name` takes no part in equality of the built model, but it
+    is printed.
+    """
+
+    embedding: TokenEmbedding
+    blocks: tuple[Block, ...]
+    head: Head | TiedHead
+    max_positions: int
+    positions: LearnedPositions | None = None
+    norm: Norm | None = None
+    name: str = "model"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "max_positions")
+        require(self, "blocks", len(self.blocks) > 0, "at least one block")
+        self._require_one_width()
+        vocab = self.embedding.n_vocab
+        require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+        if self.positions is not None:
+            enough = self.positions.n_positions >= self.max_positions
+            require(self, "max_positions", enough, f"at most the {self.positions.n_positions} learned positions")
+
+    def _require_one_width(self) -> None:
+        d_model = self.embedding.d_model
+        for path, part in walk_widths(self):
+            if part != d_model:
+                field = path.split(".")[0]
+                require(self, field, False, f"d_model = {d_model} as in the embedding; {path} has {part}")
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.embedding.d_model
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+
+def walk_widths(model: Model) -> Iterator[tuple[str, int]]:
+    """Yields (path, width) for everything that reads or writes the residual stream."""
+    yield "head", model.head.d_model
+    if model.positions is not None:
+        yield "positions", model.positions.d_model
+    if model.norm is not None:
+        yield "norm", model.norm.d
+    for i, block in enumerate(model.blocks):
+        yield from ((f"blocks.{i}.{branch.name}", branch.body.d_model) for branch in block.branches)

@@ -1,0 +1,218 @@
+"""What a part of a model says about itself: the declarations that every cost, module and cache is derived from.
+
+A part holds weights, multiplies matrices, remembers keys and values, saves tensors for the backward pass, and needs
+room to work. Each is declared once, here by the part; cost/ folds them, nn/ builds them, generate/ allocates them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+from asbuilt.errors import InputError
+
+Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "head", "other"]
+KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "head", "other")
+
+# What a weight is for. `stream_matrix` writes into the residual stream, so its initial scale falls with depth;
+# `table` is looked up row by row, so a step moves only the rows it uses.
+Role = Literal["matrix", "stream_matrix", "bias", "gain", "table"]
+
+Kernel = Literal["reference", "fused"]
+# How wide an activation is: `activation` follows the run's dtype, the others are what the library always uses.
+Width = Literal["activation", "float32", "int64", "bool"]
+WIDTH_BYTES: dict[Width, int] = {"float32": 4, "int64": 8, "bool": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One parameter tensor: its shape as PyTorch holds it (out, in), and what it is for."""
+
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One run of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
+
+    `logits` says for which positions the head is computed; `kernel` which attention runs; `width` is the bytes of one
+    activation; `capacity` the cache's length in tokens (None: no cache, as in training).
+    """
+
+    tokens: int
+    batch: int = 1
+    past: int = 0
+    logits: Literal["all", "last"] = "all"
+    kernel: Kernel = "reference"
+    width: int = 2
+
+    @property
+    def rows(self) -> int:
+        """B*T: the rows of every activation matrix."""
+        return self.batch * self.tokens
+
+    @property
+    def head_rows(self) -> int:
+        """The rows that the head computes logits for."""
+        return self.rows if self.logits == "all" else self.batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """`n` matrix products (a,b)x(b,c), 2abc FLOPs each.
+
+    `weight` is the name of the part's own weight that is multiplied, or the absolute path of another part's after a
+    slash; None for products of two activations (scores). `needed` counts the FLOPs left when masked pairs are skipped.
+    """
+
+    name: str
+    a: int
+    b: int
+    c: int
+    n: int = 1
+    weight: str | None = None
+    needed: int | None = None
+
+    @property
+    def flops(self) -> int:
+        """2abc for each of the n products, masked pairs included."""
+        return 2 * self.a * self.b * self.c * self.n
+
+    @property
+    def causal_flops(self) -> int:
+        """The same with masked pairs skipped."""
+        return self.flops if self.needed is None else self.needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token)."""
+
+    name: str
+    shape: tuple[int, ...]
+    window: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers per token."""
+        return math.prod(self.shape)
+
+    def tokens_kept(self, tokens: int) -> int:
+        """How many of `tokens` are still held."""
+        return tokens if self.window is None else min(tokens, self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One tensor kept for the backward pass, `size` numbers of `width`.
+
+    The name `input` stands for the part's own input, which neighbours may have saved too: it is counted once.
+    `shared` marks a tensor that is one and the same for every part that names it (rotary tables, masks).
+    """
+
+    name: str
+    size: int
+    width: Width = "activation"
+    shared: bool = False
+
+    def nbytes(self, activation: int) -> int:
+        """Bytes, at `activation` bytes for a number of the run's dtype."""
+        return self.size * WIDTH_BYTES.get(self.width, activation)
+
+
+class Part:
+    """A frozen, keyword-only dataclass that declares what one piece of the model is.
+
+    Subclasses override what applies to them; the defaults say: holds nothing, multiplies nothing, remembers nothing,
+    saves nothing.
+    """
+
+    kind: ClassVar[Kind] = "other"
+
+    def holds(self) -> dict[str, Weight]:
+        """Returns this part's own weights by name, children excluded."""
+        return {}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Returns the matrix products of one run, children excluded."""
+        return ()
+
+    def remembers(self) -> tuple[Remembered, ...]:
+        """Returns what is cached from token to token."""
+        return ()
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Returns the tensors autograd keeps for the backward pass, children excluded, weights excluded."""
+        return ()
+
+    def works(self, run: Pass) -> int:
+        """Returns the most bytes alive at once inside this part beside its input, its output included, no gradient."""
+        return 0
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        """Yields (name, part) for the parts directly below; a name is one or more path segments."""
+        for field in fields(self):  # type: ignore[arg-type]  # every concrete part is a dataclass
+            value = getattr(self, field.name)
+            if isinstance(value, Part):
+                yield field.name, value
+            elif isinstance(value, tuple):
+                yield from ((f"{field.name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Part))
+
+
+def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+    """Yields (path, part) for `part` and everything below it, parents first; the root's path is empty."""
+    yield path, part
+    for name, child in part.children():
+        yield from walk(child, f"{path}.{name}" if path else name)
+
+
+def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
+    """Yields (full path, weight, owner) for every parameter tensor below `part`."""
+    for path, owner in walk(part):
+        for name, weight in owner.holds().items():
+            yield (f"{path}.{name}" if path else name), weight, owner
+
+
+def require(part: Part, field: str, ok: bool, allowed: str, fix: str = "") -> None:
+    """Raises InputError naming `field` of `part` unless `ok`."""
+    if not ok:
+        name = type(part).__name__
+        raise InputError("not allowed", field=f"{name}.{field}", value=getattr(part, field), allowed=allowed, fix=fix)
+
+
+# A dimension beyond this is a mistake or an attack: no published model has a vector or a table of 2^31 rows.
+LARGEST_SIZE = 2**31 - 1
+
+
+def require_sizes(part: Part, *names: str) -> None:
+    """Raises InputError unless each named field is a whole number from 1 to LARGEST_SIZE."""
+    for name in names:
+        value = getattr(part, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(part, name, whole and 1 <= value <= LARGEST_SIZE, "a whole number from 1 to 2^31-1")
+
+
+def require_number(part: Part, name: str, *, above: float = 0.0) -> None:
+    """Raises InputError unless the named field is a finite number greater than `above`."""
+    value = getattr(part, name)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(part, name, number and math.isfinite(value) and value > above, f"a finite number above {above:g}")
+
+
+def require_flags(part: Part, *names: str) -> None:
+    """Raises InputError unless each named field is true or false."""
+    for name in names:
+        require(part, name, isinstance(getattr(part, name), bool), "true or false")
+
+
+def require_choice(part: Part, name: str, allowed: tuple[str, ...]) -> None:
+    """Raises InputError unless the named field is one of `allowed`."""
+    require(part, name, getattr(part, name) in allowed, ", ".join(allowed))

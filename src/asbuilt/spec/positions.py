@@ -1,0 +1,216 @@
+"""Positions: learned tables, and rotary positions with the published ways of stretching them.
+
+The rotary angle of token t for pair i is t * theta^(-2i/d_rotary) (Su et al. 2021, arXiv 2104.09864). A scaling
+changes those frequencies, and may multiply cos and sin by an attention factor. Plain Python floats: no torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    require,
+    require_choice,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPositions(Part):
+    """A table of one learned vector per position, added to the token embedding."""
+
+    kind = "embedding"
+    n_positions: int
+    d_model: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_positions", "d_model")
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_positions, d_model)."""
+        return {"weight": Weight(shape=(self.n_positions, self.d_model), role="table")}
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The looked-up positions, one row for the whole batch when nothing is padded."""
+        return (Saved(name="positions", size=run.tokens, width="int64", shared=True),)
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Nothing: rows are looked up."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling(Part):
+    """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        require_number(self, "factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTK(Part):
+    """NTK-aware scaling whose base grows with the length L once L exceeds the trained context.
+
+    theta' = theta * (factor * L / original - (factor - 1))^(d / (d - 2)), as transformers defines `dynamic`.
+    """
+
+    factor: float
+    original_context: int
+
+    def __post_init__(self) -> None:
+        require_number(self, "factor")
+        require_sizes(self, "original_context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRN(Part):
+    """NTK-by-parts with an attention factor (Peng et al. 2023, arXiv 2309.00071).
+
+    Pairs that turn more than `beta_fast` times within the original context keep their frequency, those that turn less
+    than `beta_slow` times are divided by `factor`, between them a linear ramp. `attention_factor` multiplies cos and
+    sin; None means 0.1 ln(factor) + 1. `truncate` rounds the ramp's ends to whole pairs.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        require_number(self, "factor")
+        require_sizes(self, "original_context")
+        require_number(self, "beta_fast")
+        require_number(self, "beta_slow")
+        require(self, "beta_fast", self.beta_fast >= self.beta_slow, "at least beta_slow")
+        if self.attention_factor is not None:
+            require_number(self, "attention_factor")
+        require_flags(self, "truncate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling(Part):
+    """Wavelength-dependent interpolation of Llama 3.1 (its published reference code and `rope_type: llama3`).
+
+    Wavelengths longer than original/low_freq_factor are divided by `factor`, shorter than original/high_freq_factor
+    kept, between them interpolated.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            require_number(self, name)
+        require_sizes(self, "original_context")
+        require(self, "high_freq_factor", self.high_freq_factor > self.low_freq_factor, "more than low_freq_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrequencyFactors(Part):
+    """Each pair's frequency divided by its own number: what a GGUF file stores as `rope_freqs`."""
+
+    factors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        ok = all(isinstance(x, float) and math.isfinite(x) and x > 0 for x in self.factors)
+        require(self, "factors", bool(self.factors) and ok, "finite numbers above 0, one per rotated pair")
+
+
+Scaling = LinearScaling | DynamicNTK | YaRN | Llama3Scaling | FrequencyFactors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary(Part):
+    """Rotary positions on the first `d_rotary` numbers of each head.
+
+    `pairing` says which two numbers turn together: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1).
+    """
+
+    d_rotary: int
+    theta: float = 10000.0
+    pairing: Literal["halves", "adjacent"] = "halves"
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_rotary")
+        require(self, "d_rotary", self.d_rotary % 2 == 0, "an even number: rotary positions turn pairs")
+        require_number(self, "theta")
+        require_choice(self, "pairing", ("halves", "adjacent"))
+        if isinstance(self.scaling, FrequencyFactors):
+            n = len(self.scaling.factors)
+            require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
+        if isinstance(self.scaling, DynamicNTK):
+            require(self, "d_rotary", self.d_rotary > 2, "more than 2 under dynamic NTK, whose exponent is d/(d-2)")
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether a token's angle changes as the sequence grows, so that keys must be turned when read."""
+        return isinstance(self.scaling, DynamicNTK)
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by."""
+        if not isinstance(self.scaling, YaRN):
+            return 1.0
+        if self.scaling.attention_factor is not None:
+            return float(self.scaling.attention_factor)
+        return 0.1 * math.log(self.scaling.factor) + 1.0 if self.scaling.factor > 1 else 1.0
+
+    def inverse_frequencies(self, length: int = 0) -> tuple[float, ...]:
+        """Returns radians per token for each of the d_rotary/2 pairs, for a sequence of `length` tokens."""
+        original = self.scaling.original_context if isinstance(self.scaling, DynamicNTK) else 0
+        return _frequencies(self, max(length, original) if original else 0)
+
+
+@lru_cache(maxsize=1024)
+def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
+    d, scaling, theta = rotary.d_rotary, rotary.scaling, float(rotary.theta)
+    if isinstance(scaling, DynamicNTK):
+        stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
+        theta *= stretch ** (d / (d - 2))
+    plain = tuple(theta ** (-2 * i / d) for i in range(d // 2))
+    if isinstance(scaling, LinearScaling):
+        return tuple(f / scaling.factor for f in plain)
+    if isinstance(scaling, YaRN):
+        return _yarn(plain, scaling, d, theta)
+    if isinstance(scaling, Llama3Scaling):
+        return tuple(_llama3(f, scaling) for f in plain)
+    if isinstance(scaling, FrequencyFactors):
+        return tuple(f / x for f, x in zip(plain, scaling.factors, strict=True))
+    return plain
+
+
+def _yarn(plain: tuple[float, ...], scaling: YaRN, d: int, theta: float) -> tuple[float, ...]:
+    def pair_turning(times: float) -> float:
+        return d * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
+    width = (high - low) or 0.001  # the published code's guard against an empty ramp
+    ramp = [min(1.0, max(0.0, (i - low) / width)) for i in range(d // 2)]
+    return tuple(f / scaling.factor * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True))
+
+
+def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
+    turns = scaling.original_context * frequency / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
