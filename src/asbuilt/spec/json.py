@@ -45,7 +45,7 @@ def _fold(items: tuple[Any, ...]) -> list[Any]:
     return [item if n == 1 else {"repeat": n, "item": item} for n, item in plain]
 
 
-def from_dict(data: Any, where: str = "spec", depth: int = 0) -> Part:
+def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
     """Returns the part that `data` describes.
 
     Raises InputError naming the place for an unknown part or field, a missing field, or a value a part refuses.
@@ -64,14 +64,16 @@ def from_dict(data: Any, where: str = "spec", depth: int = 0) -> Part:
     for name, field in known.items():
         if name not in data and field.default is MISSING:
             raise InputError(f"missing field of {kind.__name__}", field=f"{where}.{name}")
-    values = {key: _value(value, f"{where}.{key}", depth) for key, value in data.items() if key != "part"}
+    values: dict[str, Any] = {
+        key: _value(value, f"{where}.{key}", depth) for key, value in data.items() if key != "part"
+    }
     try:
         return kind(**values)
     except (TypeError, AttributeError) as error:  # a part where a number belongs, or the reverse
         raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
 
 
-def _value(value: Any, where: str, depth: int) -> Any:
+def _value(value: object, where: str, depth: int) -> object:
     if isinstance(value, dict):
         return from_dict(value, where, depth + 1)
     if isinstance(value, list):

@@ -63,7 +63,9 @@ class LinearScaling(Part):
 class DynamicNTK(Part):
     """NTK-aware scaling whose base grows with the length L once L exceeds the trained context.
 
-    theta' = theta * (factor * L / original - (factor - 1))^(d / (d - 2)), as transformers defines `dynamic`.
+    theta' = theta * (factor * L / original - (factor - 1))^(d / (d - 2)), as transformers defines `dynamic`. Past the
+    original context a token's angle therefore depends on when it was computed: a cached key keeps the angle it got,
+    and a whole pass is no longer equal to prefill and decode.
     """
 
     factor: float
@@ -160,7 +162,7 @@ class Rotary(Part):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether a token's angle changes as the sequence grows, so that keys must be turned when read."""
+        """Whether the frequencies are those of a sequence's length, so that every row has its own."""
         return isinstance(self.scaling, DynamicNTK)
 
     @property

@@ -1,0 +1,161 @@
+"""What all families share: the keys every config may carry, the spellings of activations, the check of a writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from asbuilt.errors import InputError
+from asbuilt.families.reader import ConfigReader
+from asbuilt.families.table import Entry, Layout, Same
+from asbuilt.spec import Activation, Model, Part, weights
+
+# The list of blocks is explicit, so their number is bounded before it is made; published models have at most 126.
+MOST_LAYERS = 10_000
+
+ACTIVATION_NAMES: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",  # writes sqrt(2/pi) out to ten digits, the same function to float32 rounding
+}
+
+DTYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2")
+_DTYPE_NAMES = {name: dtype for dtype in DTYPES for name in (dtype, f"torch.{dtype}")}
+
+# reason -> keys
+IRRELEVANT: dict[str, tuple[str, ...]] = {
+    "names where the config came from": (
+        "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "model_name", "finetuning_task",
+        "unsloth_version", "unsloth_fixed", "license",
+    ),
+    "token numbers: the tokenizer and generation use them": (
+        "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id",
+        "mask_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "tokenizer_class",
+        "prefix",
+    ),
+    "training only": (
+        "initializer_range", "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "resid_pdrop",
+        "resid_dropout", "embd_pdrop", "attn_pdrop", "classifier_dropout", "gradient_checkpointing",
+        "label_smoothing",
+    ),
+    "what transformers returns or how it computes, not what": (
+        "use_cache", "output_attentions", "output_hidden_states", "output_past", "return_dict", "torchscript",
+        "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "_attn_implementation", "attn_implementation",
+        "_attn_implementation_autoset", "_flash_attn_2_enabled", "use_flash_attention_2", "experts_implementation",
+        "is_decoder", "tie_last_hidden_states",
+    ),
+    "settings of generation, left in older configs": (
+        "max_length", "max_new_tokens", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+        "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+        "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+        "output_scores", "return_dict_in_generate", "remove_invalid_values", "exponential_decay_length_penalty",
+        "suppress_tokens", "begin_suppress_tokens", "task_specific_params",
+    ),
+    "describe a classifier, and the head here is the language model's": (
+        "id2label", "label2id", "num_labels", "problem_type",
+    ),
+}  # fmt: skip
+
+
+def read_common(reader: ConfigReader, family: str, heads: tuple[str, ...]) -> str | None:
+    """Reads what every config may carry and returns the stored dtype, None where it is not said.
+
+    `heads` are the class names of the causal language model, the usual one first. Raises InputError for another
+    class, for code of the folder's own, for quantised weights, and for an encoder.
+    """
+    reader.known.add("model_type")
+    for reason, keys in IRRELEVANT.items():
+        for key in keys:
+            reader.irrelevant(key, reason)
+    _check_architectures(reader, heads)
+    if reader.given("auto_map"):
+        raise reader.error("auto_map", f"the folder brings its own code, which may differ from {family} and never runs",
+                           fix=f"remove the key if the model is a plain {family}")  # fmt: skip
+    for key in ("quantization_config", "compression_config"):
+        if reader.given(key):
+            raise reader.error(key, "quantised checkpoints are not read", fix="use the unquantised one, or a GGUF file")
+    reader.only("is_encoder_decoder", False, None, reason="only the decoder-only model is read")
+    reader.only("add_cross_attention", False, None, reason="cross-attention is not read in this family")
+    reader.only("cross_attention_hidden_size", None, reason="cross-attention is not read in this family")
+    reader.only("tie_encoder_decoder", False, None, reason="only the decoder-only model is read")
+    reader.only("pruned_heads", {}, None, reason="pruned heads change the shapes of single layers")
+    return _dtype(reader)
+
+
+def _check_architectures(reader: ConfigReader, heads: tuple[str, ...]) -> None:
+    if not reader.given("architectures"):
+        return  # the causal language model is meant
+    named = reader.config["architectures"]
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in heads:
+        allowed = ", ".join(f'["{head}"]' for head in heads)
+        raise reader.error("architectures", "another head is not read", value=named, allowed=allowed)
+
+
+def _dtype(reader: ConfigReader) -> str | None:
+    name = reader.spelled("dtype", "torch_dtype")
+    if name is None or reader.config[name] is None:
+        return None
+    return reader.choice(name, choices=_DTYPE_NAMES)
+
+
+def divide(reader: ConfigReader, total: int, key: str, parts: int, parts_key: str) -> int:
+    """Returns total / parts; raises InputError naming both keys where that leaves a remainder."""
+    if total % parts:
+        raise reader.error(parts_key, "not allowed", value=parts, allowed=f"a divisor of {key} = {total}")
+    return total // parts
+
+
+def require_same(wanted: Model, got: Model, family: str) -> None:
+    """Raises InputError naming the first path and field in which the spec and what its config reads back as differ."""
+    found = difference(wanted, got, "")
+    if found is not None:
+        path, here, there = found
+        raise InputError(f"a {family} config cannot express this", field=path, value=repr(here), allowed=repr(there))
+
+
+def difference(wanted: object, got: object, path: str) -> tuple[str, object, object] | None:
+    """Returns (path, wanted, got) of the first difference between two specs, names aside; None where they agree."""
+    if wanted == got:
+        return None
+    pairs: Iterable[tuple[str, object, object]] = ()
+    if isinstance(wanted, Part) and type(wanted) is type(got):
+        names = [f.name for f in fields(wanted)]  # type: ignore[arg-type]  # every concrete part is a dataclass
+        skip = "name" if isinstance(wanted, Model) else ""
+        pairs = ((name, getattr(wanted, name), getattr(got, name)) for name in names if name != skip)
+    elif isinstance(wanted, tuple) and isinstance(got, tuple) and len(wanted) == len(got):
+        pairs = ((str(i), a, b) for i, (a, b) in enumerate(zip(wanted, got, strict=True)))
+    else:
+        return path, wanted, got
+    found = (difference(a, b, f"{path}.{name}" if path else name) for name, a, b in pairs)
+    return next((one for one in found if one is not None), None)
+
+
+def named_entries(
+    part: Part, path: str, stems: dict[str, str], prefix: str, layouts: dict[str, Layout], family: str
+) -> list[Entry]:
+    """Returns one entry per weight of `part`: `stem.weight` is stored as `prefix + stems[stem] + ".weight"`.
+
+    Raises InputError naming the first weight that the family's files have no name for.
+    """
+    entries = []
+    for name, _, _ in weights(part):
+        stem, _, kind = name.rpartition(".")
+        if stem not in stems:
+            raise InputError(f"{family} files have no name for this weight", field=f"{path}{name}")
+        entries.append(Entry(paths=(path + name,), names=(f"{prefix}{stems[stem]}.{kind}",),
+                             layout=layouts.get(stem, Same())))  # fmt: skip
+    return entries
+
+
+def config_of(fields_of_family: dict[str, Any], carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Returns a config: what the family writes, then what was carried; the older `torch_dtype` is read everywhere."""
+    made = fields_of_family | {key: value for key, value in carried.items() if key not in fields_of_family}
+    return made | ({"torch_dtype": dtype} if dtype else {})

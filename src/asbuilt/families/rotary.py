@@ -1,0 +1,180 @@
+"""Rotary positions in a config: the older `rope_theta` and `rope_scaling`, the newer `rope_parameters`, and back.
+
+What each key does, and what stands in for a missing one, follows transformers 5.24 (`modeling_rope_utils`), since that
+is what a published config was checked against.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from asbuilt.errors import InputError
+from asbuilt.families.reader import ConfigReader
+from asbuilt.spec import (
+    DynamicNTK,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    Rotary,
+    Scaling,
+    YaRN,
+)
+
+MOST_FACTOR = 1e6
+ORIGINAL = "original_max_position_embeddings"
+
+
+def read_rotary(reader: ConfigReader, d_head: int, context: int) -> Rotary:
+    """Returns the rotary positions of a config whose heads are turned as a whole, in halves.
+
+    Raises InputError naming the key, in either spelling, that is missing, out of bounds, or known to nobody.
+    """
+    inner = reader.nested("rope_parameters", "rope_scaling")
+    theta = _theta(reader, inner)
+    original = _agreed(reader, inner, ORIGINAL)
+    for place in filter(None, (reader, inner)):
+        place.only("partial_rotary_factor", 1, None, reason="this family turns whole heads")
+    scaling = None
+    if inner is not None:
+        kind = inner.choice("rope_type", "type", choices=KINDS, default="default")
+        scaling = kind(inner, original or context, context, d_head)
+        inner.finish()
+        if isinstance(scaling, DynamicNTK) and d_head <= 2:
+            raise inner.error("rope_type", "dynamic scaling needs heads of more than 2 numbers", value=d_head)
+    return Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
+
+
+def _theta(reader: ConfigReader, inner: ConfigReader | None) -> float:
+    # a base of 1 or less would not slow the pairs down, and YaRN divides by its logarithm
+    theta = reader.number("rope_theta", default=10000.0, above=1.0)
+    if inner is None or "rope_theta" not in inner.config:
+        return theta
+    inside = inner.number("rope_theta", above=1.0)
+    if "rope_theta" in reader.config and inside != theta:
+        raise inner.error("rope_theta", "disagrees with rope_theta outside", value=inside)
+    return inside
+
+
+def _agreed(reader: ConfigReader, inner: ConfigReader | None, key: str) -> int | None:
+    """Returns a size that may stand inside the rotary object or beside it, None where it does neither."""
+    found = {place.prefix: place.size(key) for place in (reader, inner) if place is not None and place.given(key)}
+    if len(set(found.values())) > 1:
+        raise reader.error(key, "disagrees with the rotary parameters", value=sorted(found.values()))
+    return next(iter(found.values()), None)
+
+
+def _default(inner: ConfigReader, original: int, context: int, d_head: int) -> None:
+    return None
+
+
+def _linear(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
+    return LinearScaling(factor=inner.number("factor", most=MOST_FACTOR))
+
+
+def _dynamic(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
+    # transformers grows the base from max_position_embeddings on, whatever an original context says
+    if original != context:
+        raise inner.error(ORIGINAL, "dynamic scaling starts at max_position_embeddings", value=original,
+                          allowed=str(context))  # fmt: skip
+    return DynamicNTK(factor=inner.number("factor", most=MOST_FACTOR), original_context=context)
+
+
+def _llama3(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
+    factor, low, high = (
+        inner.number(key, most=MOST_FACTOR) for key in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    inner.require("high_freq_factor", high > low, f"more than low_freq_factor = {low:g}")
+    return Llama3Scaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_context=original)
+
+
+def _yarn(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
+    # null asks for the ratio of the contexts; a missing factor is refused, as transformers does
+    factor = inner.number("factor", null=context / original, most=MOST_FACTOR)
+    fast, slow = (inner.number(key, default=default, null=default, most=MOST_FACTOR)
+                  for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))  # fmt: skip
+    inner.require("beta_fast", fast >= slow, f"at least beta_slow = {slow:g}")
+    inner.irrelevant("finetuned", "says how the model was made")
+    return YaRN(
+        factor=factor,
+        original_context=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=_yarn_attention(inner, factor),
+        truncate=inner.flag("truncate", default=True, null=False),
+    )
+
+
+def _yarn_attention(inner: ConfigReader, factor: float) -> float | None:
+    """Returns the factor on cos and sin: as given, or the quotient of two mscales; None for the usual one."""
+    scales = [inner.number(key, most=MOST_FACTOR) for key in ("mscale", "mscale_all_dim") if inner.given(key)]
+    if inner.given("attention_factor"):
+        return inner.number("attention_factor", most=MOST_FACTOR)
+    if len(scales) < 2:
+        return None  # one alone has no effect
+    over, under = (0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0 for scale in scales)
+    return over / under
+
+
+def _longrope(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
+    """Only where short and long contexts are treated alike: then it is one divisor per pair and nothing else."""
+    short, long = (inner.numbers(key, d_head // 2) for key in ("short_factor", "long_factor"))
+    if short != long:
+        raise inner.error("long_factor", "longrope that changes with the length is not read", allowed="short_factor")
+    factor = inner.number("factor", default=context / original, null=context / original, most=MOST_FACTOR)
+    if inner.given("attention_factor") or factor > 1:
+        said = inner.number("attention_factor", most=MOST_FACTOR)
+        inner.require("attention_factor", said == 1.0, "1.0")
+    return FrequencyFactors(factors=short)
+
+
+KINDS: dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
+
+
+def write_rotary(rotary: Rotary, context: int) -> dict[str, Any]:
+    """Returns `rope_theta` and `rope_scaling`, the older spelling, which every version reads."""
+    return {"rope_theta": float(rotary.theta), "rope_scaling": _write_scaling(rotary.scaling, context)}
+
+
+def _write_scaling(scaling: Scaling | None, context: int) -> dict[str, Any] | None:
+    match scaling:
+        case None:
+            return None
+        case LinearScaling():
+            return {"rope_type": "linear", "factor": float(scaling.factor)}
+        case DynamicNTK():
+            return {"rope_type": "dynamic", "factor": float(scaling.factor), ORIGINAL: scaling.original_context}
+        case YaRN():
+            return _write_yarn(scaling)
+        case Llama3Scaling():
+            frequencies = {key: float(getattr(scaling, key)) for key in ("low_freq_factor", "high_freq_factor")}
+            base = {"rope_type": "llama3", "factor": float(scaling.factor), ORIGINAL: scaling.original_context}
+            return base | frequencies
+        case FrequencyFactors():
+            factors = list(scaling.factors)
+            # an attention factor of 1 and equal lists leave transformers' llama with these divisors alone
+            return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0,
+                    "attention_factor": 1.0, ORIGINAL: context}  # fmt: skip
+    raise InputError("a config cannot express this scaling", field="scaling", value=scaling)
+
+
+def _write_yarn(scaling: YaRN) -> dict[str, Any]:
+    written: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": float(scaling.factor),
+        ORIGINAL: scaling.original_context,
+        "beta_fast": float(scaling.beta_fast),
+        "beta_slow": float(scaling.beta_slow),
+        "truncate": scaling.truncate,
+    }
+    if scaling.attention_factor is not None:
+        written["attention_factor"] = float(scaling.attention_factor)
+    return written

@@ -1,0 +1,1 @@
+"""Running a built model: caches, sampling, decoding, text as it comes."""

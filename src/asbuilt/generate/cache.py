@@ -1,0 +1,114 @@
+"""Caches: one object per layer, allocated from what the part says it remembers, so its bytes are the billed ones.
+
+A key lies at its own position in its row (modulo the window in a ring), whatever padding the batch had.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asbuilt.errors import InputError
+from asbuilt.nn.step import Step
+from asbuilt.spec.part import Part, Remembered, walk
+
+
+class LayerCache:
+    """The cached tensors of one layer, each (B, heads, slots, width)."""
+
+    def __init__(
+        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.window = remembered[0].window
+        # zeros: a slot that is masked is still multiplied by zero, and zero times garbage may not be a number
+        self.tensors = [
+            torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=dtype, device=device)
+            for r in remembered
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
+        """Stores the tokens' tensors (B, heads, T, width) and returns all that the layer attends to, new ones included.
+
+        What comes back lies in the order of `Step.keys`.
+        """
+        if self.window is not None and step.tokens > 1:
+            return self._update_ring(new, step)
+        self._write(new, step)
+        if step.uniform and step.past[0] == 0 and step.tokens > 1:
+            return new
+        held = min(max(step.lengths), self.window or max(step.lengths))
+        return tuple(tensor[:, :, :held] for tensor in self.tensors)
+
+    def _update_ring(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
+        assert self.window is not None
+        if step.uniform and step.past[0] == 0:
+            everything = new
+        else:
+            held = min(max(step.past), self.window)
+            everything = tuple(torch.cat((t[:, :, :held], n), 2) for t, n in zip(self.tensors, new, strict=True))
+        self._write(new, step)
+        return everything
+
+    def _write(self, new: tuple[Tensor, ...], step: Step) -> None:
+        if step.uniform:
+            self._write_run(new, step.past[0], step.tokens)
+            return
+        keep = step.key_positions_BT >= 0
+        if self.window is not None:  # of the tokens that fall on one slot only the last may be written
+            keep &= step.key_positions_BT >= step.lengths_B1 - self.window
+        row, t = keep.nonzero(as_tuple=True)
+        slot = step.positions_BT[row, t] % (self.window or self.tensors[0].shape[2])
+        for tensor, fresh in zip(self.tensors, new, strict=True):
+            tensor[row, :, slot] = fresh[row, :, t]
+
+    def _write_run(self, new: tuple[Tensor, ...], start: int, count: int) -> None:
+        slots = self.tensors[0].shape[2]
+        if self.window is None or start + count <= slots:
+            for tensor, fresh in zip(self.tensors, new, strict=True):
+                tensor.narrow(2, start, count).copy_(fresh)
+            return
+        kept = min(count, slots)
+        places = torch.arange(start + count - kept, start + count, device=new[0].device) % slots
+        for tensor, fresh in zip(self.tensors, new, strict=True):
+            tensor[:, :, places] = fresh[:, :, count - kept :]
+
+
+class Cache:
+    """Every layer's cache by path, for `batch` rows of up to `capacity` tokens.
+
+    `lengths[b]` counts row b's tokens so far. Raises InputError when more tokens come than were allowed for.
+    """
+
+    def __init__(
+        self, spec: Part, *, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.capacity = capacity
+        self.lengths: tuple[int, ...] = (0,) * batch
+        device = torch.device(device)
+        self.layers = {
+            path: LayerCache(part.remembers(), batch, capacity, dtype, device)
+            for path, part in walk(spec)
+            if part.remembers()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' tensors."""
+        return sum(layer.nbytes for layer in self.layers.values())
+
+    def advance(self, lengths: tuple[int, ...]) -> None:
+        """Records the rows' new lengths, before the layers store their tokens."""
+        if max(lengths) > self.capacity:
+            raise InputError(
+                "the sequence is longer than its cache",
+                field="tokens",
+                value=max(lengths),
+                allowed=f"at most {self.capacity}",
+                fix="shorten the prompt or allow for more tokens",
+            )
+        self.lengths = lengths

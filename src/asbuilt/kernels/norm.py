@@ -1,0 +1,61 @@
+"""RMSNorm: the library's composite as reference, and a path that keeps only its input and one number per row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Below this many numbers the library's composite is faster: a call costs more than the passes it saves.
+SMALL = 8192
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean in float32."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return RMSNormFunction.apply(x, weight, eps)  # type: ignore[no-any-return]
+    if x.numel() <= SMALL:
+        return reference(x, weight, eps)
+    return normalise(x, weight, eps)[0]
+
+
+def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns the library's RMSNorm, which under autograd keeps two more tensors of the input's size."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns (normalised x, reciprocal root mean square per row) in few passes over memory."""
+    wide = _widen(x)
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    rstd = torch.rsqrt(length.square() / x.shape[-1] + eps)
+    return (wide * rstd).to(x.dtype) * weight, rstd
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class RMSNormFunction(torch.autograd.Function):
+    """dx = rstd * (g - n * mean(g * n)) with n = x * rstd and g = dy * weight; n is made again, not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # noqa: ANN401
+        """Keeps x, the weight and one number per row."""
+        y, rstd = normalise(x, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        """Returns the gradients of x and weight."""
+        x, weight, rstd = ctx.saved_tensors
+        dy_wide = _widen(dy)
+        n = _widen(x) * rstd
+        g = dy_wide * weight
+        dx = rstd * (g - n * (g * n).mean(-1, keepdim=True))
+        dw = (dy_wide * n).flatten(0, -2).sum(0)
+        return dx.to(x.dtype), dw.to(weight.dtype), None

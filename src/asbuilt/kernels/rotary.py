@@ -1,0 +1,48 @@
+"""Rotary positions: the tables of cos and sin, and turning heads by them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asbuilt.spec.positions import Rotary
+
+
+class Turn(NamedTuple):
+    """cos and signed sin, each (B or 1, T, 1, d_rotary), in the order of the pairing."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> Turn:
+    """Returns the tables for tokens at `positions_BT`, in sequences of `lengths` tokens each (dynamic scaling asks).
+
+    Angles are computed in float32. The sine carries the sign of its place, so that one turn is x*cos + swap(x)*sin.
+    """
+    asked = lengths if rotary.depends_on_length else lengths[:1]
+    rows = [rotary.inverse_frequencies(length) for length in asked]
+    inverse = torch.tensor(rows, dtype=torch.float32, device=positions_BT.device)
+    angle = positions_BT[:, :, None].float() * inverse[:, None, :]
+    cos, sin = angle.cos() * rotary.attention_factor, angle.sin() * rotary.attention_factor
+    if rotary.pairing == "halves":
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    else:
+        cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
+    return Turn(cos.to(dtype).unsqueeze(2), sin.to(dtype).unsqueeze(2))
+
+
+def rotate(x_BTHD: Tensor, turn: Turn, pairing: Literal["halves", "adjacent"]) -> Tensor:
+    """Returns x with its first d_rotary numbers turned and the rest untouched."""
+    d = turn.cos.shape[-1]
+    if d == x_BTHD.shape[-1]:
+        return _turn(x_BTHD, turn, pairing)
+    return torch.cat((_turn(x_BTHD[..., :d], turn, pairing), x_BTHD[..., d:]), -1)
+
+
+def _turn(x: Tensor, turn: Turn, pairing: str) -> Tensor:
+    d = x.shape[-1]
+    swapped = x.roll(d // 2, -1) if pairing == "halves" else x.unflatten(-1, (d // 2, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(x * turn.cos, swapped, turn.sin)

@@ -1,0 +1,54 @@
+"""Building the model that a spec describes, and giving it its first weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from asbuilt.nn.modules import Model
+from asbuilt.spec import model
+from asbuilt.spec.part import Weight, weights
+
+
+def build(
+    spec: model.Model, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int | None = 0
+) -> Model:
+    """Returns the model of `spec`, initialised from `seed`; None leaves the memory as it came, to be loaded over.
+
+    On the meta device nothing is allocated.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            built = Model(spec)
+    finally:
+        torch.set_default_dtype(default)
+    if seed is not None and torch.device(device).type != "meta":
+        initialise(built, seed)
+    return built
+
+
+def initialise(built: Model, seed: int, std: float = 0.02) -> None:
+    """Draws matrices and tables from N(0, std), those that write to the stream from N(0, std / sqrt(2 n_layers)).
+
+    Gains are 1 and biases 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the stream, so
+    its variance stays level.
+    """
+    generator = torch.Generator(device=built.embedding.weight.device).manual_seed(seed)
+    parameters = dict(built.named_parameters())
+    for path, weight, _ in weights(built.spec):
+        _fill(parameters[path], weight, std, built.spec.n_layers, generator)
+
+
+@torch.no_grad()
+def _fill(parameter: nn.Parameter, weight: Weight, std: float, n_layers: int, generator: torch.Generator) -> None:
+    if weight.role == "gain":
+        parameter.fill_(1.0)
+    elif weight.role == "bias":
+        parameter.zero_()
+    else:
+        scale = std / math.sqrt(2 * n_layers) if weight.role == "stream_matrix" else std
+        parameter.normal_(0.0, scale, generator=generator)

@@ -1,0 +1,327 @@
+"""One torch module per part: parameters named as the part holds them, computation as the part declares it.
+
+Shapes: batch B, new tokens T, model width M, query heads H, key/value heads K, head width D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asbuilt.kernels.attention import attend
+from asbuilt.kernels.norm import rms_norm
+from asbuilt.kernels.rotary import rotate
+from asbuilt.nn.step import Step
+from asbuilt.spec import attention, feedforward, model, norms, positions
+from asbuilt.spec.part import Part
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class PartModule(nn.Module):
+    """A module that is one part: it makes the part's weights, empty, under their own names."""
+
+    def __init__(self, part: Part, path: str) -> None:
+        super().__init__()
+        self.path = path
+        for name, weight in part.holds().items():
+            owner, _, leaf = name.rpartition(".")
+            parameter = nn.Parameter(torch.empty(weight.shape))
+            (self._submodule(owner) if owner else self).register_parameter(leaf, parameter)
+
+    def _submodule(self, name: str) -> nn.Module:
+        if name not in self._modules:
+            self.add_module(name, Linear())
+        return self.get_submodule(name)
+
+
+class Linear(nn.Module):
+    """x W^T + b, with whatever of W and b its owner registered."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x W^T + b."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class TokenEmbedding(PartModule):
+    """Looks up one vector per token."""
+
+    weight: Tensor
+
+    def __init__(self, part: model.TokenEmbedding, path: str) -> None:
+        super().__init__(part, path)
+
+    def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        return F.embedding(tokens_BT, self.weight)
+
+
+class LearnedPositions(PartModule):
+    """Looks up one vector per position."""
+
+    weight: Tensor
+
+    def __init__(self, part: positions.LearnedPositions, path: str) -> None:
+        super().__init__(part, path)
+
+    def forward(self, step: Step) -> Tensor:
+        """Returns (B or 1, T, M)."""
+        return F.embedding(step.positions_BT, self.weight)
+
+
+class RMSNorm(PartModule):
+    """x / sqrt(mean(x^2) + eps) * weight."""
+
+    weight: Tensor
+
+    def __init__(self, part: norms.RMSNorm, path: str) -> None:
+        super().__init__(part, path)
+        self.eps = part.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x normalised over its last dimension."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm(PartModule):
+    """(x - mean) / sqrt(var + eps) * weight + bias."""
+
+    weight: Tensor
+
+    def __init__(self, part: norms.LayerNorm, path: str) -> None:
+        super().__init__(part, path)
+        self.eps = part.eps
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x normalised over its last dimension."""
+        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)  # type: ignore[arg-type]
+
+
+class Attention(PartModule):
+    """Causal attention over grouped heads, with a cache when the step has one."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+
+    def __init__(self, part: attention.Attention, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        self.scale = part.scale if part.scale is not None else part.d_head**-0.5
+        self.q_norm = norm(part.q_norm, f"{path}.q_norm")
+        self.k_norm = norm(part.k_norm, f"{path}.k_norm")
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        part = self.part
+        B, T, _ = x_BTM.shape
+        q_BTHD = self.q(x_BTM).view(B, T, part.n_heads, part.d_head)
+        k_BTKD = self.k(x_BTM).view(B, T, part.n_kv_heads, part.d_head)
+        v_BTKD = self.v(x_BTM).view(B, T, part.n_kv_heads, part.d_head)
+        if self.q_norm is not None:
+            q_BTHD = self.q_norm(q_BTHD)
+        if self.k_norm is not None:
+            k_BTKD = self.k_norm(k_BTKD)
+        q, k, v = self.turned_and_cached(q_BTHD, k_BTKD, v_BTKD, step)
+        y = attend(q, k, v, step.mask(part.window), self.scale, part.softcap, step.kernel)
+        return self.o(y.transpose(1, 2).reshape(B, T, part.d_query))
+
+    def turned_and_cached(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns q (B, H, T, D) and all keys and values (B, K, S, D), q and k turned by their positions."""
+        rotary = self.part.positions
+        if rotary is not None:
+            turn = step.turn(rotary, q.dtype)
+            q, k = rotate(q, turn, rotary.pairing), rotate(k, turn, rotary.pairing)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if step.cache is not None:
+            k, v = step.cache.layers[self.path].update((k, v), step)
+        return q.transpose(1, 2), k, v
+
+
+class MLP(PartModule):
+    """down(activation(up(x)))."""
+
+    up: Linear
+    down: Linear
+
+    def __init__(self, part: feedforward.MLP, path: str) -> None:
+        super().__init__(part, path)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        return self.down(self.activation(self.up(x_BTM)))
+
+
+class GatedMLP(PartModule):
+    """down(activation(gate(x)) * up(x))."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    def __init__(self, part: feedforward.GatedMLP, path: str) -> None:
+        super().__init__(part, path)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        return self.down(self.activation(self.gate(x_BTM)) * self.up(x_BTM))
+
+
+class Branch(nn.Module):
+    """x + scale * post_norm(body(norm(x)))."""
+
+    def __init__(self, part: model.Branch, path: str) -> None:
+        super().__init__()
+        self.norm = norm(part.norm, f"{path}.norm")
+        self.body = module(part.body, f"{path}.body")
+        self.post_norm = norm(part.post_norm, f"{path}.post_norm")
+        self.scale = part.scale
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with this branch added."""
+        y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
+        if self.post_norm is not None:
+            y = self.post_norm(y)
+        return x_BTM + y if self.scale == 1.0 else torch.add(x_BTM, y, alpha=self.scale)
+
+
+class Block(nn.Module):
+    """Residual branches in order, each under its own name."""
+
+    def __init__(self, part: model.Block, path: str) -> None:
+        super().__init__()
+        for branch in part.branches:
+            self.add_module(branch.name, Branch(branch, f"{path}.{branch.name}"))
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with every branch added."""
+        for branch in self._modules.values():
+            x_BTM = branch(x_BTM, step)  # type: ignore[misc]
+        return x_BTM
+
+
+class Head(PartModule):
+    """Logits with a matrix of its own."""
+
+    weight: Tensor
+
+    def __init__(self, part: model.Head, path: str) -> None:
+        super().__init__(part, path)
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns (..., n_vocab)."""
+        return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
+
+
+class TiedHead(PartModule):
+    """Logits with the embedding's table."""
+
+    def __init__(self, part: model.TiedHead, path: str) -> None:
+        super().__init__(part, path)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns (..., n_vocab)."""
+        return F.linear(x, table)
+
+
+class Model(nn.Module):
+    """A decoder-only language model; `spec` is the description it was built from."""
+
+    def __init__(self, part: model.Model, path: str = "") -> None:
+        super().__init__()
+        self.spec = part
+        self.embedding = TokenEmbedding(part.embedding, "embedding")
+        self.positions = None if part.positions is None else LearnedPositions(part.positions, "positions")
+        self.blocks = nn.ModuleList(Block(block, f"blocks.{i}") for i, block in enumerate(part.blocks))
+        self.norm = norm(part.norm, "norm")
+        self.head = module(part.head, "head")
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: object | None = None,
+        valid_BT: Tensor | None = None,
+        last: bool = False,
+        kernel: str = "fused",
+    ) -> Tensor:
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
+
+        `cache` is continued and extended; `valid_BT` marks real tokens, padding may be on either side; `kernel` is
+        "fused" or "reference".
+        """
+        step = self.begin(tokens_BT, cache, valid_BT, kernel)
+        x_BTM = self.embedding(tokens_BT, step)
+        if self.positions is not None:
+            x_BTM = x_BTM + self.positions(step)
+        for block in self.blocks:
+            x_BTM = block(x_BTM, step)
+        if last:
+            x_BTM = last_token(x_BTM, valid_BT)
+        if self.norm is not None:
+            x_BTM = self.norm(x_BTM)
+        return self.head(x_BTM, self.embedding.weight)
+
+    def begin(self, tokens_BT: Tensor, cache: object | None, valid_BT: Tensor | None, kernel: str) -> Step:
+        """Returns the step for these tokens, the cache's lengths already moved on."""
+        past = None if cache is None else cache.lengths  # type: ignore[attr-defined]
+        shape = (tokens_BT.shape[0], tokens_BT.shape[1])
+        step = Step(shape, tokens_BT.device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel)  # type: ignore[arg-type]
+        if cache is not None:
+            cache.advance(step.lengths)  # type: ignore[attr-defined]
+        return step
+
+
+def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """Returns (B, 1, M): each row's last real token."""
+    if valid_BT is None:
+        return x_BTM[:, -1:]
+    places = torch.arange(valid_BT.shape[1], device=x_BTM.device)
+    index = torch.where(valid_BT, places, -1).amax(1).clamp(min=0)
+    return x_BTM[torch.arange(len(index), device=x_BTM.device), index][:, None]
+
+
+MODULES: dict[type[Part], Callable[..., nn.Module]] = {
+    model.TokenEmbedding: TokenEmbedding,
+    positions.LearnedPositions: LearnedPositions,
+    norms.RMSNorm: RMSNorm,
+    norms.LayerNorm: LayerNorm,
+    attention.Attention: Attention,
+    feedforward.MLP: MLP,
+    feedforward.GatedMLP: GatedMLP,
+    model.Head: Head,
+    model.TiedHead: TiedHead,
+    model.Model: Model,
+}
+
+
+def module(part: Part, path: str) -> nn.Module:
+    """Returns the module of `part`, its parameters uninitialised."""
+    return MODULES[type(part)](part, path)
+
+
+def norm(part: norms.Norm | None, path: str) -> nn.Module | None:
+    """Returns the module of a norm, or None where there is none."""
+    return None if part is None else module(part, path)

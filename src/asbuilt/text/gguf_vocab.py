@@ -1,0 +1,205 @@
+"""The vocabulary of a GGUF file as a tokenizer of the `tokenizers` library: byte-level BPE and SentencePiece BPE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from asbuilt.checkpoint.gguf import GGUFFile
+from asbuilt.errors import InputError
+from asbuilt.text.pretokenizers import pre_tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
+MAX_PIECE = 512  # characters of a token whose merges are rebuilt; SentencePiece itself stops at 16
+SPACE = "▁"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What the `tokenizer.ggml.*` keys of a file say, checked against each other; ids are positions in `tokens`."""
+
+    model: str
+    pre: str
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    merges: list[str]
+    bos: int | None
+    eos: tuple[int, ...]
+    unknown: int | None
+    padding: int | None
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+
+
+def read_vocabulary(file: GGUFFile) -> Vocabulary:
+    """Returns the vocabulary of a GGUF file; InputError where keys are missing, disagree or have the wrong type."""
+    read = _Reader(file)
+    model = read.one("model", str, None)
+    tokens = read.many("tokens", str, None, None)
+    n = len(tokens)
+    if len(set(tokens)) != n:
+        twice = next(token for token, seen in _repeats(tokens) if seen)
+        raise InputError("a token is listed twice", field=read.key("tokens"), value=twice)
+    spm = model == "llama"
+    pre = pre_tokenizer(read.one("pre", str, "default")) if model == "gpt2" else None
+    # SentencePiece files that name no special ids mean its defaults; a byte-level file that names none has none.
+    ids = {name: read.token(f"{name}_token_id", n) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
+    ids |= {name: usual for name, usual in (("unknown", 0), ("bos", 1), ("eos", 2)) if spm and ids[name] is None}
+    return Vocabulary(
+        model=model,
+        pre=read.one("pre", str, "default"),
+        tokens=tokens,
+        types=read.many("token_type", int, n, [NORMAL] * n),
+        scores=read.many("scores", float, n, None) if spm else [],
+        merges=[] if spm else read.many("merges", str, None, None),
+        bos=ids["bos"],
+        eos=tuple(dict.fromkeys(id_ for id_ in (ids["eos"], ids["eot"], ids["eom"]) if id_ is not None)),
+        unknown=ids["unknown"],
+        padding=ids["padding"],
+        add_bos=read.one("add_bos_token", bool, spm or (pre is not None and pre.add_bos)),
+        add_eos=read.one("add_eos_token", bool, False),
+        add_space_prefix=read.one("add_space_prefix", bool, spm),
+    )
+
+
+class _Reader:
+    """Looks up `tokenizer.ggml.*` and checks what it finds; `None` as a default means that the key must be there."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.metadata = file.metadata
+
+    @staticmethod
+    def key(name: str) -> str:
+        return f"tokenizer.ggml.{name}"
+
+    def one(self, name: str, kind: type, default: Any) -> Any:  # noqa: ANN401  of type `kind`
+        value = self.metadata.get(self.key(name), default)
+        if value is None:
+            raise InputError("the file has no such key, so it holds no usable tokenizer", field=self.key(name))
+        if type(value) is not kind:
+            raise InputError("wrong type", field=self.key(name), value=value, allowed=kind.__name__)
+        return value
+
+    def many(self, name: str, kind: type, length: int | None, default: list[Any] | None) -> list[Any]:
+        values = self.one(name, list, default)
+        wrong = next((value for value in values if type(value) is not kind), None)
+        if wrong is not None:
+            raise InputError("wrong type of element", field=self.key(name), value=wrong, allowed=kind.__name__)
+        if length is not None and len(values) != length:
+            raise InputError(
+                "lengths disagree", field=self.key(name), value=len(values), allowed=f"{length}, as tokens"
+            )
+        return values
+
+    def token(self, name: str, n_vocab: int) -> int | None:
+        if self.key(name) not in self.metadata:
+            return None
+        value = self.one(name, int, None)
+        if not 0 <= value < n_vocab:
+            raise InputError(
+                "id outside the vocabulary", field=self.key(name), value=value, allowed=f"0 to {n_vocab - 1}"
+            )
+        return value
+
+
+def _repeats(tokens: list[str]) -> Iterator[tuple[str, bool]]:
+    seen: set[str] = set()
+    for token in tokens:
+        yield token, token in seen
+        seen.add(token)
+
+
+def build(vocabulary: Vocabulary) -> Tokenizer:
+    """Returns the tokenizer that the vocabulary describes; InputError for a model other than 'gpt2' and 'llama'."""
+    makers: dict[str, Callable[[Vocabulary], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}
+    make = makers.get(vocabulary.model)
+    if make is None:
+        key, known = "tokenizer.ggml.model", ", ".join(makers)
+        raise InputError("tokenizer model is not supported", field=key, value=vocabulary.model, allowed=known)
+    tokenizer = make(vocabulary)
+    _add_tokens(tokenizer, vocabulary)
+    _add_template(tokenizer, vocabulary)
+    return tokenizer
+
+
+def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
+    pre = pre_tokenizer(vocabulary.pre)
+    ids = {token: id_ for id_, token in enumerate(vocabulary.tokens)}
+    merges = [_merge(text, ids) for text in vocabulary.merges]
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges))
+    if pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    # `add_space_prefix` is a matter of SentencePiece; GGUF readers do not look at it here.
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _merge(text: str, ids: dict[str, int]) -> tuple[str, str]:
+    left, _, right = text[1:].partition(" ")  # a token is never empty, so the first character is the left one's
+    left = text[:1] + left
+    if left in ids and right in ids and left + right in ids:
+        return left, right
+    raise InputError("a merge names tokens outside the vocabulary", field="tokenizer.ggml.merges", value=text)
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
+    ids = {token: id_ for id_, token in enumerate(vocabulary.tokens)}
+    unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
+    model = models.BPE(vocab=ids, merges=_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    prefix = [normalizers.Prepend(SPACE)] if vocabulary.add_space_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if vocabulary.add_space_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Returns the pairs of normal tokens that join into a normal token, the best score first.
+
+    SentencePiece joins whichever neighbours make the token of the best score; a list of merges in the order of that
+    score does the same, except where two splits of one token overlap in the text, when SentencePiece takes the left.
+    """
+    scored = zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True)
+    score = {token: value for token, type_, value in scored if type_ == NORMAL}
+    longest = max(map(len, score), default=0)
+    if longest > MAX_PIECE:
+        raise InputError("a token is too long", field="tokenizer.ggml.tokens", value=longest, allowed=f"{MAX_PIECE}")
+    whole = sorted(score, key=lambda token: -score[token])
+    pairs = ((token[:at], token[at:]) for token in whole for at in range(1, len(token)))
+    return [(left, right) for left, right in pairs if left in score and right in score]
+
+
+def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Declares the tokens that are found in a text before it is cut; only the special ones are hidden when decoding."""
+    typed = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
+    special = [token for token, type_ in typed if type_ in (CONTROL, UNKNOWN) and token]
+    plain = [token for token, type_ in typed if type_ == USER_DEFINED and token]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
+
+
+def _add_template(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Has `bos` and `eos` put around a text by the tokenizer itself, where the file asks for it."""
+    first = vocabulary.bos if vocabulary.add_bos else None
+    last = vocabulary.eos[0] if vocabulary.add_eos and vocabulary.eos else None
+    ends = {vocabulary.tokens[id_]: id_ for id_ in (first, last) if id_ is not None}
+    if not ends:
+        return
+    # A token's own text may hold ':' or ' ', which the template reads as its syntax, so it goes by another name.
+    specials = [{"id": f"T{id_}", "ids": [id_], "tokens": [token]} for token, id_ in ends.items()]
+    left = [] if first is None else [f"T{first}"]
+    right = [] if last is None else [f"T{last}"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*left, "$A:0", *right], pair=[*left, "$A:0", *right, *left, "$B:1", *right], special_tokens=specials
+    )
