@@ -5,7 +5,7 @@ from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, FeedForward, 
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.model import Block, Branch, Head, Model, TiedHead, TokenEmbedding
 from asbuilt.spec.norms import LayerNorm, Norm, RMSNorm
-from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Remembered, Role, Saved, Weight, walk, weights
+from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Remembered, Role, Saved, Weight, runs, walk, weights
 from asbuilt.spec.positions import (
     DynamicNTK,
     FrequencyFactors,
@@ -54,6 +54,7 @@ __all__ = [
     "from_dict",
     "loads",
     "to_dict",
+    "runs",
     "walk",
     "weights",
 ]

@@ -6,7 +6,7 @@ Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.spec.feedforward import linear
 from asbuilt.spec.norms import Norm
@@ -15,6 +15,7 @@ from asbuilt.spec.part import (
     Pass,
     Product,
     Remembered,
+    Saved,
     Weight,
     require,
     require_flags,
@@ -113,6 +114,40 @@ class Attention(Part):
             Product(name="mix", a=run.tokens, b=keys, c=self.d_head, n=heads, needed=needed),
             Product(name="o", a=rows, b=self.d_query, c=self.d_model, weight="o.weight"),
         )
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """A norm per head sees one row per head and token."""
+        heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads}
+        return replace(run, tokens=run.tokens * heads[name]) if name in heads else run
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, turned q and k, v, and the mixed values; the kernels differ in what they keep of the scores.
+
+        Fused: one log-sum-exp per query, and the library's own copy of a mask that is not simply causal. Reference:
+        the mask, the probabilities (once more in the run's dtype where that is narrow), and capped scores.
+        """
+        query, kv = run.rows * self.d_query, run.rows * self.d_kv
+        common = (
+            Saved(name="input", size=run.rows * self.d_model),
+            Saved(name="q", size=query),
+            Saved(name="k", size=kv),
+            Saved(name="v", size=kv),
+            Saved(name="mixed", size=query),
+        )
+        reference = run.kernel == "reference" or self.softcap is not None
+        return common + (self._saves_scores(run) if reference else self._saves_fused(run))
+
+    def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
+        normaliser = Saved(name="logsumexp", size=run.rows * self.n_heads, width="wide")
+        plain_causal = self.window is None or run.tokens <= self.window
+        return (normaliser,) if plain_causal else (normaliser, Saved(name="mask", size=run.tokens * self.keys(run)))
+
+    def _saves_scores(self, run: Pass) -> tuple[Saved, ...]:
+        size = run.batch * self.n_heads * run.tokens * self.keys(run)
+        mask = Saved(name="mask", size=run.tokens * self.keys(run), width="bool")
+        capped = () if self.softcap is None else (Saved(name="capped", size=size),)
+        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
+        return (mask, *capped, Saved(name="probabilities", size=size, width="wide"), *cast)
 
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_kv_heads * d_head numbers each per token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.feedforward import FeedForward
@@ -51,12 +51,12 @@ class Head(Part):
         return matrix | {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else matrix
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product for every position whose logits are wanted."""
-        return (Product(name="logits", a=run.head_rows, b=self.d_model, c=self.n_vocab, weight="weight"),)
+        """One product."""
+        return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="weight"),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input."""
-        return (Saved(name="input", size=run.head_rows * self.d_model),)
+        return (Saved(name="input", size=run.rows * self.d_model),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +71,12 @@ class TiedHead(Part):
         require_sizes(self, "d_model", "n_vocab")
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product for every position whose logits are wanted."""
-        return (Product(name="logits", a=run.head_rows, b=self.d_model, c=self.n_vocab, weight="/embedding.weight"),)
+        """One product."""
+        return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="/embedding.weight"),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input."""
-        return (Saved(name="input", size=run.head_rows * self.d_model),)
+        return (Saved(name="input", size=run.rows * self.d_model),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +147,10 @@ class Model(Part):
             if part != d_model:
                 field = path.split(".")[0]
                 require(self, field, False, f"d_model = {d_model} as in the embedding; {path} has {part}")
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The final norm and the head see only the positions whose logits are wanted."""
+        return replace(run, tokens=1) if run.logits == "last" and name in ("norm", "head") else run
 
     @property
     def d_model(self) -> int:

@@ -23,16 +23,12 @@ class RMSNorm(Part):
         """The gain (d)."""
         return {"weight": Weight(shape=(self.d,), role="gain")}
 
-    def saves_rows(self, rows: int) -> tuple[Saved, ...]:
-        """What is kept when `rows` vectors are normalised: the input and one reciprocal per row."""
-        return (
-            Saved(name="input", size=rows * self.d),
-            Saved(name="rstd", size=rows, width="float32"),
-        )
-
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input and one reciprocal per row."""
-        return self.saves_rows(run.rows)
+        return (
+            Saved(name="input", size=run.rows * self.d),
+            Saved(name="rstd", size=run.rows, width="wide"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +50,13 @@ class LayerNorm(Part):
         gain = {"weight": Weight(shape=(self.d,), role="gain")}
         return gain | {"bias": Weight(shape=(self.d,), role="bias")} if self.bias else gain
 
-    def saves_rows(self, rows: int) -> tuple[Saved, ...]:
-        """What is kept when `rows` vectors are normalised: the input, one mean and one reciprocal per row."""
-        return (
-            Saved(name="input", size=rows * self.d),
-            Saved(name="mean", size=rows, width="float32"),
-            Saved(name="rstd", size=rows, width="float32"),
-        )
-
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, one mean and one reciprocal per row."""
-        return self.saves_rows(run.rows)
+        """The input, one mean and one reciprocal per row, in the run's dtype as the library keeps them."""
+        return (
+            Saved(name="input", size=run.rows * self.d),
+            Saved(name="mean", size=run.rows),
+            Saved(name="rstd", size=run.rows),
+        )
 
 
 Norm = RMSNorm | LayerNorm

@@ -21,9 +21,9 @@ KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "rout
 Role = Literal["matrix", "stream_matrix", "bias", "gain", "table"]
 
 Kernel = Literal["reference", "fused"]
-# How wide an activation is: `activation` follows the run's dtype, the others are what the library always uses.
-Width = Literal["activation", "float32", "int64", "bool"]
-WIDTH_BYTES: dict[Width, int] = {"float32": 4, "int64": 8, "bool": 1}
+# How wide a number is: `activation` follows the run's dtype, `wide` is float32 or the run's dtype where that is wider,
+# as statistics and probabilities are kept; the others are what the library always uses.
+Width = Literal["activation", "wide", "int64", "bool"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +44,20 @@ class Pass:
     """One run of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
     `logits` says for which positions the head is computed; `kernel` which attention runs; `width` is the bytes of one
-    activation; `capacity` the cache's length in tokens (None: no cache, as in training).
+    activation.
     """
 
     tokens: int
     batch: int = 1
     past: int = 0
     logits: Literal["all", "last"] = "all"
-    kernel: Kernel = "reference"
+    kernel: Kernel = "fused"
     width: int = 2
 
     @property
     def rows(self) -> int:
         """B*T: the rows of every activation matrix."""
         return self.batch * self.tokens
-
-    @property
-    def head_rows(self) -> int:
-        """The rows that the head computes logits for."""
-        return self.rows if self.logits == "all" else self.batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +109,7 @@ class Remembered:
 class Saved:
     """One tensor kept for the backward pass, `size` numbers of `width`.
 
-    The name `input` stands for the part's own input, which neighbours may have saved too: it is counted once.
-    `shared` marks a tensor that is one and the same for every part that names it (rotary tables, masks).
+    `shared` marks a tensor that is one and the same for every part that names it (token numbers, rotary tables).
     """
 
     name: str
@@ -125,7 +119,7 @@ class Saved:
 
     def nbytes(self, activation: int) -> int:
         """Bytes, at `activation` bytes for a number of the run's dtype."""
-        return self.size * WIDTH_BYTES.get(self.width, activation)
+        return self.size * {"activation": activation, "wide": max(4, activation), "int64": 8, "bool": 1}[self.width]
 
 
 class Part:
@@ -157,6 +151,10 @@ class Part:
         """Returns the most bytes alive at once inside this part beside its input, its output included, no gradient."""
         return 0
 
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head)."""
+        return run
+
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for the parts directly below; a name is one or more path segments."""
         for field in fields(self):  # type: ignore[arg-type]  # every concrete part is a dataclass
@@ -172,6 +170,13 @@ def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     yield path, part
     for name, child in part.children():
         yield from walk(child, f"{path}.{name}" if path else name)
+
+
+def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
+    """Yields (path, part, the run as that part sees it), in the order of `walk`."""
+    yield path, part, run
+    for name, child in part.children():
+        yield from runs(child, part.child_run(name, run), f"{path}.{name}" if path else name)
 
 
 def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:

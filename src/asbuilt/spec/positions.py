@@ -14,7 +14,6 @@ from typing import Literal
 from asbuilt.spec.part import (
     Part,
     Pass,
-    Product,
     Saved,
     Weight,
     require,
@@ -43,10 +42,6 @@ class LearnedPositions(Part):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The looked-up positions, one row for the whole batch when nothing is padded."""
         return (Saved(name="positions", size=run.tokens, width="int64", shared=True),)
-
-    def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Nothing: rows are looked up."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +154,10 @@ class Rotary(Part):
             require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
         if isinstance(self.scaling, DynamicNTK):
             require(self, "d_rotary", self.d_rotary > 2, "more than 2 under dynamic NTK, whose exponent is d/(d-2)")
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The tables of cos and sin, the same for all layers with equal rotary positions."""
+        return (Saved(name=repr(self), size=2 * run.tokens * self.d_rotary, shared=True),)
 
     @property
     def depends_on_length(self) -> bool:

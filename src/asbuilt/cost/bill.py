@@ -1,0 +1,277 @@
+"""What a model costs: folds over what its parts declare, keyed by path. No formula of a model stands here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from asbuilt.cost.dtypes import dtype as find_dtype
+from asbuilt.errors import InputError
+from asbuilt.spec.model import Block, Model, TiedHead
+from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, walk, weights
+
+# Backward multiplies each product twice more: once for the gradient of either factor.
+TRAINING_FACTOR = 3
+
+
+def exact(value: Fraction | int) -> int | float:
+    """Returns a whole number where `value` is one, else the nearest float."""
+    return int(value) if Fraction(value).denominator == 1 else float(value)
+
+
+def parameters(spec: Part) -> dict[Kind, int]:
+    """Returns the number of parameters of each kind of part; a tied head has none of its own."""
+    counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    for _, weight, owner in weights(spec):
+        counts[owner.kind] += weight.size
+    return counts
+
+
+def total_parameters(spec: Part) -> int:
+    """Returns the number of parameters as built."""
+    return sum(weight.size for _, weight, _ in weights(spec))
+
+
+def weight_bytes(spec: Part, dtype: str) -> int:
+    """Returns the bytes of all weights at `dtype` (a plain format or a GGUF block format), rounded up to whole bytes."""
+    held = find_dtype(dtype)
+    return math.ceil(sum(held.nbytes(weight) for _, weight, _ in weights(spec)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathProduct:
+    """One product of one run, with the path of the part that multiplies."""
+
+    path: str
+    product: Product
+
+    @property
+    def weight_path(self) -> str | None:
+        """The full path of the weight that is multiplied; None for products of activations."""
+        name = self.product.weight
+        if name is None or name.startswith("/"):
+            return name and name[1:]
+        return f"{self.path}.{name}" if self.path else name
+
+
+def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
+    """Yields every matrix product of one run."""
+    for path, part, seen in runs(spec, run):
+        yield from (PathProduct(path=path, product=product) for product in part.multiplies(seen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flops:
+    """FLOPs of one run: with weights, between activations (scores and mixing) in full, and those the mask leaves."""
+
+    products: int
+    scores: int
+    scores_causal: int
+
+    @property
+    def forward(self) -> int:
+        """With full scores, as kernels that do not skip multiply them."""
+        return self.products + self.scores
+
+    @property
+    def forward_causal(self) -> int:
+        """With masked pairs skipped."""
+        return self.products + self.scores_causal
+
+    @property
+    def training(self) -> int:
+        """Forward with full scores, and backward at twice that."""
+        return TRAINING_FACTOR * self.forward
+
+
+def flops(spec: Part, run: Pass) -> Flops:
+    """Returns the FLOPs of one run, 2abc for each product (a,b)x(b,c)."""
+    all_products = [p.product for p in products(spec, run)]
+    scores = [p for p in all_products if p.weight is None]
+    return Flops(
+        products=sum(p.flops for p in all_products if p.weight is not None),
+        scores=sum(p.flops for p in scores),
+        scores_causal=sum(p.causal_flops for p in scores),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheBill:
+    """Cache bytes of one sequence.
+
+    `per_token` grows while every layer still keeps all tokens, `unbounded` once the windows are full; `window` is what
+    full windows hold, `fixed` what does not depend on length.
+    """
+
+    per_token: int
+    unbounded: int
+    window: int
+    fixed: int
+    at_seq: int
+
+
+def cache(spec: Part, tokens: int, dtype: str) -> CacheBill:
+    """Returns the cache bytes of one sequence of `tokens` tokens, at `dtype` (a plain format)."""
+    held = find_dtype(dtype)
+    if held.block > 1:
+        raise InputError("a cache takes a plain format", field="kv-dtype", value=dtype, allowed="fp32, bf16, fp8, ...")
+    remembered = [r for _, part in walk(spec) for r in part.remembers()]
+    size = held.block_bytes
+    return CacheBill(
+        per_token=math.ceil(size * sum(r.size for r in remembered)),
+        unbounded=math.ceil(size * sum(r.size for r in remembered if r.window is None)),
+        window=math.ceil(size * sum(r.size * r.window for r in remembered if r.window is not None)),
+        fixed=0,
+        at_seq=math.ceil(size * sum(r.size * r.tokens_kept(tokens) for r in remembered)),
+    )
+
+
+def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
+    """Returns every tensor autograd keeps in one forward pass, by path and name, shared ones once."""
+    kept: dict[str, Saved] = {}
+    for at, part, seen in runs(spec, run, path):
+        kept |= {s.name if s.shared else f"{at}:{s.name}": s for s in part.saves(seen)}
+    return kept
+
+
+def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
+    """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets."""
+    return (
+        Saved(name="log-probabilities", size=run.rows * spec.head.n_vocab, width="wide"),
+        Saved(name="targets", size=run.rows, width="int64"),
+        Saved(name="total weight", size=1, width="wide"),
+    )
+
+
+def logits_bytes(spec: Model, run: Pass) -> int:
+    """Returns the bytes of the logits of one run, in the run's dtype."""
+    rows = run.rows if run.logits == "all" else run.batch
+    return rows * spec.head.n_vocab * run.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedBill:
+    """Bytes kept for the backward pass: all of them, and with each block made again from its input.
+
+    `checkpointed` counts the blocks' inputs and what lies outside the blocks; `block` is the largest block's own, which
+    is there once while that block runs again.
+    """
+
+    all: int
+    checkpointed: int
+    block: int
+    loss: int
+
+
+def saved(spec: Model, run: Pass) -> SavedBill:
+    """Returns the saved bytes of one training step's forward pass; the loss is counted apart."""
+    kept = saved_tensors(spec, run)
+    own: dict[str, int] = {}
+    for key, tensor in kept.items():
+        block = ".".join(key.split(".")[:2]) if key.startswith("blocks.") else ""
+        own[block] = own.get(block, 0) + tensor.nbytes(run.width)
+    stream = run.rows * spec.d_model * run.width
+    return SavedBill(
+        all=sum(own.values()),
+        checkpointed=spec.n_layers * stream + own.get("", 0),
+        block=max(size for block, size in own.items() if block),
+        loss=sum(s.nbytes(run.width) for s in loss_saves(spec, run)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """Bytes that one step moves, by component: weights read once, cache read and written, table rows looked up."""
+
+    weights: dict[Kind, int]
+    lookups: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.weights.values()) + self.lookups + self.cache
+
+
+def moved(spec: Part, run: Pass, dtype: str, kv_dtype: str) -> Moved:
+    """Returns the bytes that one run moves between memory and the processor, activations left out.
+
+    A weight is read once however many sequences run; of a table only the looked-up rows, unless a tied head multiplies
+    it. Cached keys and values are read once per sequence and the new ones written.
+    """
+    held, kv = find_dtype(dtype), find_dtype(kv_dtype).block_bytes
+    multiplied = {p.weight_path for p in products(spec, run)}
+    by_kind: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    lookups = Fraction(0)
+    for path, weight, owner in weights(spec):
+        nbytes = held.nbytes(weight)
+        if weight.role == "table":
+            lookups += nbytes / weight.shape[0] * run.rows
+        else:
+            by_kind[owner.kind] += math.ceil(nbytes)
+        if weight.role == "table" and path in multiplied:
+            by_kind["head"] += math.ceil(nbytes)
+    remembered = [r for _, part in walk(spec) for r in part.remembers()]
+    kept = sum(r.size * r.tokens_kept(run.past + run.tokens) for r in remembered)
+    return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * kept * kv))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the bill: a part, `count` times where equal neighbours are folded; figures are for one of them."""
+
+    path: str
+    part: str
+    kind: Kind
+    parameters: int
+    flops_per_token: int | float
+    cache_bytes_per_token: int
+    count: int
+
+
+def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
+    """Returns the bill by path, for parts that hold, multiply or remember anything; equal blocks folded."""
+    size = find_dtype(kv_dtype).block_bytes
+    lines: list[Row] = []
+    for label, part, seen, count in _folded(spec, run):
+        for path, below, inner in runs(part, seen, label):
+            held, multiplied, remembered = below.holds(), below.multiplies(inner), below.remembers()
+            if held or multiplied or remembered:
+                lines.append(
+                    Row(
+                        path=path,
+                        part=type(below).__name__,
+                        kind=below.kind,
+                        parameters=sum(w.size for w in held.values()),
+                        flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
+                        cache_bytes_per_token=math.ceil(size * sum(r.size for r in remembered)),
+                        count=count,
+                    )
+                )
+    return lines
+
+
+def _folded(spec: Model, run: Pass) -> Iterator[tuple[str, Part, Pass, int]]:
+    """Yields (path, part, run, count) for the model's children, runs of equal blocks as one, `blocks.0-31`."""
+    group: list[tuple[str, Block]] = []
+    for name, child in [*spec.children(), ("", None)]:
+        if group and child != group[0][1]:
+            first, last = group[0][0], group[-1][0].split(".")[1]
+            yield (first if len(group) == 1 else f"{first}-{last}"), group[0][1], run, len(group)
+            group = []
+        if isinstance(child, Block):
+            group.append((name, child))
+        elif child is not None:
+            yield name, child, spec.child_run(name, run), 1
+
+
+def block_products(spec: Model, run: Pass) -> list[PathProduct]:
+    """Returns the products of one sequence through the first block: the shapes a token's vector takes."""
+    return list(products(spec.blocks[0], replace(run, batch=1)))
+
+
+def head_is_tied(spec: Model) -> bool:
+    """Whether the head multiplies the embedding's table."""
+    return isinstance(spec.head, TiedHead)

@@ -1,0 +1,73 @@
+"""How many bytes a number takes: plain dtypes, and the block formats of GGUF files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from asbuilt.checkpoint.ggml_types import GGML_TYPES
+from asbuilt.errors import InputError, near
+from asbuilt.spec.part import Weight
+
+PLAIN: dict[str, Fraction] = {
+    "fp64": Fraction(8),
+    "fp32": Fraction(4),
+    "bf16": Fraction(2),
+    "fp16": Fraction(2),
+    "fp8": Fraction(1),
+    "int8": Fraction(1),
+    "int4": Fraction(1, 2),
+}
+ALIASES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "f32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "f16": "fp16",
+    "half": "fp16",
+    "float8": "fp8",
+}
+
+# The GGUF formats that model files are published in: (numbers, bytes) per block.
+BLOCKS: dict[str, tuple[int, int]] = {
+    t.name.lower(): (t.block, t.nbytes) for t in GGML_TYPES.values() if t.block > 1 and t.name != "Q8_K"
+}
+
+# A row whose length is no multiple of the block falls back, as llama.cpp's quantiser does: the 256-blocks to the
+# 32-block format of next higher precision, and what fits neither to fp16.
+FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A number format; `block` and `block_bytes` are 1 and the size of one number where there are no blocks."""
+
+    name: str
+    block: int
+    block_bytes: Fraction
+
+    def nbytes(self, weight: Weight) -> Fraction:
+        """Bytes of one weight.
+
+        Block formats hold matrices and tables row by row; vectors stay in fp32, as GGUF files keep them.
+        """
+        if self.block == 1:
+            return weight.size * self.block_bytes
+        if len(weight.shape) == 1:
+            return Fraction(4 * weight.size)
+        if weight.shape[-1] % self.block == 0:
+            return weight.size // self.block * self.block_bytes
+        return dtype(FALLBACK.get(self.name, "fp16")).nbytes(weight)
+
+
+def dtype(name: str) -> Dtype:
+    """Returns the format of that name; raises InputError for a name that is none."""
+    key = ALIASES.get(name.lower(), name.lower())
+    if key in PLAIN:
+        return Dtype(key, 1, PLAIN[key])
+    if key in BLOCKS:
+        block, nbytes = BLOCKS[key]
+        return Dtype(key, block, Fraction(nbytes))
+    known = sorted(PLAIN) + sorted(BLOCKS)
+    raise InputError("unknown dtype", field="dtype", value=name, allowed=", ".join(known), fix=near(key, known))
