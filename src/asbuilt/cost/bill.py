@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.errors import InputError
-from asbuilt.spec.model import Block, Model, TiedHead
+from asbuilt.spec.model import Block, Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, walk, weights
 
 # Backward multiplies each product twice more: once for the gradient of either factor.
@@ -35,7 +35,7 @@ def total_parameters(spec: Part) -> int:
 
 
 def weight_bytes(spec: Part, dtype: str) -> int:
-    """Returns the bytes of all weights at `dtype` (a plain format or a GGUF block format), rounded up to whole bytes."""
+    """Returns the bytes of all weights at `dtype`, a plain format or a GGUF block format; rounded up."""
     held = find_dtype(dtype)
     return math.ceil(sum(held.nbytes(weight) for _, weight, _ in weights(spec)))
 
@@ -270,8 +270,3 @@ def _folded(spec: Model, run: Pass) -> Iterator[tuple[str, Part, Pass, int]]:
 def block_products(spec: Model, run: Pass) -> list[PathProduct]:
     """Returns the products of one sequence through the first block: the shapes a token's vector takes."""
     return list(products(spec.blocks[0], replace(run, batch=1)))
-
-
-def head_is_tied(spec: Model) -> bool:
-    """Whether the head multiplies the embedding's table."""
-    return isinstance(spec.head, TiedHead)

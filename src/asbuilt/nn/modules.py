@@ -6,6 +6,7 @@ Shapes: batch B, new tokens T, model width M, query heads H, key/value heads K, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,10 @@ from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.step import Step
 from asbuilt.spec import attention, feedforward, model, norms, positions
-from asbuilt.spec.part import Part
+from asbuilt.spec.part import Kernel, Part
+
+if TYPE_CHECKING:
+    from asbuilt.generate.cache import Cache
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -262,10 +266,10 @@ class Model(nn.Module):
         self,
         tokens_BT: Tensor,
         *,
-        cache: object | None = None,
+        cache: Cache | None = None,
         valid_BT: Tensor | None = None,
         last: bool = False,
-        kernel: str = "fused",
+        kernel: Kernel = "fused",
     ) -> Tensor:
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
 
@@ -284,13 +288,13 @@ class Model(nn.Module):
             x_BTM = self.norm(x_BTM)
         return self.head(x_BTM, self.embedding.weight)
 
-    def begin(self, tokens_BT: Tensor, cache: object | None, valid_BT: Tensor | None, kernel: str) -> Step:
+    def begin(self, tokens_BT: Tensor, cache: Cache | None, valid_BT: Tensor | None, kernel: Kernel) -> Step:
         """Returns the step for these tokens, the cache's lengths already moved on."""
-        past = None if cache is None else cache.lengths  # type: ignore[attr-defined]
+        past = None if cache is None else cache.lengths
         shape = (tokens_BT.shape[0], tokens_BT.shape[1])
-        step = Step(shape, tokens_BT.device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel)  # type: ignore[arg-type]
+        step = Step(shape, tokens_BT.device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel)
         if cache is not None:
-            cache.advance(step.lengths)  # type: ignore[attr-defined]
+            cache.advance(step.lengths)
         return step
 
 

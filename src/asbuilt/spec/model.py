@@ -84,8 +84,8 @@ class Branch(Part):
     """One residual branch: x + scale * post_norm(body(norm(x))), where either norm may be absent."""
 
     name: str
-    body: Attention | FeedForward
     norm: Norm | None = None
+    body: Attention | FeedForward
     post_norm: Norm | None = None
     scale: float = 1.0
 
@@ -123,13 +123,13 @@ class Model(Part):
     is printed.
     """
 
+    name: str = "model"
     embedding: TokenEmbedding
+    positions: LearnedPositions | None = None
     blocks: tuple[Block, ...]
+    norm: Norm | None = None
     head: Head | TiedHead
     max_positions: int
-    positions: LearnedPositions | None = None
-    norm: Norm | None = None
-    name: str = "model"
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
