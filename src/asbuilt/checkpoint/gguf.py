@@ -129,12 +129,12 @@ def read_header(path: str | os.PathLike[str]) -> GGUFFile:
     """
     path = Path(path)
     try:
+        if not path.stat().st_size:  # which cannot be mapped
+            raise InputError("the file is empty", field=str(path))
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(path, data))
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
-    except ValueError as error:  # an empty file cannot be mapped
-        raise InputError("the file is empty", field=str(path)) from error
 
 
 def _parse(cursor: _Cursor) -> GGUFFile:

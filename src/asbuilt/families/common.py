@@ -139,15 +139,24 @@ def difference(wanted: object, got: object, path: str) -> tuple[str, object, obj
 
 
 def named_entries(
-    part: Part, path: str, stems: dict[str, str], prefix: str, layouts: dict[str, Layout], family: str
+    part: Part,
+    path: str,
+    stems: dict[str, str],
+    prefix: str,
+    layouts: dict[str, Layout],
+    family: str,
+    elsewhere: tuple[str, ...] = (),
 ) -> list[Entry]:
     """Returns one entry per weight of `part`: `stem.weight` is stored as `prefix + stems[stem] + ".weight"`.
 
-    Raises InputError naming the first weight that the family's files have no name for.
+    Stems in `elsewhere` have entries of their own. Raises InputError naming the first weight that the family's files
+    have no name for.
     """
     entries = []
     for name, _, _ in weights(part):
         stem, _, kind = name.rpartition(".")
+        if stem in elsewhere:
+            continue
         if stem not in stems:
             raise InputError(f"{family} files have no name for this weight", field=f"{path}{name}")
         entries.append(Entry(paths=(path + name,), names=(f"{prefix}{stems[stem]}.{kind}",),

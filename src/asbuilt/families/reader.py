@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from asbuilt.errors import InputError, near
 from asbuilt.spec import Model
@@ -98,7 +98,7 @@ class ConfigReader:
             return null
         if not ok(value):
             raise self.error(name, "not allowed", value="null" if value is None else value, allowed=allowed)
-        return value
+        return cast(T, value)  # `ok` has seen to it
 
     def size(
         self, *keys: str, default: int | Unset = REQUIRED, null: int | Unset = REFUSED, most: int = LARGEST_SIZE
@@ -135,7 +135,7 @@ class ConfigReader:
         """Returns a list of `length` finite numbers above 0."""
 
         def ok(x: object) -> bool:
-            return isinstance(x, list) and len(x) == length and all(is_number(n) and 0 < n for n in x)
+            return isinstance(x, list) and len(x) == length and all(is_number(n) and n > 0 for n in x)
 
         return tuple(map(float, self._get((key,), REQUIRED, REFUSED, ok, f"a list of {length} numbers above 0")))
 
@@ -168,7 +168,7 @@ class ConfigReader:
             more = f" and {len(unread) - 10} more" if len(unread) > 10 else ""
             field = f"{self.where}: {self.prefix.rstrip('.')}" if self.prefix else self.where
             raise InputError(
-                f"unknown key {', '.join(said)}{more}", field=field, fix="remove it, or tell us its meaning"
+                f"unknown key {', '.join(said)}{more}", field=field, fix="remove it if it does not change the model"
             )
 
 

@@ -151,7 +151,7 @@ def _write_scaling(scaling: Scaling | None, context: int) -> dict[str, Any] | No
         case LinearScaling():
             return {"rope_type": "linear", "factor": float(scaling.factor)}
         case DynamicNTK():
-            return {"rope_type": "dynamic", "factor": float(scaling.factor), ORIGINAL: scaling.original_context}
+            return {"rope_type": "dynamic", "factor": float(scaling.factor)}  # it starts at the model's context
         case YaRN():
             return _write_yarn(scaling)
         case Llama3Scaling():

@@ -115,11 +115,12 @@ class AdjacentPairs:
         return [self._reorder(tensor, (2, self.d_rotary // 2)) for tensor in built]
 
     def _reorder(self, tensor: Tensor, split: tuple[int, int]) -> Tensor:
-        heads = tensor.reshape(self.n_heads, tensor.shape[0] // self.n_heads, *tensor.shape[1:]).clone()
+        heads = tensor.reshape(self.n_heads, tensor.shape[0] // self.n_heads, *tensor.shape[1:])
         turned = heads[:, : self.d_rotary]
         laced = turned.reshape(self.n_heads, *split, *tensor.shape[1:]).transpose(1, 2)
-        heads[:, : self.d_rotary] = laced.reshape(turned.shape)
-        return heads.reshape(tensor.shape)
+        reordered = heads.clone()  # a copy of its own: with a single pair `laced` is a view of `heads`
+        reordered[:, : self.d_rotary] = laced.reshape(turned.shape)
+        return reordered.reshape(tensor.shape)
 
 
 @dataclass(frozen=True)

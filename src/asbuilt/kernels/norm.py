@@ -26,12 +26,14 @@ def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+@torch.no_grad()
 def normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns (normalised x, reciprocal root mean square per row) in few passes over memory."""
+    """Returns (normalised x, reciprocal root mean square per row) in few passes over memory, unseen by autograd."""
     wide = _widen(x)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     rstd = torch.rsqrt(length.square() / x.shape[-1] + eps)
-    return (wide * rstd).to(x.dtype) * weight, rstd
+    normal = wide * rstd if wide is x else wide.mul_(rstd).to(x.dtype)
+    return normal.mul_(weight), rstd
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -50,7 +52,7 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns the gradients of x and weight."""
         x, weight, rstd = ctx.saved_tensors
         dy_wide = _widen(dy)

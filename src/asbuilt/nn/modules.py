@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
+from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.step import Step
 from asbuilt.spec import attention, feedforward, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
@@ -28,38 +29,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
 }
-
-
-class PartModule(nn.Module):
-    """A module that is one part: it makes the part's weights, empty, under their own names."""
-
-    def __init__(self, part: Part, path: str) -> None:
-        super().__init__()
-        self.path = path
-        for name, weight in part.holds().items():
-            owner, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(torch.empty(weight.shape))
-            (self._submodule(owner) if owner else self).register_parameter(leaf, parameter)
-
-    def _submodule(self, name: str) -> nn.Module:
-        if name not in self._modules:
-            self.add_module(name, Linear())
-        return self.get_submodule(name)
-
-
-class Linear(nn.Module):
-    """x W^T + b, with whatever of W and b its owner registered."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_parameter("bias", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns x W^T + b."""
-        return F.linear(x, self.weight, self.bias)
 
 
 class TokenEmbedding(PartModule):
@@ -130,6 +99,7 @@ class Attention(PartModule):
         super().__init__(part, path)
         self.part = part
         self.scale = part.scale if part.scale is not None else part.d_head**-0.5
+        self.qkv = self.together(self.q, self.k, self.v)
         self.q_norm = norm(part.q_norm, f"{path}.q_norm")
         self.k_norm = norm(part.k_norm, f"{path}.k_norm")
 
@@ -137,9 +107,7 @@ class Attention(PartModule):
         """Returns (B, T, M)."""
         part = self.part
         B, T, _ = x_BTM.shape
-        q_BTHD = self.q(x_BTM).view(B, T, part.n_heads, part.d_head)
-        k_BTKD = self.k(x_BTM).view(B, T, part.n_kv_heads, part.d_head)
-        v_BTKD = self.v(x_BTM).view(B, T, part.n_kv_heads, part.d_head)
+        q_BTHD, k_BTKD, v_BTKD = (y.view(B, T, -1, part.d_head) for y in self.qkv(x_BTM))
         if self.q_norm is not None:
             q_BTHD = self.q_norm(q_BTHD)
         if self.k_norm is not None:
@@ -185,10 +153,14 @@ class GatedMLP(PartModule):
     def __init__(self, part: feedforward.GatedMLP, path: str) -> None:
         super().__init__(part, path)
         self.activation = ACTIVATIONS[part.activation]
+        self.gate_up = self.together(self.gate, self.up)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        return self.down(self.activation(self.gate(x_BTM)) * self.up(x_BTM))
+        gate, up = self.gate_up(x_BTM)
+        hidden = self.activation(gate)
+        # autograd needs the factors later; without it the product may take the first one's place
+        return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 
 
 class Branch(nn.Module):

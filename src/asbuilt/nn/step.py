@@ -36,7 +36,8 @@ class Step:
     ) -> None:
         self.batch, self.tokens = shape
         self.past = past or (0,) * self.batch
-        self.valid_BT, self.cache, self.kernel, self.device = valid_BT, cache, kernel, device
+        self.valid_BT, self.cache, self.device = valid_BT, cache, device
+        self.kernel: Kernel = kernel
         self._turns: dict[tuple[Rotary, torch.dtype], Turn] = {}
         self._masks: dict[int | None, Mask] = {}
 

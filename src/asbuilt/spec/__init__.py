@@ -53,8 +53,8 @@ __all__ = [
     "dumps",
     "from_dict",
     "loads",
-    "to_dict",
     "runs",
+    "to_dict",
     "walk",
     "weights",
 ]

@@ -149,6 +149,19 @@ class Attention(Part):
         cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
         return (mask, *capped, Saved(name="probabilities", size=size, width="wide"), *cast)
 
+    def works(self, run: Pass) -> int:
+        """q, k, v and turned q and k; beside them what turning takes, or the mixed values, scores and the result."""
+        query, kv = run.rows * self.d_query * run.width, run.rows * self.d_kv * run.width
+        projected, result = query + 2 * kv, run.rows * self.d_model * run.width
+        turned = 0 if self.positions is None else query + kv
+        turning = 0 if self.positions is None else max(3 * query, query + 3 * kv)
+        if run.kernel == "reference" or self.softcap is not None:
+            scores = run.batch * self.n_heads * run.tokens * self.keys(run) * max(4, run.width)
+            attending = query + 2 * scores
+        else:
+            attending = query + run.rows * self.n_heads * max(4, run.width)
+        return projected + max(turning, turned + attending, turned + query + result)
+
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_kv_heads * d_head numbers each per token."""
         shape = (self.n_kv_heads, self.d_head)

@@ -51,6 +51,10 @@ class MLP(Part):
         before = () if self.activation == "relu" else (Saved(name="up", size=wide),)
         return (Saved(name="input", size=run.rows * self.d_model), *before, Saved(name="hidden", size=wide))
 
+    def works(self, run: Pass) -> int:
+        """The activation's input and output, or its output and the result."""
+        return run.rows * run.width * (self.d_ff + max(self.d_ff, self.d_model))
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLP(Part):
@@ -92,6 +96,10 @@ class GatedMLP(Part):
             Saved(name="up", size=wide),
             Saved(name="hidden", size=wide),
         )
+
+    def works(self, run: Pass) -> int:
+        """gate and up, their product and the result."""
+        return run.rows * run.width * (3 * self.d_ff + self.d_model)
 
 
 FeedForward = MLP | GatedMLP

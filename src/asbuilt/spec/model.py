@@ -8,8 +8,20 @@ from dataclasses import dataclass, replace
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.feedforward import FeedForward
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Pass, Product, Saved, Weight, require, require_flags, require_number, require_sizes
-from asbuilt.spec.positions import LearnedPositions
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    require,
+    require_flags,
+    require_number,
+    require_sizes,
+    walk,
+)
+from asbuilt.spec.positions import LearnedPositions, Rotary
+from asbuilt.spec.show import show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +42,10 @@ class TokenEmbedding(Part):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The token numbers."""
         return (Saved(name="tokens", size=run.rows, width="int64", shared=True),)
+
+    def works(self, run: Pass) -> int:
+        """The looked-up vectors."""
+        return run.rows * self.d_model * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +74,10 @@ class Head(Part):
         """The input."""
         return (Saved(name="input", size=run.rows * self.d_model),)
 
+    def works(self, run: Pass) -> int:
+        """The logits."""
+        return run.rows * self.n_vocab * run.width
+
 
 @dataclass(frozen=True, kw_only=True)
 class TiedHead(Part):
@@ -77,6 +97,10 @@ class TiedHead(Part):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input."""
         return (Saved(name="input", size=run.rows * self.d_model),)
+
+    def works(self, run: Pass) -> int:
+        """The logits."""
+        return run.rows * self.n_vocab * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +122,14 @@ class Branch(Part):
             fits = norm is None or norm.d == self.body.d_model
             require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
 
+    def works(self, run: Pass) -> int:
+        """The busiest of norm, body with the normed input, post-norm, and the sum."""
+        stream = run.rows * self.body.d_model * run.width
+        normed = stream if self.norm is not None else 0
+        norms = [norm.works(run) for norm in (self.norm,) if norm is not None]
+        after = [stream + norm.works(run) for norm in (self.post_norm,) if norm is not None]
+        return max(normed + self.body.works(run), 2 * stream, *norms, *after)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
@@ -109,6 +141,11 @@ class Block(Part):
         names = [branch.name for branch in self.branches]
         require(self, "branches", len(names) > 0, "at least one branch")
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
+
+    def works(self, run: Pass) -> int:
+        """The busiest branch; from the second on its input is alive beside the block's."""
+        stream = run.rows * self.branches[0].body.d_model * run.width
+        return max(branch.works(run) + (stream if i else 0) for i, branch in enumerate(self.branches))
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """A branch is found under its own name."""
@@ -130,6 +167,21 @@ class Model(Part):
     norm: Norm | None = None
     head: Head | TiedHead
     max_positions: int
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    def works(self, run: Pass) -> int:
+        """The stream with the busiest block, or with what the head takes; and the rotary tables throughout."""
+        stream = run.rows * self.d_model * run.width
+        rotary = {part for _, part in walk(self) if isinstance(part, Rotary)}
+        blocks = stream + max(block.works(run) for block in self.blocks)
+        above = self.child_run("head", run)
+        normed = above.rows * self.d_model * run.width if self.norm is not None else 0
+        norm = self.norm.works(above) if self.norm is not None else 0
+        return sum(part.works(run) for part in rotary) + max(
+            blocks, stream + max(norm, normed + self.head.works(above))
+        )
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")

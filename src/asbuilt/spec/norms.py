@@ -30,6 +30,11 @@ class RMSNorm(Part):
             Saved(name="rstd", size=run.rows, width="wide"),
         )
 
+    def works(self, run: Pass) -> int:
+        """The result, and a wide copy of the input where the run's dtype is narrow."""
+        numbers = run.rows * self.d
+        return numbers * (run.width + (4 if run.width < 4 else 0))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Part):
@@ -57,6 +62,10 @@ class LayerNorm(Part):
             Saved(name="mean", size=run.rows),
             Saved(name="rstd", size=run.rows),
         )
+
+    def works(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.d * run.width
 
 
 Norm = RMSNorm | LayerNorm

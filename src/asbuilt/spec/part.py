@@ -148,7 +148,7 @@ class Part:
         return ()
 
     def works(self, run: Pass) -> int:
-        """Returns the most bytes alive at once inside this part beside its input, its output included, no gradient."""
+        """Returns the most bytes alive at once while this part runs without gradients, its input not counted."""
         return 0
 
     def child_run(self, name: str, run: Pass) -> Pass:

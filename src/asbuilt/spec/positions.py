@@ -159,6 +159,10 @@ class Rotary(Part):
         """The tables of cos and sin, the same for all layers with equal rotary positions."""
         return (Saved(name=repr(self), size=2 * run.tokens * self.d_rotary, shared=True),)
 
+    def works(self, run: Pass) -> int:
+        """The tables of cos and sin, which stay for the whole pass."""
+        return 2 * run.tokens * self.d_rotary * run.width
+
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies are those of a sequence's length, so that every row has its own."""

@@ -7,6 +7,7 @@ messages come from whoever talks to the model, and cannot put a control token in
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import re
 import signal
@@ -39,7 +40,8 @@ class _Worker:
             process = self._process or self._start()
             answer = ""
             try:
-                assert process.stdin is not None and process.stdout is not None
+                assert process.stdin
+                assert process.stdout
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
                 answer = process.stdout.readline()
@@ -75,11 +77,10 @@ class _Worker:
         process, self._process = self._process, None
         if process is None:
             return 0
-        assert process.stdin is not None and process.stdout is not None
-        try:
+        assert process.stdin
+        assert process.stdout
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            pass
         code = process.wait()
         process.stdout.close()
         return code

@@ -49,7 +49,8 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     pre = pre_tokenizer(read.one("pre", str, "default")) if model == "gpt2" else None
     # SentencePiece files that name no special ids mean its defaults; a byte-level file that names none has none.
     ids = {name: read.token(f"{name}_token_id", n) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
-    ids |= {name: usual for name, usual in (("unknown", 0), ("bos", 1), ("eos", 2)) if spm and ids[name] is None}
+    usual = {"unknown": 0, "bos": 1, "eos": 2} if spm else {}
+    ids |= {name: id_ for name, id_ in usual.items() if ids[name] is None and id_ < n}
     return Vocabulary(
         model=model,
         pre=read.one("pre", str, "default"),

@@ -16,9 +16,9 @@ from typing import Any
 
 import minijinja
 
-FUEL = 20_000_000  # about one per step and per byte built; a 100k-token chat takes some hundred thousand
-SECONDS = 10
-MEMORY_BYTES = 1 << 30
+FUEL = 10_000_000  # steps, and a share of the bytes that filters and joins build
+SECONDS = 5
+MEMORY_BYTES = 1 << 29
 # transformers marks what the assistant said with this tag; what it encloses is rendered all the same.
 GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
@@ -48,13 +48,14 @@ def _environment() -> minijinja.Environment:
 
 
 def _limit() -> None:
-    """Limits memory; where the system knows no such limit (Windows), only the fuel remains."""
+    """Limits memory; where the system knows no such limit (Windows, macOS), only fuel and time remain."""
     try:
         import resource
-    except ImportError:
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    except (ImportError, ValueError, OSError):
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _answer(request: dict[str, Any]) -> dict[str, str]:
@@ -62,9 +63,8 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
     try:
         text = _environment().render_str(source, **request["context"])
     except Exception as error:
-        # The engine names the line and what failed; the excerpt of the source below that is dropped.
-        cause = error.__cause__
-        return {"error": str(error).split("\n", 1)[0] + (f": {cause}" if cause else "")}
+        said = str(error).split("\n", 1)[0]  # the line and what failed; the excerpt of the source below is dropped
+        return {"error": "the template broke the engine, or its memory limit" if said.startswith("panic") else said}
     if len(text) > request["max_chars"]:
         return {"error": f"the template wrote {len(text)} characters; allowed are {request['max_chars']}"}
     return {"text": text}

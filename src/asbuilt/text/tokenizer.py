@@ -130,7 +130,7 @@ class Tokenizer:
             with self._lock:
                 self._inner.encode_special_tokens = not special
                 encoding = self._inner.encode(text, add_special_tokens=wrap)
-        except UnicodeEncodeError as error:
+        except TypeError as error:  # what the library calls a str that it cannot turn into UTF-8
             raise InputError("the text holds lone surrogates, which no encoding has", value=text) from error
         if not special:
             self._refuse_control(encoding)
@@ -236,7 +236,9 @@ class _LibraryStream:
 
 def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
     model = inner.model
-    return model.unk_id if isinstance(model, Unigram) else _token_id(inner, getattr(model, "unk_token", None))
+    if isinstance(model, Unigram):  # which has the id in its state only
+        return json.loads(model.__getstate__()).get("unk_id")
+    return _token_id(inner, getattr(model, "unk_token", None))
 
 
 def _decoder_kind(decoder: Decoder | None) -> str | None:

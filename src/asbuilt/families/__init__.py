@@ -1,0 +1,101 @@
+"""Published model families: one module per `model_type`, each a total reader, a writer back, and tensor tables."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from asbuilt.errors import InputError, near
+from asbuilt.families.reader import Reading, load_config_file
+from asbuilt.families.table import Table
+from asbuilt.spec import Model, weights
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.gguf import GGUFFile
+
+# model_type, which is also general.architecture in GGUF, to the module that reads it; imported when first asked for
+FAMILIES: dict[str, str] = {
+    "gpt2": "asbuilt.families.gpt2",
+    "llama": "asbuilt.families.llama",
+}
+
+__all__ = [
+    "FAMILIES",
+    "Reading",
+    "families_that_write",
+    "gguf_table",
+    "load_config_file",
+    "read_config",
+    "read_gguf",
+    "tensor_table",
+    "write_config",
+]
+
+
+def _module(family: object, field: str) -> ModuleType:
+    if not isinstance(family, str) or family not in FAMILIES:
+        hint = near(family[:80], FAMILIES) if isinstance(family, str) else ""
+        raise InputError("missing" if family is None else "unknown family", field=field, value=family,
+                         allowed=", ".join(FAMILIES), fix=hint)  # fmt: skip
+    return import_module(FAMILIES[family])
+
+
+def read_config(config: dict[str, Any], name: str) -> Reading:
+    """Returns what a config.json says, by its `model_type`; `name` names the model, and the file in messages.
+
+    Raises InputError naming the key that is missing, unknown, out of bounds or not supported.
+    """
+    if not isinstance(config, dict):
+        raise InputError("not a JSON object", field=name, value=config)
+    return _module(config.get("model_type"), f"{name}: model_type").read(config, name)
+
+
+def write_config(family: str, spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Returns a config.json of the family that reads back as `spec`.
+
+    Raises InputError naming the field of the spec that the family cannot express.
+    """
+    return _module(family, "family").write(spec, carried, dtype)
+
+
+def families_that_write(spec: Model) -> list[str]:
+    """Returns the families whose config can express `spec`: a spec does not name its family."""
+    return [family for family in FAMILIES if _writes(family, spec)]
+
+
+def _writes(family: str, spec: Model) -> bool:
+    try:
+        write_config(family, spec, {}, None)
+    except InputError:
+        return False
+    return True
+
+
+def tensor_table(family: str, spec: Model) -> Table:
+    """Returns the names and layouts of the tensors in a checkpoint folder of the family.
+
+    Raises InputError naming a weight of the spec that the family has no name for, or one that the spec lacks.
+    """
+    return _covering(_module(family, "family").table(spec), spec, family)
+
+
+def _covering(table: Table, spec: Model, family: str) -> Table:
+    named = {path for entry in table.entries for path in entry.paths}
+    held = {path for path, _, _ in weights(spec)}
+    if named != held:
+        problem = (
+            f"{family} files have no name for this weight" if held - named else f"{family} models have this weight"
+        )
+        raise InputError(problem, field=min(held - named or named - held))
+    return table
+
+
+def read_gguf(file: GGUFFile, name: str) -> Reading:
+    """Returns what a GGUF file's header says, by its `general.architecture`; raises InputError as `read_config`."""
+    return _module(file.metadata.get("general.architecture"), f"{name}: general.architecture").read_gguf(file, name)
+
+
+def gguf_table(family: str, spec: Model) -> Table:
+    """Returns the names and layouts of the tensors in a GGUF file of the family; raises as `tensor_table` does."""
+    return _covering(_module(family, "family").gguf_table(spec), spec, family)

@@ -1,0 +1,157 @@
+"""What the families share in reading a GGUF header: metadata common to all, float32 values, rotary scaling.
+
+The meaning of the keys and their defaults follow llama.cpp (`llama-model.cpp`, `llama-context.cpp`), the reader these
+files are made for; names are those of the GGUF specification and of `gguf/constants.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+from asbuilt.errors import InputError
+from asbuilt.families.reader import ConfigReader
+from asbuilt.spec import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, Scaling, YaRN
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.gguf import GGUFFile
+
+MOST_FACTOR = 1e6
+ELSEWHERE = {
+    "general.": "says what the file is",
+    "tokenizer.": "the tokenizer's",
+    "quantize.": "says how the weights were quantised",
+    "imatrix.": "says how the weights were quantised",
+}
+TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unknown": "unk_token_id", "padding": "pad_token_id"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+
+# Llama 3.1 and 3.3 stretch by 8, Llama 3.2 by 32; the three other numbers are the same in all of them.
+PUBLISHED_LLAMA3 = tuple(
+    Llama3Scaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
+    for factor in (8.0, 32.0)
+)
+# The writers compute the divisors in float32 throughout; a power of 500000 loses 4 bits of the 24 there.
+FLOAT32_ROUNDING = 2.0**-18
+
+
+def gguf_reader(file: GGUFFile, where: str) -> ConfigReader:
+    """Returns a reader of the metadata in which all that does not describe the model is already declared."""
+    reader = ConfigReader(file.metadata, where)
+    reader.known.add("general.architecture")
+    for key in file.metadata:
+        for prefix, reason in ELSEWHERE.items():
+            if key.startswith(prefix):
+                reader.irrelevant(key, reason)
+    return reader
+
+
+def carried_tokens(file: GGUFFile) -> dict[str, Any]:
+    """Returns the token numbers as a config.json names them."""
+    stored = {ours: file.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in TOKENS.items()}
+    return {key: value for key, value in stored.items() if isinstance(value, int) and not isinstance(value, bool)}
+
+
+def stored_dtype(file: GGUFFile, name: str) -> str | None:
+    """Returns the dtype of the named tensor, None where it is quantised or absent."""
+    tensor = file.tensors.get(name)
+    return DTYPES.get(tensor.type) if tensor is not None else None
+
+
+def rows_of(file: GGUFFile, name: str, otherwise: int) -> int:
+    """Returns the first dimension of the named matrix, or `otherwise` where the file has none."""
+    tensor = file.tensors.get(name)
+    return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else otherwise
+
+
+def vocabulary(reader: ConfigReader, file: GGUFFile, arch: str) -> int:
+    """Returns the rows of the token table; raises InputError where the metadata disagrees with it."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    stored = rows_of(file, "token_embd.weight", len(tokens) if isinstance(tokens, list) else 0)
+    key = f"{arch}.vocab_size"
+    said = reader.size(key) if not stored else reader.size(key, default=stored)
+    reader.require(key, not stored or said == stored, f"{stored}, the rows of token_embd.weight")
+    return said
+
+
+def shortest(value: float) -> float:
+    """Returns the shortest decimal that rounds to the same float32: 9.999999747378752e-06 was written as 1e-05."""
+    try:
+        stored = struct.pack("<f", value)
+    except OverflowError:
+        return value
+    decimals = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((x for x in decimals if abs(x) < 3.4e38 and struct.pack("<f", x) == stored), value)
+
+
+def read_gguf_rotary(reader: ConfigReader, file: GGUFFile, arch: str, d_head: int, context: int) -> Rotary:
+    """Returns the rotary positions of a file whose heads are turned as a whole.
+
+    `rope_freqs.weight` holds one divisor per pair; where these are the published ones of Llama 3 it is named so.
+    """
+    rope = f"{arch}.rope"
+    turned = reader.size(f"{rope}.dimension_count", default=d_head)
+    reader.require(f"{rope}.dimension_count", turned == d_head, f"{d_head}, the whole head")
+    theta = shortest(reader.number(f"{rope}.freq_base", default=10000.0, above=1.0))
+    scaling = _scaling(reader, rope, context)
+    factors = rope_factors(file, d_head // 2)
+    if factors is not None:
+        if scaling is not None:
+            raise reader.error(f"{rope}.scaling.type", "rope_freqs.weight beside another scaling is not read")
+        scaling = name_factors(factors, d_head, theta)
+    return Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
+
+
+def _scaling(reader: ConfigReader, rope: str, context: int) -> Scaling | None:
+    key = f"{rope}.scaling"
+    # a missing type means linear, and a missing factor (or 0) means 1
+    kind = reader.choice(f"{key}.type", choices={"none": "", "linear": "linear", "yarn": "yarn"}, default="linear")
+    named = reader.spelled(f"{key}.factor", f"{rope}.scale_linear")
+    zero = named is None or reader.config[named] == 0
+    factor = 1.0 if zero else shortest(reader.number(named or "", most=MOST_FACTOR))
+    original = reader.size(f"{key}.original_context_length", default=context)
+    reader.irrelevant(f"{key}.finetuned", "says how the model was made")
+    for one, allowed in (("yarn_log_multiplier", (0,)), ("yarn_ext_factor", (1, -1)), ("yarn_attn_factor", (1, -1))):
+        reader.only(f"{key}.{one}", *allowed, reason="only the usual YaRN is read")
+    extra = shortest(reader.number(f"{key}.attn_factor", default=1.0, most=MOST_FACTOR))
+    fast = shortest(reader.number(f"{key}.yarn_beta_fast", default=32.0, most=MOST_FACTOR))
+    slow = shortest(reader.number(f"{key}.yarn_beta_slow", default=1.0, most=MOST_FACTOR))
+    reader.require(f"{key}.yarn_beta_fast", fast >= slow, f"at least yarn_beta_slow = {slow:g}")
+    if kind != "yarn":
+        reader.require(f"{key}.attn_factor", extra == 1.0, "1 where the scaling is not yarn")
+        return LinearScaling(factor=factor) if kind and factor != 1.0 else None
+    # llama.cpp multiplies what the file says with the usual attention factor
+    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    attention = None if extra == 1.0 else extra * usual
+    return YaRN(factor=factor, original_context=original, beta_fast=fast, beta_slow=slow, attention_factor=attention)
+
+
+def rope_factors(file: GGUFFile, n: int) -> tuple[float, ...] | None:
+    """Returns the `n` divisors of `rope_freqs.weight`, None where the file has none; it is 4n bytes of float32."""
+    tensor = file.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return None
+    field = f"{file.path}: rope_freqs.weight"
+    if tensor.type != "F32" or tensor.shape != (n,):
+        raise InputError("not allowed", field=field, value=(tensor.type, tensor.shape), allowed=f"F32 of shape ({n},)")
+    try:
+        with file.path.open("rb") as data:
+            data.seek(tensor.offset)
+            factors = struct.unpack(f"<{n}f", data.read(4 * n))
+    except (OSError, struct.error) as error:
+        raise InputError(f"cannot be read: {error}", field=field) from error
+    if not all(math.isfinite(x) and x > 0 for x in factors):
+        raise InputError("not allowed", field=field, value=factors, allowed="finite numbers above 0")
+    return tuple(map(shortest, factors))
+
+
+def name_factors(factors: tuple[float, ...], d_rotary: int, theta: float) -> Scaling:
+    """Returns the published Llama 3 scaling that these divisors are to float32 rounding, else the divisors."""
+    plain = Rotary(d_rotary=d_rotary, theta=theta).inverse_frequencies()
+    for scaling in PUBLISHED_LLAMA3:
+        scaled = Rotary(d_rotary=d_rotary, theta=theta, scaling=scaling).inverse_frequencies()
+        divisors = (a / b for a, b in zip(plain, scaled, strict=True))
+        if all(abs(x - y) <= FLOAT32_ROUNDING * y for x, y in zip(factors, divisors, strict=True)):
+            return scaling
+    return FrequencyFactors(factors=factors)

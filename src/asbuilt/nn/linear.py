@@ -1,0 +1,89 @@
+"""Linear maps, and several maps of one input kept side by side in memory so that inference multiplies them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asbuilt.spec.part import Part
+
+
+class Linear(nn.Module):
+    """x W^T + b, with whatever of W and b its owner registered."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x W^T + b."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class Together:
+    """Linear maps of one input whose parameters are views of one piece of memory: one product instead of several.
+
+    Autograd gives gradients to the parameters, not to the piece, so training multiplies one by one; so does whatever
+    finds a parameter no longer in its place (loaded by assignment, sharded, deep-copied).
+    """
+
+    def __init__(self, *maps: Linear) -> None:
+        self.maps = maps
+        self.sizes = [len(m.weight) for m in maps]
+        self.join()
+
+    def join(self) -> None:
+        """Lays the maps' present parameters into one new piece each for weights and biases."""
+        self.weight = self._piece([m.weight for m in self.maps])
+        biases = [m.bias for m in self.maps if m.bias is not None]
+        self.bias = self._piece(biases) if biases else None
+        self.places = [m.weight.data_ptr() for m in self.maps]
+
+    @staticmethod
+    @torch.no_grad()
+    def _piece(parameters: list[Tensor]) -> Tensor:
+        piece = torch.cat(parameters)
+        for parameter, view in zip(parameters, piece.split([len(p) for p in parameters]), strict=True):
+            parameter.data = view
+        return piece
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Returns each map's result."""
+        if torch.is_grad_enabled() or [m.weight.data_ptr() for m in self.maps] != self.places:
+            return tuple(m(x) for m in self.maps)
+        return F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+
+
+class PartModule(nn.Module):
+    """A module that is one part: it makes the part's weights, empty, under their own names."""
+
+    def __init__(self, part: Part, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self._together: list[Together] = []
+        for name, weight in part.holds().items():
+            owner, _, leaf = name.rpartition(".")
+            parameter = nn.Parameter(torch.empty(weight.shape))
+            (self._map(owner) if owner else self).register_parameter(leaf, parameter)
+
+    def _map(self, name: str) -> nn.Module:
+        if name not in self._modules:
+            self.add_module(name, Linear())
+        return self.get_submodule(name)
+
+    def together(self, *maps: Linear) -> Together:
+        """Returns the maps laid together, and keeps them so when the module changes dtype or device."""
+        self._together.append(Together(*maps))
+        return self._together[-1]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:
+        super()._apply(fn, recurse)
+        for group in self._together:
+            group.join()
+        return self

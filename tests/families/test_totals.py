@@ -1,0 +1,68 @@
+"""Published models of these families, read from their config.json: parameters, cache and components as published."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asbuilt.families import FAMILIES, load_config_file, read_config
+from asbuilt.spec import Model, TiedHead, walk, weights
+
+MODELS = Path(__file__).parents[3] / "shared" / "models"
+BF16 = 2
+# breakdown.json names the parts so
+COMPONENTS = {"embedding": "embeddings", "norm": "norms", "attention": "attention", "ffn": "mlp", "head": "lm_head"}
+
+
+def rows() -> list[dict[str, str]]:
+    """The rows of totals.csv that these families publish; one empty row where the folder is absent."""
+    if not (MODELS / "totals.csv").exists():
+        return [{"name": ""}]
+    with (MODELS / "totals.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["family"] in FAMILIES]
+
+
+def load(row: dict[str, str]) -> Model:
+    if not row["name"]:
+        pytest.skip(f"no published models at {MODELS}")
+    name = row["name"]
+    return read_config(load_config_file(MODELS / f"{name}.json"), name).spec
+
+
+def components(spec: Model) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for _, weight, owner in weights(spec):
+        counts[COMPONENTS[owner.kind]] += weight.size
+    return dict(counts)
+
+
+by_name = pytest.mark.parametrize("row", rows(), ids=lambda row: row["name"] or "absent")
+
+
+@by_name
+def test_parameters(row: dict[str, str]) -> None:
+    spec = load(row)
+    total = sum(weight.size for _, weight, _ in weights(spec))
+    tied = isinstance(spec.head, TiedHead)
+    assert total == int(row["params_total"])
+    assert str(tied) == row["tied"]
+    table = spec.embedding.n_vocab * spec.d_model if tied else 0
+    assert total + table == int(row["params_with_tied_counted_twice"])
+
+
+@by_name
+def test_cache_bytes_per_token(row: dict[str, str]) -> None:
+    numbers = sum(kept.size for _, part in walk(load(row)) for kept in part.remembers())
+    assert numbers * BF16 == int(row["kv_bytes_per_token_bf16"])
+
+
+@by_name
+def test_components(row: dict[str, str]) -> None:
+    spec = load(row)
+    published: dict[str, Any] = json.loads((MODELS / "breakdown.json").read_text())[row["name"]]
+    assert components(spec) == published["components"]
