@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -213,8 +214,7 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise refuse(f"key given twice: {twice[:80]!r}")
         return made
 

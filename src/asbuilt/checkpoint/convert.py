@@ -1,0 +1,75 @@
+"""A checkpoint folder or GGUF file to a checkpoint folder, one tensor at a time, without building the model."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asbuilt.checkpoint.load import Contents, as_source, stored_dtype
+from asbuilt.checkpoint.save import MAX_SHARD_BYTES, Progress, write_folder
+from asbuilt.checkpoint.source import Source
+from asbuilt.families.table import Entry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def convert(
+    source: Source | str | Path,
+    out: str | os.PathLike[str],
+    dtype: torch.dtype | str | None = None,
+    max_shard_bytes: float = MAX_SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Writes the folder `out` with the weights, config, tokenizer and generation settings of `source`.
+
+    `dtype` None keeps what a folder has, tensor by tensor, and for a GGUF file takes what `load` would. In memory are
+    the entry that is being written and, where the two formats group tensors differently, those read but not yet
+    written. Raises InputError as `load` and `save`; whatever is raised, nothing is left behind.
+    """
+    source = as_source(source)
+    contents = Contents(source)
+    common = contents.dtype(dtype)
+    keep = dtype is None and source.gguf is None
+    write_folder(
+        out,
+        spec=source.spec,
+        family=source.family,
+        carried=source.reading.carried,
+        config_dtype=str(common).removeprefix("torch."),
+        dtypes=_own_dtypes(contents) if keep else {path: common for e in contents.entries for path in e.paths},
+        read=_Regrouped(contents).read,
+        beside=source,
+        max_shard_bytes=max_shard_bytes,
+        progress=progress,
+    )
+
+
+def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:
+    """Returns the dtype in which each path's tensor is stored."""
+    import torch
+
+    dtypes = {}
+    for entry in contents.entries:
+        own = {getattr(torch, stored_dtype(contents.headers[name]) or "") for name in entry.names}
+        dtypes |= dict.fromkeys(entry.paths, functools.reduce(torch.promote_types, own))
+    return dtypes
+
+
+class _Regrouped:
+    """Gives the tensors of one format's entries to those of another, which may hold the same paths grouped anew."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._entry = {path: entry for entry in contents.entries for path in entry.paths}
+        self._read: dict[str, Tensor] = {}
+
+    def read(self, wanted: Entry) -> list[Tensor]:
+        for path in wanted.paths:
+            if path not in self._read:
+                entry = self._entry[path]
+                self._read |= dict(zip(entry.paths, self._contents.read(entry), strict=True))
+        return [self._read.pop(path) for path in wanted.paths]

@@ -1,0 +1,231 @@
+"""Weights into a built model: names and shapes are settled from the headers, then one entry at a time is filled.
+
+Memory: the model, and the largest tensor once more. Nothing is allocated before every name and shape has been checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asbuilt.checkpoint.ggml_types import READABLE
+from asbuilt.checkpoint.gguf import GGUFTensor, read_tensor
+from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_folder
+from asbuilt.checkpoint.source import Source, open_model
+from asbuilt.errors import InputError, shorten
+from asbuilt.families import gguf_table, tensor_table
+from asbuilt.families.table import Entry, Table
+from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec import weights
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from asbuilt.nn.modules import Model
+
+Stored = StoredTensor | GGUFTensor
+Headers = Mapping[str, Stored]
+DTYPES = ("float32", "bfloat16", "float16", "float64")  # those a model can compute in
+LISTED = 5  # names shown of each kind of mismatch
+
+
+def load(source: Source | str | Path, dtype: torch.dtype | str | None = None, device: str = "cpu") -> Model:
+    """Returns the model of a checkpoint folder or GGUF file, its weights loaded, in evaluation mode.
+
+    `dtype` None means the stored one: what config.json says, else what the tensors have; float32 for a GGUF of
+    quantised blocks. Raises InputError for a source without weights, for tensors that are missing, unexpected, of
+    another shape or no floats, for values beyond the range of `dtype`, and for a device that is not there.
+    """
+    import torch
+
+    from asbuilt.nn import build
+
+    contents = Contents(as_source(source))
+    built = build(contents.spec, dtype=contents.dtype(dtype), device=_device(device), seed=None)
+    parameters = dict(built.named_parameters())
+    empty = set(parameters)
+    with torch.no_grad():
+        for entry in contents.entries:
+            for path, tensor in zip(entry.paths, contents.read(entry), strict=True):
+                empty.remove(path)  # KeyError: a table that fills a parameter twice
+                assert tensor.shape == parameters[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
+                require_range(tensor, parameters[path].dtype, path)
+                parameters[path].copy_(tensor)
+    assert not empty, f"not in the table: {sorted(empty)}"
+    return built.eval()
+
+
+def stored_parameters(source: Source | str | Path) -> int:
+    """Returns how many numbers the file holds, buffers and a tied head stored again included; reads headers only."""
+    return sum(math.prod(tensor.shape) for tensor in headers(as_source(source)).values())
+
+
+def stored_bytes(source: Source | str | Path) -> int:
+    """Returns the bytes of all stored tensors, headers and padding of the file not included; reads headers only."""
+    return sum(tensor.nbytes for tensor in headers(as_source(source)).values())
+
+
+def as_source(source: Source | str | Path) -> Source:
+    """Returns the source itself, or the one that a name or path means."""
+    return source if isinstance(source, Source) else open_model(source, weights=True)
+
+
+def headers(source: Source) -> Headers:
+    """Returns what is stored; raises InputError for a source that is only a description."""
+    if source.gguf is not None:
+        return source.gguf.tensors
+    if source.kind == "folder" and source.path is not None:
+        return read_folder(source.path)
+    what = {"catalogue": "a catalogue name", "config": "a config", "spec": "a spec"}[source.kind]
+    raise InputError(f"{what} describes a model and has no weights", field="MODEL", value=source.name,
+                     fix="give a checkpoint folder or a .gguf file")  # fmt: skip
+
+
+class Contents:
+    """The stored tensors of a source, matched with its spec; `read` gives one entry's tensors as the model has them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.spec, self.headers = source, source.spec, headers(source)
+        in_gguf = source.gguf is not None
+        self.table = (gguf_table if in_gguf else tensor_table)(source.family, self.spec)
+        self.entries = match(self.table, self.spec, self.headers, str(source.path))
+        self._again = {path: name for name, path in self.table.duplicates.items() if name in self.headers}
+        self._read = _reader(source, self.headers)
+
+    def dtype(self, wanted: torch.dtype | str | None) -> torch.dtype:
+        """Returns the dtype to build in; see `load`."""
+        import torch
+
+        if wanted is not None:
+            return dtype_of(wanted)
+        said = self.source.reading.dtype
+        if said in DTYPES:
+            return getattr(torch, said)
+        if self.source.gguf is not None:
+            return torch.float32
+        # 8-bit floats are a format to store, bfloat16 holds all their values
+        names = {stored_dtype(self.headers[name]) or "" for entry in self.entries for name in entry.names}
+        own = [getattr(torch, name if name in DTYPES else "bfloat16") for name in names]
+        return functools.reduce(torch.promote_types, own)
+
+    def read(self, entry: Entry) -> list[Tensor]:
+        """Returns the tensors of the entry's paths; InputError where one is stored again with other values."""
+        tensors = entry.layout.load([self._read(name) for name in entry.names])
+        for path, tensor in zip(entry.paths, tensors, strict=True):
+            if path in self._again:
+                self._require_equal(tensor, self._again[path], path)
+        return tensors
+
+    def _require_equal(self, tensor: Tensor, name: str, path: str) -> None:
+        import torch
+
+        again = self._read(name)
+        common = torch.promote_types(tensor.dtype, again.dtype)
+        if not torch.equal(tensor.to(common), again.to(common)):
+            raise InputError(f"{name} is tied to {path}, and is stored with other values", field=str(self.source.path),
+                             fix='if both are meant, set "tie_word_embeddings": false in config.json')  # fmt: skip
+
+
+def _reader(source: Source, stored: Headers) -> Callable[[str], Tensor]:
+    if source.gguf is not None:
+        return functools.partial(read_tensor, source.gguf)
+    return Reader({name: tensor for name, tensor in stored.items() if isinstance(tensor, StoredTensor)})
+
+
+def stored_dtype(tensor: Stored) -> str | None:
+    """Returns torch's name of the dtype that reading gives, None for what is no float or cannot be read."""
+    if isinstance(tensor, StoredTensor):
+        return FLOATS.get(tensor.dtype)
+    return {"F16": "float16", "BF16": "bfloat16"}.get(tensor.type, "float32") if tensor.type in READABLE else None
+
+
+def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[Entry, ...]:
+    """Returns the table's entries under the names that the file uses.
+
+    Raises InputError listing what is missing, unexpected, of another shape or no floats; `where` names the file.
+    """
+    entries = _as_named(table, stored)
+    shapes = {path: weight.shape for path, weight, _ in weights(spec)}
+    assert sorted(path for entry in entries for path in entry.paths) == sorted(shapes), "table and spec disagree"
+    wanted = {
+        name: shape
+        for entry in entries
+        for name, shape in zip(
+            entry.names, entry.layout.stored_shapes([shapes[path] for path in entry.paths]), strict=True
+        )
+    }
+    again = {name: shapes[path] for name, path in table.duplicates.items() if name in stored}
+    problems = list(_mismatches(table, wanted | again, stored))
+    if problems:
+        raise InputError(f"the tensors are not those of the config: {'; '.join(problems)}", field=where)
+    return entries
+
+
+def _as_named(table: Table, stored: Headers) -> tuple[Entry, ...]:
+    """Returns the entries, the optional prefix taken off where no stored name has it."""
+    prefix = table.optional_prefix
+    if not prefix or any(name.startswith(prefix) for name in stored):
+        return table.entries
+    return tuple(replace(e, names=tuple(name.removeprefix(prefix) for name in e.names)) for e in table.entries)
+
+
+def _mismatches(table: Table, wanted: dict[str, tuple[int, ...]], stored: Headers) -> Iterator[str]:
+    ignored = [re.compile(pattern) for pattern in table.ignored]
+    found = {name: stored[name] for name in wanted if name in stored}
+    yield from _listed("missing", [name for name in wanted if name not in stored])
+    extra = (name for name in stored if name not in wanted)
+    unexpected = [name for name in extra if not any(pattern.fullmatch(name) for pattern in ignored)]
+    yield from _listed("unexpected", [shorten(name) for name in unexpected])
+    shaped = ((name, tensor.shape, wanted[name]) for name, tensor in found.items())
+    yield from _listed(
+        "of another shape", [f"{n} is {have}, expected {want}" for n, have, want in shaped if have != want]
+    )
+    kinds = (
+        (name, getattr(t, "dtype", None) or getattr(t, "type", "")) for name, t in found.items() if not stored_dtype(t)
+    )
+    yield from _listed("no readable floats", [f"{name} is {kind}" for name, kind in kinds])
+
+
+def _listed(what: str, items: list[str]) -> Iterator[str]:
+    if items:
+        more = f" and {len(items) - LISTED} more" if len(items) > LISTED else ""
+        yield f"{len(items)} {what}: {', '.join(items[:LISTED])}{more}"
+
+
+def dtype_of(wanted: torch.dtype | str) -> torch.dtype:
+    """Returns the torch dtype of a name such as `bfloat16`; InputError for one that no model computes in."""
+    import torch
+
+    name = str(wanted).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InputError("not allowed", field="dtype", value=name, allowed=", ".join(DTYPES))
+    return getattr(torch, name)
+
+
+def require_range(tensor: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Raises InputError where a value is beyond the range of `dtype`: it would become infinite without a word."""
+    import torch
+
+    most = torch.finfo(dtype).max
+    if torch.finfo(tensor.dtype).max <= most:
+        return
+    low, high = (float(x) for x in tensor.aminmax())
+    if max(-low, high) > most:
+        raise InputError(f"{what} holds values beyond the range of {dtype}", field="dtype", value=max(-low, high),
+                         allowed=f"up to {most:g}", fix="use bfloat16 or float32")  # fmt: skip
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # no such name; no such device; a build without it
+        said = str(error).splitlines()[0]
+        raise InputError(f"cannot be used: {said}", field="device", value=str(name)) from error

@@ -1,0 +1,234 @@
+"""Safetensors files and folders of shards, from a source that is not trusted.
+
+Headers are parsed here, without torch, and held against the file's size before anything is believed; the data itself
+is read by the `safetensors` library, one tensor at a time, from a memory map.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asbuilt.errors import InputError, shorten
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# A header takes about 120 bytes per tensor. The most tensors published under one index are 150k, in 14 MB.
+MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 1 << 25, 1 << 26, 8
+LARGEST_COUNT = 2**63 - 1
+
+BITS: dict[str, int] = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+# torch's name of each dtype that a weight may have on disk; all of them convert to bfloat16 or wider by value
+FLOATS: dict[str, str] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """Where one tensor lies: `dtype` as the format spells it (BF16), `offset` in bytes from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: Path
+    offset: int
+    nbytes: int
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """Returns the tensors that one safetensors file declares, in the order of the file, without reading their data.
+
+    Raises InputError for a header that is no JSON, is larger than 32 MiB or contradicts itself or the file: shapes
+    that do not give the declared bytes, overlaps, holes, data beyond the end. Source: the safetensors format, README.
+    """
+    path = Path(path)
+    size, text = _header_text(path)
+    header = _object(path, text)
+    _check_metadata(path, header.pop("__metadata__", {}))
+    base = 8 + len(text)
+    tensors = [_tensor(path, name, said, base) for name, said in header.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    at = base
+    for tensor in tensors:
+        if tensor.offset != at:
+            what = "overlaps the tensor before it" if tensor.offset < at else "leaves a hole before it"
+            raise InputError(f"{shorten(tensor.name)} {what}", field=str(path), value=tensor.offset, allowed=str(at))
+        at += tensor.nbytes
+    if at != size:
+        raise InputError(f"declares {at} bytes, file holds {size}", field=str(path), fix="is the download complete?")
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _header_text(path: Path) -> tuple[int, bytes]:
+    """Returns the file's size and its header."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            most = min(size - 8, MAX_HEADER_BYTES)
+            if not 2 <= length <= most:
+                raise InputError("header length", field=str(path), value=length, allowed=f"2 to {most}",
+                                 fix="is this a safetensors file, and complete?")  # fmt: skip
+            text = file.read(length)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
+    if len(text) != length:
+        raise InputError("the file was cut short while it was read", field=str(path))
+    return size, text
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any]:
+    """Returns a JSON object in which no key is given twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise ValueError("a key is given twice")
+        return made
+
+    try:
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {shorten(str(error))}", field=str(path)) from error
+    if not isinstance(found, dict):
+        raise InputError("not a JSON object", field=str(path), value=found)
+    return found
+
+
+def _check_metadata(path: Path, metadata: object) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InputError("__metadata__", field=str(path), value=metadata, allowed="an object of texts")
+
+
+def _tensor(path: Path, name: str, said: object, base: int) -> StoredTensor:
+    def wrong(problem: str, value: object, allowed: str) -> InputError:
+        return InputError(f"{shorten(name)}: {problem}", field=str(path), value=value, allowed=allowed)
+
+    if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
+        raise wrong("not a tensor", said, "dtype, shape, data_offsets")
+    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise wrong("dtype", dtype, ", ".join(BITS))
+    if not _counts(shape) or len(shape) > MAX_RANK:
+        raise wrong("shape", shape, f"at most {MAX_RANK} whole numbers")
+    if not _counts(offsets) or len(offsets) != 2:
+        raise wrong("data_offsets", offsets, "two whole numbers")
+    bits = math.prod(shape) * BITS[dtype]
+    if bits % 8 or bits // 8 != offsets[1] - offsets[0]:
+        raise wrong("data_offsets", offsets, f"{bits / 8:g} bytes apart, for {dtype} of shape {tuple(shape)}")
+    return StoredTensor(
+        name=name, shape=tuple(shape), dtype=dtype, path=path, offset=base + offsets[0], nbytes=bits // 8
+    )
+
+
+def _counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= LARGEST_COUNT for value in values)
+
+
+def has_weights(folder: Path) -> bool:
+    """Returns whether a folder holds safetensors under the names that transformers gives them."""
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """Returns the tensors of a checkpoint folder: of `model.safetensors` if there is one, else of the shards.
+
+    That is the order in which transformers looks. Raises InputError where there are none, where the folder holds only
+    pickle files, for an index that its shards do not bear out, and as `read_header`.
+    """
+    folder = Path(folder)
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    if (folder / INDEX).is_file():
+        return _read_shards(folder, _weight_map(folder / INDEX))
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
+    if pickles:
+        raise pickle_error(str(folder), pickles[0])
+    raise InputError("no weights", field=str(folder), allowed=f"{SINGLE}, or {INDEX} and its shards")
+
+
+def pickle_error(field: str, name: str) -> InputError:
+    """Returns the refusal of a pickle file, with the way out."""
+    return InputError(
+        "a pickle file, which can run any code while it is loaded, so it is never opened here",
+        field=field,
+        value=name,
+        allowed=".safetensors, .gguf",
+        fix="convert it once, in a container without network and secrets: torch.load(..., weights_only=True), then "
+        f"safetensors.torch.save_file(..., {SINGLE!r})",
+    )
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_INDEX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
+    if len(text) > MAX_INDEX_BYTES:
+        raise InputError("too large for an index", field=str(path), allowed=f"{MAX_INDEX_BYTES} bytes")
+    found = _object(path, text).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise InputError("weight_map", field=str(path), value=found, allowed="an object of tensor and file names")
+    for shard in found.values():
+        _check_shard_name(path, shard)
+    return found
+
+
+def _check_shard_name(path: Path, shard: object) -> None:
+    """Raises InputError unless the name is that of a file in the folder itself, on every system."""
+    if not isinstance(shard, str) or not shard.endswith(".safetensors") or any(c in shard for c in "/\\:\0"):
+        raise InputError("shard name", field=str(path), value=shard, allowed="a .safetensors file in the same folder")
+
+
+def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for shard in dict.fromkeys(weight_map.values()):
+        for name, tensor in read_header(folder / shard).items():
+            if name in tensors:
+                raise InputError(f"{shorten(name)} is stored twice", field=str(folder), value=shard)
+            tensors[name] = tensor
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].path.name != shard:
+            raise InputError(f"the index names {shorten(name)}, and the shard lacks it", field=str(folder), value=shard)
+    return tensors
+
+
+class Reader:
+    """Reads the data of tensors whose headers were read, mapping each file when it is first needed."""
+
+    def __init__(self, tensors: dict[str, StoredTensor]) -> None:
+        self._tensors = tensors
+        self._open: dict[Path, Any] = {}
+
+    def __call__(self, name: str) -> Tensor:
+        """Returns the tensor, its memory still the file's; InputError if the file has changed since."""
+        from safetensors import SafetensorError, safe_open
+
+        tensor = self._tensors[name]
+        try:
+            if tensor.path not in self._open:
+                self._open[tensor.path] = safe_open(tensor.path, framework="pt")
+            read = self._open[tensor.path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{shorten(name)} cannot be read: {error}", field=str(tensor.path)) from error
+        if tuple(read.shape) != tensor.shape:
+            raise InputError(f"{shorten(name)} has changed since its header was read", field=str(tensor.path))
+        return read

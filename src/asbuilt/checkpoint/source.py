@@ -1,0 +1,175 @@
+"""What a person means by MODEL: a catalogue name, a config, a checkpoint folder, a GGUF file, a spec, or a hub id.
+
+Opening reads descriptions only: JSON and headers. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from asbuilt.checkpoint.gguf import GGUFFile, read_header
+from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error
+from asbuilt.errors import InputError, near
+from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf
+from asbuilt.spec import Model, from_dict
+
+if TYPE_CHECKING:
+    from asbuilt.catalog import Entry
+    from asbuilt.text.tokenizer import Tokenizer
+
+Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+DESCRIPTIONS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
+WEIGHTS = ("model.safetensors", "model-*.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model that was found: what it is (`reading`), and where its weights lie, if it has any (`path`)."""
+
+    kind: Kind
+    name: str
+    reading: Reading
+    path: Path | None = None
+    gguf: GGUFFile | None = field(default=None, repr=False)
+
+    @property
+    def spec(self) -> Model:
+        """The model's description."""
+        return self.reading.spec
+
+    @property
+    def family(self) -> str:
+        """The `model_type`; empty for a spec that no family can express."""
+        return self.reading.family
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights to load."""
+        return self.gguf is not None or (self.kind == "folder" and self.path is not None and has_weights(self.path))
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Returns the tokenizer, None where the source has none; InputError where it has one that is unusable."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        # The library below is part of the torch extra, so it is imported only where a tokenizer is there.
+        if self.gguf is not None:
+            if self.gguf.metadata.get("tokenizer.ggml.model") in (None, "no_vocab"):
+                return None
+            from asbuilt.text.tokenizer import Tokenizer
+
+            return Tokenizer.from_gguf(self.gguf)
+        if self.kind != "folder" or self.path is None or not (self.path / TOKENIZER).is_file():
+            return None
+        from asbuilt.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_file(self.path)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template, None where there is none."""
+        tokenizer = self.tokenizer()
+        return None if tokenizer is None else tokenizer.chat_template
+
+
+def open_model(model: str | Path, *, weights: bool = False) -> Source:
+    """Returns the source that `model` names.
+
+    Looked for in this order: a file; a folder with a config.json; a catalogue name; a hub id. Of a hub model only the
+    descriptions are downloaded, unless `weights`, when the hub comes before a catalogue name that has none. Raises
+    InputError for what is none of these, with the nearest catalogue names, and for a description that is wrong.
+    """
+    path = Path(model)
+    try:
+        if path.is_file():
+            return _open_file(path)
+        if path.is_dir() and ((path / CONFIG).is_file() or _catalogued(str(model)) is None):
+            return _open_folder(path)
+    except OSError as error:  # a name too long for the file system, a folder that may not be entered
+        raise InputError(f"cannot be read: {error.strerror}", field="MODEL", value=str(model)) from error
+    except ValueError as error:  # a null byte
+        raise InputError(str(error), field="MODEL", value=str(model)) from error
+    return _open_name(str(model), weights)
+
+
+def _open_file(path: Path) -> Source:
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _open_json(path)
+    if suffix == ".gguf":
+        file = read_header(path)
+        return Source(kind="gguf", name=path.stem, reading=read_gguf(file, path.stem), path=path, gguf=file)
+    if suffix in PICKLES:
+        raise pickle_error(str(path.parent), path.name)
+    fix = "give the folder that holds it and its config.json" if suffix == ".safetensors" else ""
+    raise InputError("not a model", field="MODEL", value=str(path), allowed="a .json or .gguf file, or a folder",
+                     fix=fix)  # fmt: skip
+
+
+def _open_json(path: Path) -> Source:
+    data = load_config_file(path)
+    name = path.resolve().parent.name if path.name == CONFIG else path.stem
+    if "part" not in data:
+        return Source(kind="config", name=name, reading=read_config(data, name), path=path)
+    spec = from_dict(data, path.name)
+    if not isinstance(spec, Model):
+        raise InputError("not a whole model", field=f"{path}: part", value=data["part"], allowed="Model")
+    family = next(iter(families_that_write(spec)), "")
+    return Source(kind="spec", name=spec.name, reading=Reading(spec=spec, carried={}, dtype=None, family=family),
+                  path=path)  # fmt: skip
+
+
+def _open_folder(path: Path) -> Source:
+    if not (path / CONFIG).is_file():
+        ggufs = sorted(file.name for file in path.glob("*.gguf"))
+        fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
+        raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
+    name = path.resolve().name
+    return Source(kind="folder", name=name, reading=read_config(load_config_file(path / CONFIG), name), path=path)
+
+
+def _catalogued(name: str) -> Entry | None:
+    from asbuilt import catalog
+
+    try:
+        return catalog.find(name)
+    except InputError:
+        return None
+
+
+def _open_name(name: str, weights: bool) -> Source:
+    row = _catalogued(name)
+    if HUB_ID.fullmatch(name) and (weights or row is None) and (folder := _download(name, weights)) is not None:
+        return Source(kind="folder", name=name, reading=_open_folder(folder).reading, path=folder)
+    if row is None:
+        raise _unknown(name)
+    reading = Reading(spec=row.spec(), carried={}, dtype=row.dtype, family=row.family)
+    return Source(kind="catalogue", name=row.name, reading=reading)
+
+
+def _unknown(name: str, problem: str = "no such model") -> InputError:
+    from asbuilt import catalog
+
+    allowed = "a catalogue name, a config.json, a checkpoint folder, a .gguf file, a spec, a hub id when online"
+    return InputError(problem, field="MODEL", value=name, allowed=allowed, fix=near(name[:80], catalog.names()))
+
+
+def _download(name: str, weights: bool) -> Path | None:
+    """Returns the folder of a hub model's files, from the cache where they are there; None without the library."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return None
+    patterns = [*DESCRIPTIONS, *(WEIGHTS if weights else ())]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # no network, no such model, no permission: each is an exception of its own there
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise _unknown(name, f"no such model here, and the hub could not give it: {said}") from error

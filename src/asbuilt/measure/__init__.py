@@ -1,0 +1,6 @@
+"""Running what was built, and printing the measured figure beside the predicted one."""
+
+from asbuilt.measure.calibrate import Calibration, calibrate
+from asbuilt.measure.report import Report, Row, measure
+
+__all__ = ["Calibration", "Report", "Row", "calibrate", "measure"]

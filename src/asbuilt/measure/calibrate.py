@@ -1,0 +1,222 @@
+"""What this machine can do, from micro-benchmarks that never run a model; kept in a cache between runs.
+
+Every kind of work gets a line `seconds = start + amount / rate`, fitted through two amounts. The shapes are fixed here
+and belong to no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+VERSION = 1
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+REPEATS = 9
+
+
+@dataclass(frozen=True)
+class Line:
+    """seconds = start + amount / rate; the amount is in bytes or FLOPs."""
+
+    start: float
+    rate: float
+
+    def seconds(self, amount: float) -> float:
+        """Returns the predicted time."""
+        return self.start + amount / self.rate
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One dtype's lines: one row times a matrix and elementwise work by bytes, matrices and attention by FLOPs."""
+
+    vector: Line
+    matrix: Line
+    attention: Line
+    attention_read: Line
+    arithmetic: Line
+    transcendental: Line
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The machine, its read bandwidth in bytes/s, and what one call costs when there is nothing to do."""
+
+    machine: dict[str, str | int | float]
+    read_bandwidth: float
+    view_seconds: float
+    module_seconds: float
+    rates: dict[str, Rates]
+
+
+def machine() -> dict[str, str | int | float]:
+    """Returns what identifies this machine and the software that runs on it."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def cache_path() -> Path:
+    """Returns where this machine's calibration is kept: `$XDG_CACHE_HOME/asbuilt`, else `~/.cache/asbuilt`."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = hashlib.sha256(json.dumps([VERSION, machine()], sort_keys=True).encode()).hexdigest()[:16]
+    return base / "asbuilt" / f"calibration-{key}.json"
+
+
+def calibrate(*, refresh: bool = False, say: Callable[[str], None] = lambda text: None) -> Calibration:
+    """Returns this machine's calibration, measured now unless it was before; takes a few seconds."""
+    path = cache_path()
+    if not refresh and (kept := _read(path)) is not None:
+        return kept
+    say("calibrating this machine")
+    with torch.inference_mode():
+        fresh = _measure()
+    _write(path, fresh)
+    return fresh
+
+
+def _read(path: Path) -> Calibration | None:
+    try:
+        plain = json.loads(path.read_text())
+        rates = {
+            name: Rates(**{kind: Line(**line) for kind, line in lines.items()})
+            for name, lines in plain.pop("rates").items()
+        }
+        return Calibration(rates=rates, **plain)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # absent, or written by another version: measure again
+
+
+def _write(path: Path, fresh: Calibration) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        aside.write_text(json.dumps(asdict(fresh), indent=1))
+        aside.replace(path)
+    except OSError:
+        return  # a home that cannot be written to costs a calibration per run, nothing else
+
+
+def seconds(work: Callable[[], object], *, at_least: float = 0.02) -> float:
+    """Returns the median time of one call, over REPEATS batches of `at_least` seconds each."""
+    work()
+    start = time.perf_counter()
+    work()
+    count = max(1, int(at_least / max(time.perf_counter() - start, 1e-7)))
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        for _ in range(count):
+            work()
+        times.append((time.perf_counter() - start) / count)
+    return statistics.median(times)
+
+
+def _measure() -> Calibration:
+    tiny, module = torch.ones(8, 8), torch.nn.Identity()
+    return Calibration(
+        machine=machine(),
+        read_bandwidth=_read_bandwidth(),
+        view_seconds=seconds(lambda: tiny.transpose(0, 1)),
+        module_seconds=seconds(lambda: module(tiny)),
+        rates={name: _rates(dtype) for name, dtype in DTYPES.items()},
+    )
+
+
+def _read_bandwidth() -> float:
+    block = torch.ones(64 * 2**20)
+    return block.nbytes / seconds(block.sum)
+
+
+def _rates(dtype: torch.dtype) -> Rates:
+    return Rates(
+        vector=_fit(*(_vector(dtype, n, 768) for n in (768, 40_000))),
+        matrix=_fit(*(_matrix(dtype, n) for n in (512, 2048))),
+        attention=_fit(*(_attention(dtype, n) for n in (128, 512))),
+        attention_read=_fit(*(_attention_read(dtype, n) for n in (64, 2048))),
+        arithmetic=_fit(*(_elementwise(dtype, n, lambda x: x * x) for n in (64, 2**20))),
+        transcendental=_fit(*(_elementwise(dtype, n, F.silu) for n in (64, 2**20))),
+    )
+
+
+def _fit(small: tuple[float, float], large: tuple[float, float]) -> Line:
+    (less, fast), (more, slow) = small, large
+    rate = (more - less) / max(slow - fast, 1e-12)
+    return Line(start=max(0.0, fast - less / rate), rate=rate)
+
+
+def _pool(make: Callable[[], Tensor], nbytes: int = 300 * 2**20) -> Callable[[], Tensor]:
+    """Returns a source of tensors that together outgrow every cache, so that each comes from memory."""
+    first = make()
+    tensors = [first, *(make() for _ in range(min(512, nbytes // first.nbytes)))]
+    at = iter(range(0))
+
+    def following() -> Tensor:
+        nonlocal at
+        i = next(at, None)
+        if i is None:
+            at = iter(range(len(tensors)))
+            i = next(at)
+        return tensors[i]
+
+    return following
+
+
+def _vector(dtype: torch.dtype, out: int, inside: int) -> tuple[float, float]:
+    x = torch.ones(1, inside, dtype=dtype)
+    weight = _pool(lambda: torch.ones(out, inside, dtype=dtype))
+    return out * inside * x.element_size(), seconds(lambda: F.linear(x, weight()))
+
+
+def _matrix(dtype: torch.dtype, out: int, rows: int = 512, inside: int = 768) -> tuple[float, float]:
+    x, weight = torch.ones(rows, inside, dtype=dtype), torch.ones(out, inside, dtype=dtype)
+    return 2 * rows * inside * out, seconds(lambda: F.linear(x, weight))
+
+
+def _attention(dtype: torch.dtype, tokens: int, heads: int = 8, width: int = 64) -> tuple[float, float]:
+    q = torch.ones(1, heads, tokens, width, dtype=dtype)
+    return 4 * heads * width * tokens**2, seconds(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+
+
+def _attention_read(dtype: torch.dtype, keys: int, heads: int = 4, width: int = 64) -> tuple[float, float]:
+    q, k = torch.ones(1, heads, 3, width, dtype=dtype), torch.ones(1, heads, keys, width, dtype=dtype)
+    return 2 * k.nbytes, seconds(lambda: F.scaled_dot_product_attention(q, k, k))
+
+
+def _elementwise(dtype: torch.dtype, numbers: int, work: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    x = torch.ones(numbers, dtype=dtype)
+    return 2 * x.nbytes, seconds(lambda: work(x))

@@ -1,0 +1,195 @@
+"""What MODEL may be: each kind is found, and what is none of them is refused with what was meant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tiny
+import torch
+
+from asbuilt import catalog
+from asbuilt.checkpoint.load import load, stored_parameters
+from asbuilt.checkpoint.source import open_model
+from asbuilt.errors import InputError
+from asbuilt.spec import dumps, to_dict
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint in what is made the current folder."""
+    monkeypatch.chdir(tmp_path)
+    tiny.write(tmp_path / "mine", "llama", int(torch.seed() % 2**32))
+    return tmp_path / "mine"
+
+
+class Hub(ModuleType):
+    """Stands in for huggingface_hub: gives a folder that is there, and notes what was asked for."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        super().__init__("huggingface_hub")
+        self.answer, self.asked = answer, []
+
+    def snapshot_download(self, name: str, *, allow_patterns: list[str]) -> str:
+        self.asked.append((name, allow_patterns))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+def with_hub(monkeypatch: pytest.MonkeyPatch, answer: Path | Exception | None) -> Hub | None:
+    hub = None if answer is None else Hub(answer)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # None: importing it raises ImportError
+    return hub
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_catalogue_name_describes_and_does_not_load(name: str) -> None:
+    source = open_model(name)
+    row = catalog.find(name)
+    assert (source.kind, source.name, source.path, source.family) == ("catalogue", name, None, row.family)
+    assert source.spec == row.spec()
+    assert source.reading.dtype == row.dtype
+    assert not source.has_weights
+    assert source.tokenizer() is None
+    assert source.chat_template is None
+    for refused in (load, stored_parameters):
+        with pytest.raises(InputError, match=f"no weights.*{name}.*give a checkpoint folder or a .gguf file"):
+            refused(source)
+
+
+@pytest.mark.parametrize("model", ["mine", "./mine", "mine/"])
+def test_a_folder(folder: Path, model: str) -> None:
+    for source in (open_model(model), open_model(Path(model))):
+        assert (source.kind, source.name, source.family, source.has_weights) == ("folder", "mine", "llama", True)
+        assert source.spec.d_model == tiny.D_MODEL
+        assert source.tokenizer() is None
+
+
+def test_a_folder_whose_name_is_in_the_catalogue(folder: Path) -> None:
+    name = catalog.names()[0]
+    Path(name).mkdir()
+    assert open_model(name).kind == "catalogue"
+    (folder / "config.json").rename(Path(name, "config.json"))
+    assert open_model(name).kind == "folder"
+    assert not open_model(name).has_weights
+
+
+def test_a_config_wherever_it_lies(folder: Path) -> None:
+    (folder / "config.json").rename("other.json")
+    assert (open_model("other.json").kind, open_model("other.json").name) == ("config", "other")
+    Path("other.json").rename(folder / "config.json")
+    source = open_model(folder / "config.json")
+    assert (source.kind, source.name, source.has_weights) == ("config", "mine", False)
+    assert source.spec == open_model(folder).spec
+    with pytest.raises(InputError, match=r"a config describes a model and has no weights"):
+        load(source)
+
+
+def test_a_spec_of_our_own(folder: Path) -> None:
+    spec = open_model(folder).spec
+    Path("own.json").write_text(dumps(spec))
+    source = open_model("own.json")
+    assert (source.kind, source.family, source.spec) == ("spec", "llama", spec)
+    with pytest.raises(InputError, match="a spec describes a model and has no weights"):
+        load(source)
+    Path("part.json").write_text(dumps(spec.blocks[0]))
+    with pytest.raises(InputError, match=r"part: not a whole model.*Block.*allowed: Model"):
+        open_model("part.json")
+    Path("wrong.json").write_text(json.dumps(to_dict(spec) | {"maximum": 3}))
+    with pytest.raises(InputError, match=r"wrong.json.maximum: unknown field of Model"):
+        open_model("wrong.json")
+
+
+def test_tokenizer_and_template_of_a_folder(folder: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    Tokenizer(BPE(vocab={"a": 0, "b": 1}, merges=[])).save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{{ x }}")
+    source = open_model(folder)
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.encode("ba") == [1, 0]
+    assert source.tokenizer() is tokenizer
+    assert source.chat_template == "{{ x }}"
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer.json: not a tokenizer"):
+        open_model(folder).tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", "[]", "not a JSON object"),
+        ("a.json", "{}", "model_type: missing"),
+        ("a.json", '{"part": 3}', "not a part"),
+        ("a.gguf", "none", "a.gguf: not a GGUF file|a.gguf: magic"),
+        ("a.safetensors", "", "give the folder"),
+        ("a.pt", "", "can run any code"),
+        ("a.txt", "", "allowed: a .json or .gguf file, or a folder"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=said):
+        open_model(tmp_path / name)
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a folder without config.json"):
+        open_model(tmp_path)
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(InputError, match=r"give the file: .*a\.gguf"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lama-3-8b", "org/lama-3-8b", "", "x" * 5000, "a\0b", "../nothing", "/nothing", "~"])
+def test_unknown_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with_hub(monkeypatch, None)
+    with pytest.raises(InputError) as caught:
+        open_model(name)
+    assert ("did you mean 'llama-3-8b'" in str(caught.value)) == ("lama" in name)
+
+
+class TestHub:
+    """A hub id, with a stand-in for the library."""
+
+    def test_descriptions_only_unless_weights_are_wanted(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        hub = with_hub(monkeypatch, folder)
+        assert hub is not None
+        source = open_model("org/mine-7b")
+        assert (source.kind, source.name, source.path, source.family) == ("folder", "org/mine-7b", folder, "llama")
+        load("org/mine-7b")
+        (name, first), (_, second) = hub.asked
+        assert name == "org/mine-7b"
+        assert not any("safetensors" in pattern and "json" not in pattern for pattern in first)
+        assert set(second) - set(first) == {"model.safetensors", "model-*.safetensors"}
+        assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in second)
+
+    def test_comes_before_the_catalogue_only_for_weights(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        hub = with_hub(monkeypatch, folder)
+        assert hub is not None
+        assert open_model("openai-community/gpt2").kind == "catalogue"
+        assert hub.asked == []
+        assert open_model("openai-community/gpt2", weights=True).kind == "folder"
+        with_hub(monkeypatch, None)
+        assert open_model("openai-community/gpt2", weights=True).kind == "catalogue"
+
+    def test_what_goes_wrong_there_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with_hub(monkeypatch, ConnectionError("no route to host\nand much more"))
+        with pytest.raises(InputError, match=r"the hub could not give it: no route to host \(got 'org/lama-3-8b'\)"):
+            open_model("org/lama-3-8b")
+
+    @pytest.mark.parametrize("name", ["org/a/b", "../a", "/a/b", "org/", "a b/c", "https://hub/a"])
+    def test_what_is_no_id_is_not_asked_for(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        hub = with_hub(monkeypatch, tmp_path)
+        assert hub is not None
+        with pytest.raises(InputError, match="no such model"):
+            open_model(name)
+        assert hub.asked == []

@@ -1,0 +1,22 @@
+"""What all tests share: one thread, one hypothesis profile, and tests/ itself on the path (for `strategies`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "asbuilt",
+    deadline=None,
+    max_examples=50,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("asbuilt")

@@ -1,0 +1,217 @@
+"""Hypothesis strategies for tiny specs that are awkward on purpose, and models of them with every parameter drawn.
+
+Widths are odd, n_heads * d_head is seldom d_model, blocks differ from each other, windows are shorter than the texts.
+Strategies are kept (`@cache`) because hypothesis checks each new one, which takes longer than drawing from it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from asbuilt.nn import build
+from asbuilt.nn.modules import Model
+from asbuilt.spec import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    Block,
+    Branch,
+    DynamicNTK,
+    FrequencyFactors,
+    GatedMLP,
+    Head,
+    LayerNorm,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    Norm,
+    RMSNorm,
+    Rotary,
+    Scaling,
+    TiedHead,
+    TokenEmbedding,
+    YaRN,
+)
+from asbuilt.spec import Model as ModelSpec
+
+# What every drawn model can hold. The tests' texts are shorter than half of it.
+CONTEXT = 64
+SEEDS = st.integers(0, 2**32 - 1)
+EPS = st.sampled_from((1e-6, 1e-5, 1e-2))
+
+
+@cache
+def norms(d: int) -> SearchStrategy[Norm]:
+    """Either norm over `d` numbers."""
+    rms = st.builds(RMSNorm, d=st.just(d), eps=EPS)
+    return rms | st.builds(LayerNorm, d=st.just(d), eps=EPS, bias=st.booleans())
+
+
+@cache
+def maybe_norms(d: int) -> SearchStrategy[Norm | None]:
+    """Either norm, or none."""
+    return st.none() | norms(d)
+
+
+@cache
+def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
+    """Every scaling; thresholds lie within the texts, but for dynamic NTK, whose cached keys depend on when they came.
+
+    Its original context is CONTEXT, which the texts do not pass.
+    """
+    factors, originals = st.sampled_from((1.5, 4.0, 8.0)), st.sampled_from((4, 8, 16))
+    yarn = st.builds(
+        YaRN,
+        factor=factors,
+        original_context=originals,
+        beta_fast=st.sampled_from((1.0, 2.0)),
+        beta_slow=st.sampled_from((0.1, 0.5)),
+        attention_factor=st.none() | st.just(1.3),
+        truncate=st.booleans(),
+    )
+    llama3 = st.builds(
+        Llama3Scaling,
+        factor=factors,
+        low_freq_factor=st.just(1.0),
+        high_freq_factor=st.just(4.0),
+        original_context=originals,
+    )
+    own = st.tuples(*[st.sampled_from((0.5, 1.0, 3.0))] * (d_rotary // 2))
+    stored = st.builds(FrequencyFactors, factors=own)
+    kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored]
+    if d_rotary > 2:
+        kinds.append(st.builds(DynamicNTK, factor=factors, original_context=st.just(CONTEXT)))
+    return st.one_of(kinds)
+
+
+@cache
+@st.composite
+def rotaries(draw: DrawFn, d_head: int) -> Rotary:
+    """Rotary positions on all or some of a head."""
+    d_rotary = 2 * draw(st.integers(1, d_head // 2))
+    theta = draw(st.sampled_from((10.0, 100.0, 10000.0)))
+    pairing = draw(st.sampled_from(("halves", "adjacent")))
+    return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
+
+
+@cache
+@st.composite
+def attentions(draw: DrawFn, d_model: int) -> Attention:
+    """MHA, GQA and MQA with whatever else attention can have."""
+    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (1, 4), (3, 2))))
+    d_head = draw(st.integers(1, 7))
+    return Attention(
+        d_model=d_model,
+        n_heads=n_kv_heads * group,
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        positions=draw(st.none() | rotaries(d_head)) if d_head > 1 else None,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        window=draw(st.none() | st.integers(1, 7)),
+        softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
+        scale=draw(st.none() | st.just(0.7)),
+    )
+
+
+@cache
+def feedforwards(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
+    """Either feed-forward part."""
+    fields = {
+        "d_model": st.just(d_model),
+        "d_ff": st.integers(1, 11),
+        "activation": st.sampled_from(ACTIVATIONS),
+        "bias": st.booleans(),
+    }
+    return st.builds(MLP, **fields) | st.builds(GatedMLP, **fields)
+
+
+@cache
+def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
+    """One residual branch, its norms before, after, both or neither."""
+    body = attentions(d_model) if name == "attention" else feedforwards(d_model)
+    return st.builds(
+        Branch,
+        name=st.just(name),
+        body=body,
+        norm=maybe_norms(d_model),
+        post_norm=maybe_norms(d_model),
+        scale=st.sampled_from((1.0, 0.5)),
+    )
+
+
+@cache
+@st.composite
+def blocks(draw: DrawFn, d_model: int) -> Block:
+    """Attention and feed-forward in either order, or attention alone."""
+    attention, ffn = draw(branches("attention", d_model)), draw(branches("ffn", d_model))
+    return Block(branches=draw(st.sampled_from(((attention, ffn), (ffn, attention), (attention,)))))
+
+
+@st.composite
+def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
+    """A whole model of 1 to `max_blocks` blocks that differ from each other, its context CONTEXT tokens."""
+    d_model, n_vocab = draw(st.integers(2, 11)), draw(st.integers(2, 17))
+    own = st.builds(Head, d_model=st.just(d_model), n_vocab=st.just(n_vocab), bias=st.booleans())
+    learned = st.integers(CONTEXT, CONTEXT + 3).map(lambda n: LearnedPositions(n_positions=n, d_model=d_model))
+    return ModelSpec(
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+        blocks=tuple(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))),
+        head=draw(own | st.just(TiedHead(d_model=d_model, n_vocab=n_vocab))),
+        max_positions=CONTEXT,
+        positions=draw(st.none() | learned),
+        norm=draw(maybe_norms(d_model)),
+    )
+
+
+def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, std: float = 0.5) -> Model:
+    """Builds the model with every parameter, gains and biases too, from N(0, std)."""
+    built = build(spec, dtype=dtype, seed=None)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.normal_(0.0, std, generator=generator)
+    return built
+
+
+def models(dtype: torch.dtype = torch.float64) -> SearchStrategy[Model]:
+    """Built models of drawn specs, all parameters drawn too."""
+    return st.builds(randomised, specs(), SEEDS, st.just(dtype))
+
+
+def scripted(script: list[int], n_vocab: int) -> Model:
+    """A model of real parts that says `script[p]` after position p, whatever came before; its context is the script.
+
+    The position table holds the script, the head reads it off, all else is zero.
+    """
+    spec = ModelSpec(
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=n_vocab),
+        positions=LearnedPositions(n_positions=len(script), d_model=n_vocab),
+        blocks=(Block(branches=(Branch(name="ffn", body=MLP(d_model=n_vocab, d_ff=1, activation="relu")),)),),
+        head=Head(d_model=n_vocab, n_vocab=n_vocab),
+        max_positions=len(script),
+    )
+    model = randomised(spec, 0, std=0.0)
+    with torch.no_grad():
+        model.get_parameter("head.weight").copy_(torch.eye(n_vocab))
+        model.get_parameter("positions.weight").copy_(torch.eye(n_vocab)[script])
+    return model
+
+
+def random_tokens(n_vocab: int, *shape: int, seed: int) -> torch.Tensor:
+    """Token ids from 0 to n_vocab - 1, the same for the same seed."""
+    return torch.randint(n_vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@st.composite
+def texts(draw: DrawFn, n_vocab: int, *, rows: int | None = None, max_tokens: int = 24) -> list[list[int]]:
+    """Token ids, one list per row, each with a length of its own."""
+    count = draw(st.integers(1, 4)) if rows is None else rows
+    tokens = st.lists(st.integers(0, n_vocab - 1), min_size=1, max_size=max_tokens)
+    return draw(st.lists(tokens, min_size=count, max_size=count))
