@@ -1,1 +1,69 @@
-"""One description of a transformer, many readings: costs, model, checkpoints, caches, measured beside predicted."""
+"""One description of a transformer, many readings: costs, model, checkpoints, caches, measured beside predicted.
+
+The public names below are imported when they are first asked for, so `import asbuilt` imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asbuilt import catalog, cost, families, generate, measure, spec
+    from asbuilt.checkpoint.convert import convert
+    from asbuilt.checkpoint.load import load
+    from asbuilt.checkpoint.save import save
+    from asbuilt.checkpoint.source import Source, open_model
+    from asbuilt.errors import InputError
+    from asbuilt.generate.sampling import Sampling
+    from asbuilt.generate.text import complete
+    from asbuilt.nn.build import build
+
+# name -> (module, attribute); no attribute where the module itself is meant
+PUBLIC: dict[str, tuple[str, str]] = {
+    "InputError": ("asbuilt.errors", "InputError"),
+    "Sampling": ("asbuilt.generate.sampling", "Sampling"),
+    "Source": ("asbuilt.checkpoint.source", "Source"),
+    "build": ("asbuilt.nn.build", "build"),
+    "catalog": ("asbuilt.catalog", ""),
+    "complete": ("asbuilt.generate.text", "complete"),
+    "convert": ("asbuilt.checkpoint.convert", "convert"),
+    "cost": ("asbuilt.cost", ""),
+    "families": ("asbuilt.families", ""),
+    "generate": ("asbuilt.generate", ""),
+    "load": ("asbuilt.checkpoint.load", "load"),
+    "measure": ("asbuilt.measure", ""),
+    "open_model": ("asbuilt.checkpoint.source", "open_model"),
+    "save": ("asbuilt.checkpoint.save", "save"),
+    "spec": ("asbuilt.spec", ""),
+}
+
+__all__ = [
+    "InputError",
+    "Sampling",
+    "Source",
+    "build",
+    "catalog",
+    "complete",
+    "convert",
+    "cost",
+    "families",
+    "generate",
+    "load",
+    "measure",
+    "open_model",
+    "save",
+    "spec",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'asbuilt' has no attribute {name!r}")
+    module, attribute = PUBLIC[name]
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC])

@@ -72,7 +72,7 @@ def _objects(plain: object):  # noqa: ANN202
     [
         ("{", "not JSON"),
         ("[]", "not a part"),
-        ('{"part": "Atention"}', "did you mean 'Attention'?"),
+        ('{"part": "Atention"}', "did you mean 'Attention'"),
         ('{"part": "RMSNorm", "d": 4, "epsilon": 1}', "unknown field"),
         ('{"part": "RMSNorm"}', "missing field"),
         ('{"part": "RMSNorm", "d": {"part": "RMSNorm", "d": 1}}', "RMSNorm.d"),

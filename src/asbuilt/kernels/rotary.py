@@ -22,7 +22,7 @@ def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype
 
     Angles are computed in float32. The sine carries the sign of its place, so that one turn is x*cos + swap(x)*sin.
     """
-    asked = lengths if rotary.depends_on_length else lengths[:1]
+    asked = lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
     rows = [rotary.inverse_frequencies(length) for length in asked]
     inverse = torch.tensor(rows, dtype=torch.float32, device=positions_BT.device)
     angle = positions_BT[:, :, None].float() * inverse[:, None, :]

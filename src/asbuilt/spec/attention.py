@@ -134,8 +134,7 @@ class Attention(Part):
             Saved(name="v", size=kv),
             Saved(name="mixed", size=query),
         )
-        reference = run.kernel == "reference" or self.softcap is not None
-        return common + (self._saves_scores(run) if reference else self._saves_fused(run))
+        return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         normaliser = Saved(name="logsumexp", size=run.rows * self.n_heads, width="wide")
@@ -144,7 +143,8 @@ class Attention(Part):
 
     def _saves_scores(self, run: Pass) -> tuple[Saved, ...]:
         size = run.batch * self.n_heads * run.tokens * self.keys(run)
-        mask = Saved(name="mask", size=run.tokens * self.keys(run), width="bool")
+        hidden = 0 if run.tokens == 1 else run.tokens * self.keys(run)  # a lone token sees every key
+        mask = Saved(name="mask", size=hidden, width="bool")
         capped = () if self.softcap is None else (Saved(name="capped", size=size),)
         cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
         return (mask, *capped, Saved(name="probabilities", size=size, width="wide"), *cast)
@@ -155,12 +155,20 @@ class Attention(Part):
         projected, result = query + 2 * kv, run.rows * self.d_model * run.width
         turned = 0 if self.positions is None else query + kv
         turning = 0 if self.positions is None else max(3 * query, query + 3 * kv)
-        if run.kernel == "reference" or self.softcap is not None:
-            scores = run.batch * self.n_heads * run.tokens * self.keys(run) * max(4, run.width)
-            attending = query + 2 * scores
-        else:
-            attending = query + run.rows * self.n_heads * max(4, run.width)
+        attending = query + run.rows * self.n_heads * max(4, run.width)
+        if self._uses_reference(run):
+            attending = self._reference_works(run) + query
         return projected + max(turning, turned + attending, turned + query + result)
+
+    def _reference_works(self, run: Pass) -> int:
+        """The mask, and scores twice: masked and as probabilities; a narrow dtype is widened for the softmax."""
+        pairs = run.tokens * self.keys(run)
+        size = run.batch * self.n_heads * pairs
+        widened = 0 if run.width >= 4 else 2 * 4 * size - run.rows * self.d_query * run.width
+        return pairs + size * run.width + max(size * run.width, widened)
+
+    def _uses_reference(self, run: Pass) -> bool:
+        return run.kernel == "reference" or self.softcap is not None
 
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_kv_heads * d_head numbers each per token."""

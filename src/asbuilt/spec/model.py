@@ -172,7 +172,7 @@ class Model(Part):
         return show(self)
 
     def works(self, run: Pass) -> int:
-        """The stream with the busiest block, or with what the head takes; and the rotary tables throughout."""
+        """The stream with the busiest block, or with what the head takes; and positions and rotary tables throughout."""
         stream = run.rows * self.d_model * run.width
         rotary = {part for _, part in walk(self) if isinstance(part, Rotary)}
         blocks = stream + max(block.works(run) for block in self.blocks)

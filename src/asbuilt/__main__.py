@@ -1,0 +1,5 @@
+"""`python -m asbuilt`."""
+
+from asbuilt.cli.main import main
+
+main()

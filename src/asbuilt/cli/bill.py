@@ -1,0 +1,205 @@
+"""What `describe` says of a model, as plain data: the keys of its JSON document, which only ever get more."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from asbuilt import cost
+from asbuilt.cost.dtypes import BLOCKS, PLAIN
+from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, weights
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.source import Source
+
+WEIGHT_DTYPES = ("fp32", "bf16", "fp8", "int8", "int4", *BLOCKS)
+DEFAULT_SEQ = 1024
+CONVENTIONS = {
+    "flops": "a product (a,b)x(b,c) is 2abc FLOPs; training is forward with full scores, and twice that backward",
+    "scores": "scores and mixing with every key, masked ones too; forward_per_token_causal leaves masked pairs out",
+    "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
+    "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
+    "parameters": "as built: tied tensors once; parameters_stored: as the file holds them",
+    "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence",
+    "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
+    "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",
+    "decode": "one step of one token per sequence; weights read once, the cache read and written, activations left out",
+}
+
+
+def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str) -> dict[str, Any]:
+    """Returns the whole bill of a model at `batch` sequences of `seq` tokens.
+
+    Raises InputError for a dtype that is none, and for stored tensors that are not those of the description.
+    """
+    spec = source.spec
+    run = Pass(tokens=seq, batch=batch)
+    width = int(PLAIN[activation_dtype(dtype)])
+    counts = cost.parameters(spec)
+    total = sum(counts.values())
+    stored, stored_bytes = _stored(source)
+    return {
+        "name": source.name,
+        "family": source.family,
+        "context": spec.max_positions,
+        "parameters": {"total": total, "active": total, **counts},
+        "parameters_stored": total if stored is None else stored,
+        "stored_bytes": stored_bytes,
+        "flops": _flops(spec, run),
+        "weight_bytes": _weight_bytes(spec, (*WEIGHT_DTYPES, cost.dtype(dtype).name)),
+        "cache": _cache(spec, seq, batch, kv_dtype),
+        "logits_bytes": cost.logits_bytes(spec, Pass(tokens=seq, batch=batch, width=width)),
+        "activations": _activations(spec, Pass(tokens=seq, batch=batch, width=width), activation_dtype(dtype)),
+        "decode": _decode(spec, seq, batch, dtype, kv_dtype),
+        "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
+        "shapes": [_shapes(spec, block, where, seq) for block, where in distinct(spec)],
+        "conventions": CONVENTIONS,
+    }
+
+
+def _stored(source: Source) -> tuple[int | None, int | None]:
+    """Returns numbers and bytes that the file holds, having held its names and shapes against the description."""
+    if not source.has_weights:
+        return None, None
+    from asbuilt.checkpoint.ggml_types import READABLE
+    from asbuilt.checkpoint.load import Contents, stored_bytes, stored_parameters
+
+    if source.gguf is None or all(tensor.type in READABLE for tensor in source.gguf.tensors.values()):
+        Contents(source)  # blocks that cannot be read can still be described
+    return stored_parameters(source), stored_bytes(source)
+
+
+def _weight_bytes(spec: Model, names: tuple[str, ...]) -> dict[str, int]:
+    """As `cost.weight_bytes` for each name; equal weights are counted first, since the blocks repeat them."""
+    held = Counter(weight for _, weight, _ in weights(spec))
+    formats = [cost.dtype(name) for name in dict.fromkeys(names)]
+    return {f.name: math.ceil(sum(n * f.nbytes(weight) for weight, n in held.items())) for f in formats}
+
+
+def activation_dtype(dtype: str) -> str:
+    """Returns the dtype of activations: weights in 8 bits or fewer still multiply activations in bf16."""
+    name = cost.dtype(dtype).name
+    return name if name in ("fp64", "fp32", "bf16", "fp16") else "bf16"
+
+
+def _flops(spec: Model, run: Pass) -> dict[str, int | float]:
+    whole = cost.flops(spec, run)
+
+    def per_token(flops: int) -> int | float:
+        return cost.exact(Fraction(flops, run.rows))
+
+    return {
+        "seq": run.tokens,
+        "forward_per_token": per_token(whole.forward),
+        "forward_per_token_causal": per_token(whole.forward_causal),
+        "training_per_token": per_token(whole.training),
+        "products_per_token": per_token(whole.products),
+        "scores_per_token": per_token(whole.scores),
+        "scores_per_token_causal": per_token(whole.scores_causal),
+    }
+
+
+def _cache(spec: Model, seq: int, batch: int, dtype: str) -> dict[str, Any]:
+    bill = cost.cache(spec, seq, dtype)
+    return {
+        "dtype": cost.dtype(dtype).name,
+        "bytes_per_token": bill.per_token,
+        "bytes_per_token_unbounded": bill.unbounded,
+        "window_bytes": bill.window,
+        "fixed_bytes": bill.fixed,
+        "bytes_at_seq": bill.at_seq,
+        "bytes_at_seq_batch": bill.at_seq * batch,
+    }
+
+
+def _activations(spec: Model, run: Pass, dtype: str) -> dict[str, Any]:
+    bill = cost.saved(spec, run)
+    return {
+        "dtype": dtype,
+        "saved_bytes": bill.all,
+        "checkpointed_bytes": bill.checkpointed,
+        "largest_block_bytes": bill.block,
+        "loss_bytes": bill.loss,
+    }
+
+
+def _decode(spec: Model, seq: int, batch: int, dtype: str, kv_dtype: str) -> dict[str, Any]:
+    """The step that makes the sequences `seq` tokens long."""
+    bill = cost.moved(spec, Pass(tokens=1, batch=batch, past=seq - 1), dtype, kv_dtype)
+    weights = {kind: nbytes for kind, nbytes in bill.weights.items() if nbytes}
+    return {
+        "dtype": cost.dtype(dtype).name,
+        "seq": seq,
+        "batch": batch,
+        "weight_bytes": weights,
+        "lookup_bytes": bill.lookups,
+        "cache_bytes": bill.cache,
+        "total_bytes": bill.total,
+    }
+
+
+def _row(row: cost.Row) -> dict[str, Any]:
+    return {
+        "path": row.path,
+        "part": row.part,
+        "kind": row.kind,
+        "parameters": row.parameters,
+        "flops_per_token": row.flops_per_token,
+        "cache_bytes_per_token": row.cache_bytes_per_token,
+        "count": row.count,
+    }
+
+
+def distinct(spec: Model) -> list[tuple[Block, list[int]]]:
+    """Returns each kind of block once, with the numbers of the layers that are of this kind."""
+    found: dict[Block, list[int]] = {}
+    for i, block in enumerate(spec.blocks):
+        found.setdefault(block, []).append(i)
+    return list(found.items())
+
+
+def _shapes(spec: Model, block: Block, where: list[int], seq: int) -> dict[str, Any]:
+    """The way of one token's vector through a block, `seq - 1` tokens being cached."""
+    steps = _steps(block, Pass(tokens=1, past=seq - 1), "", spec.d_model)
+    return {"blocks": where, "count": len(where), "seq": seq, "steps": list(steps)}
+
+
+def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str, Any]]:
+    """In the order of the data: what lies inside a part comes between its products with weights and its scores."""
+    products = part.multiplies(run)
+    first_scores = next((i for i, product in enumerate(products) if product.weight is None), len(products))
+    for product in products[:first_scores]:
+        yield _product(path, product)
+    yield from _whole(part, run, path)
+    for name, child in part.children():
+        yield from _steps(child, part.child_run(name, run), f"{path}.{name}" if path else name, d_model)
+    for product in products[first_scores:]:
+        yield _product(path, product)
+    if isinstance(part, Branch):
+        yield _step(path, "added to the stream", [d_model], None, [d_model])
+
+
+def _product(path: str, product: Product) -> dict[str, Any]:
+    """(a,b)x(b,c), once per head where there are several."""
+    heads = [product.n] if product.n > 1 else []
+    rows = [product.a] if product.a > 1 else []
+    left, right = [*heads, *rows, product.b], [product.b, product.c]
+    return _step(path, product.name, left, right, [*heads, *rows, product.c], product.flops)
+
+
+def _whole(part: Part, run: Pass, path: str) -> Iterator[dict[str, Any]]:
+    """Parts that change numbers and multiply nothing."""
+    rows = [run.rows] if run.rows > 1 else []
+    if isinstance(part, RMSNorm | LayerNorm):
+        yield _step(path, type(part).__name__, [*rows, part.d], None, [*rows, part.d])
+    elif isinstance(part, Rotary):
+        yield _step(path, "turns queries and keys", [part.d_rotary], None, [part.d_rotary])
+
+
+def _step(
+    path: str, step: str, left: list[int], right: list[int] | None, out: list[int], flops: int = 0
+) -> dict[str, Any]:
+    return {"path": path, "step": step, "input": left, "by": right, "output": out, "flops": flops}

@@ -1,0 +1,79 @@
+"""`asbuilt convert`: a checkpoint folder or GGUF file to a folder that transformers loads."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from asbuilt.cli.output import count, print_json, size
+from asbuilt.errors import InputError
+
+UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def nbytes(text: str) -> int:
+    """Returns 5000000000 for 5GB; raises InputError for what is no size."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
+    if not found or found[2] not in UNITS or not (value := int(float(found[1]) * UNITS[found[2]])):
+        raise InputError("not a size", field="--max-shard-size", value=text, allowed="such as 5GB, 500MB, 2GiB")
+    return value
+
+
+@click.command()
+@click.argument("source")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--dtype", help="fp32, bf16, fp16; as stored unless given, fp32 for quantised weights.")
+@click.option("--max-shard-size", default="5GB", show_default=True, help="Weights beyond this go into several files.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document saying what was written.")
+def convert(source: str, out: Path, dtype: str | None, max_shard_size: str, as_json: bool) -> None:
+    """Writes SOURCE, a .gguf file or checkpoint folder, as a Hugging Face folder OUT with safetensors.
+
+    OUT appears when it is whole: an interrupted conversion leaves nothing.
+    """
+    from asbuilt.checkpoint import convert as conversion
+    from asbuilt.checkpoint.source import open_model
+    from asbuilt.cli.dtypes import torch_name
+
+    limit, stored = nbytes(max_shard_size), torch_name(dtype)
+    opened = open_model(source)
+    began = time.perf_counter()
+    conversion.convert(opened, out, stored, limit, Bar())
+    document = _written(opened.name, out, time.perf_counter() - began)
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(f"{out}: {size(document['bytes'])} in {count(len(document['files']))} files")
+
+
+def _written(name: str, out: Path, seconds: float) -> dict[str, Any]:
+    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    return {"source": name, "out": str(out), "files": files, "bytes": sum(files.values()), "seconds": seconds}
+
+
+class Bar:
+    """One line on a terminal's stderr that says how far it is; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._drawn = -1
+
+    def __call__(self, done: int, whole: int) -> None:
+        """Draws `done` of `whole` bytes, where that is another percent."""
+        percent = 100 * done // max(1, whole)
+        if percent > self._drawn and sys.stderr.isatty():
+            self._drawn = percent
+            click.echo(f"\r{percent:3d}% of {size(whole)}", err=True, nl=done >= whole)

@@ -1,0 +1,164 @@
+"""Prefill and decode: prompts in, one token per row and step out.
+
+A row that stops leaves the batch, cache and all, so that it costs nothing more. Shapes: batch B, tokens T,
+vocabulary V.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from asbuilt.errors import InputError
+from asbuilt.generate.cache import Cache
+from asbuilt.generate.sampling import Sampler, Sampling
+from asbuilt.nn.modules import Model
+from asbuilt.spec import model as spec
+from asbuilt.spec.part import Kernel
+
+log = logging.getLogger(__name__)
+
+
+def generate(
+    model: Model,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008  frozen
+    eos_ids: Sequence[int] = (),
+    prefill_chunk: int | None = None,
+    kernel: Kernel = "fused",
+) -> Iterator[list[int | None]]:
+    """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
+
+    A row stops after one of `eos_ids`, which it still gives, after `max_new_tokens`, or where its context is full;
+    that is logged beforehand. `prefill_chunk` bounds the tokens of one prefill pass. Rows that share one `sampling`
+    share its seed. Raises InputError, before anything runs, for what the model cannot take.
+    """
+    _require_whole("max_new_tokens", max_new_tokens, 0)
+    if prefill_chunk is not None:
+        _require_whole("prefill_chunk", prefill_chunk, 1)
+    if kernel not in get_args(Kernel):
+        raise InputError("unknown kernel", field="kernel", value=kernel, allowed=", ".join(get_args(Kernel)))
+    for prompt in prompts:
+        check_prompt(model.spec, prompt)
+    requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+    if len(requests) != len(prompts):
+        raise InputError("not one per prompt", field="sampling", value=len(requests), allowed=str(len(prompts)))
+    rooms = [room(model.spec, len(prompt), max_new_tokens) for prompt in prompts]
+    for note in {clip_note(model.spec, len(prompt), max_new_tokens): None for prompt in prompts}:
+        if note:
+            log.warning(note)
+    return _steps(model, prompts, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
+
+
+def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
+    """Raises InputError unless the prompt is a list of the model's own token ids that its context can hold."""
+    n_vocab = model.embedding.n_vocab
+    if len(prompt) == 0:
+        raise InputError("empty: there is nothing to continue", field="prompt", allowed="at least one token")
+    if len(prompt) > model.max_positions:
+        raise InputError(
+            "longer than the context, in tokens",
+            field="prompt",
+            value=len(prompt),
+            allowed=f"at most max_positions = {model.max_positions}",
+            fix="shorten it",
+        )
+    for token in prompt:
+        if type(token) is not int or not 0 <= token < n_vocab:
+            raise InputError(
+                "not a token id of this model", field="prompt", value=token, allowed=f"whole numbers below {n_vocab}"
+            )
+
+
+def _require_whole(field: str, value: object, low: int) -> None:
+    if type(value) is not int or value < low:
+        raise InputError("out of range", field=field, value=value, allowed=f"a whole number of at least {low}")
+
+
+def room(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> int:
+    """Returns how many tokens may follow: `max_new_tokens`, or what the context leaves."""
+    return min(max_new_tokens, model.max_positions - prompt_tokens)
+
+
+def clip_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> str:
+    """Says why fewer than `max_new_tokens` may follow; empty where all may."""
+    left = room(model, prompt_tokens, max_new_tokens)
+    if left == max_new_tokens:
+        return ""
+    return (
+        f"max_new_tokens clipped from {max_new_tokens} to {left}: "
+        f"the prompt has {prompt_tokens} tokens, and the context holds {model.max_positions}"
+    )
+
+
+@torch.inference_mode()
+def _steps(
+    model: Model,
+    prompts: list[list[int]],
+    rooms: list[int],
+    requests: list[Sampling],
+    eos_ids: frozenset[int],
+    chunk: int | None,
+    kernel: Kernel,
+) -> Iterator[list[int | None]]:
+    rows = [row for row, left in enumerate(rooms) if left > 0]
+    if not rows:
+        return
+    started = [prompts[row] for row in rows]
+    table = model.embedding.weight
+    capacity = max(len(prompts[row]) + rooms[row] for row in rows)
+    cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device)
+    sampler = Sampler([requests[row] for row in rows], started, len(table), table.device)
+    logits_BV = prefill(model, started, cache, chunk=chunk, kernel=kernel)
+    for done in range(1, max(rooms) + 1):
+        chosen_B = sampler(logits_BV)
+        tokens: list[int | None] = [None] * len(prompts)
+        going = []
+        for i, (row, token) in enumerate(zip(rows, chosen_B.tolist(), strict=True)):
+            tokens[row] = token
+            if token not in eos_ids and done < rooms[row]:
+                going.append(i)
+        yield tokens
+        if not going:
+            return
+        if len(going) < len(rows):
+            rows, chosen_B = [rows[i] for i in going], chosen_B[going]
+            sampler.keep(going)
+            keep_rows(cache, going)
+        logits_BV = model(chosen_B[:, None], cache=cache, last=True, kernel=kernel)[:, -1]
+
+
+def prefill(
+    model: Model, prompts: Sequence[Sequence[int]], cache: Cache, *, chunk: int | None = None, kernel: Kernel = "fused"
+) -> Tensor:
+    """Fills an empty cache with the prompts, at most `chunk` tokens of each at once; returns the next logits (B, V).
+
+    Shorter prompts are padded on the left, so that all last tokens are in the last chunk. Chunks in which nothing is
+    padded are passed without a mask, which for prompts of one length are all of them.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    longest, padding = max(lengths), max(lengths) - min(lengths)
+    tokens_BT = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
+    valid_BT = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
+    device = model.embedding.weight.device
+    tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
+    logits = None
+    for start in range(0, longest, chunk or longest):
+        part = slice(start, start + (chunk or longest))
+        valid = valid_BT[:, part] if start < padding else None
+        logits = model(tokens_BT[:, part], cache=cache, valid_BT=valid, last=True, kernel=kernel)
+    assert logits is not None
+    return logits[:, -1]
+
+
+def keep_rows(cache: Cache, rows: list[int]) -> None:
+    """Drops all other rows of the cache; for a moment one layer is held twice."""
+    cache.lengths = tuple(cache.lengths[row] for row in rows)
+    for layer in cache.layers.values():
+        layer.tensors = [tensor[rows] for tensor in layer.tensors]

@@ -1,0 +1,146 @@
+"""Text as it comes: one request's tokens decoded, held back where a stop string may begin, and accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast
+
+from asbuilt.errors import InputError
+from asbuilt.generate.decode import clip_note, generate
+from asbuilt.generate.sampling import Sampling
+from asbuilt.nn.modules import Model
+from asbuilt.spec.part import Kernel
+from asbuilt.text.chat import encode_chat
+from asbuilt.text.tokenizer import Tokenizer
+
+FinishReason = Literal["eos", "stop", "length"]
+
+
+class StopFilter:
+    """Lets text through up to the first stop string to be complete, which never appears, not even in part.
+
+    What could be the beginning of a stop string is held back, so the result does not depend on how the text was cut.
+    Raises InputError for an empty stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        for stop in stops:
+            if not isinstance(stop, str) or not stop:
+                raise InputError("not a stop string", field="stop", value=stop, allowed="strings that are not empty")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Returns what may be shown now; nothing once stopped."""
+        if self.stopped:
+            return ""
+        text = self._held + text
+        # the first to end, not to begin: it is found before the other is known to be there
+        ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        safe = len(text) - self._beginning(text)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def _beginning(self, text: str) -> int:
+        """How many characters at the end of `text` may begin a stop string."""
+        longest = max(map(len, self._stops), default=0)
+        sizes = range(min(longest - 1, len(text)), 0, -1)
+        return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+    def finish(self) -> str:
+        """Returns what was held back for a stop string that did not come."""
+        held, self._held = self._held, ""
+        return held
+
+
+class Completion(Iterator[str]):
+    """Iterates over pieces of text; afterwards `text`, `tokens` and `finish_reason` say what came of it.
+
+    `tokens` are all that were generated, an ending one and those of a stop string included; `note` says why fewer
+    tokens were allowed than asked for, and is empty otherwise. Leaving early leaves `finish_reason` None.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        steps: Iterator[list[int | None]],
+        tokenizer: Tokenizer,
+        stop: StopFilter,
+        eos_ids: Sequence[int],
+        note: str = "",
+    ) -> None:
+        self.prompt, self.note = prompt, note
+        self.text = ""
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._pieces = self._run(steps, tokenizer, stop, frozenset(eos_ids))
+
+    def __next__(self) -> str:
+        """Returns the next piece of text, which is never empty."""
+        piece = next(self._pieces)
+        self.text += piece
+        return piece
+
+    def _run(
+        self, steps: Iterator[list[int | None]], tokenizer: Tokenizer, stop: StopFilter, eos_ids: frozenset[int]
+    ) -> Iterator[str]:
+        stream, reason = tokenizer.stream(), "length"
+        for (token,) in steps:
+            assert token is not None  # of one row, and its last step is the last step
+            self.tokens.append(token)
+            if token in eos_ids:
+                reason = "eos"
+                break
+            if piece := stop.push(stream.push(token)):
+                yield piece
+            if stop.stopped:
+                break
+        if rest := stop.push(stream.finish()) + stop.finish():
+            yield rest
+        self.finish_reason = "stop" if stop.stopped else reason
+
+
+def complete(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: str | list[int] | list[dict[str, Any]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008  frozen
+    stop: Sequence[str] = (),
+    eos_ids: Sequence[int] | None = None,
+    prefill_chunk: int | None = None,
+    kernel: Kernel = "fused",
+) -> Completion:
+    """Returns the model's answer to a text, token ids or chat messages, to be iterated over as it comes.
+
+    It ends at one of `eos_ids` (by default the tokenizer's), before the first of the `stop` strings, or at
+    `max_new_tokens`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
+    """
+    ids = prompt_ids(tokenizer, prompt)
+    eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
+    stop_filter = StopFilter((stop,) if isinstance(stop, str) else stop)
+    steps = generate(
+        model,
+        [ids],
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        eos_ids=eos_ids,
+        prefill_chunk=prefill_chunk,
+        kernel=kernel,
+    )
+    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, clip_note(model.spec, len(ids), max_new_tokens))
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:
+    """Returns the ids of a prompt: text behind the bos token that the model expects, a chat in its template."""
+    if isinstance(prompt, str):
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        return bos + tokenizer.encode(prompt)
+    if prompt and all(isinstance(item, dict) for item in prompt):
+        return encode_chat(tokenizer, cast(list[dict[str, Any]], prompt))
+    return cast(list[int], prompt)  # whatever is no token id in it, `generate` refuses

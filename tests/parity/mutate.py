@@ -1,0 +1,152 @@
+"""Every field of a spec changed in turn: what the parity test must notice, or the loader refuse.
+
+A mutation keeps the parameters' shapes where it can: such a one loads without a word and computes something else.
+A new part needs an entry here only for a field that may be None, and for what may stand in another part's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from asbuilt.spec import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    GatedMLP,
+    Head,
+    LayerNorm,
+    LearnedPositions,
+    LinearScaling,
+    Model,
+    Part,
+    RMSNorm,
+    Rotary,
+    TiedHead,
+    TokenEmbedding,
+    YaRN,
+    walk,
+)
+from asbuilt.spec.model import Branch
+
+CHOICES: dict[str, tuple[str, ...]] = {"activation": ACTIVATIONS, "pairing": ("halves", "adjacent")}
+
+# What may stand where there is nothing; a call, because it may depend on the part.
+ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
+    (Attention, "positions"): lambda part: Rotary(d_rotary=part.d_head // 2 * 2),
+    (Attention, "q_norm"): lambda part: RMSNorm(d=part.d_head),
+    (Attention, "k_norm"): lambda part: RMSNorm(d=part.d_head),
+    (Attention, "window"): lambda part: 8,
+    (Attention, "softcap"): lambda part: 1.0,
+    (Attention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
+    (Branch, "norm"): lambda part: RMSNorm(d=part.body.d_model),
+    (Branch, "post_norm"): lambda part: RMSNorm(d=part.body.d_model),
+    (Model, "norm"): lambda part: RMSNorm(d=part.d_model),
+    (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
+    (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
+    (YaRN, "attention_factor"): lambda part: 1.7,
+}
+
+# Another part of the same place, where possible with the same weights.
+INSTEAD: dict[type[Part], Callable[[Any], Part]] = {
+    RMSNorm: lambda part: LayerNorm(d=part.d, eps=part.eps, bias=False),
+    LayerNorm: lambda part: RMSNorm(d=part.d, eps=part.eps),
+    GatedMLP: lambda part: MLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
+    MLP: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
+    Attention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),
+    TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
+    Head: lambda part: TiedHead(d_model=part.d_model, n_vocab=part.n_vocab),
+    TiedHead: lambda part: Head(d_model=part.d_model, n_vocab=part.n_vocab),
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`make` returns the whole spec with the field at `where` (path and field) changed, or raises InputError."""
+
+    where: str
+    make: Callable[[], Any]
+
+
+def mutations(part: Part, path: str = "") -> Iterator[Mutation]:
+    """Yields mutations of every field at or below `part`, at least one per field."""
+    place = f"{path}." if path else ""
+    for name, make in replacements(part):
+        yield Mutation(f"{place}{name}", make)
+    children = part.children()
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
+            if isinstance(item, Part):
+                name, child = next(children)
+                assert child is item, f"{name}: children come in the order of the fields"
+                yield from _below(part, field.name, i if isinstance(value, tuple) else None, item, f"{place}{name}")
+
+
+def _below(part: Part, field: str, i: int | None, item: Part, path: str) -> Iterator[Mutation]:
+    def put(make: Callable[[], Part]) -> Part:
+        if i is None:
+            return replace(part, **{field: make()})
+        items = getattr(part, field)
+        return replace(part, **{field: (*items[:i], make(), *items[i + 1 :])})
+
+    for mutation in mutations(item, path):
+        yield Mutation(mutation.where, lambda make=mutation.make: put(make))
+
+
+def replacements(part: Part) -> Iterator[tuple[str, Callable[[], Part]]]:
+    """Yields (field, function that returns the part with another value there)."""
+    for field in fields(part):  # type: ignore[arg-type]
+        for make in alternatives(part, field.name):
+            yield field.name, lambda name=field.name, make=make: replace(part, **{name: make()})
+    if isinstance(part, Attention):
+        yield "n_heads with d_head", lambda: _regrouped(part)
+
+
+def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
+    """Yields functions that return another value for the field; some of them a value that the part refuses."""
+    value = getattr(part, name)
+    if value is None:
+        yield lambda: ABSENT[type(part), name](part)
+    elif name in CHOICES:
+        yield from ((lambda other=other: other) for other in CHOICES[name] if other != value)
+    elif isinstance(value, bool):
+        yield lambda: not value
+    elif isinstance(value, int):
+        yield from ((lambda other=other: other) for other in (value // 4 * 2, 2 * value))
+    elif isinstance(value, float):
+        yield from ((lambda other=other: other) for other in (value / 2, value * 2))
+    elif isinstance(value, str):
+        yield lambda: f"{value}_"
+    elif isinstance(value, tuple):
+        yield from ((lambda other=other: other) for other in _other_tuples(value))
+    else:
+        if type(value) in INSTEAD:
+            yield lambda: INSTEAD[type(value)](value)
+        if (type(part), name) in ABSENT:
+            yield lambda: None
+
+
+def _other_tuples(items: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """One shorter, in reverse order, and for numbers each one changed."""
+    changed = [(*items[:i], 2 * x, *items[i + 1 :]) for i, x in enumerate(items) if isinstance(x, float)]
+    return [other for other in (items[:-1], items[::-1], *changed) if other != items]
+
+
+def _regrouped(part: Attention) -> Attention:
+    """Twice as many heads of half the width: all matrices keep their shapes."""
+    d_head, rotary = part.d_head // 2, part.positions
+    if rotary is not None:
+        rotary = replace(rotary, d_rotary=min(rotary.d_rotary, d_head // 2 * 2))
+    heads, kv_heads = 2 * part.n_heads, 2 * part.n_kv_heads
+    return replace(part, n_heads=heads, n_kv_heads=kv_heads, d_head=d_head, positions=rotary)
+
+
+def all_fields(spec: Part) -> set[str]:
+    """Path and name of every field of every part of the spec."""
+    return {
+        f"{path}.{field.name}" if path else field.name
+        for path, part in walk(spec)
+        for field in fields(part)  # type: ignore[arg-type]
+    }

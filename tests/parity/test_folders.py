@@ -1,0 +1,129 @@
+"""Only the folder crosses: both directions, what is written back, and decoding from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES
+from harness import (
+    KERNELS,
+    TOKENS,
+    ParityCase,
+    asbuilt_loads,
+    asbuilt_resaves,
+    asbuilt_saves,
+    cacheable,
+    check,
+    ours,
+    random_tokens,
+    theirs,
+    transformers_loads,
+    transformers_saves,
+)
+from safetensors.torch import load_file
+from transformers import AutoConfig, PreTrainedModel
+
+from asbuilt.families import FAMILIES
+from asbuilt.generate.cache import Cache
+from asbuilt.generate.decode import generate
+
+
+def test_every_family_has_a_case() -> None:
+    assert set(CASES) == set(FAMILIES)
+
+
+def test_from_transformers(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    rng = case.random(variant, "from transformers")
+    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)
+    _agree(case, f"{variant} saved by transformers", tmp_path)
+
+
+def test_to_transformers(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    rng = case.random(variant, "to transformers")
+    asbuilt_saves(case.config(variant), rng.randrange(2**32), tmp_path / "saved")
+    _agree(case, f"{variant} saved by asbuilt", tmp_path / "saved")
+
+
+def _agree(case: ParityCase, label: str, folder: Path) -> None:
+    mine = asbuilt_loads(folder)
+    tokens = random_tokens(case.random(label), mine.spec.embedding.n_vocab)
+    for attention in ("eager", "sdpa"):
+        want = theirs(transformers_loads(folder, attention), tokens)
+        for kernel in KERNELS:
+            check(case.family, f"{label}, {attention} and {kernel}", ours(mine, tokens, kernel), want)
+
+
+def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    """Tensors bit by bit; the config as transformers understands it; its rotary numbers as its model has them."""
+    rng = case.random(variant, "and back")
+    first, second = tmp_path / "first", tmp_path / "second"
+    transformers_saves(case.config(variant), rng.randrange(2**32), first)
+    asbuilt_resaves(first, second)
+    here, there = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert here.keys() == there.keys()
+    assert [name for name in here if not torch.equal(here[name], there[name])] == []
+    before, after = _settings(first), _settings(second)
+    assert {key: after.get(key) for key in before} == before  # older spellings may have been added
+    one, other = transformers_loads(first), transformers_loads(second)
+    torch.testing.assert_close(_tables(other), _tables(one), rtol=1e-6, atol=0.0)
+    tokens = random_tokens(rng, one.config.vocab_size)
+    check(case.family, f"{variant}, transformers on what asbuilt saved again", theirs(other, tokens), theirs(one, tokens))
+
+
+# Several spellings say the same here, so these are compared by what comes out.
+SPELLED = ("hidden_act", "activation_function", "rope_parameters")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    settings = AutoConfig.from_pretrained(folder).to_dict()
+    return {key: value for key, value in settings.items() if key not in ("_name_or_path", *SPELLED)}
+
+
+def _tables(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    factors = {name: getattr(module, "attention_scaling", None) for name, module in model.named_modules()}
+    scalars = {name: torch.tensor(factor) for name, factor in factors.items() if factor is not None}
+    return dict(model.named_buffers()) | scalars
+
+
+@torch.inference_mode()
+def test_cached_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    """Our logits, one token at a time, are those at the end of transformers' whole pass over each length."""
+    rng = case.random(variant, "cached")
+    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)
+    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path)
+    tokens = random_tokens(rng, mine.spec.embedding.n_vocab, cacheable(mine.spec))
+    for kernel in KERNELS:
+        cache = Cache(mine.spec, batch=len(tokens), capacity=tokens.shape[1], dtype=torch.float32)
+        steps = [mine(tokens[:, t : t + 1], cache=cache, kernel=kernel) for t in range(tokens.shape[1])]
+        want = [_end(other(tokens[:, : t + 1], use_cache=False).logits) for t in range(tokens.shape[1])]
+        have = {"head": torch.cat(steps, 1)}
+        check(case.family, f"{variant}, cached, {kernel}", have, {"head": torch.cat(want, 1)})
+
+
+def _end(logits_BTV: torch.Tensor) -> torch.Tensor:
+    return logits_BTV[:, -1:]
+
+
+def test_greedy_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    rng = case.random(variant, "greedy")
+    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)
+    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path)
+    prompts = random_tokens(rng, mine.spec.embedding.n_vocab, rng.randrange(1, 9))
+    new = cacheable(mine.spec) - prompts.shape[1]
+    have = torch.tensor(list(generate(mine, prompts.tolist(), max_new_tokens=new))).T
+    settings = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
+    want = other.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, **settings)  # type: ignore[operator]
+    assert torch.equal(have, want[:, prompts.shape[1] :])
+
+
+def test_the_text_is_longer_than_what_is_compared(case: ParityCase, variant: str) -> None:
+    """No table is wider than the text: a threshold beyond it would be no threshold."""
+    original = (getattr(case.config(variant), "rope_parameters", None) or {}).get("original_max_position_embeddings")
+    assert original is None or original * 2 <= TOKENS
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
