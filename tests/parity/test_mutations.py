@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 import torch
 from harness import (
+    BATCH,
     SEED,
+    TOKENS,
+    TOLERANCE,
     ParityCase,
     Trace,
     asbuilt_loads,
@@ -22,6 +26,8 @@ from mutate import Mutation, all_fields, mutations
 
 from asbuilt.errors import InputError
 from asbuilt.nn.modules import Model
+from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec import weights
 
 # Fields that cannot change an output, and why; exactly these.
 INERT = {
@@ -46,7 +52,7 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     mine, tokens, want = _exchanged(case, variant, tmp_path)
     outcomes: dict[str, list[str]] = {}
     for mutation in mutations(mine.spec):
-        outcomes.setdefault(mutation.where, []).append(_outcome(mutation, tmp_path, tokens, want))
+        outcomes.setdefault(mutation.where, []).append(_outcome(mine.spec, mutation, tmp_path, tokens, want))
     assert all_fields(mine.spec) <= outcomes.keys()
     unseen = {where for where, found in outcomes.items() if "same" in found}
     assert unseen == set(INERT), f"PARITY_SEED={SEED} draws it again"
@@ -54,13 +60,21 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     assert not early, "differs before the mutated block"
 
 
-def _outcome(mutation: Mutation, folder: Path, tokens: torch.Tensor, want: Trace) -> str:
-    """Returns "refused", "same", or the first path that differs."""
+def _outcome(spec: ModelSpec, mutation: Mutation, folder: Path, tokens: torch.Tensor, want: Trace) -> str:
+    """Returns "refused", "same", or the first path that differs; other shapes must be refused, equal ones must not."""
     try:
-        mutated = asbuilt_loads(folder, mutation.make())
+        mutated = mutation.make()
     except InputError:
         return "refused"
-    return compare(ours(mutated, tokens), want).first or "same"
+    if _shapes(mutated) != _shapes(spec):
+        with pytest.raises(InputError):
+            asbuilt_loads(folder, mutated)
+        return "refused"
+    return compare(ours(asbuilt_loads(folder, mutated), tokens), want).first or "same"
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    return {path: weight.shape for path, weight, _ in weights(spec)}
 
 
 def _at(outcomes: list[str]) -> list[float]:
@@ -95,8 +109,12 @@ def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) ->
     assert unseen == inert, f"PARITY_SEED={SEED} draws it again"
 
 
-def test_what_is_no_number_differs(case: ParityCase, variant: str, tmp_path: Path) -> None:
-    _, _, want = _exchanged(case, variant, tmp_path)
-    spoilt = want | {"head": torch.full_like(want["head"], math.nan)}
-    found = compare(spoilt, want)
-    assert (found.first, found.worst) == ("head", math.inf)
+@pytest.mark.parametrize("wrong", [2 * TOLERANCE, -2 * TOLERANCE, math.nan, math.inf])
+def test_one_wrong_number_is_found(wrong: float) -> None:
+    want = {path: torch.randn(BATCH, TOKENS, 7).clamp(min=-1, max=1) for path in ("embedding", "blocks.0", "head")}
+    have = {path: tensor.clone() for path, tensor in want.items()}
+    at = torch.randint(BATCH, ()), torch.randint(TOKENS, ()), torch.randint(7, ())
+    have["blocks.0"][at] += wrong
+    assert compare(want, want).worst == 0.0
+    found = compare(have, want)
+    assert (found.first, found.where) == ("blocks.0", f"blocks.0 at token {int(at[1])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from asbuilt.nn import build
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce itself on stderr
 
 
 def parameters(model: Model) -> int:

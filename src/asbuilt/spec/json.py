@@ -24,7 +24,7 @@ DEEPEST, LONGEST = 16, 100_000
 def to_dict(part: Part) -> dict[str, Any]:
     """Returns `part` as plain data; runs of equal list items become `{"repeat": n, "item": ...}`."""
     plain: dict[str, Any] = {"part": type(part).__name__}
-    for field in fields(part):  # type: ignore[arg-type]
+    for field in fields(part):
         value = getattr(part, field.name)
         if isinstance(value, Part):
             value = to_dict(value)
@@ -57,7 +57,7 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
     kind = PARTS.get(data["part"])
     if kind is None:
         raise InputError("unknown part", field=where, value=data["part"], fix=near(data["part"], PARTS))
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    known = {field.name: field for field in fields(kind)}
     for key in data:
         if key != "part" and key not in known:
             raise InputError(f"unknown field of {kind.__name__}", field=f"{where}.{key}", fix=near(key, known))

