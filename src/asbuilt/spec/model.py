@@ -172,16 +172,15 @@ class Model(Part):
         return show(self)
 
     def works(self, run: Pass) -> int:
-        """The stream with the busiest block, or with what the head takes; and positions and rotary tables throughout."""
+        """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout."""
         stream = run.rows * self.d_model * run.width
         rotary = {part for _, part in walk(self) if isinstance(part, Rotary)}
-        blocks = stream + max(block.works(run) for block in self.blocks)
+        tables = run.tokens * 8 + sum(part.works(run) for part in rotary)
         above = self.child_run("head", run)
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
         norm = self.norm.works(above) if self.norm is not None else 0
-        return sum(part.works(run) for part in rotary) + max(
-            blocks, stream + max(norm, normed + self.head.works(above))
-        )
+        head = max(norm, normed + self.head.works(above))
+        return tables + stream + max(head, *(block.works(run) for block in self.blocks))
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
