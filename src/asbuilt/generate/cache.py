@@ -112,3 +112,9 @@ class Cache:
                 fix="shorten the prompt or allow for more tokens",
             )
         self.lengths = lengths
+
+    def keep(self, rows: list[int]) -> None:
+        """Drops all other rows; for a moment one layer is held twice."""
+        self.lengths = tuple(self.lengths[row] for row in rows)
+        for layer in self.layers.values():
+            layer.tensors = [tensor[rows] for tensor in layer.tensors]

@@ -130,7 +130,7 @@ def _steps(
         if len(going) < len(rows):
             rows, chosen_B = [rows[i] for i in going], chosen_B[going]
             sampler.keep(going)
-            keep_rows(cache, going)
+            cache.keep(going)
         logits_BV = model(chosen_B[:, None], cache=cache, last=True, kernel=kernel)[:, -1]
 
 
@@ -155,10 +155,3 @@ def prefill(
         logits = model(tokens_BT[:, part], cache=cache, valid_BT=valid, last=True, kernel=kernel)
     assert logits is not None
     return logits[:, -1]
-
-
-def keep_rows(cache: Cache, rows: list[int]) -> None:
-    """Drops all other rows of the cache; for a moment one layer is held twice."""
-    cache.lengths = tuple(cache.lengths[row] for row in rows)
-    for layer in cache.layers.values():
-        layer.tensors = [tensor[rows] for tensor in layer.tensors]

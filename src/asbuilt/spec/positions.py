@@ -152,6 +152,8 @@ class Rotary(Part):
         if isinstance(self.scaling, FrequencyFactors):
             n = len(self.scaling.factors)
             require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
+        if isinstance(self.scaling, YaRN):
+            require(self, "theta", self.theta > 1, "more than 1 under YaRN, which divides by its logarithm")
         if isinstance(self.scaling, DynamicNTK):
             require(self, "d_rotary", self.d_rotary > 2, "more than 2 under dynamic NTK, whose exponent is d/(d-2)")
 
