@@ -6,6 +6,7 @@ Strategies are kept (`@cache`) because hypothesis checks each new one, which tak
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -17,6 +18,7 @@ from asbuilt.nn.modules import Model
 from asbuilt.spec import (
     ACTIVATIONS,
     MLP,
+    Alibi,
     Attention,
     Block,
     Branch,
@@ -29,6 +31,8 @@ from asbuilt.spec import (
     LinearScaling,
     Llama3Scaling,
     Norm,
+    Parallel,
+    QueryTemperature,
     RMSNorm,
     Rotary,
     Scaling,
@@ -47,8 +51,8 @@ EPS = st.sampled_from((1e-6, 1e-5, 1e-2))
 @cache
 def norms(d: int) -> SearchStrategy[Norm]:
     """Either norm over `d` numbers."""
-    rms = st.builds(RMSNorm, d=st.just(d), eps=EPS)
-    return rms | st.builds(LayerNorm, d=st.just(d), eps=EPS, bias=st.booleans())
+    rms = st.builds(RMSNorm, d=st.just(d), eps=EPS, gain=st.sampled_from(("weight", "offset", "none")))
+    return rms | st.builds(LayerNorm, d=st.just(d), eps=EPS, gain=st.booleans(), bias=st.booleans())
 
 
 @cache
@@ -100,23 +104,34 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
 
 @cache
 @st.composite
-def attentions(draw: DrawFn, d_model: int) -> Attention:
+def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) -> Attention:
     """MHA, GQA and MQA with whatever else attention can have."""
     n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (1, 4), (3, 2))))
     d_head = draw(st.integers(1, 7))
+    heads, causal = n_kv_heads * group, draw(st.sampled_from(causals))
+    window = draw(st.none() | st.integers(1, 7))
+    alibi = st.builds(
+        Alibi, n_heads=st.just(heads), bias_max=st.just(8.0), order=st.sampled_from(("lower_first", "odd_first"))
+    )
+    turned = rotaries(d_head) if d_head > 1 else st.nothing()
     return Attention(
         d_model=d_model,
-        n_heads=n_kv_heads * group,
+        n_heads=heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
-        positions=draw(st.none() | rotaries(d_head)) if d_head > 1 else None,
+        causal=causal,
+        positions=draw(st.none() | turned | alibi),
         bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
-        q_norm=draw(maybe_norms(d_head)),
-        k_norm=draw(maybe_norms(d_head)),
-        window=draw(st.none() | st.integers(1, 7)),
+        q_norm=draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head))))),
+        k_norm=draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head))))),
+        rotate_first=draw(st.booleans()),
+        window=window,
+        chunk=draw(st.none() | st.integers(1, 7)) if window is None and causal else None,
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
+        sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
+        temperature=draw(st.none() | st.just(QueryTemperature(scale=0.3, floor=3))),
     )
 
 
@@ -134,14 +149,16 @@ def feedforwards(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
 
 @cache
 def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
-    """One residual branch, its norms before, after, both or neither."""
-    body = attentions(d_model) if name == "attention" else feedforwards(d_model)
+    """One residual branch, its norms before, after, on the sum, or none."""
+    both = st.builds(Parallel, attention=attentions(d_model), ffn=feedforwards(d_model))
+    bodies = {"attention": attentions(d_model), "ffn": feedforwards(d_model), "both": both}
     return st.builds(
         Branch,
         name=st.just(name),
-        body=body,
+        body=bodies[name],
         norm=maybe_norms(d_model),
         post_norm=maybe_norms(d_model),
+        sum_norm=maybe_norms(d_model),
         scale=st.sampled_from((1.0, 0.5)),
     )
 
@@ -149,21 +166,33 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
 @cache
 @st.composite
 def blocks(draw: DrawFn, d_model: int) -> Block:
-    """Attention and feed-forward in either order, or attention alone."""
-    attention, ffn = draw(branches("attention", d_model)), draw(branches("ffn", d_model))
-    return Block(branches=draw(st.sampled_from(((attention, ffn), (ffn, attention), (attention,)))))
+    """Attention and feed-forward in either order, side by side in two ways, or attention alone."""
+    attention, ffn, both = (draw(branches(name, d_model)) for name in ("attention", "ffn", "both"))
+    beside = replace(ffn, parallel=True)
+    kinds = ((attention, ffn), (ffn, attention), (attention,), (attention, beside), (both,), (attention, beside, both))
+    return Block(branches=draw(st.sampled_from(kinds)))
 
 
 @st.composite
 def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
     """A whole model of 1 to `max_blocks` blocks that differ from each other, its context CONTEXT tokens."""
     d_model, n_vocab = draw(st.integers(2, 11)), draw(st.integers(2, 17))
-    own = st.builds(Head, d_model=st.just(d_model), n_vocab=st.just(n_vocab), bias=st.booleans())
-    learned = st.integers(CONTEXT, CONTEXT + 3).map(lambda n: LearnedPositions(n_positions=n, d_model=d_model))
+    kind = draw(st.sampled_from((Head, TiedHead)))
+    scales = st.sampled_from((1.0, 0.3))
+    head = kind(
+        d_model=d_model,
+        n_vocab=n_vocab,
+        bias=draw(st.booleans()),
+        scale=draw(scales),
+        softcap=draw(st.none() | st.just(2.0)),
+    )
+    sizes = st.integers(CONTEXT, CONTEXT + 3)
+    learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
     return ModelSpec(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales)),
         blocks=tuple(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))),
-        head=draw(own | st.just(TiedHead(d_model=d_model, n_vocab=n_vocab))),
+        embedding_norm=draw(maybe_norms(d_model)),
+        head=head,
         max_positions=CONTEXT,
         positions=draw(st.none() | learned),
         norm=draw(maybe_norms(d_model)),

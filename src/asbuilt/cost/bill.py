@@ -131,8 +131,12 @@ def cache(spec: Part, tokens: int, dtype: str) -> CacheBill:
 def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
     """Returns every tensor autograd keeps in one forward pass, by path and name, shared ones once."""
     kept: dict[str, Saved] = {}
+    reads: dict[str, str] = {}  # parts that read what another one reads, by path
     for at, part, seen in runs(spec, run, path):
-        kept |= {s.name if s.shared else f"{at}:{s.name}": s for s in part.saves(seen)}
+        reads |= {f"{at}.{second}": reads.get(f"{at}.{first}", f"{at}.{first}") for second, first in part.same_input()}
+        for tensor in part.saves(seen):
+            where = reads.get(at, at) if tensor.name == "input" else at
+            kept[tensor.name if tensor.shared else f"{where}:{tensor.name}"] = tensor
     return kept
 
 

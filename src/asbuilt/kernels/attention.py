@@ -13,25 +13,44 @@ from torch import Tensor
 
 from asbuilt.spec.part import Kernel
 
-# "causal": T == S, each token sees itself and those before; None: every key is seen; else True where a key is seen,
-# broadcastable to (B, 1, T, S).
+# "causal": T == S, each token sees itself and those before; None: every key is seen; a tensor of bool: True where a key
+# is seen; of numbers: added to the scores, -inf where a key is hidden. Broadcastable to (B, H or 1, T, S).
 Mask = Tensor | Literal["causal"] | None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None, kernel: Kernel) -> Tensor:
-    """Returns softmax(scale q k^T, masked) v of shape (B, H, T, D): the one place that chooses a kernel.
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    kernel: Kernel,
+) -> Tensor:
+    """Returns softmax(scale q k^T, masked) v of shape (B, H, T, width of v): the one place that chooses a kernel.
 
-    The fused kernel knows no soft-capping, so capped scores always take the reference.
+    The fused kernel knows no soft-capping and no sinks, so these always take the reference.
     """
-    if kernel == "reference" or softcap is not None:
-        return reference(q, k, v, mask, scale, softcap)
+    if kernel == "reference" or softcap is not None or sinks is not None:
+        return reference(q, k, v, mask, scale, softcap, sinks)
     return fused(q, k, v, mask, scale)
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None = None) -> Tensor:
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Returns attention as the textbook writes it, softmax in float32 or wider.
 
-    The queries of one group are laid along the token axis, so that grouped keys are never copied.
+    The queries of one group are laid along the token axis, so that grouped keys are never copied. `sinks` (H) are
+    scores that take part in the softmax and have no value.
     """
     B, H, T, D = q.shape
     K, S = k.shape[1], k.shape[2]
@@ -39,14 +58,22 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap
     scores = torch.matmul(q.reshape(B, K, group * T, D), k.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.view(B, K, group, T, S)
-    if mask is not None:
-        hidden = ~_as_tensor(mask, T, S, q.device)
-        hidden = hidden.unsqueeze(1) if hidden.dim() == 4 else hidden  # (B, 1, T, S) gains the group axis
-        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    scores = _masked(scores.view(B, H, T, S), mask)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).view(1, H, 1, 1).expand(B, H, T, 1)), -1)
     wide = torch.float32 if v.dtype in (torch.bfloat16, torch.float16) else v.dtype
-    weights = torch.softmax(scores, dim=-1, dtype=wide).to(v.dtype)
-    return torch.matmul(weights.view(B, K, group * T, S), v).view(B, H, T, D)
+    weights = torch.softmax(scores, dim=-1, dtype=wide)[..., :S].to(v.dtype)
+    return torch.matmul(weights.reshape(B, K, group * T, S), v).view(B, H, T, v.shape[-1])
+
+
+def _masked(scores: Tensor, mask: Mask) -> Tensor:
+    if mask is None:
+        return scores
+    if isinstance(mask, str):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores + mask
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
@@ -58,14 +85,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     B, H, T, D = q.shape
     K = k.shape[1]
     if T == 1 and mask is None:
-        return F.scaled_dot_product_attention(q.reshape(B, K, H // K, D), k, v, scale=scale).reshape(B, H, 1, D)
+        return F.scaled_dot_product_attention(q.reshape(B, K, H // K, D), k, v, scale=scale).reshape(B, H, 1, -1)
     causal = isinstance(mask, str)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=H != K
     )
-
-
-def _as_tensor(mask: Tensor | str, T: int, S: int, device: torch.device) -> Tensor:
-    if isinstance(mask, str):
-        return torch.ones(T, S, dtype=torch.bool, device=device).tril()
-    return mask

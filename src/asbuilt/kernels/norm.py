@@ -12,28 +12,36 @@ from torch import Tensor
 SMALL = 8192
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean in float32."""
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return RMSNormFunction.apply(x, weight, eps)  # type: ignore[no-any-return]
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = False) -> Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) * gain over the last dimension, the mean in float32 or wider.
+
+    The gain is `weight`, or 1 + `weight` with `offset`, or 1 where there is none.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+        return RMSNormFunction.apply(x, weight, eps, offset)  # type: ignore[no-any-return]
     if x.numel() <= SMALL:
-        return reference(x, weight, eps)
-    return normalise(x, weight, eps)[0]
+        return reference(x, weight, eps, offset)
+    return normalise(x, weight, eps, offset)[0]
 
 
-def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def reference(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> Tensor:
     """Returns the library's RMSNorm, which under autograd keeps two more tensors of the input's size."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return F.rms_norm(x, (x.shape[-1],), _gain(weight, offset), eps)
 
 
 @torch.no_grad()
-def normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def normalise(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> tuple[Tensor, Tensor]:
     """Returns (normalised x, reciprocal root mean square per row) in few passes over memory, unseen by autograd."""
     wide = _widen(x)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     rstd = torch.rsqrt(length.square() / x.shape[-1] + eps)
     normal = wide * rstd if wide is x else wide.mul_(rstd).to(x.dtype)
-    return normal.mul_(weight), rstd
+    gain = _gain(weight, offset)
+    return normal if gain is None else normal.mul_(gain), rstd
+
+
+def _gain(weight: Tensor | None, offset: bool) -> Tensor | None:
+    return weight + 1 if offset and weight is not None else weight
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -41,23 +49,25 @@ def _widen(x: Tensor) -> Tensor:
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """dx = rstd * (g - n * mean(g * n)) with n = x * rstd and g = dy * weight; n is made again, not kept."""
+    """dx = rstd * (g - n * mean(g * n)) with n = x * rstd and g = dy * gain; n is made again, not kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, offset: bool) -> Tensor:  # noqa: ANN401
         """Keeps x, the weight and one number per row."""
-        y, rstd = normalise(x, weight, eps)
+        y, rstd = normalise(x, weight, eps, offset)
         ctx.save_for_backward(x, weight, rstd)
+        ctx.offset = offset
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns the gradients of x and weight."""
         x, weight, rstd = ctx.saved_tensors
+        gain = _gain(weight, ctx.offset)
         dy_wide = _widen(dy)
         n = _widen(x) * rstd
-        g = dy_wide * weight
+        g = dy_wide if gain is None else dy_wide * gain
         dx = rstd * (g - n * (g * n).mean(-1, keepdim=True))
-        dw = (dy_wide * n).flatten(0, -2).sum(0)
-        return dx.to(x.dtype), dw.to(weight.dtype), None
+        dw = None if weight is None else (dy_wide * n).flatten(0, -2).sum(0).to(weight.dtype)
+        return dx.to(x.dtype), dw, None, None

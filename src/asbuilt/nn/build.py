@@ -47,7 +47,7 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
 def _fill(parameter: nn.Parameter, weight: Weight, std: float, n_layers: int, generator: torch.Generator) -> None:
     if weight.role == "gain":
         parameter.fill_(1.0)
-    elif weight.role == "bias":
+    elif weight.role in ("bias", "offset_gain"):
         parameter.zero_()
     else:
         scale = std / math.sqrt(2 * n_layers) if weight.role == "stream_matrix" else std

@@ -16,7 +16,7 @@ from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.linear import Linear, PartModule
-from asbuilt.nn.step import Step
+from asbuilt.nn.step import Sight, Step
 from asbuilt.spec import attention, feedforward, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
 
@@ -38,10 +38,15 @@ class TokenEmbedding(PartModule):
 
     def __init__(self, part: model.TokenEmbedding, path: str) -> None:
         super().__init__(part, path)
+        self.scale = part.scale
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        return F.embedding(tokens_BT, self.weight)
+        x_BTM = F.embedding(tokens_BT, self.weight)
+        if self.scale == 1.0:
+            return x_BTM
+        # the factor in the stream's own dtype, as models that scale their embedding were trained
+        return x_BTM * torch.tensor(self.scale, dtype=x_BTM.dtype, device=x_BTM.device)
 
 
 class LearnedPositions(PartModule):
@@ -51,24 +56,27 @@ class LearnedPositions(PartModule):
 
     def __init__(self, part: positions.LearnedPositions, path: str) -> None:
         super().__init__(part, path)
+        self.offset = part.offset
 
     def forward(self, step: Step) -> Tensor:
         """Returns (B or 1, T, M)."""
-        return F.embedding(step.positions_BT, self.weight)
+        return F.embedding(step.positions_BT + self.offset if self.offset else step.positions_BT, self.weight)
 
 
 class RMSNorm(PartModule):
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """x / sqrt(mean(x^2) + eps) * gain."""
 
-    weight: Tensor
+    weight: Tensor | None
 
     def __init__(self, part: norms.RMSNorm, path: str) -> None:
         super().__init__(part, path)
-        self.eps = part.eps
+        self.d, self.eps, self.offset = part.d, part.eps, part.gain == "offset"
+        if part.gain == "none":
+            self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x normalised over its last dimension."""
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, offset=self.offset)
 
 
 class LayerNorm(PartModule):
@@ -78,9 +86,10 @@ class LayerNorm(PartModule):
 
     def __init__(self, part: norms.LayerNorm, path: str) -> None:
         super().__init__(part, path)
-        self.eps = part.eps
-        if not part.bias:
-            self.register_parameter("bias", None)
+        self.d, self.eps = part.d, part.eps
+        for name in ("weight", "bias"):
+            if name not in part.holds():
+                self.register_parameter(name, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x normalised over its last dimension."""
@@ -88,12 +97,13 @@ class LayerNorm(PartModule):
 
 
 class Attention(PartModule):
-    """Causal attention over grouped heads, with a cache when the step has one."""
+    """Attention over grouped heads, with a cache when the step has one."""
 
     q: Linear
     k: Linear
     v: Linear
     o: Linear
+    sinks: Tensor | None
 
     def __init__(self, part: attention.Attention, path: str) -> None:
         super().__init__(part, path)
@@ -102,30 +112,53 @@ class Attention(PartModule):
         self.qkv = self.together(self.q, self.k, self.v)
         self.q_norm = norm(part.q_norm, f"{path}.q_norm")
         self.k_norm = norm(part.k_norm, f"{path}.k_norm")
+        alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
+        self.sight = Sight(part.causal, part.window, part.chunk, alibi)
+        if not part.sinks:
+            self.register_parameter("sinks", None)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
         part = self.part
         B, T, _ = x_BTM.shape
         q_BTHD, k_BTKD, v_BTKD = (y.view(B, T, -1, part.d_head) for y in self.qkv(x_BTM))
-        if self.q_norm is not None:
-            q_BTHD = self.q_norm(q_BTHD)
-        if self.k_norm is not None:
-            k_BTKD = self.k_norm(k_BTKD)
         q, k, v = self.turned_and_cached(q_BTHD, k_BTKD, v_BTKD, step)
-        y = attend(q, k, v, step.mask(part.window), self.scale, part.softcap, step.kernel)
+        y = attend(
+            q,
+            k,
+            v,
+            step.mask(self.sight, q.dtype),
+            scale=self.scale,
+            softcap=part.softcap,
+            sinks=self.sinks,
+            kernel=step.kernel,
+        )
         return self.o(y.transpose(1, 2).reshape(B, T, part.d_query))
 
     def turned_and_cached(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns q (B, H, T, D) and all keys and values (B, K, S, D), q and k turned by their positions."""
+        """Returns q (B, H, T, D) and all keys and values (B, K, S, D), q and k normalised and turned."""
         rotary = self.part.positions
-        if rotary is not None:
+        if not self.part.rotate_first:
+            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
+        if isinstance(rotary, positions.Rotary):
             turn = step.turn(rotary, q.dtype)
             q, k = rotate(q, turn, rotary.pairing), rotate(k, turn, rotary.pairing)
+        if self.part.rotate_first:
+            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
+        if self.part.temperature is not None:
+            q = q * step.temperature(self.part.temperature, q.dtype)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        if step.cache is not None:
+        if step.cache is not None and self.part.causal:
             k, v = step.cache.layers[self.path].update((k, v), step)
         return q.transpose(1, 2), k, v
+
+
+def normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
+    """Returns (B, T, H, D) normalised by head, or over all heads together where the norm is that wide."""
+    if norm is None:
+        return heads
+    per_head = norm.d == heads.shape[-1]
+    return norm(heads) if per_head else norm(heads.flatten(2)).view(heads.shape)
 
 
 class MLP(PartModule):
@@ -163,22 +196,37 @@ class GatedMLP(PartModule):
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 
 
+class Parallel(nn.Module):
+    """attention(x) + ffn(x)."""
+
+    def __init__(self, part: model.Parallel, path: str) -> None:
+        super().__init__()
+        self.attention = module(part.attention, f"{path}.attention")
+        self.ffn = module(part.ffn, f"{path}.ffn")
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        return self.attention(x_BTM, step) + self.ffn(x_BTM, step)
+
+
 class Branch(nn.Module):
-    """x + scale * post_norm(body(norm(x)))."""
+    """sum_norm(x + scale * post_norm(body(norm(x))))."""
 
     def __init__(self, part: model.Branch, path: str) -> None:
         super().__init__()
         self.norm = norm(part.norm, f"{path}.norm")
         self.body = module(part.body, f"{path}.body")
         self.post_norm = norm(part.post_norm, f"{path}.post_norm")
-        self.scale = part.scale
+        self.sum_norm = norm(part.sum_norm, f"{path}.sum_norm")
+        self.scale, self.parallel = part.scale, part.parallel
 
-    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns the stream with this branch added."""
+    def forward(self, x_BTM: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with this branch of x added."""
         y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
         if self.post_norm is not None:
             y = self.post_norm(y)
-        return x_BTM + y if self.scale == 1.0 else torch.add(x_BTM, y, alpha=self.scale)
+        y = stream_BTM + y if self.scale == 1.0 else torch.add(stream_BTM, y, alpha=self.scale)
+        return y if self.sum_norm is None else self.sum_norm(y)
 
 
 class Block(nn.Module):
@@ -191,35 +239,32 @@ class Block(nn.Module):
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns the stream with every branch added."""
+        stream_BTM = x_BTM
         for branch in self._modules.values():
-            x_BTM = branch(x_BTM, step)  # type: ignore[misc]
-        return x_BTM
+            if not branch.parallel:  # type: ignore[union-attr]
+                x_BTM = stream_BTM
+            stream_BTM = branch(x_BTM, stream_BTM, step)  # type: ignore[misc]
+        return stream_BTM
 
 
 class Head(PartModule):
-    """Logits with a matrix of its own."""
+    """Logits with a matrix of its own, or with the embedding's table."""
 
-    weight: Tensor
+    weight: Tensor | None
 
-    def __init__(self, part: model.Head, path: str) -> None:
+    def __init__(self, part: model.Head | model.TiedHead, path: str) -> None:
         super().__init__(part, path)
-        if not part.bias:
-            self.register_parameter("bias", None)
+        self.scale, self.softcap = part.scale, part.softcap
+        for name in ("weight", "bias"):
+            if name not in part.holds():
+                self.register_parameter(name, None)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Returns (..., n_vocab)."""
-        return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
-
-
-class TiedHead(PartModule):
-    """Logits with the embedding's table."""
-
-    def __init__(self, part: model.TiedHead, path: str) -> None:
-        super().__init__(part, path)
-
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        """Returns (..., n_vocab)."""
-        return F.linear(x, table)
+        logits = F.linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
 class Model(nn.Module):
@@ -230,6 +275,7 @@ class Model(nn.Module):
         self.spec = part
         self.embedding = TokenEmbedding(part.embedding, "embedding")
         self.positions = None if part.positions is None else LearnedPositions(part.positions, "positions")
+        self.embedding_norm = norm(part.embedding_norm, "embedding_norm")
         self.blocks = nn.ModuleList(Block(block, f"blocks.{i}") for i, block in enumerate(part.blocks))
         self.norm = norm(part.norm, "norm")
         self.head = module(part.head, "head")
@@ -252,6 +298,8 @@ class Model(nn.Module):
         x_BTM = self.embedding(tokens_BT, step)
         if self.positions is not None:
             x_BTM = x_BTM + self.positions(step)
+        if self.embedding_norm is not None:
+            x_BTM = self.embedding_norm(x_BTM)
         for block in self.blocks:
             x_BTM = block(x_BTM, step)
         if last:
@@ -288,7 +336,8 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     feedforward.MLP: MLP,
     feedforward.GatedMLP: GatedMLP,
     model.Head: Head,
-    model.TiedHead: TiedHead,
+    model.TiedHead: Head,
+    model.Parallel: Parallel,
     model.Model: Model,
 }
 

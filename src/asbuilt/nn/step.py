@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,24 @@ from torch import Tensor
 from asbuilt.kernels.attention import Mask
 from asbuilt.kernels.rotary import Turn, tables
 from asbuilt.spec.part import Kernel
-from asbuilt.spec.positions import Rotary
+from asbuilt.spec.positions import Alibi, QueryTemperature, Rotary
 
 if TYPE_CHECKING:
     from asbuilt.generate.cache import Cache
+
+
+class Sight(NamedTuple):
+    """Which keys a layer's tokens see, and what their distance adds to the scores."""
+
+    causal: bool = True
+    window: int | None = None
+    chunk: int | None = None
+    alibi: Alibi | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens the layer's cache keeps."""
+        return self.window if self.chunk is None else self.chunk
 
 
 class Step:
@@ -39,7 +53,7 @@ class Step:
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
         self.kernel: Kernel = kernel
         self._turns: dict[tuple[Rotary, torch.dtype], Turn] = {}
-        self._masks: dict[int | None, Mask] = {}
+        self._masks: dict[Sight, Mask] = {}
 
     @cached_property
     def uniform(self) -> bool:
@@ -84,6 +98,11 @@ class Step:
             self._turns[key] = tables(rotary, self.positions_BT, self.lengths, dtype)
         return self._turns[key]
 
+    def temperature(self, part: QueryTemperature, dtype: torch.dtype) -> Tensor:
+        """Returns what each token's queries are multiplied by, (B or 1, T, 1, 1)."""
+        steps = torch.floor((self.positions_BT + 1).float() / part.floor)
+        return (1 + part.scale * torch.log1p(steps)).to(dtype)[:, :, None, None]
+
     def keys(self, window: int | None) -> Tensor:
         """Returns the positions (B or 1, S) of the keys a layer with this window multiplies, -1 where there is none."""
         if self.cache is None or (self.uniform and self.past[0] == 0 and (window is None or self.tokens > 1)):
@@ -104,21 +123,39 @@ class Step:
         slots = torch.arange(min(max(lengths), window), device=self.device)[None]
         return (last - (last - slots) % window).clamp(min=-1)
 
-    def mask(self, window: int | None) -> Mask:
-        """Returns which keys each token sees, made once for all layers of the same window."""
-        if window not in self._masks:
-            self._masks[window] = self._mask(window)
-        return self._masks[window]
+    def mask(self, sight: Sight, dtype: torch.dtype) -> Mask:
+        """Returns which keys each token sees, made once for all layers of the same sight."""
+        if sight not in self._masks:
+            self._masks[sight] = self._mask(sight, dtype)
+        return self._masks[sight]
 
-    def _mask(self, window: int | None) -> Mask:
-        if self.uniform and self.tokens == 1:
-            return None  # the cache holds no more than the window, and all of it came before
-        if self.uniform and self.past[0] == 0 and (window is None or self.tokens <= window):
-            return "causal"
-        distance = self.positions_BT[:, :, None] - self.keys(window)[:, None, :]
-        seen = (distance >= 0) & (self.keys(window)[:, None, :] >= 0)
-        if window is not None:
-            seen &= distance < window
+    def _mask(self, sight: Sight, dtype: torch.dtype) -> Mask:
+        near = sight.reach is None or self.tokens <= sight.reach
+        if self.uniform and sight.alibi is None:
+            if self.tokens == 1 and sight.chunk is None:
+                return None  # the cache holds no more than the window, and all of it came before
+            if not sight.causal and near:
+                return None
+            if self.past[0] == 0 and near:
+                return "causal"
+        seen = self._seen(sight)
+        if sight.alibi is None:
+            return seen[:, None]
+        keys = self.keys(sight.reach)
+        distance = (self.positions_BT[:, :, None] - keys[:, None, :]).abs()
+        slopes = torch.tensor(sight.alibi.slopes, dtype=torch.float32, device=self.device)
+        bias = -slopes[:, None, None] * distance[:, None]
+        return bias.masked_fill(~seen[:, None], -torch.inf).to(dtype)
+
+    def _seen(self, sight: Sight) -> Tensor:
+        """(B or 1, T, S), True where the key is seen."""
+        queries, keys = self.positions_BT[:, :, None], self.keys(sight.reach)[:, None, :]
+        distance = queries - keys
+        seen = (keys >= 0) & (distance >= 0 if sight.causal else torch.ones_like(distance, dtype=torch.bool))
+        if sight.window is not None:
+            seen &= distance.abs() < sight.window
+        if sight.chunk is not None:
+            seen &= queries // sight.chunk == keys // sight.chunk
         # padding may see nothing, and softmax over nothing is not a number: let it look at the first key
         seen[:, :, 0] |= ~seen.any(-1)
-        return seen[:, None]
+        return seen

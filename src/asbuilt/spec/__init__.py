@@ -3,15 +3,18 @@
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, FeedForward, GatedMLP
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
-from asbuilt.spec.model import Block, Branch, Head, Model, TiedHead, TokenEmbedding
-from asbuilt.spec.norms import LayerNorm, Norm, RMSNorm
+from asbuilt.spec.model import Block, Body, Branch, Head, Model, Parallel, TiedHead, TokenEmbedding
+from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Remembered, Role, Saved, Weight, runs, walk, weights
 from asbuilt.spec.positions import (
+    Alibi,
     DynamicNTK,
     FrequencyFactors,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongRope,
+    QueryTemperature,
     Rotary,
     Scaling,
     YaRN,
@@ -22,12 +25,15 @@ __all__ = [
     "KINDS",
     "MLP",
     "Activation",
+    "Alibi",
     "Attention",
     "Block",
+    "Body",
     "Branch",
     "DynamicNTK",
     "FeedForward",
     "FrequencyFactors",
+    "Gain",
     "GatedMLP",
     "Head",
     "Kind",
@@ -35,11 +41,14 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRope",
     "Model",
     "Norm",
+    "Parallel",
     "Part",
     "Pass",
     "Product",
+    "QueryTemperature",
     "RMSNorm",
     "Remembered",
     "Role",

@@ -7,6 +7,7 @@ Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from asbuilt.spec.feedforward import linear
 from asbuilt.spec.norms import Norm
@@ -22,15 +23,17 @@ from asbuilt.spec.part import (
     require_number,
     require_sizes,
 )
-from asbuilt.spec.positions import Rotary
+from asbuilt.spec.positions import Alibi, QueryTemperature, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Part):
-    """softmax(scale * q k^T) v over the tokens before, projected back to the stream.
+    """softmax(scale * q k^T) v over the tokens before, or all of them unless `causal`, projected back to the stream.
 
-    `window` w lets a token see itself and the w-1 before it; `softcap` c turns each score s into c*tanh(s/c);
-    `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise each head before the rotation.
+    `window` w lets a token see itself and the w-1 before it, `chunk` c only those of its own run of c positions.
+    `softcap` c turns each score s into c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
+    each head, or all heads together where their width says so, before the rotation unless `rotate_first`. `sinks` adds
+    one learned score per head to the softmax, with no value behind it. `temperature` scales queries by their position.
     """
 
     kind = "attention"
@@ -38,31 +41,41 @@ class Attention(Part):
     n_heads: int
     n_kv_heads: int
     d_head: int
-    positions: Rotary | None = None
+    causal: bool = True
+    positions: Rotary | Alibi | None = None
     bias: bool = False
     output_bias: bool = False
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    rotate_first: bool = False
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
+    sinks: bool = False
     scale: float | None = None
+    temperature: QueryTemperature | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
         divides = self.n_heads % self.n_kv_heads == 0
         require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
-        require_flags(self, "bias", "output_bias")
-        if self.window is not None:
-            require_sizes(self, "window")
+        require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks")
+        require_sizes(self, *(name for name in ("window", "chunk") if getattr(self, name) is not None))
+        require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
+        require(self, "chunk", self.chunk is None or self.causal, "none where attention is not causal")
         for name in ("softcap", "scale"):
             if getattr(self, name) is not None:
                 require_number(self, name)
-        if self.positions is not None:
+        if isinstance(self.positions, Rotary):
             fits = self.positions.d_rotary <= self.d_head
             require(self, "positions", fits, f"at most d_head = {self.d_head} rotated numbers")
-        for name in ("q_norm", "k_norm"):
+        if isinstance(self.positions, Alibi):
+            same = self.positions.n_heads == self.n_heads
+            require(self, "positions", same, f"slopes for n_heads = {self.n_heads}")
+        for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
-            require(self, name, norm is None or norm.d == self.d_head, f"a norm over d_head = {self.d_head}")
+            fits = norm is None or norm.d in (self.d_head, whole)
+            require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
 
     @property
     def d_query(self) -> int:
@@ -79,28 +92,46 @@ class Attention(Part):
         q = linear(self.d_query, self.d_model, self.bias, "q")
         k = linear(self.d_kv, self.d_model, self.bias, "k")
         v = linear(self.d_kv, self.d_model, self.bias, "v")
-        return q | k | v | linear(self.d_model, self.d_query, self.output_bias, "o", stream=True)
+        sinks = {"sinks": Weight(shape=(self.n_heads,), role="bias")} if self.sinks else {}
+        return q | k | v | linear(self.d_model, self.d_query, self.output_bias, "o", stream=True) | sinks
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens the cache keeps; None for all."""
+        return self.window if self.chunk is None else self.chunk
 
     def keys(self, run: Pass) -> int:
         """S: how many keys each query is multiplied with, masked ones included.
 
-        A window layer keeps `window` tokens; several new tokens are laid after them, a single one takes its slot.
+        A window layer keeps `window` tokens; several new tokens are laid after them, a single one takes its slot. So
+        does a layer of chunks.
         """
-        if self.window is None:
+        if self.reach is None:
             return run.past + run.tokens
         if run.tokens == 1:
-            return min(run.past + 1, self.window)
-        return min(run.past, self.window) + run.tokens
+            return min(run.past + 1, self.reach)
+        return min(run.past, self.reach) + run.tokens
 
     def pairs(self, run: Pass) -> int:
         """(query, key) pairs of one sequence and head that the mask leaves."""
         seen = run.past + run.tokens
+        if not self.causal:
+            return self._pairs_both_ways(run)
+        if self.chunk is not None:
+            return _chunk_pairs(seen, self.chunk) - _chunk_pairs(run.past, self.chunk)
         all_pairs = run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
         if self.window is None or seen <= self.window:
             return all_pairs
         # tokens whose window is not yet full see everything before them, the others `window` each
         growing = max(0, self.window - run.past)
         return growing * run.past + growing * (growing + 1) // 2 + (run.tokens - growing) * self.window
+
+    def _pairs_both_ways(self, run: Pass) -> int:
+        """All pairs of the new tokens, or those less than a window apart on either side."""
+        if self.window is None:
+            return run.tokens * (run.past + run.tokens)
+        near = min(self.window, run.tokens)
+        return run.tokens * (2 * near - 1) - near * (near - 1)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Four products with weights, and scores and mixing per head: (T,D)x(D,S) and (T,S)x(S,D)."""
@@ -118,13 +149,15 @@ class Attention(Part):
     def child_run(self, name: str, run: Pass) -> Pass:
         """A norm per head sees one row per head and token."""
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads}
-        return replace(run, tokens=run.tokens * heads[name]) if name in heads else run
+        norm = getattr(self, name)
+        per_head = name in heads and norm.d == self.d_head
+        return replace(run, tokens=run.tokens * heads[name]) if per_head else run
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input, turned q and k, v, and the mixed values; the kernels differ in what they keep of the scores.
 
         Fused: one log-sum-exp per query, and the library's own copy of a mask that is not simply causal. Reference:
-        the mask, the probabilities (once more in the run's dtype where that is narrow), and capped scores.
+        the mask unless it is added, the probabilities (once more where they are cast or cut), and capped scores.
         """
         query, kv = run.rows * self.d_query, run.rows * self.d_kv
         common = (
@@ -136,25 +169,42 @@ class Attention(Part):
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
+    def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
+        """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
+        if isinstance(self.positions, Alibi):
+            return "added"
+        if self.reach is not None and run.tokens > self.reach:
+            return "bool"
+        if not self.causal or (run.tokens == 1 and self.chunk is None):
+            return "none"
+        return "causal"
+
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
-        normaliser = Saved(name="logsumexp", size=run.rows * self.n_heads, width="wide")
-        plain_causal = self.window is None or run.tokens <= self.window
-        return (normaliser,) if plain_causal else (normaliser, Saved(name="mask", size=run.tokens * self.keys(run)))
+        pairs = run.tokens * self.keys(run)
+        masks = {
+            "bool": (Saved(name="mask", size=pairs),),
+            "added": (Saved(name=f"{self.positions}{self.window}", size=self.n_heads * pairs, shared=True),),
+        }
+        return (Saved(name="logsumexp", size=run.rows * self.n_heads, width="wide"), *masks.get(self._mask(run), ()))
 
     def _saves_scores(self, run: Pass) -> tuple[Saved, ...]:
-        size = run.batch * self.n_heads * run.tokens * self.keys(run)
-        hidden = 0 if run.tokens == 1 else run.tokens * self.keys(run)  # a lone token sees every key
-        mask = Saved(name="mask", size=hidden, width="bool")
+        pairs = run.tokens * self.keys(run)
+        size = run.batch * self.n_heads * pairs
+        masked = self._mask(run) in ("causal", "bool")
+        mask = (Saved(name="mask", size=pairs, width="bool"),) if masked else ()
         capped = () if self.softcap is None else (Saved(name="capped", size=size),)
-        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
-        return (mask, *capped, Saved(name="probabilities", size=size, width="wide"), *cast)
+        sinks = run.rows * self.n_heads if self.sinks else 0
+        probabilities = Saved(name="probabilities", size=size + sinks, width="wide")
+        cast = (Saved(name="probabilities again", size=size),) if run.width < 4 or self.sinks else ()
+        return (*mask, *capped, probabilities, *cast)
 
     def works(self, run: Pass) -> int:
         """q, k, v and turned q and k; beside them what turning takes, or the mixed values, scores and the result."""
         query, kv = run.rows * self.d_query * run.width, run.rows * self.d_kv * run.width
         projected, result = query + 2 * kv, run.rows * self.d_model * run.width
-        turned = 0 if self.positions is None else query + kv
-        turning = 0 if self.positions is None else max(3 * query, query + 3 * kv)
+        rotary = isinstance(self.positions, Rotary)
+        turned = query + kv if rotary else 0
+        turning = max(3 * query, query + 3 * kv) if rotary else 0
         attending = query + run.rows * self.n_heads * max(4, run.width)
         if self._uses_reference(run):
             attending = self._reference_works(run) + query
@@ -168,12 +218,20 @@ class Attention(Part):
         return pairs + size * run.width + max(size * run.width, widened)
 
     def _uses_reference(self, run: Pass) -> bool:
-        return run.kernel == "reference" or self.softcap is not None
+        return run.kernel == "reference" or self.softcap is not None or self.sinks
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """Keys and values: n_kv_heads * d_head numbers each per token."""
+        """Keys and values: n_kv_heads * d_head numbers each per token; nothing where all tokens come at once."""
+        if not self.causal:
+            return ()
         shape = (self.n_kv_heads, self.d_head)
         return (
-            Remembered(name="k", shape=shape, window=self.window),
-            Remembered(name="v", shape=shape, window=self.window),
+            Remembered(name="k", shape=shape, window=self.reach),
+            Remembered(name="v", shape=shape, window=self.reach),
         )
+
+
+def _chunk_pairs(tokens: int, chunk: int) -> int:
+    """Pairs of the first `tokens` tokens, each seeing itself and those before it in its chunk."""
+    full, rest = divmod(tokens, chunk)
+    return full * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2

@@ -26,22 +26,25 @@ from asbuilt.spec.show import show
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Part):
-    """A table of one learned vector per token of the vocabulary."""
+    """A table of one learned vector per token of the vocabulary; what is looked up is multiplied by `scale`."""
 
     kind = "embedding"
     n_vocab: int
     d_model: int
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model")
+        require_number(self, "scale")
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_vocab, d_model)."""
         return {"weight": Weight(shape=(self.n_vocab, self.d_model), role="table")}
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers."""
-        return (Saved(name="tokens", size=run.rows, width="int64", shared=True),)
+        """The token numbers, and the factor where there is one."""
+        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
+        return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
 
     def works(self, run: Pass) -> int:
         """The looked-up vectors."""
@@ -50,16 +53,21 @@ class TokenEmbedding(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Head(Part):
-    """Logits x W^T with a matrix of its own."""
+    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c)."""
 
     kind = "head"
     d_model: int
     n_vocab: int
     bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab")
         require_flags(self, "bias")
+        require_number(self, "scale")
+        if self.softcap is not None:
+            require_number(self, "softcap")
 
     def holds(self) -> dict[str, Weight]:
         """W (n_vocab, d_model) and, if asked, a bias."""
@@ -71,63 +79,119 @@ class Head(Part):
         return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="weight"),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input."""
-        return (Saved(name="input", size=run.rows * self.d_model),)
+        """The input, and the capped logits where they are capped."""
+        read = Saved(name="input", size=run.rows * self.d_model)
+        return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits."""
-        return run.rows * self.n_vocab * run.width
+        """The logits; twice where they are scaled or capped."""
+        twice = self.scale != 1.0 or self.softcap is not None
+        return run.rows * self.n_vocab * run.width * (2 if twice else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiedHead(Part):
-    """Logits x E^T with the token embedding's table E: no weights of its own, the same products."""
+    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product."""
 
     kind = "head"
     d_model: int
     n_vocab: int
+    bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab")
+        require_flags(self, "bias")
+        require_number(self, "scale")
+        if self.softcap is not None:
+            require_number(self, "softcap")
+
+    def holds(self) -> dict[str, Weight]:
+        """A bias, if asked."""
+        return {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else {}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="/embedding.weight"),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input."""
-        return (Saved(name="input", size=run.rows * self.d_model),)
+        """The input, and the capped logits where they are capped."""
+        read = Saved(name="input", size=run.rows * self.d_model)
+        return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits."""
-        return run.rows * self.n_vocab * run.width
+        """The logits; twice where they are scaled or capped."""
+        twice = self.scale != 1.0 or self.softcap is not None
+        return run.rows * self.n_vocab * run.width * (2 if twice else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel(Part):
+    """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
+
+    attention: Attention
+    ffn: FeedForward
+
+    def __post_init__(self) -> None:
+        same = self.attention.d_model == self.ffn.d_model
+        require(self, "ffn", same, f"d_model = {self.attention.d_model} as in the attention")
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.attention.d_model
+
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """Both read the normed stream."""
+        return (("ffn", "attention"),)
+
+    def works(self, run: Pass) -> int:
+        """The busier of the two, the attention's result being there while the other runs; or both and their sum."""
+        stream = run.rows * self.d_model * run.width
+        return max(self.attention.works(run), stream + self.ffn.works(run), 3 * stream)
+
+
+Body = Attention | FeedForward | Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(Part):
-    """One residual branch: x + scale * post_norm(body(norm(x))), where either norm may be absent."""
+    """One residual branch: sum_norm(x + scale * post_norm(body(norm(x)))), where each norm may be absent.
+
+    A `parallel` branch reads what the branch before it read, and is added to that one's sum.
+    """
 
     name: str
     norm: Norm | None = None
-    body: Attention | FeedForward
+    body: Body
     post_norm: Norm | None = None
+    sum_norm: Norm | None = None
     scale: float = 1.0
+    parallel: bool = False
 
     def __post_init__(self) -> None:
         simple = isinstance(self.name, str) and self.name.isidentifier()
         require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
         require_number(self, "scale")
-        for field in ("norm", "post_norm"):
+        require_flags(self, "parallel")
+        for field in ("norm", "post_norm", "sum_norm"):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
             require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
+
+    @property
+    def reader(self) -> str:
+        """The path, from the block, of the part that reads the stream."""
+        first = "norm" if self.norm is not None else "body.attention" if isinstance(self.body, Parallel) else "body"
+        return f"{self.name}.{first}"
 
     def works(self, run: Pass) -> int:
         """The busiest of norm, body with the normed input, post-norm, and the sum."""
         stream = run.rows * self.body.d_model * run.width
         normed = stream if self.norm is not None else 0
         norms = [norm.works(run) for norm in (self.norm,) if norm is not None]
-        after = [stream + norm.works(run) for norm in (self.post_norm,) if norm is not None]
+        after = [stream + norm.works(run) for norm in (self.post_norm, self.sum_norm) if norm is not None]
         return max(normed + self.body.works(run), 2 * stream, *norms, *after)
 
 
@@ -141,11 +205,17 @@ class Block(Part):
         names = [branch.name for branch in self.branches]
         require(self, "branches", len(names) > 0, "at least one branch")
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
+        require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
 
     def works(self, run: Pass) -> int:
         """The busiest branch; from the second on its input is alive beside the block's."""
         stream = run.rows * self.branches[0].body.d_model * run.width
         return max(branch.works(run) + (stream if i else 0) for i, branch in enumerate(self.branches))
+
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """What a parallel branch reads first is what the branch before it read first."""
+        pairs = zip(self.branches, self.branches[1:], strict=False)
+        return tuple((second.reader, first.reader) for first, second in pairs if second.parallel)
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """A branch is found under its own name."""
@@ -163,6 +233,7 @@ class Model(Part):
     name: str = "model"
     embedding: TokenEmbedding
     positions: LearnedPositions | None = None
+    embedding_norm: Norm | None = None
     blocks: tuple[Block, ...]
     norm: Norm | None = None
     head: Head | TiedHead
@@ -219,7 +290,9 @@ def walk_widths(model: Model) -> Iterator[tuple[str, int]]:
     yield "head", model.head.d_model
     if model.positions is not None:
         yield "positions", model.positions.d_model
-    if model.norm is not None:
-        yield "norm", model.norm.d
+    for name in ("embedding_norm", "norm"):
+        norm = getattr(model, name)
+        if norm is not None:
+            yield name, norm.d
     for i, block in enumerate(model.blocks):
         yield from ((f"blocks.{i}.{branch.name}", branch.body.d_model) for branch in block.branches)

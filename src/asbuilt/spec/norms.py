@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from asbuilt.spec.part import Part, Pass, Saved, Weight, require_flags, require_number, require_sizes
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Role,
+    Saved,
+    Weight,
+    require_choice,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+
+Gain = Literal["weight", "offset", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Part):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last `d` numbers."""
+    """x / sqrt(mean(x^2) + eps) * gain, over the last `d` numbers.
+
+    The gain is the `weight`, or 1 + the weight (`offset`), or there is none (`none`).
+    """
 
     kind = "norm"
     d: int
     eps: float = 1e-6
+    gain: Gain = "weight"
 
     def __post_init__(self) -> None:
         require_sizes(self, "d")
         require_number(self, "eps")
+        require_choice(self, "gain", ("weight", "offset", "none"))
 
     def holds(self) -> dict[str, Weight]:
-        """The gain (d)."""
-        return {"weight": Weight(shape=(self.d,), role="gain")}
+        """The gain (d), if there is one."""
+        roles: dict[Gain, Role] = {"weight": "gain", "offset": "offset_gain"}
+        return {"weight": Weight(shape=(self.d,), role=roles[self.gain])} if self.gain in roles else {}
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input and one reciprocal per row."""
@@ -38,22 +57,23 @@ class RMSNorm(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Part):
-    """(x - mean) / sqrt(var + eps) * weight + bias, over the last `d` numbers."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, over the last `d` numbers; either may be left out."""
 
     kind = "norm"
     d: int
     eps: float = 1e-5
+    gain: bool = True
     bias: bool = True
 
     def __post_init__(self) -> None:
         require_sizes(self, "d")
         require_number(self, "eps")
-        require_flags(self, "bias")
+        require_flags(self, "gain", "bias")
 
     def holds(self) -> dict[str, Weight]:
-        """The gain (d) and, unless left out, the bias (d)."""
-        gain = {"weight": Weight(shape=(self.d,), role="gain")}
-        return gain | {"bias": Weight(shape=(self.d,), role="bias")} if self.bias else gain
+        """The gain (d) and the bias (d), unless left out."""
+        gain = {"weight": Weight(shape=(self.d,), role="gain")} if self.gain else {}
+        return gain | ({"bias": Weight(shape=(self.d,), role="bias")} if self.bias else {})
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input, one mean and one reciprocal per row, in the run's dtype as the library keeps them."""

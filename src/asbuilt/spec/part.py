@@ -17,8 +17,8 @@ Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "head",
 KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "head", "other")
 
 # What a weight is for. `stream_matrix` writes into the residual stream, so its initial scale falls with depth;
-# `table` is looked up row by row, so a step moves only the rows it uses.
-Role = Literal["matrix", "stream_matrix", "bias", "gain", "table"]
+# `table` is looked up row by row, so a step moves only the rows it uses; `offset_gain` multiplies as 1 + w.
+Role = Literal["matrix", "stream_matrix", "bias", "gain", "offset_gain", "table"]
 
 Kernel = Literal["reference", "fused"]
 # How wide a number is: `activation` follows the run's dtype, `wide` is float32 or the run's dtype where that is wider,
@@ -109,6 +109,7 @@ class Remembered:
 class Saved:
     """One tensor kept for the backward pass, `size` numbers of `width`.
 
+    The name `input` stands for what the part reads; parts that read the same tensor keep it once (`same_input`).
     `shared` marks a tensor that is one and the same for every part that names it (token numbers, rotary tables).
     """
 
@@ -155,6 +156,10 @@ class Part:
     def child_run(self, name: str, run: Pass) -> Pass:
         """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head)."""
         return run
+
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """Returns pairs of paths below this part that read one and the same tensor, which is then kept once."""
+        return ()
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for the parts directly below; a name is one or more path segments."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 from asbuilt.spec.part import (
+    LARGEST_SIZE,
     Part,
     Pass,
     Saved,
@@ -26,18 +27,24 @@ from asbuilt.spec.part import (
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedPositions(Part):
-    """A table of one learned vector per position, added to the token embedding."""
+    """A table of one learned vector per position, added to the token embedding.
+
+    Position p is found in row p + `offset`: some tables start with rows that no position uses.
+    """
 
     kind = "embedding"
     n_positions: int
     d_model: int
+    offset: int = 0
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_positions", "d_model")
+        whole = isinstance(self.offset, int) and not isinstance(self.offset, bool)
+        require(self, "offset", whole and 0 <= self.offset <= LARGEST_SIZE, "a whole number from 0")
 
     def holds(self) -> dict[str, Weight]:
-        """The table (n_positions, d_model)."""
-        return {"weight": Weight(shape=(self.n_positions, self.d_model), role="table")}
+        """The table (n_positions + offset, d_model)."""
+        return {"weight": Weight(shape=(self.n_positions + self.offset, self.d_model), role="table")}
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The looked-up positions, one row for the whole batch when nothing is padded."""
@@ -129,7 +136,28 @@ class FrequencyFactors(Part):
         require(self, "factors", bool(self.factors) and ok, "finite numbers above 0, one per rotated pair")
 
 
-Scaling = LinearScaling | DynamicNTK | YaRN | Llama3Scaling | FrequencyFactors
+@dataclass(frozen=True, kw_only=True)
+class LongRope(Part):
+    """Each pair's frequency divided by its own number, one list up to the original context and one beyond it.
+
+    `attention_factor` multiplies cos and sin. Ding et al. 2024 (LongRoPE, arXiv 2402.13753), as Phi-3 uses it.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+    def __post_init__(self) -> None:
+        for name in ("short_factors", "long_factors"):
+            values = getattr(self, name)
+            ok = isinstance(values, tuple) and all(isinstance(x, float) and math.isfinite(x) and x > 0 for x in values)
+            require(self, name, ok and len(values) > 0, "finite numbers above 0, one per rotated pair")
+        require_sizes(self, "original_context")
+        require_number(self, "attention_factor")
+
+
+Scaling = LongRope | LinearScaling | DynamicNTK | YaRN | Llama3Scaling | FrequencyFactors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +180,9 @@ class Rotary(Part):
         if isinstance(self.scaling, FrequencyFactors):
             n = len(self.scaling.factors)
             require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
+        if isinstance(self.scaling, LongRope):
+            for n in (len(self.scaling.short_factors), len(self.scaling.long_factors)):
+                require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
         if isinstance(self.scaling, YaRN):
             require(self, "theta", self.theta > 1, "more than 1 under YaRN, which divides by its logarithm")
         if isinstance(self.scaling, DynamicNTK):
@@ -168,11 +199,13 @@ class Rotary(Part):
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies are those of a sequence's length, so that every row has its own."""
-        return isinstance(self.scaling, DynamicNTK)
+        return isinstance(self.scaling, DynamicNTK | LongRope)
 
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
+        if isinstance(self.scaling, LongRope):
+            return float(self.scaling.attention_factor)
         if not isinstance(self.scaling, YaRN):
             return 1.0
         if self.scaling.attention_factor is not None:
@@ -181,7 +214,7 @@ class Rotary(Part):
 
     def inverse_frequencies(self, length: int = 0) -> tuple[float, ...]:
         """Returns radians per token for each of the d_rotary/2 pairs, for a sequence of `length` tokens."""
-        original = self.scaling.original_context if isinstance(self.scaling, DynamicNTK) else 0
+        original = self.scaling.original_context if isinstance(self.scaling, DynamicNTK | LongRope) else 0
         return _frequencies(self, max(length, original) if original else 0)
 
 
@@ -198,6 +231,9 @@ def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
         return _yarn(plain, scaling, d, theta)
     if isinstance(scaling, Llama3Scaling):
         return tuple(_llama3(f, scaling) for f in plain)
+    if isinstance(scaling, LongRope):
+        factors = scaling.long_factors if length > scaling.original_context else scaling.short_factors
+        return tuple(f / x for f, x in zip(plain, factors, strict=True))
     if isinstance(scaling, FrequencyFactors):
         return tuple(f / x for f, x in zip(plain, scaling.factors, strict=True))
     return plain
@@ -221,3 +257,51 @@ def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi(Part):
+    """Each head adds -slope * distance to its scores (Press et al. 2021, arXiv 2108.12409).
+
+    For n a power of two the slopes are 2^(-bias_max/n * i), i = 1 ... n; otherwise those of the next lower power, and
+    then every second of the next higher one's. (`interleaved` takes the even ones of the higher power after the odd.)
+    """
+
+    n_heads: int
+    bias_max: float = 8.0
+    order: Literal["lower_first", "odd_first"] = "lower_first"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_heads")
+        require_number(self, "bias_max")
+        require_choice(self, "order", ("lower_first", "odd_first"))
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """One slope per head."""
+        power = 2 ** math.floor(math.log2(self.n_heads))
+        if power == self.n_heads:
+            return _slopes(power, self.bias_max)
+        higher = _slopes(2 * power, self.bias_max)
+        if self.order == "odd_first":
+            return (*higher[1::2], *higher[::2])[: self.n_heads]
+        return (*_slopes(power, self.bias_max), *higher[::2])[: self.n_heads]
+
+
+def _slopes(n: int, bias_max: float) -> tuple[float, ...]:
+    return tuple(2.0 ** (-bias_max * i / n) for i in range(1, n + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryTemperature(Part):
+    """Queries at position p are multiplied by 1 + scale * ln(1 + floor((p + 1) / floor)).
+
+    Keeps attention sharp over long contexts in layers without positions (Llama 4's published code).
+    """
+
+    scale: float
+    floor: int
+
+    def __post_init__(self) -> None:
+        require_number(self, "scale")
+        require_sizes(self, "floor")
