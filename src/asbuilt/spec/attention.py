@@ -154,7 +154,9 @@ class Attention(Part):
         query, kv = run.rows * self.d_query * run.width, run.rows * self.d_kv * run.width
         projected, result = query + 2 * kv, run.rows * self.d_model * run.width
         turned = 0 if self.positions is None else query + kv
-        turning = 0 if self.positions is None else max(3 * query, query + 3 * kv)
+        apart = self.q_norm is not None or self.k_norm is not None  # else q and k are turned at once
+        turning = max(3 * query, query + 3 * kv) if apart else 3 * (query + kv)
+        turning = 0 if self.positions is None else turning
         attending = query + run.rows * self.n_heads * max(4, run.width)
         if self._uses_reference(run):
             attending = self._reference_works(run) + query
