@@ -114,7 +114,7 @@ class Attention(PartModule):
             k, v = step.cache.layers[self.path].update((k, v), step)
         mask = step.mask(part.window)
         y = attend(q.transpose(1, 2), k, v, mask, self.scale, part.softcap, step.kernel)
-        return self.o(y.transpose(1, 2).reshape(B, T, part.d_query))
+        return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
 
     def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Returns q (B, T, H, D), k and v (B, T, K, D), q and k normalised and turned by their positions."""
