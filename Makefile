@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests benchmarks demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check parity bench clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +23,9 @@ check: .venv/.dev  ## style, types and the import contract
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+parity: .venv/.dev  ## ours against transformers, with the table of worst differences
+	$(BIN)/python -m pytest tests/parity
 
 bench: .venv/.dev  ## decode and prefill beside transformers, in one run
 	$(BIN)/python benchmarks/decode.py

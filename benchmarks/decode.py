@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -55,7 +56,7 @@ class Ours:
 
 class Theirs:
     def __init__(self, path: Path, attention: str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.bfloat16, attn_implementation=attention
         ).eval()
 
@@ -121,7 +122,8 @@ def main() -> None:
     count = arguments.parse_args().rounds
     path = locate()
     with quiet():
-        sides: list[Ours | Theirs] = [Ours(path), Theirs(path, "eager"), Theirs(path, "sdpa")]
+        ours = Ours(path)
+        sides: list[Ours | Theirs] = [ours, Theirs(path, "eager"), Theirs(path, "sdpa")]
     names = ["asbuilt", "transformers eager", "transformers sdpa"]
     machine = calibrate()
     ids = torch.randint(1000, 20_000, (PREFILL,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -130,7 +132,7 @@ def main() -> None:
     )
 
     rate = show("decode", rounds(count, lambda side: decode_rate(side, ids[:IN]), sides), names)[0]
-    spec = sides[0].model.spec
+    spec = ours.model.spec
     moved = cost.moved(spec, Pass(tokens=1, past=IN + OUT // 2, logits="last"), "bf16", "bf16").total
     read = moved * rate
     share = read / machine.read_bandwidth

@@ -126,6 +126,13 @@ def test_tokens_come_as_often_as_they_are_likely(asked: Sampling) -> None:
     assert counts[expected == 0].sum() == 0
 
 
+def test_a_token_of_no_probability_is_never_drawn() -> None:
+    """Not even by a random number that falls on its place: 0 in front, and the largest below 1 behind."""
+    scores = torch.tensor([[-math.inf, 0.0, -math.inf]] * 2)
+    edges = torch.tensor([0.0, math.nextafter(1.0, 0.0)], dtype=torch.float64)
+    assert sampling.draw(scores, edges).tolist() == [1, 1]
+
+
 REQUESTS = st.builds(
     Sampling,
     temperature=st.sampled_from((0.0, 0.5, 1.0, 3.0)),

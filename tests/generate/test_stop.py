@@ -37,6 +37,11 @@ def until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
+def test_the_stop_string_that_ends_first_counts() -> None:
+    stop = StopFilter(["aabb", "ab"])
+    assert (stop.push("aabb"), stop.stopped) == ("a", True)
+
+
 @given(FEW, STOPS, st.data())
 def test_the_filter_cuts_at_the_first_stop_string_however_the_text_comes(
     text: str, stops: list[str], data: DataObject
@@ -65,7 +70,7 @@ def test_what_is_no_stop_string_is_refused(bad: object) -> None:
         StopFilter(["ok", bad])  # type: ignore[list-item]
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(chat_template: str | None = None) -> Tokenizer:
     """One token per byte, and one at which texts end."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
@@ -73,7 +78,7 @@ def byte_tokenizer() -> Tokenizer:
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<end>"])
     end = inner.get_vocab()["<end>"]
-    return Tokenizer(inner, eos_ids=(end,), bos_id=end, add_bos=True)
+    return Tokenizer(inner, eos_ids=(end,), bos_id=end, add_bos=True, chat_template=chat_template)
 
 
 TOKENIZER = byte_tokenizer()
@@ -118,6 +123,11 @@ def test_a_character_that_was_not_finished_is_shown_as_such() -> None:
     assert (done.text, done.finish_reason) == ("a\ufffd", "length")
 
 
+def test_what_was_held_back_comes_before_an_unfinished_character() -> None:
+    assert answer(TOKENIZER.encode("st🙂")[:-1], ["stop"]).text == "st\ufffd"
+    assert answer(TOKENIZER.encode("st🙂")[:-1], ["t\ufffd"]).text == "s"
+
+
 def test_a_stop_string_at_the_end_of_the_allowance_is_a_stop() -> None:
     done = answer(TOKENIZER.encode("a.\n\n"), "\n\n")
     assert (done.text, done.finish_reason) == ("a.", "stop")
@@ -138,6 +148,12 @@ def test_bos_goes_in_front_of_text_and_ids_are_taken_as_they_are() -> None:
     model = says(TOKENIZER.encode("abc"))
     assert complete(model, TOKENIZER, PROMPT, max_new_tokens=1).prompt == [END, *TOKENIZER.encode(PROMPT)]
     assert complete(model, TOKENIZER, [3, 4], max_new_tokens=1).prompt == [3, 4]
+
+
+def test_messages_are_put_into_the_template() -> None:
+    chat = byte_tokenizer("{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}")
+    done = complete(says([END] * 20), chat, [{"role": "u", "content": "<end>"}], max_new_tokens=0)
+    assert done.prompt == [*chat.encode("u:<end>"), END]
 
 
 def test_messages_need_a_template() -> None:

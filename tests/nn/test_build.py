@@ -105,7 +105,9 @@ def test_rms_norm_against_the_library_forward_and_backward() -> None:
         )
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a, b: norm_kernel.RMSNormFunction.apply(a, b, 1e-3), (x, weight))
+    apply = norm_kernel.RMSNormFunction.apply
+    for offset in (False, True):
+        assert torch.autograd.gradcheck(lambda a, b, offset=offset: apply(a, b, 1e-3, offset), (x, weight))
 
 
 @given(strategies.models())

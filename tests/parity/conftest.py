@@ -1,4 +1,4 @@
-"""The seed at the top of a run, and at its end one line per family: how many comparisons, and the worst of them."""
+"""At the end of a run one line per family, how many comparisons and the worst of them, and the seed they came from."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import harness
 import pytest
 import transformers
 from cases import CASES
-
-
-def pytest_report_header() -> str:
-    return f"parity: PARITY_SEED={harness.SEED}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,3 +28,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         found = worst.difference
         line = f"{family:<16}{len(results):>12}{found.worst:>10.1e}  {found.where}, {worst.label}"
         terminalreporter.write_line(line, red=found.first is not None)
+    terminalreporter.write_line(f"PARITY_SEED={harness.SEED} draws the same again")

@@ -40,7 +40,7 @@ transformers.utils.logging.set_verbosity_error()  # thresholds within the text a
 TOLERANCE = 3e-5
 KERNELS: tuple[Kernel, ...] = ("reference", "fused")
 BATCH, TOKENS = 2, 48
-# Every run draws anew; PARITY_SEED, printed at the top of each run, draws the same again.
+# Every run draws anew; PARITY_SEED, printed at the end of each run, draws the same again.
 SEED = os.environ.get("PARITY_SEED") or str(random.SystemRandom().randrange(2**32))
 
 Draw = Callable[[random.Random], PreTrainedConfig]

@@ -179,7 +179,7 @@ def _parts(spec: Model) -> tuple[Attention, GatedMLP, RMSNorm, Rotary]:
     assert isinstance(attention.body, Attention)
     assert isinstance(ffn.body, GatedMLP)
     assert isinstance(norm, RMSNorm)
-    assert attention.body.positions is not None
+    assert isinstance(attention.body.positions, Rotary)
     return attention.body, ffn.body, norm, attention.body.positions
 
 

@@ -1,7 +1,9 @@
 """What this machine can do, from micro-benchmarks that never run a model; kept in a cache between runs.
 
 Every kind of work gets a line `seconds = start + amount / rate`, fitted through two amounts. The shapes are fixed here
-and belong to no model.
+and belong to no model. What a small call costs is measured between products that read whole matrices, as it is made in
+a decode step: with the processor's caches full of weights it takes several times what it takes in a loop of its own.
+Times are lower quartiles, as the measured ones are, since a shared machine is slower than itself half of the time.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-VERSION = 1
+from asbuilt.kernels.rows import row_products
+
+VERSION = 6
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-REPEATS = 9
+REPEATS = 15
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The machine, its read bandwidth in bytes/s, and what one call costs when there is nothing to do."""
+    """The machine, its read bandwidth in bytes/s, and what a call that only looks and a module's entry cost."""
 
     machine: dict[str, str | int | float]
     read_bandwidth: float
@@ -132,7 +136,7 @@ def _write(path: Path, fresh: Calibration) -> None:
 
 
 def seconds(work: Callable[[], object], *, at_least: float = 0.02) -> float:
-    """Returns the median time of one call, over REPEATS batches of `at_least` seconds each."""
+    """Returns the mean time of one call: the lower quartile of REPEATS batches of `at_least` seconds each."""
     work()
     start = time.perf_counter()
     work()
@@ -143,7 +147,12 @@ def seconds(work: Callable[[], object], *, at_least: float = 0.02) -> float:
         for _ in range(count):
             work()
         times.append((time.perf_counter() - start) / count)
-    return statistics.median(times)
+    return quarter(times)
+
+
+def quarter(times: list[float]) -> float:
+    """Returns what a quarter of the times stay below: the machine as it mostly is when its neighbours let it."""
+    return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]
 
 
 def _measure() -> Calibration:
@@ -151,10 +160,25 @@ def _measure() -> Calibration:
     return Calibration(
         machine=machine(),
         read_bandwidth=_read_bandwidth(),
-        view_seconds=seconds(lambda: tiny.transpose(0, 1)),
-        module_seconds=seconds(lambda: module(tiny)),
+        view_seconds=_between_products(torch.float32, [lambda: tiny.transpose(0, 1), lambda: tiny.view(64)]),
+        module_seconds=_between_products(torch.float32, [lambda: module(tiny)] * 2),
         rates={name: _rates(dtype) for name, dtype in DTYPES.items()},
     )
+
+
+def _between_products(dtype: torch.dtype, calls: list[Callable[[], object]]) -> float:
+    """Returns the mean time of the calls, made one after the other between products of a row with a matrix."""
+    x = torch.ones(1, 768, dtype=dtype)
+    weight = _pool(lambda: torch.ones(1024, 768, dtype=dtype))
+    spent, count = [], 200
+    with row_products(x, 1):
+        for _ in range(count):
+            F.linear(x, weight())
+            start = time.perf_counter()
+            for call in calls:
+                call()
+            spent.append((time.perf_counter() - start) / len(calls))
+    return statistics.median(spent)
 
 
 def _read_bandwidth() -> float:
@@ -164,12 +188,12 @@ def _read_bandwidth() -> float:
 
 def _rates(dtype: torch.dtype) -> Rates:
     return Rates(
-        vector=_fit(*(_vector(dtype, n, 768) for n in (768, 40_000))),
+        vector=_fit(*(_vector(dtype, n, 768) for n in (768, 6144))),
         matrix=_fit(*(_matrix(dtype, n) for n in (512, 2048))),
         attention=_fit(*(_attention(dtype, n) for n in (128, 512))),
         attention_read=_fit(*(_attention_read(dtype, n) for n in (64, 2048))),
-        arithmetic=_fit(*(_elementwise(dtype, n, lambda x: x * x) for n in (64, 2**20))),
-        transcendental=_fit(*(_elementwise(dtype, n, F.silu) for n in (64, 2**20))),
+        arithmetic=_elementwise(dtype, [lambda x: x * x, lambda x: x + x, lambda x: x.roll(8, -1), lambda x: x * 0.5]),
+        transcendental=_elementwise(dtype, [F.silu, torch.exp, torch.rsqrt]),
     )
 
 
@@ -199,7 +223,8 @@ def _pool(make: Callable[[], Tensor], nbytes: int = 300 * 2**20) -> Callable[[],
 def _vector(dtype: torch.dtype, out: int, inside: int) -> tuple[float, float]:
     x = torch.ones(1, inside, dtype=dtype)
     weight = _pool(lambda: torch.ones(out, inside, dtype=dtype))
-    return out * inside * x.element_size(), seconds(lambda: F.linear(x, weight()))
+    with row_products(x, 1):
+        return out * inside * x.element_size(), seconds(lambda: F.linear(x, weight()))
 
 
 def _matrix(dtype: torch.dtype, out: int, rows: int = 512, inside: int = 768) -> tuple[float, float]:
@@ -217,6 +242,7 @@ def _attention_read(dtype: torch.dtype, keys: int, heads: int = 4, width: int = 
     return 2 * k.nbytes, seconds(lambda: F.scaled_dot_product_attention(q, k, k))
 
 
-def _elementwise(dtype: torch.dtype, numbers: int, work: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    x = torch.ones(numbers, dtype=dtype)
-    return 2 * x.nbytes, seconds(lambda: work(x))
+def _elementwise(dtype: torch.dtype, works: list[Callable[[Tensor], Tensor]], numbers: int = 2**20) -> Line:
+    small, large = torch.ones(768, dtype=dtype), torch.ones(numbers, dtype=dtype)
+    start = _between_products(dtype, [lambda work=work: work(small) for work in works])
+    return Line(start=start, rate=2 * large.nbytes / seconds(lambda: works[0](large)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from typing import cast
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt.generate.cache import Cache
+from asbuilt.measure.calibrate import quarter
 from asbuilt.nn import build
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model as spec
@@ -95,25 +95,25 @@ def prefill_peak(model: Model, tokens: int) -> int:
         return weight_bytes(model) + peak_bytes(lambda: _prefill(model, ids))
 
 
-def prefill_seconds(model: Model, tokens: int, repeats: int = 5) -> float:
-    """Returns the median time of one prefill, cache allocation included, after one that is not counted."""
+def prefill_seconds(model: Model, tokens: int, repeats: int = 7) -> float:
+    """Returns the lower quartile of the times of a prefill, its cache allocated each time, after one not counted."""
     ids = _some_tokens(model, tokens)
     with torch.inference_mode():
         _prefill(model, ids)
-        return statistics.median(_timed(lambda: _prefill(model, ids)) for _ in range(repeats))
+        return quarter([_timed(lambda: _prefill(model, ids)) for _ in range(repeats)])
 
 
 def decode_seconds(model: Model, prompt: int, steps: int) -> float:
-    """Returns the median time of one decode step, greedy, after a prompt of `prompt` tokens."""
+    """Returns the lower quartile of the times of a decode step, greedy, after a prompt of `prompt` tokens."""
     with torch.inference_mode():
         cache, logits = _prefill(model, _some_tokens(model, prompt), room=steps)
         times = []
         for _ in range(steps):
             start = time.perf_counter()
-            chosen = logits[:, -1].argmax(-1)
+            chosen = logits[:, -1].max(-1).indices
             logits = model(chosen[:, None], cache=cache, last=True)
             times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return quarter(times)
 
 
 def _some_tokens(model: Model, tokens: int) -> Tensor:

@@ -128,7 +128,7 @@ def trace(spec: Model, *, tokens: int, past: int, batch: int = 1, dtype: torch.d
     cache.lengths = (past,) * batch
     recorder, modules = Recorder(), _ModuleCount(model)
     ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    with torch.inference_mode(), recorder, WholeAttention(recorder):
+    with torch.no_grad(), recorder, WholeAttention(recorder):  # inference mode would hide what a call consists of
         model(ids, cache=cache, last=True)[:, -1].argmax(-1)
     return Trace(tuple(recorder.calls), modules.count)
 

@@ -55,9 +55,14 @@ class Together:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Returns each map's result."""
+        side_by_side = self.joined(x)
+        return tuple(m(x) for m in self.maps) if side_by_side is None else side_by_side.split(self.sizes, -1)
+
+    def joined(self, x: Tensor) -> Tensor | None:
+        """Returns all results in one tensor, None where the maps have to be multiplied one by one."""
         if torch.is_grad_enabled() or [m.weight.data_ptr() for m in self.maps] != self.places:
-            return tuple(m(x) for m in self.maps)
-        return F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+            return None
+        return F.linear(x, self.weight, self.bias)
 
 
 class PartModule(nn.Module):

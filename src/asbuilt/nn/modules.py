@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
+from asbuilt.kernels.rows import row_products
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.step import Sight, Step
 from asbuilt.spec import attention, feedforward, model, norms, positions
@@ -121,10 +122,12 @@ class Attention(PartModule):
         """Returns (B, T, M)."""
         part = self.part
         B, T, _ = x_BTM.shape
-        q_BTHD, k_BTKD, v_BTKD = (y.view(B, T, -1, part.d_head) for y in self.qkv(x_BTM))
-        q, k, v = self.turned_and_cached(q_BTHD, k_BTKD, v_BTKD, step)
+        q, k, v = self.heads(x_BTM, step)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if step.cache is not None and part.causal:
+            k, v = step.cache.layers[self.path].update((k, v), step)
         y = attend(
-            q,
+            q.transpose(1, 2),
             k,
             v,
             step.mask(self.sight, q.dtype),
@@ -133,24 +136,35 @@ class Attention(PartModule):
             sinks=self.sinks,
             kernel=step.kernel,
         )
-        return self.o(y.transpose(1, 2).reshape(B, T, part.d_query))
+        return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
 
-    def turned_and_cached(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns q (B, H, T, D) and all keys and values (B, K, S, D), q and k normalised and turned."""
-        rotary = self.part.positions
-        if not self.part.rotate_first:
-            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
-        if isinstance(rotary, positions.Rotary):
-            turn = step.turn(rotary, q.dtype)
-            q, k = rotate(q, turn, rotary.pairing), rotate(k, turn, rotary.pairing)
+    def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns q (B, T, H, D), k and v (B, T, K, D), q and k normalised and turned by their positions."""
+        part = self.part
+        B, T, _ = x_BTM.shape
+        joined = None if self.q_norm is not None or self.k_norm is not None else self.qkv.joined(x_BTM)
+        if joined is not None:  # no norm between: queries and keys are turned at once
+            qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
+            q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
+        else:
+            q, k, v = (y.view(B, T, -1, part.d_head) for y in self.qkv(x_BTM))
+            q, k = self.placed(self.q_norm, q, step), self.placed(self.k_norm, k, step)
+        if part.temperature is not None:
+            q = q * step.temperature(part.temperature, q.dtype)
+        return q, k, v
+
+    def placed(self, norm: nn.Module | None, heads: Tensor, step: Step) -> Tensor:
+        """Returns heads normalised and turned, in the part's order."""
         if self.part.rotate_first:
-            q, k = normed(self.q_norm, q), normed(self.k_norm, k)
-        if self.part.temperature is not None:
-            q = q * step.temperature(self.part.temperature, q.dtype)
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        if step.cache is not None and self.part.causal:
-            k, v = step.cache.layers[self.path].update((k, v), step)
-        return q.transpose(1, 2), k, v
+            return normed(norm, self.turned(heads, step))
+        return self.turned(normed(norm, heads), step)
+
+    def turned(self, heads: Tensor, step: Step) -> Tensor:
+        """Returns heads (B, T, any, D) turned by their positions."""
+        rotary = self.part.positions
+        if not isinstance(rotary, positions.Rotary):
+            return heads
+        return rotate(heads, step.turn(rotary, heads.dtype), rotary.pairing)
 
 
 def normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
@@ -295,6 +309,11 @@ class Model(nn.Module):
         "fused" or "reference".
         """
         step = self.begin(tokens_BT, cache, valid_BT, kernel)
+        with row_products(self.embedding.weight, tokens_BT.numel()):
+            return self.logits(tokens_BT, step, last)
+
+    def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
+        """Returns the logits of one step, of all tokens or of each row's last."""
         x_BTM = self.embedding(tokens_BT, step)
         if self.positions is not None:
             x_BTM = x_BTM + self.positions(step)
@@ -303,7 +322,7 @@ class Model(nn.Module):
         for block in self.blocks:
             x_BTM = block(x_BTM, step)
         if last:
-            x_BTM = last_token(x_BTM, valid_BT)
+            x_BTM = last_token(x_BTM, step.valid_BT)
         if self.norm is not None:
             x_BTM = self.norm(x_BTM)
         return self.head(x_BTM, self.embedding.weight)

@@ -54,6 +54,7 @@ class Step:
         self.kernel: Kernel = kernel
         self._turns: dict[tuple[Rotary, torch.dtype], Turn] = {}
         self._masks: dict[Sight, Mask] = {}
+        self._temperatures: dict[tuple[QueryTemperature, torch.dtype], Tensor] = {}
 
     @cached_property
     def uniform(self) -> bool:
@@ -99,9 +100,11 @@ class Step:
         return self._turns[key]
 
     def temperature(self, part: QueryTemperature, dtype: torch.dtype) -> Tensor:
-        """Returns what each token's queries are multiplied by, (B or 1, T, 1, 1)."""
-        steps = torch.floor((self.positions_BT + 1).float() / part.floor)
-        return (1 + part.scale * torch.log1p(steps)).to(dtype)[:, :, None, None]
+        """Returns what each token's queries are multiplied by, (B or 1, T, 1, 1), made once for all layers."""
+        if (part, dtype) not in self._temperatures:
+            steps = torch.floor((self.positions_BT + 1).float() / part.floor)
+            self._temperatures[part, dtype] = (1 + part.scale * torch.log1p(steps)).to(dtype)[:, :, None, None]
+        return self._temperatures[part, dtype]
 
     def keys(self, window: int | None) -> Tensor:
         """Returns the positions (B or 1, S) of the keys a layer with this window multiplies, -1 where there is none."""

@@ -157,7 +157,7 @@ class Attention(Part):
         """The input, turned q and k, v, and the mixed values; the kernels differ in what they keep of the scores.
 
         Fused: one log-sum-exp per query, and the library's own copy of a mask that is not simply causal. Reference:
-        the mask unless it is added, the probabilities (once more where they are cast or cut), and capped scores.
+        the mask unless it is added, the probabilities (once more where they are cast), and capped scores.
         """
         query, kv = run.rows * self.d_query, run.rows * self.d_kv
         common = (
@@ -195,7 +195,7 @@ class Attention(Part):
         capped = () if self.softcap is None else (Saved(name="capped", size=size),)
         sinks = run.rows * self.n_heads if self.sinks else 0
         probabilities = Saved(name="probabilities", size=size + sinks, width="wide")
-        cast = (Saved(name="probabilities again", size=size),) if run.width < 4 or self.sinks else ()
+        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
         return (*mask, *capped, probabilities, *cast)
 
     def works(self, run: Pass) -> int:
@@ -204,7 +204,9 @@ class Attention(Part):
         projected, result = query + 2 * kv, run.rows * self.d_model * run.width
         rotary = isinstance(self.positions, Rotary)
         turned = query + kv if rotary else 0
-        turning = max(3 * query, query + 3 * kv) if rotary else 0
+        apart = self.q_norm is not None or self.k_norm is not None  # else q and k are turned at once
+        turning = max(3 * query, query + 3 * kv) if apart else 3 * (query + kv)
+        turning = turning if rotary else 0
         attending = query + run.rows * self.n_heads * max(4, run.width)
         if self._uses_reference(run):
             attending = self._reference_works(run) + query

@@ -305,3 +305,7 @@ class QueryTemperature(Part):
     def __post_init__(self) -> None:
         require_number(self, "scale")
         require_sizes(self, "floor")
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The factors, the same for all layers."""
+        return (Saved(name=repr(self), size=run.tokens, shared=True),)

@@ -29,8 +29,9 @@ def draw(rng: Random, **more: object) -> GPT2Config:
         "tie_word_embeddings": rng.random() < 0.5,
         "bos_token_id": None,
         "eos_token_id": None,
+        **more,
     }
-    return GPT2Config(**(sizes | more))
+    return GPT2Config(**sizes)
 
 
 CONFIGS: dict[str, Draw] = {

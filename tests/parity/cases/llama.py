@@ -46,8 +46,9 @@ def draw(rng: Random, **more: object) -> LlamaConfig:
         "mlp_bias": rng.random() < 0.5,
         "tie_word_embeddings": rng.random() < 0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": rng.uniform(50, 200)},
+        **more,
     }
-    return LlamaConfig(**(sizes | more))
+    return LlamaConfig(**sizes)
 
 
 def scaled(rng: Random, kind: str, **more: object) -> LlamaConfig:

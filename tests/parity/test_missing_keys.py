@@ -1,0 +1,118 @@
+"""What is not said: each key of config.json left out in turn, or null, means here what it means to transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES
+from harness import (
+    SEED,
+    ParityCase,
+    asbuilt_loads,
+    check,
+    ours,
+    random_tokens,
+    theirs,
+    transformers_loads,
+    transformers_saves,
+)
+from transformers import AutoConfig, PreTrainedModel
+
+from asbuilt.errors import InputError
+from asbuilt.families import read_config
+from asbuilt.nn.modules import Model as BuiltModel
+from asbuilt.spec import Model
+
+Config = dict[str, Any]
+AGAIN = f"PARITY_SEED={SEED} draws it again"
+ROPE = "rope_parameters"
+ROTARY = [
+    pytest.param(case, variant, id=f"{case.family}-{variant}")
+    for case in CASES.values()
+    for variant in case.configs
+    if ROPE in case.config(variant).to_dict()
+]
+
+
+def test_a_missing_key_means_the_same(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    """Where transformers refuses what is left there is nothing to compare, which must not be the rule."""
+    said = _written(case, variant, tmp_path)
+    compared = 0
+    for key in said.keys() - {"model_type"}:
+        left = {name: value for name, value in said.items() if name != key}
+        whole = _completed(left, tmp_path)
+        if whole is not None:
+            compared += 1
+            assert _spec(left) == _spec(whole), f"without {key}; {AGAIN}"
+    assert compared > len(said) / 2
+
+
+def test_null_means_the_same_or_is_refused(case: ParityCase, variant: str, tmp_path: Path) -> None:
+    said = _written(case, variant, tmp_path)
+    compared = 0
+    for key in said.keys() - {"model_type"}:
+        have, whole = _spec(said | {key: None}), _completed(said | {key: None}, tmp_path)
+        if have is not None and whole is not None:
+            compared += 1
+            assert have == _spec(whole), f"{key}: null; {AGAIN}"
+    assert compared > 0
+
+
+@pytest.mark.parametrize(("case", "drawn"), ROTARY)
+def test_rotary_keys_not_said(case: ParityCase, drawn: str, tmp_path: Path) -> None:
+    """transformers fills these in only as it builds its tables, so models are compared, wherever both accept."""
+    rng = case.random(drawn, "rotary keys")
+    transformers_saves(case.config(drawn), rng.randrange(2**32), tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    compared = 0
+    for key in said[ROPE]:
+        without = {name: value for name, value in said[ROPE].items() if name != key}
+        for what, rope in (("missing", without), ("null", without | {key: None})):
+            (tmp_path / "config.json").write_text(json.dumps(said | {ROPE: rope}))
+            mine, other = _both(tmp_path)
+            if mine is None or other is None:
+                continue
+            tokens = random_tokens(rng, mine.spec.embedding.n_vocab)
+            compared += 1
+            check(case.family, f"{drawn}, {key} {what}", ours(mine, tokens), theirs(other, tokens))
+    assert compared > 0
+
+
+def _both(folder: Path) -> tuple[BuiltModel | None, PreTrainedModel | None]:
+    """Returns the folder's model on each side, None where that side refuses it."""
+    try:
+        mine = asbuilt_loads(folder)
+    except InputError:
+        mine = None
+    try:
+        other = transformers_loads(folder)
+        other(torch.zeros(1, 1, dtype=torch.long))  # some refuse only as they run
+    except Exception:  # whatever its validation, or a table, runs into
+        other = None
+    return mine, other
+
+
+def _written(case: ParityCase, variant: str, folder: Path) -> Config:
+    case.config(variant).save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text())
+
+
+def _completed(config: Config, folder: Path) -> Config | None:
+    """Returns the config with what transformers adds; None where it refuses to."""
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        return AutoConfig.from_pretrained(folder).to_dict()
+    except Exception:  # whatever its validation raises
+        return None
+
+
+def _spec(config: Config) -> Model | None:
+    """Returns our reading; None where we refuse."""
+    try:
+        return read_config(config, "model").spec
+    except InputError:
+        return None
