@@ -18,11 +18,13 @@ from asbuilt.nn.modules import Model
 from asbuilt.spec import (
     ACTIVATIONS,
     MLP,
+    SCORINGS,
     Alibi,
     Attention,
     Block,
     Branch,
     DynamicNTK,
+    FeedForward,
     FrequencyFactors,
     GatedMLP,
     Head,
@@ -30,11 +32,13 @@ from asbuilt.spec import (
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    MixtureOfExperts,
     Norm,
     Parallel,
     QueryTemperature,
     RMSNorm,
     Rotary,
+    Router,
     Scaling,
     TiedHead,
     TokenEmbedding,
@@ -110,22 +114,24 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     d_head = draw(st.integers(1, 7))
     heads, causal = n_kv_heads * group, draw(st.sampled_from(causals))
     window = draw(st.none() | st.integers(1, 7))
-    alibi = st.builds(
-        Alibi, n_heads=st.just(heads), bias_max=st.just(8.0), order=st.sampled_from(("lower_first", "odd_first"))
-    )
+    alibi = st.builds(Alibi, n_heads=st.just(heads), bias_max=st.sampled_from((8.0, 5.0)))
     turned = rotaries(d_head) if d_head > 1 else st.nothing()
+    positions = draw(st.none() | turned | alibi)
+    q_norm = draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head)))))
+    k_norm = draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head)))))
+    orders = isinstance(positions, Rotary) and (q_norm is not None or k_norm is not None)
     return Attention(
         d_model=d_model,
         n_heads=heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
         causal=causal,
-        positions=draw(st.none() | turned | alibi),
+        positions=positions,
         bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
-        q_norm=draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head))))),
-        k_norm=draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head))))),
-        rotate_first=draw(st.booleans()),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        rotate_first=orders and draw(st.booleans()),
         window=window,
         chunk=draw(st.none() | st.integers(1, 7)) if window is None and causal else None,
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
@@ -136,8 +142,14 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
 
 
 @cache
-def feedforwards(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
-    """Either feed-forward part."""
+def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
+    """Any feed-forward part."""
+    return dense(d_model) | mixtures(d_model)
+
+
+@cache
+def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
+    """A feed-forward that all tokens pass."""
     fields = {
         "d_model": st.just(d_model),
         "d_ff": st.integers(1, 11),
@@ -145,6 +157,31 @@ def feedforwards(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
         "bias": st.booleans(),
     }
     return st.builds(MLP, **fields) | st.builds(GatedMLP, **fields)
+
+
+@cache
+@st.composite
+def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
+    """Experts, few or many beside the rows, chosen in every way, with and without a shared one."""
+    n_experts = draw(st.integers(1, 6))
+    router = Router(
+        d_model=d_model,
+        n_experts=n_experts,
+        top_k=draw(st.integers(1, n_experts)),
+        scoring=draw(st.sampled_from(SCORINGS)),
+        renormalise=draw(st.booleans()),
+        bias=draw(st.booleans()),
+    )
+    shared = draw(st.none() | dense(d_model))
+    return MixtureOfExperts(
+        d_model=d_model,
+        d_ff=draw(st.integers(1, 11)),
+        n_experts=n_experts,
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        router=router,
+        shared=shared,
+        shared_gate=shared is not None and draw(st.booleans()),
+    )
 
 
 @cache

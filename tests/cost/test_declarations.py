@@ -15,7 +15,7 @@ from asbuilt import cost
 from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
-from asbuilt.spec import KINDS, Attention, Model, Pass, walk, weights
+from asbuilt.spec import KINDS, Attention, MixtureOfExperts, Model, Pass, walk, weights
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
 KERNELS = st.sampled_from(("reference", "fused"))
@@ -117,7 +117,9 @@ def test_every_weight_that_multiplies_is_one_that_is_held(spec: Model) -> None:
 def test_moved_reads_every_multiplied_weight_once(spec: Model, past: int) -> None:
     one = cost.moved(spec, Pass(tokens=1, past=past), "bf16", "bf16")
     many = cost.moved(spec, Pass(tokens=1, past=past, batch=7), "bf16", "bf16")
-    assert many.weights == one.weights
+    sparse = any(isinstance(part, MixtureOfExperts) for _, part in walk(spec))
+    assert many.weights == one.weights or (sparse and many.weights["ffn"] > one.weights["ffn"])
+    assert many.weights | {"ffn": 0} == one.weights | {"ffn": 0}
     assert many.cache == 7 * one.cache == 7 * cost.cache(spec, past + 1, "bf16").at_seq
     assert many.lookups == 7 * one.lookups
 

@@ -90,6 +90,7 @@ def test_both_spellings_of_rotary_and_dtype() -> None:
 def test_irrelevant_keys_are_carried_verbatim() -> None:
     carried = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": -1, "initializer_range": 0.04}
     carried |= {"rope_interleaved": False, "pretraining_tp": 1, "use_cache": True}
+    carried |= {"auto_map": {"AutoModelForCausalLM": "modeling.X"}}  # code of a folder's own is never imported
     assert read_config(BASE | carried, "x").carried == carried
 
 
@@ -126,7 +127,6 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("partial_rotary_factor", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
     ("architectures", {"architectures": ["LlamaForSequenceClassification"]}),
     ("architectures", {"architectures": "LlamaForCausalLM"}),
-    ("auto_map", {"auto_map": {"AutoModelForCausalLM": "modeling.X"}}),
     ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
     ("is_encoder_decoder", {"is_encoder_decoder": True}),
     ("pruned_heads", {"pruned_heads": {"0": [1]}}),
@@ -186,7 +186,7 @@ def test_what_is_written_reads_back_equal(config: dict[str, Any]) -> None:
     first = read_config(json.loads(json.dumps(config)), "x")
     written = write_config("llama", first.spec, first.carried, first.dtype)
     assert read_config(json.loads(json.dumps(written)), "x") == first
-    assert families_that_write(first.spec) == ["llama"]
+    assert families_that_write(first.spec)[0] == "llama"  # without biases others write it too
 
 
 def changed(spec: Model, **fields: object) -> Model:

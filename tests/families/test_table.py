@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_config, tensor_table
-from asbuilt.families.table import AdjacentPairs, Chain, Concat, Layout, Same, Table, Transpose
+from asbuilt.families.table import (
+    AdjacentPairs,
+    Chain,
+    Concat,
+    Interleave,
+    Layout,
+    Same,
+    StackExperts,
+    Table,
+    Transpose,
+)
 from asbuilt.spec import Model, weights
 
 Shape = tuple[int, ...]
@@ -28,7 +38,7 @@ CONFIGS = llama_configs() | gpt2_configs()
 def layouts(draw: st.DrawFn) -> tuple[Layout, list[Shape]]:
     """A layout, and shapes of model tensors that it applies to, matrices or vectors."""
     columns: Shape = draw(st.tuples(SIZES) | st.just(()))
-    kind = draw(st.sampled_from(["same", "transpose", "concat", "pairs", "chain"]))
+    kind = draw(st.sampled_from(["same", "transpose", "concat", "interleave", "experts", "pairs", "chain"]))
     sizes = tuple(draw(st.lists(SIZES, min_size=1, max_size=4)))
     shapes: list[Shape] = [(size, *columns) for size in sizes]
     if kind == "same":
@@ -37,6 +47,12 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Shape]]:
         return Transpose(), shapes
     if kind == "concat":
         return Concat(sizes), shapes
+    if kind == "interleave":
+        groups = draw(SIZES)
+        return Interleave(groups, sizes), [(groups * size, *columns) for size in sizes]
+    if kind == "experts":
+        experts = draw(SIZES)
+        return StackExperts(experts), [(experts, draw(SIZES), *columns)]
     if kind == "chain":
         return Chain((Concat(sizes), Transpose())), shapes
     heads, d_rotary = draw(SIZES), 2 * draw(SIZES)
@@ -72,6 +88,23 @@ def test_adjacent_pairs_are_the_halves_laced(heads: int, pairs: int, columns: in
             first = head * 2 * pairs
             assert torch.equal(stored[first + 2 * pair], built[first + pair])
             assert torch.equal(stored[first + 2 * pair + 1], built[first + pair + pairs])
+
+
+@given(SIZES, st.lists(SIZES, min_size=1, max_size=4), SIZES)
+def test_interleaved_rows_come_group_by_group(groups: int, sizes: list[int], columns: int) -> None:
+    built = numbered([(groups * size, columns) for size in sizes])
+    (stored,) = Interleave(groups, tuple(sizes)).save(built)
+    rows = [tensor[group * size + i] for group in range(groups)
+            for tensor, size in zip(built, sizes, strict=True) for i in range(size)]  # fmt: skip
+    assert torch.equal(stored, torch.stack(rows))
+
+
+@given(SIZES, SIZES, SIZES)
+def test_every_expert_is_stored_alone(experts: int, rows: int, columns: int) -> None:
+    (built,) = numbered([(experts, rows, columns)])
+    stored = StackExperts(experts).save([built])
+    assert len(stored) == experts
+    assert all(torch.equal(built[e], stored[e]) for e in range(experts))
 
 
 def spec_of(config: dict[str, Any]) -> Model:

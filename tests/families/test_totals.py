@@ -16,7 +16,14 @@ from asbuilt.spec import Model, TiedHead, walk, weights
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 BF16 = 2
 # breakdown.json names the parts so
-COMPONENTS = {"embedding": "embeddings", "norm": "norms", "attention": "attention", "ffn": "mlp", "head": "lm_head"}
+COMPONENTS = {
+    "embedding": "embeddings",
+    "norm": "norms",
+    "attention": "attention",
+    "ffn": "mlp",
+    "router": "router",
+    "head": "lm_head",
+}
 
 
 def rows() -> list[dict[str, str]]:
@@ -65,4 +72,16 @@ def test_cache_bytes_per_token(row: dict[str, str]) -> None:
 def test_components(row: dict[str, str]) -> None:
     spec = load(row)
     published: dict[str, Any] = json.loads((MODELS / "breakdown.json").read_text())[row["name"]]
-    assert components(spec) == published["components"]
+    # our parts of kind norm are theirs of the stream and of queries and keys together
+    wanted = {name: size for name, size in published["components"].items() if name != "qk_norm"}
+    norms = published["components"].get("norms", 0) + published["components"].get("qk_norm", 0)
+    assert components(spec) == wanted | ({"norms": norms} if norms else {})
+
+
+@by_name
+def test_cache_within_windows(row: dict[str, str]) -> None:
+    kept = [kept for _, part in walk(load(row)) for kept in part.remembers()]
+    unbounded = sum(one.size for one in kept if one.window is None)
+    assert unbounded * BF16 == int(row["kv_bytes_per_token_unbounded"])
+    full = sum(one.size * one.window for one in kept if one.window is not None)
+    assert full * BF16 == int(row["window_cap_bytes_per_sequence"])

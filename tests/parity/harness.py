@@ -28,8 +28,8 @@ from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import read_config
 from asbuilt.nn import build
 from asbuilt.nn.modules import LearnedPositions, Model, TokenEmbedding
+from asbuilt.spec import DynamicNTK, LongRope, Rotary, walk
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import Rotary, walk
 from asbuilt.spec.part import Kernel
 
 transformers.utils.logging.disable_progress_bar()
@@ -51,12 +51,14 @@ Trace = dict[str, Tensor]  # path -> (B, T, width), in the order of computation
 class ParityCase:
     """A family and its small configs: variant -> function that draws one from a random source.
 
-    `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why.
+    `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why. `attentions`
+    are the implementations of transformers that compute all of what the family does.
     """
 
     family: str
     configs: dict[str, Draw]
     inert_weights: dict[str, str] = field(default_factory=dict)
+    attentions: tuple[str, ...] = ("eager", "sdpa")
 
     def config(self, variant: str) -> PreTrainedConfig:
         """The variant's config of this run."""
@@ -130,7 +132,11 @@ def transformers_saves(config: PreTrainedConfig, seed: int, folder: Path) -> Non
 def transformers_loads(folder: Path, attention: str = "eager") -> PreTrainedModel:
     """Returns the folder's model in float32; fails where transformers finds the tensors wanting."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
+        folder,
+        dtype=torch.float32,
+        attn_implementation=attention,
+        experts_implementation="eager",  # the faster ones want widths that are multiples of 16 bytes
+        output_loading_info=True,
     )
     model, info = loaded
     assert not any(info.values()), info
@@ -182,8 +188,11 @@ def ours(model: Model, tokens_BT: Tensor, kernel: Kernel = "fused") -> Trace:
     def keep_input(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         trace["embedding"] = args[0]
 
-    paths = [f"blocks.{i}" for i in range(len(model.blocks) - 1)] + ["norm"]
-    hooks = [model.blocks[0].register_forward_pre_hook(keep_input)]
+    def keep_normed(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        trace["norm"] = args[0]  # where there is no final norm, the stream itself
+
+    paths = [f"blocks.{i}" for i in range(len(model.blocks) - 1)]
+    hooks = [model.blocks[0].register_forward_pre_hook(keep_input), model.head.register_forward_pre_hook(keep_normed)]
     hooks += [model.get_submodule(path).register_forward_hook(partial(keep, path)) for path in paths]
     try:
         trace["head"] = model(tokens_BT, kernel=kernel)
@@ -220,6 +229,7 @@ def check(family: str, label: str, have: Trace, want: Trace) -> None:
 
 
 def cacheable(spec: ModelSpec) -> int:
-    """Up to how many tokens a cached key is the one that a whole pass computes: dynamic NTK bends angles later on."""
-    bends = any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(spec))
-    return min(TOKENS, spec.max_positions) if bends else TOKENS
+    """Up to how many tokens a cached key is the one that a whole pass computes: some scalings bend angles later on."""
+    scalings = [part.scaling for _, part in walk(spec) if isinstance(part, Rotary)]
+    bends = [scaling.original_context for scaling in scalings if isinstance(scaling, DynamicNTK | LongRope)]
+    return min(TOKENS, *bends) if bends else TOKENS

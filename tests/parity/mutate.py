@@ -13,16 +13,22 @@ from typing import Any
 from asbuilt.spec import (
     ACTIVATIONS,
     MLP,
+    SCORINGS,
+    Alibi,
     Attention,
     GatedMLP,
     Head,
     LayerNorm,
     LearnedPositions,
     LinearScaling,
+    MixtureOfExperts,
     Model,
+    Parallel,
     Part,
+    QueryTemperature,
     RMSNorm,
     Rotary,
+    Router,
     TiedHead,
     TokenEmbedding,
     YaRN,
@@ -30,7 +36,12 @@ from asbuilt.spec import (
 )
 from asbuilt.spec.model import Branch
 
-CHOICES: dict[str, tuple[str, ...]] = {"activation": ACTIVATIONS, "pairing": ("halves", "adjacent")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "activation": ACTIVATIONS,
+    "pairing": ("halves", "adjacent"),
+    "scoring": SCORINGS,
+    "gain": ("weight", "offset", "none"),
+}
 
 # What may stand where there is nothing; a call, because it may depend on the part.
 ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
@@ -38,12 +49,20 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Attention, "q_norm"): lambda part: RMSNorm(d=part.d_head),
     (Attention, "k_norm"): lambda part: RMSNorm(d=part.d_head),
     (Attention, "window"): lambda part: 8,
+    (Attention, "chunk"): lambda part: 8,
     (Attention, "softcap"): lambda part: 1.0,
     (Attention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
-    (Branch, "norm"): lambda part: RMSNorm(d=part.body.d_model),
-    (Branch, "post_norm"): lambda part: RMSNorm(d=part.body.d_model),
-    (Model, "norm"): lambda part: RMSNorm(d=part.d_model),
+    (Attention, "temperature"): lambda part: QueryTemperature(scale=1.0, floor=8),
+    (Branch, "norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
+    (Branch, "post_norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
+    # with a gain, since the last sum without one would be normed twice in a row, which changes nothing
+    (Branch, "sum_norm"): lambda part: RMSNorm(d=part.body.d_model),
+    (Head, "softcap"): lambda part: 1.0,
+    (TiedHead, "softcap"): lambda part: 1.0,
+    (Model, "norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
+    (Model, "embedding_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
+    (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
     (YaRN, "attention_factor"): lambda part: 1.7,
 }
@@ -51,10 +70,13 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
 # Another part of the same place, where possible with the same weights.
 INSTEAD: dict[type[Part], Callable[[Any], Part]] = {
     RMSNorm: lambda part: LayerNorm(d=part.d, eps=part.eps, bias=False),
-    LayerNorm: lambda part: RMSNorm(d=part.d, eps=part.eps),
+    LayerNorm: lambda part: RMSNorm(d=part.d, eps=part.eps, gain="weight" if part.gain else "none"),
     GatedMLP: lambda part: MLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
+    MixtureOfExperts: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation),
+    Router: lambda part: replace(part, renormalise=not part.renormalise),
     MLP: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
     Attention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),
+    Parallel: lambda part: part.attention,
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
     Head: lambda part: TiedHead(d_model=part.d_model, n_vocab=part.n_vocab),
     TiedHead: lambda part: Head(d_model=part.d_model, n_vocab=part.n_vocab),
@@ -109,12 +131,15 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
     value = getattr(part, name)
     if value is None:
         yield lambda: ABSENT[type(part), name](part)
-    elif name in CHOICES:
+    elif name in CHOICES and isinstance(value, str):
         yield from ((lambda other=other: other) for other in CHOICES[name] if other != value)
     elif isinstance(value, bool):
         yield lambda: not value
     elif isinstance(value, int):
-        yield from ((lambda other=other: other) for other in (value // 4 * 2, 2 * value))
+        others = (value // 4 * 2, 2 * value) if value else (2,)
+        yield from ((lambda other=other: other) for other in others)
+    elif name == "eps":  # twice a usual one is still too small to be seen
+        yield lambda: value + 0.1
     elif isinstance(value, float):
         yield from ((lambda other=other: other) for other in (value / 2, value * 2))
     elif isinstance(value, str):
@@ -136,11 +161,13 @@ def _other_tuples(items: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 def _regrouped(part: Attention) -> Attention:
     """Twice as many heads of half the width: all matrices keep their shapes."""
-    d_head, rotary = part.d_head // 2, part.positions
-    if rotary is not None:
-        rotary = replace(rotary, d_rotary=min(rotary.d_rotary, d_head // 2 * 2))
+    d_head, positions = part.d_head // 2, part.positions
     heads, kv_heads = 2 * part.n_heads, 2 * part.n_kv_heads
-    return replace(part, n_heads=heads, n_kv_heads=kv_heads, d_head=d_head, positions=rotary)
+    if isinstance(positions, Rotary):
+        positions = replace(positions, d_rotary=min(positions.d_rotary, d_head // 2 * 2))
+    if isinstance(positions, Alibi):
+        positions = replace(positions, n_heads=heads)
+    return replace(part, n_heads=heads, n_kv_heads=kv_heads, d_head=d_head, positions=positions)
 
 
 def all_fields(spec: Part) -> set[str]:

@@ -48,7 +48,7 @@ def test_to_transformers(case: ParityCase, variant: str, tmp_path: Path) -> None
 def _agree(case: ParityCase, label: str, folder: Path) -> None:
     mine = asbuilt_loads(folder)
     tokens = random_tokens(case.random(label), mine.spec.embedding.n_vocab)
-    for attention in ("eager", "sdpa"):
+    for attention in case.attentions:
         want = theirs(transformers_loads(folder, attention), tokens)
         for kernel in KERNELS:
             check(case.family, f"{label}, {attention} and {kernel}", ours(mine, tokens, kernel), want)
@@ -74,7 +74,7 @@ def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path)
 
 
 # Several spellings say the same here, so these are compared by what comes out.
-SPELLED = ("hidden_act", "activation_function", "rope_parameters")
+SPELLED = ("hidden_act", "hidden_activation", "activation_function", "rope_parameters")
 
 
 def _settings(folder: Path) -> dict[str, Any]:

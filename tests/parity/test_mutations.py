@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from harness import (
     ParityCase,
     Trace,
     asbuilt_loads,
+    cacheable,
     compare,
     ours,
     random_tokens,
@@ -25,6 +28,7 @@ from harness import (
 from mutate import Mutation, all_fields, mutations
 
 from asbuilt.errors import InputError
+from asbuilt.families import tensor_table
 from asbuilt.nn.modules import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import weights
@@ -42,9 +46,18 @@ def _exchanged(case: ParityCase, variant: str, folder: Path) -> tuple[Model, tor
     transformers_saves(case.config(variant), rng.randrange(2**32), folder)
     mine = asbuilt_loads(folder)
     tokens = random_tokens(rng, mine.spec.embedding.n_vocab)
-    want = theirs(transformers_loads(folder), tokens)
-    assert compare(ours(mine, tokens), want).first is None
+    other = transformers_loads(folder)
+    want = _seen(partial(theirs, other), mine.spec, tokens)
+    assert compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None
     return mine, tokens, want
+
+
+def _seen(trace: Callable[[torch.Tensor], Trace], spec: ModelSpec, tokens: torch.Tensor) -> Trace:
+    """The text, and before it its first half where what is computed depends on the length."""
+    if cacheable(spec) == TOKENS:
+        return trace(tokens)
+    half, whole = trace(tokens[:, : TOKENS // 2]), trace(tokens)
+    return {path: torch.cat((half[path], whole[path]), 1) for path in whole}
 
 
 def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> None:
@@ -52,7 +65,7 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     mine, tokens, want = _exchanged(case, variant, tmp_path)
     outcomes: dict[str, list[str]] = {}
     for mutation in mutations(mine.spec):
-        outcomes.setdefault(mutation.where, []).append(_outcome(mine.spec, mutation, tmp_path, tokens, want))
+        outcomes.setdefault(mutation.where, []).append(_outcome(case, mine.spec, mutation, tmp_path, tokens, want))
     assert all_fields(mine.spec) <= outcomes.keys()
     unseen = {where for where, found in outcomes.items() if "same" in found}
     assert unseen == set(INERT), f"PARITY_SEED={SEED} draws it again"
@@ -60,21 +73,31 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     assert not early, "differs before the mutated block"
 
 
-def _outcome(spec: ModelSpec, mutation: Mutation, folder: Path, tokens: torch.Tensor, want: Trace) -> str:
-    """Returns "refused", "same", or the first path that differs; other shapes must be refused, equal ones must not."""
+def _outcome(
+    case: ParityCase, spec: ModelSpec, mutation: Mutation, folder: Path, tokens: torch.Tensor, want: Trace
+) -> str:
+    """Returns "refused", "same", or the first path that differs.
+
+    Other shapes or stored names must be refused, equal ones must not.
+    """
     try:
         mutated = mutation.make()
     except InputError:
         return "refused"
-    if _shapes(mutated) != _shapes(spec):
+    if _shapes(mutated) != _shapes(spec) or _stored(case.family, mutated) != _stored(case.family, spec):
         with pytest.raises(InputError):
             asbuilt_loads(folder, mutated)
         return "refused"
-    return compare(ours(asbuilt_loads(folder, mutated), tokens), want).first or "same"
+    trace = partial(ours, asbuilt_loads(folder, mutated))
+    return compare(_seen(trace, spec, tokens), want).first or "same"
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {path: weight.shape for path, weight, _ in weights(spec)}
+
+
+def _stored(family: str, spec: ModelSpec) -> set[str]:
+    return {name for entry in tensor_table(family, spec).entries for name in entry.names}
 
 
 def _at(outcomes: list[str]) -> list[float]:
@@ -101,10 +124,10 @@ def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) ->
         kept = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.01 * kept.std() * torch.randn(kept.shape, generator=generator)
-            if compare(ours(mine, tokens), want).first is None:
+            if compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None:
                 unseen.add(path)
             parameter.copy_(kept)
-    assert compare(ours(mine, tokens), want).first is None
+    assert compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None
     inert = {path for path, _ in mine.named_parameters() if path.endswith(tuple(case.inert_weights))}
     assert unseen == inert, f"PARITY_SEED={SEED} draws it again"
 

@@ -12,8 +12,29 @@ from dataclasses import dataclass
 from functools import partial
 
 from asbuilt.errors import InputError, near
-from asbuilt.families import gpt2, llama
-from asbuilt.spec import Llama3Scaling, Model, Rotary
+from asbuilt.families import (
+    bloom,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neox,
+    llama,
+    mistral,
+    mixtral,
+    mpt,
+    olmo,
+    olmo2,
+    olmoe,
+    opt,
+    phi,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    starcoder2,
+)
+from asbuilt.families.dimensions import Dimensions
+from asbuilt.spec import Activation, LinearScaling, Llama3Scaling, Model, Rotary, Router
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +138,196 @@ _smollm2("smollm2-1.7b", 24, 2048, 32, 32, 8192, source=SMOLLM2_SOURCE + "SmolLM
 
 TINYLLAMA_SOURCE = "Zhang et al. 2024, arXiv 2401.02385; config of TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, TINYLLAMA_SOURCE, "bfloat16", vocab=32000, context=2048)
+
+
+def _gpt_neox(name: str, layers: int, d_model: int, heads: int, source: str, *, vocab: int,
+              activation: Activation) -> None:  # fmt: skip
+    rotary = Rotary(d_rotary=d_model // heads // 4)
+    make = partial(gpt_neox.build, n_vocab=vocab, d_model=d_model, n_layers=layers, n_heads=heads, d_ff=4 * d_model,
+                   max_positions=2048, rotary=rotary, activation=activation, name=name)  # fmt: skip
+    ROWS[name] = Entry(name=name, family="gpt_neox", source=source, dtype="float16", make=make)
+
+
+NEOX_SOURCE = "Black et al. 2022, arXiv 2204.06745, Table 1; config of EleutherAI/gpt-neox-20b"
+_gpt_neox("gpt-neox-20b", 44, 6144, 64, NEOX_SOURCE, vocab=50432, activation="gelu_tanh")
+PYTHIA_SOURCE = "Biderman et al. 2023, arXiv 2304.01373, Table 1; config of EleutherAI/pythia-70m"
+_gpt_neox("pythia-70m", 6, 512, 8, PYTHIA_SOURCE, vocab=50304, activation="gelu")
+
+
+def _opt_1_3b() -> Model:
+    return opt.build(n_vocab=50272, d_model=2048, n_layers=24, n_heads=32, d_ff=8192, max_positions=2048,
+                     name="opt-1.3b")  # fmt: skip
+
+
+OPT_SOURCE = "Zhang et al. 2022, arXiv 2205.01068, Table 1; config of facebook/opt-1.3b"
+ROWS["opt-1.3b"] = Entry(name="opt-1.3b", family="opt", source=OPT_SOURCE, dtype="float16", make=_opt_1_3b)
+
+
+def _akin(
+    name: str,
+    layers: int,
+    d_model: int,
+    heads: int,
+    kv_heads: int,
+    d_ff: int,
+    source: str,
+    dtype: str = "bfloat16",
+    *,
+    family: str,
+    build: Callable[[Dimensions], Model],
+    vocab: int,
+    context: int,
+    theta: float = 10000.0,
+    d_head: int | None = None,
+    activation: Activation = "silu",
+    tied: bool = False,
+) -> None:
+    """Adds a row of a family akin to llama, whose `build` makes its model of the dimensions."""
+
+    def make() -> Model:
+        rotary = Rotary(d_rotary=d_head or d_model // heads, theta=theta)
+        return build(Dimensions(n_vocab=vocab, d_model=d_model, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
+                                d_ff=d_ff, max_positions=context, rotary=rotary, activation=activation, tied=tied,
+                                name=name))  # fmt: skip
+
+    ROWS[name] = Entry(name=name, family=family, source=source, dtype=dtype, make=make)
+
+
+_qwen2 = partial(_akin, family="qwen2", build=qwen2.build, context=32768, theta=1e6)
+QWEN2_SOURCE = "Yang et al. 2024, arXiv 2407.10671; config of Qwen/"
+QWEN25_SOURCE = "Yang et al. 2024, arXiv 2412.15115; config of Qwen/"
+_qwen2("qwen1.5-7b", 32, 4096, 32, 32, 11008, "config of Qwen/Qwen1.5-7B", vocab=151936)
+_qwen2("qwen2-0.5b", 24, 896, 14, 2, 4864, QWEN2_SOURCE + "Qwen2-0.5B", vocab=151936, tied=True)
+_qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, QWEN25_SOURCE + "Qwen2.5-7B-Instruct", vocab=152064)
+
+QWEN3_SOURCE = "Yang et al. 2025, arXiv 2505.09388; config of Qwen/"
+_qwen3 = partial(_akin, family="qwen3", build=qwen3.build, vocab=151936, context=40960, theta=1e6, d_head=128)
+_qwen3("qwen3-0.6b", 28, 1024, 16, 8, 3072, QWEN3_SOURCE + "Qwen3-0.6B", tied=True)
+_qwen3("qwen3-8b", 36, 4096, 32, 8, 12288, QWEN3_SOURCE + "Qwen3-8B")
+
+MISTRAL_SOURCE = "Jiang et al. 2023, arXiv 2310.06825, Table 1; config of mistralai/Mistral-7B-v0.1"
+_mistral = partial(mistral.build, eps=1e-5, window=4096)
+_akin("mistral-7b-v0.1", 32, 4096, 32, 8, 14336, MISTRAL_SOURCE, family="mistral", build=_mistral, vocab=32000,
+      context=32768)  # fmt: skip
+
+OLMO_SOURCE = "Groeneveld et al. 2024, arXiv 2402.00838, Table 1; config of allenai/OLMo-1B-hf"
+_akin("olmo-1b", 16, 2048, 16, 16, 8192, OLMO_SOURCE, "float32", family="olmo", build=olmo.build, vocab=50304,
+      context=2048, tied=True)  # fmt: skip
+OLMO2_SOURCE = "Walsh et al. 2025, arXiv 2501.00656; config of allenai/OLMo-2-1124-7B"
+_akin("olmo-2-7b", 32, 4096, 32, 32, 11008, OLMO2_SOURCE, "float32", family="olmo2",
+      build=partial(olmo2.build, eps=1e-6), vocab=100352, context=4096, theta=500000.0)  # fmt: skip
+
+STARCODER2_SOURCE = "Lozhkov et al. 2024, arXiv 2402.19173, Table 6; config of bigcode/starcoder2-3b"
+_akin("starcoder2-3b", 30, 3072, 24, 2, 12288, STARCODER2_SOURCE, "float32", family="starcoder2",
+      build=partial(starcoder2.build, window=4096), vocab=49152, context=16384, theta=999999.4420358813,
+      activation="gelu_tanh", tied=True)  # fmt: skip
+
+
+def _bloom(name: str, layers: int, d_model: int, heads: int, dtype: str, source: str) -> None:
+    make = partial(bloom.build, n_vocab=250880, d_model=d_model, n_layers=layers, n_heads=heads, name=name)
+    ROWS[name] = Entry(name=name, family="bloom", source=source, dtype=dtype, make=make)
+
+
+BLOOM_SOURCE = "BigScience 2022, arXiv 2211.05100, Table 3; config of bigscience/"
+_bloom("bloom-560m", 24, 1024, 16, "float16", BLOOM_SOURCE + "bloom-560m")
+_bloom("bloom-176b", 70, 14336, 112, "bfloat16", BLOOM_SOURCE + "bloom")
+
+MIXTRAL_SOURCE = "Jiang et al. 2024, arXiv 2401.04088, Table 1; config of mistralai/Mixtral-8x7B-v0.1"
+_mixtral = partial(mixtral.build, router=Router(d_model=4096, n_experts=8, top_k=2, renormalise=True))
+_akin("mixtral-8x7b", 32, 4096, 32, 8, 14336, MIXTRAL_SOURCE, family="mixtral", build=_mixtral, vocab=32000,
+      context=32768, theta=1e6)  # fmt: skip
+
+_qwen3_moe = partial(qwen3_moe.build, d_expert=768,
+                     router=Router(d_model=2048, n_experts=128, top_k=8, renormalise=True))  # fmt: skip
+_akin("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, QWEN3_SOURCE + "Qwen3-30B-A3B", family="qwen3_moe", build=_qwen3_moe,
+      vocab=151936, context=40960, theta=1e6, d_head=128)  # fmt: skip
+
+OLMOE_SOURCE = "Muennighoff et al. 2024, arXiv 2409.02060, Table 1; config of allenai/OLMoE-1B-7B-0924"
+_olmoe = partial(olmoe.build, router=Router(d_model=2048, n_experts=64, top_k=8))
+_akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, family="olmoe", build=_olmoe, vocab=50304,
+      context=4096)  # fmt: skip
+
+
+def _mpt_7b() -> Model:
+    return mpt.build(n_vocab=50432, d_model=4096, n_layers=32, n_heads=32, max_positions=2048, name="mpt-7b")
+
+
+MPT_SOURCE = "MosaicML 2023, Introducing MPT-7B; config of mosaicml/mpt-7b"
+ROWS["mpt-7b"] = Entry(name="mpt-7b", family="mpt", source=MPT_SOURCE, dtype="bfloat16", make=_mpt_7b)
+
+
+def _falcon_7b() -> Model:
+    return falcon.build(n_vocab=65024, d_model=4544, n_layers=32, n_heads=71, n_kv_heads=1, max_positions=2048,
+                        rotary=Rotary(d_rotary=64), name="falcon-7b")  # fmt: skip
+
+
+FALCON_SOURCE = "Almazrouei et al. 2023, arXiv 2311.16867; config of tiiuae/falcon-7b"
+ROWS["falcon-7b"] = Entry(name="falcon-7b", family="falcon", source=FALCON_SOURCE, dtype="bfloat16", make=_falcon_7b)
+
+
+def _gemma(
+    name: str,
+    d_model: int,
+    heads: int,
+    kv_heads: int,
+    d_head: int,
+    d_ff: int,
+    source: str,
+    *,
+    windows: tuple[int | None, ...],
+    rotary: Rotary,
+    local: Rotary | None = None,
+    family: str = "gemma",
+    vocab: int = 256000,
+    context: int = 8192,
+    **more: float | bool,
+) -> None:
+    """Adds a row of as many layers as `windows`; those with one turn by `local` where it is given."""
+
+    def make() -> Model:
+        layers = tuple((rotary if window is None else local or rotary, window) for window in windows)
+        return gemma.build(n_vocab=vocab, d_model=d_model, n_heads=heads, n_kv_heads=kv_heads, d_head=d_head, d_ff=d_ff,
+                           max_positions=context, layers=layers, name=name, **more)  # type: ignore[arg-type]  # fmt: skip
+
+    ROWS[name] = Entry(name=name, family=family, source=source, dtype="bfloat16", make=make)
+
+
+# d_model, heads, key/value heads, d_head, d_ff
+GEMMA_SOURCE = "Gemma Team 2024, arXiv 2403.08295, Table 1; config of google/"
+_ROTARY_256 = Rotary(d_rotary=256)
+_gemma("gemma-2b", 2048, 8, 1, 256, 16384, GEMMA_SOURCE + "gemma-2b", windows=(None,) * 18, rotary=_ROTARY_256)
+_gemma("gemma-7b", 3072, 16, 16, 256, 24576, GEMMA_SOURCE + "gemma-7b", windows=(None,) * 28, rotary=_ROTARY_256)
+GEMMA2_SOURCE = "Gemma Team 2024, arXiv 2408.00118, Table 1; config of google/"
+_gemma2 = partial(_gemma, family="gemma2", sandwich=True, softcap=50.0, logit_softcap=30.0)
+_gemma2("gemma-2-2b", 2304, 8, 4, 256, 9216, GEMMA2_SOURCE + "gemma-2-2b", windows=(4096, None) * 13,
+        rotary=_ROTARY_256)  # fmt: skip
+_gemma2("gemma-2-27b", 4608, 32, 16, 128, 36864, GEMMA2_SOURCE + "gemma-2-27b", windows=(4096, None) * 23,
+        rotary=Rotary(d_rotary=128), scale=144**-0.5)  # fmt: skip
+GEMMA3_SOURCE = "Gemma Team 2025, arXiv 2503.19786, section 2; config of google/"
+_gemma3 = partial(_gemma, family="gemma3_text", sandwich=True, head_norms=True, local=_ROTARY_256)
+_gemma3("gemma-3-1b", 1152, 4, 1, 256, 6912, GEMMA3_SOURCE + "gemma-3-1b-it", vocab=262144, context=32768,
+        windows=(*((512,) * 5 + (None,)) * 4, 512, 512), rotary=Rotary(d_rotary=256, theta=1e6))  # fmt: skip
+_gemma3("gemma-3-4b", 2560, 8, 4, 256, 10240, GEMMA3_SOURCE + "gemma-3-4b-it (its text part)", vocab=262208,
+        context=131072, windows=(*((1024,) * 5 + (None,)) * 5, *(1024,) * 4),
+        rotary=Rotary(d_rotary=256, theta=1e6, scaling=LinearScaling(factor=8.0)))  # fmt: skip
+
+
+def _phi_2() -> Model:
+    return phi.build(n_vocab=51200, d_model=2560, n_layers=32, n_heads=32, d_ff=10240, max_positions=2048,
+                     rotary=Rotary(d_rotary=32), name="phi-2")  # fmt: skip
+
+
+PHI2_SOURCE = "Microsoft 2023, Phi-2: the surprising power of small language models; config of microsoft/phi-2"
+ROWS["phi-2"] = Entry(name="phi-2", family="phi", source=PHI2_SOURCE, dtype="float16", make=_phi_2)
+
+
+def _phi_3_mini() -> Model:
+    return phi3.build(n_vocab=32064, d_model=3072, n_layers=32, n_heads=32, n_kv_heads=32, d_ff=8192,
+                      max_positions=4096, rotary=Rotary(d_rotary=96), window=2047, name="phi-3-mini")  # fmt: skip
+
+
+PHI3_SOURCE = "Abdin et al. 2024, arXiv 2404.14219, section 2; config of microsoft/Phi-3-mini-4k-instruct"
+ROWS["phi-3-mini"] = Entry(name="phi-3-mini", family="phi3", source=PHI3_SOURCE, dtype="bfloat16", make=_phi_3_mini)
 
 
 def names() -> list[str]:

@@ -6,6 +6,7 @@ Opening reads descriptions only: JSON and headers. Nothing here imports torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,14 +80,16 @@ class Source:
         return None if tokenizer is None else tokenizer.chat_template
 
 
-def open_model(model: str | Path, *, weights: bool = False) -> Source:
-    """Returns the source that `model` names.
+def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
+    """Returns the source that `model` names; `allow_unread` as `read_config` takes it, for what is only described.
 
     Looked for in this order: a file; a folder with a config.json; a catalogue name; a hub id. Of a hub model only the
     descriptions are downloaded, unless `weights`, when the hub comes before a catalogue name that has none. Raises
     InputError for what is none of these, with the nearest catalogue names, and for a description that is wrong.
     """
     path = Path(model)
+    if allow_unread:
+        return _described(path, allow_unread)
     try:
         if path.is_file():
             return _open_file(path)
@@ -97,6 +100,15 @@ def open_model(model: str | Path, *, weights: bool = False) -> Source:
     except ValueError as error:  # a null byte
         raise InputError(str(error), field="MODEL", value=str(model)) from error
     return _open_name(str(model), weights)
+
+
+def _described(path: Path, allow_unread: Sequence[str]) -> Source:
+    """Returns the description alone: with keys passed over, weights would be run as something they may not be."""
+    file = path / CONFIG if path.is_dir() else path
+    if not file.is_file():
+        raise InputError("goes with a config.json or a folder", field="allow-unread", value=str(path))
+    name = file.resolve().parent.name if file.name == CONFIG else file.stem
+    return Source(kind="config", name=name, reading=read_config(load_config_file(file), name, allow_unread), path=file)
 
 
 def _open_file(path: Path) -> Source:

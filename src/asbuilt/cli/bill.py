@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asbuilt import cost
@@ -22,7 +23,7 @@ CONVENTIONS = {
     "scores": "scores and mixing with every key, masked ones too; forward_per_token_causal leaves masked pairs out",
     "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
-    "parameters": "as built: tied tensors once; parameters_stored: as the file holds them",
+    "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
     "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence",
     "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
     "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",
@@ -45,7 +46,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "name": source.name,
         "family": source.family,
         "context": spec.max_positions,
-        "parameters": {"total": total, "active": total, **counts},
+        "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
         "parameters_stored": total if stored is None else stored,
         "stored_bytes": stored_bytes,
         "flops": _flops(spec, run),
@@ -168,14 +169,21 @@ def _shapes(spec: Model, block: Block, where: list[int], seq: int) -> dict[str, 
 
 
 def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str, Any]]:
-    """In the order of the data: what lies inside a part comes between its products with weights and its scores."""
+    """In the order of the data: what lies inside a part comes between its products with weights and its scores.
+
+    But a router comes first.
+    """
     products = part.multiplies(run)
     first_scores = next((i for i, product in enumerate(products) if product.weight is None), len(products))
+    inside = sorted(part.children(), key=lambda found: found[1].kind != "router")
+    routers = sum(child.kind == "router" for _, child in inside)
+    below = [_steps(child, part.child_run(name, run), f"{path}.{name}" if path else name, d_model)
+             for name, child in inside]  # fmt: skip
+    yield from chain.from_iterable(below[:routers])
     for product in products[:first_scores]:
         yield _product(path, product)
     yield from _whole(part, run, path)
-    for name, child in part.children():
-        yield from _steps(child, part.child_run(name, run), f"{path}.{name}" if path else name, d_model)
+    yield from chain.from_iterable(below[routers:])
     for product in products[first_scores:]:
         yield _product(path, product)
     if isinstance(part, Branch):

@@ -22,13 +22,28 @@ SHOWN = ("fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", 
 @click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Sequences at once.")
 @click.option("--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q8_0 ...")
 @click.option("--kv-dtype", help="Of the cache; as --dtype where that is a float of 16 bits or more, else bf16.")
+@click.option(
+    "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
-def describe(model: str, seq: int | None, batch: int, dtype: str, kv_dtype: str | None, as_json: bool) -> None:
+def describe(
+    model: str,
+    seq: int | None,
+    batch: int,
+    dtype: str,
+    kv_dtype: str | None,
+    allow_unread: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """What MODEL is made of and what it costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run."""
     from asbuilt.checkpoint.source import open_model
     from asbuilt.cli import bill
 
-    source = open_model(model, weights=False)
+    source = open_model(model, allow_unread=allow_unread)
+    if allow_unread:
+        click.echo(
+            f"warning: passed over unread: {', '.join(allow_unread)}; what it changes is not in this bill", err=True
+        )
     document = bill.describe(
         source,
         seq=_length(source, seq, bill.DEFAULT_SEQ),
@@ -67,6 +82,8 @@ def _print_parameters(bill: dict[str, Any]) -> None:
     counts = bill["parameters"]
     kinds = [(kind, n) for kind, n in counts.items() if n and kind not in ("total", "active")]
     rows = [(kind, n, f"{n / counts['total']:.1%}") for kind, n in [*kinds, ("total", counts["total"])]]
+    if counts["active"] != counts["total"]:
+        rows.append(("active per token", counts["active"], f"{counts['active'] / counts['total']:.1%}"))
     if bill["parameters_stored"] != counts["total"]:
         rows.append(("as stored in the file", bill["parameters_stored"], ""))
     table("Parameters", ("kind", "number", "share"), rows)

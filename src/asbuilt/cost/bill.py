@@ -34,6 +34,14 @@ def total_parameters(spec: Part) -> int:
     return sum(weight.size for _, weight, _ in weights(spec))
 
 
+def active_parameters(spec: Part) -> int:
+    """Returns the number of parameters that one token uses: of experts the chosen ones, of tables all rows."""
+    one = Pass(tokens=1)
+    return int(
+        sum(weight.size * part.share(name, one) for _, part in walk(spec) for name, weight in part.holds().items())
+    )
+
+
 def weight_bytes(spec: Part, dtype: str) -> int:
     """Returns the bytes of all weights at `dtype`, a plain format or a GGUF block format; rounded up."""
     held = find_dtype(dtype)
@@ -133,7 +141,9 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
     kept: dict[str, Saved] = {}
     reads: dict[str, str] = {}  # parts that read what another one reads, by path
     for at, part, seen in runs(spec, run, path):
-        reads |= {f"{at}.{second}": reads.get(f"{at}.{first}", f"{at}.{first}") for second, first in part.same_input()}
+        for second, first in part.same_input():
+            read = f"{at}.{first}" if first else at
+            reads[f"{at}.{second}"] = reads.get(read, read)
         for tensor in part.saves(seen):
             where = reads.get(at, at) if tensor.name == "input" else at
             kept[tensor.name if tensor.shared else f"{where}:{tensor.name}"] = tensor
@@ -202,21 +212,23 @@ class Moved:
 def moved(spec: Part, run: Pass, dtype: str, kv_dtype: str) -> Moved:
     """Returns the bytes that one run moves between memory and the processor, activations left out.
 
-    A weight is read once however many sequences run; of a table only the looked-up rows, unless a tied head multiplies
-    it. Cached keys and values are read once per sequence and the new ones written.
+    A weight is read once however many sequences run, of experts those that are expected to be hit; of a table only the
+    looked-up rows, unless a tied head multiplies it. Cached keys and values are read once per sequence and the new ones
+    written.
     """
     held, kv = find_dtype(dtype), find_dtype(kv_dtype).block_bytes
     multiplied = {p.weight_path for p in products(spec, run)}
     by_kind: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     lookups = Fraction(0)
-    for path, weight, owner in weights(spec):
-        nbytes = held.nbytes(weight)
-        if weight.role == "table":
-            lookups += nbytes / weight.shape[0] * run.rows
-        else:
-            by_kind[owner.kind] += math.ceil(nbytes)
-        if weight.role == "table" and path in multiplied:
-            by_kind["head"] += math.ceil(nbytes)
+    for path, owner, seen in runs(spec, run):
+        for name, weight in owner.holds().items():
+            nbytes = held.nbytes(weight)
+            if weight.role == "table":
+                lookups += nbytes / weight.shape[0] * run.rows
+            else:
+                by_kind[owner.kind] += math.ceil(nbytes * owner.share(name, seen))
+            if weight.role == "table" and (f"{path}.{name}" if path else name) in multiplied:
+                by_kind["head"] += math.ceil(nbytes)
     remembered = [r for _, part in walk(spec) for r in part.remembers()]
     kept = sum(r.size * r.tokens_kept(run.past + run.tokens) for r in remembered)
     return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * kept * kv))

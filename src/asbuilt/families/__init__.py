@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,28 @@ if TYPE_CHECKING:
 
 # model_type, which is also general.architecture in GGUF, to the module that reads it; imported when first asked for
 FAMILIES: dict[str, str] = {
+    "bloom": "asbuilt.families.bloom",
+    "falcon": "asbuilt.families.falcon",
+    "gemma": "asbuilt.families.gemma",
+    "gemma2": "asbuilt.families.gemma2",
+    "gemma3_text": "asbuilt.families.gemma3_text",
     "gpt2": "asbuilt.families.gpt2",
+    "gpt_neox": "asbuilt.families.gpt_neox",
     "llama": "asbuilt.families.llama",
+    "mistral": "asbuilt.families.mistral",
+    "mixtral": "asbuilt.families.mixtral",
+    "mpt": "asbuilt.families.mpt",
+    "olmo": "asbuilt.families.olmo",
+    "olmo2": "asbuilt.families.olmo2",
+    "olmoe": "asbuilt.families.olmoe",
+    "opt": "asbuilt.families.opt",
+    "phi": "asbuilt.families.phi",
+    "phi3": "asbuilt.families.phi3",
+    "qwen2": "asbuilt.families.qwen2",
+    "qwen3": "asbuilt.families.qwen3",
+    "qwen3_moe": "asbuilt.families.qwen3_moe",
+    "smollm3": "asbuilt.families.smollm3",
+    "starcoder2": "asbuilt.families.starcoder2",
 }
 
 __all__ = [
@@ -41,14 +62,33 @@ def _module(family: object, field: str) -> ModuleType:
     return import_module(FAMILIES[family])
 
 
-def read_config(config: dict[str, Any], name: str) -> Reading:
+def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] = ()) -> Reading:
     """Returns what a config.json says, by its `model_type`; `name` names the model, and the file in messages.
 
-    Raises InputError naming the key that is missing, unknown, out of bounds or not supported.
+    `allow_unread` are top-level keys that a person knows to be unknown to the family, and wants passed over. Raises
+    InputError naming the key that is missing, unknown, out of bounds or not supported, and for an allowed key that is
+    absent or that the family does read.
     """
     if not isinstance(config, dict):
         raise InputError("not a JSON object", field=name, value=config)
-    return _module(config.get("model_type"), f"{name}: model_type").read(config, name)
+    read = _module(config.get("model_type"), f"{name}: model_type").read
+    kept = {key: value for key, value in config.items() if key not in allow_unread}
+    reading = read(kept, name)
+    for key in allow_unread:
+        if key not in config:
+            raise InputError("not in the config", field="allow-unread", value=key, fix=near(key, config))
+        if _reads(read, kept, key, name):
+            raise InputError("the family reads this key, so it cannot be passed over", field="allow-unread", value=key)
+    return reading
+
+
+def _reads(read: Callable[[dict[str, Any], str], Reading], kept: dict[str, Any], key: str, name: str) -> bool:
+    """Whether `key` is known: an unknown one is refused as such whatever it holds."""
+    try:
+        read({**kept, key: None}, name)
+    except InputError as error:
+        return f"unknown key {key[:80]!r}" not in str(error)
+    return True
 
 
 def write_config(family: str, spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
@@ -93,9 +133,19 @@ def _covering(table: Table, spec: Model, family: str) -> Table:
 
 def read_gguf(file: GGUFFile, name: str) -> Reading:
     """Returns what a GGUF file's header says, by its `general.architecture`; raises InputError as `read_config`."""
-    return _module(file.metadata.get("general.architecture"), f"{name}: general.architecture").read_gguf(file, name)
+    return _gguf_module(file.metadata.get("general.architecture"), f"{name}: general.architecture").read_gguf(
+        file, name
+    )
 
 
 def gguf_table(family: str, spec: Model) -> Table:
     """Returns the names and layouts of the tensors in a GGUF file of the family; raises as `tensor_table` does."""
-    return _covering(_module(family, "family").gguf_table(spec), spec, family)
+    return _covering(_gguf_module(family, "family").gguf_table(spec), spec, family)
+
+
+def _gguf_module(family: object, field: str) -> ModuleType:
+    module = _module(family, field)
+    if not hasattr(module, "read_gguf"):
+        raise InputError("GGUF files of this family are not read or written", field=field, value=family,
+                         fix="use the checkpoint folder")  # fmt: skip
+    return module

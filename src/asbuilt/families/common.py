@@ -69,16 +69,14 @@ def read_common(reader: ConfigReader, family: str, heads: tuple[str, ...]) -> st
     """Reads what every config may carry and returns the stored dtype, None where it is not said.
 
     `heads` are the class names of the causal language model, the usual one first. Raises InputError for another
-    class, for code of the folder's own, for quantised weights, and for an encoder.
+    class, for quantised weights, and for an encoder.
     """
     reader.known.add("model_type")
     for reason, keys in IRRELEVANT.items():
         for key in keys:
             reader.irrelevant(key, reason)
     _check_architectures(reader, heads)
-    if reader.given("auto_map"):
-        raise reader.error("auto_map", f"the folder brings its own code, which may differ from {family} and never runs",
-                           fix=f"remove the key if the model is a plain {family}")  # fmt: skip
+    reader.irrelevant("auto_map", f"names code beside the weights, which is never imported: {family} is known here")
     for key in ("quantization_config", "compression_config"):
         if reader.given(key):
             raise reader.error(key, "quantised checkpoints are not read", fix="use the unquantised one, or a GGUF file")
@@ -104,6 +102,21 @@ def _dtype(reader: ConfigReader) -> str | None:
     if name is None or reader.config[name] is None:
         return None
     return reader.choice(name, choices=_DTYPE_NAMES)
+
+
+def read_layer_types(
+    reader: ConfigReader, usual: tuple[str, ...], allowed: tuple[str, ...] = ("full_attention", "sliding_attention")
+) -> tuple[str, ...]:
+    """Returns `layer_types`, the attention of each layer by name; `usual` where it is missing or null.
+
+    Raises InputError unless it is a list of one of `allowed` for each of the layers.
+    """
+    if not reader.given("layer_types"):
+        return usual
+    named = reader.config["layer_types"]
+    ok = isinstance(named, list) and len(named) == len(usual) and all(name in allowed for name in named)
+    reader.require("layer_types", ok, f"a list of {len(usual)} of {', '.join(allowed)}")
+    return tuple(named)
 
 
 def divide(reader: ConfigReader, total: int, key: str, parts: int, parts_key: str) -> int:

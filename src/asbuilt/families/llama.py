@@ -18,6 +18,7 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
+from asbuilt.families.dimensions import head_width
 from asbuilt.families.gguf_keys import (
     carried_tokens,
     gguf_reader,
@@ -127,7 +128,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.only("rope_interleaved", False, None, reason="llama turns halves, not adjacent pairs")
     d_model = reader.size("hidden_size", default=4096)
     n_heads = reader.size("num_attention_heads", default=32)
-    d_head = _head_width(reader, d_model, n_heads)
+    d_head = head_width(reader, d_model, n_heads)
     context = reader.size("max_position_embeddings", "max_sequence_length", default=2048)
     bias = reader.flag("attention_bias", default=False)
     rotary = read_rotary(reader, d_head, context)
@@ -146,19 +147,6 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, rotary=rotary, name=name,
                  attention_bias=bias, output_bias=bias, **sizes)  # fmt: skip
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
-
-
-def _head_width(reader: ConfigReader, d_model: int, n_heads: int) -> int:
-    """Returns d_head, even because pairs of numbers turn; missing or null means hidden_size / num_attention_heads."""
-    if reader.given("head_dim"):
-        d_head = reader.size("head_dim")
-        reader.require("head_dim", d_head % 2 == 0, "an even number: rotary positions turn pairs")
-        return d_head
-    d_head = divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
-    if d_head % 2:
-        raise reader.error("head_dim", "missing, and hidden_size / num_attention_heads is odd", value=d_head,
-                           allowed="an even number: rotary positions turn pairs")  # fmt: skip
-    return d_head
 
 
 def _parts(spec: Model) -> tuple[Attention, GatedMLP, RMSNorm, Rotary]:

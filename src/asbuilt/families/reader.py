@@ -102,10 +102,16 @@ class ConfigReader:
         return cast(T, value)  # `ok` has seen to it
 
     def size(
-        self, *keys: str, default: int | Unset = REQUIRED, null: int | Unset = REFUSED, most: int = LARGEST_SIZE
+        self,
+        *keys: str,
+        default: int | Unset = REQUIRED,
+        null: int | Unset = REFUSED,
+        least: int = 1,
+        most: int = LARGEST_SIZE,
     ) -> int:
-        """Returns a whole number from 1 to `most`."""
-        return self._get(keys, default, null, lambda x: is_whole(x) and 1 <= x <= most, f"a whole number, 1 to {most}")
+        """Returns a whole number from `least` to `most`."""
+        ok: Callable[[Any], bool] = lambda x: is_whole(x) and least <= x <= most  # noqa: E731
+        return self._get(keys, default, null, ok, f"a whole number, {least} to {most}")
 
     def number(
         self,

@@ -24,36 +24,75 @@ from asbuilt.spec import (
 
 MOST_FACTOR = 1e6
 ORIGINAL = "original_max_position_embeddings"
+OUTSIDE = ("rope_theta", "partial_rotary_factor")
+# rope_type -> what reads the scaling from (the rotary object, original context, context, numbers turned)
+Kinds = dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]]
 
 
-def read_rotary(reader: ConfigReader, d_head: int, context: int) -> Rotary:
-    """Returns the rotary positions of a config whose heads are turned as a whole, in halves.
+def read_rotary(
+    reader: ConfigReader,
+    d_head: int,
+    context: int,
+    default_theta: float = 10000.0,
+    *,
+    partial: float | None = None,
+    kinds: Kinds | None = None,
+    outside: tuple[str, str] = OUTSIDE,
+) -> Rotary:
+    """Returns the rotary positions of a config, pairing halves.
 
-    Raises InputError naming the key, in either spelling, that is missing, out of bounds, or known to nobody.
+    Heads are turned as a whole, or where `partial` is given by `partial_rotary_factor`, which it stands in for.
+    `outside` names the base and that factor where they stand beside the rotary object. Raises InputError naming the
+    key, in either spelling, that is missing, out of bounds, or known to nobody.
     """
     inner = reader.nested("rope_parameters", "rope_scaling")
-    theta = _theta(reader, inner)
+    theta = _theta(reader, inner, outside[0], default_theta)
     original = _agreed(reader, inner, ORIGINAL)
-    for place in filter(None, (reader, inner)):
-        place.only("partial_rotary_factor", 1, None, reason="this family turns whole heads")
-    scaling = None
-    if inner is not None:
-        kind = inner.choice("rope_type", "type", choices=KINDS, default="default")
-        scaling = kind(inner, original or context, context, d_head)
-        inner.finish()
-        if isinstance(scaling, DynamicNTK) and d_head <= 2:
-            raise inner.error("rope_type", "dynamic scaling needs heads of more than 2 numbers", value=d_head)
-    return Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
+    d_rotary = _turned(reader, inner, outside[1], d_head, partial)
+    scaling = read_scaling(inner, original or context, context, d_rotary, kinds)
+    return Rotary(d_rotary=d_rotary, theta=theta, scaling=scaling)
 
 
-def _theta(reader: ConfigReader, inner: ConfigReader | None) -> float:
+def read_scaling(
+    inner: ConfigReader | None, original: int, context: int, d_rotary: int, kinds: Kinds | None = None
+) -> Scaling | None:
+    """Returns the scaling that a rotary object describes, and finishes it; raises InputError as `read_rotary`."""
+    if inner is None:
+        return None
+    kind = inner.choice("rope_type", "type", choices=kinds or KINDS, default="default")
+    scaling = kind(inner, original, context, d_rotary)
+    inner.finish()
+    if isinstance(scaling, DynamicNTK) and d_rotary <= 2:
+        raise inner.error("rope_type", "dynamic scaling needs heads of more than 2 numbers", value=d_rotary)
+    return scaling
+
+
+def _turned(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: int, usual: float | None) -> int:
+    """Returns how many numbers of each head turn; `usual` None is a family that turns all."""
+    places = [(reader, key), *([(inner, OUTSIDE[1])] if inner is not None else [])]
+    if usual is None:
+        for place, name in places:
+            place.only(name, 1, None, reason="this family turns whole heads")
+        return d_head
+    found = [place.number(name, most=1.0) for place, name in places if place.spelled(name)]
+    if len(set(found)) > 1:
+        raise reader.error(key, "disagrees with the rotary parameters", value=found)
+    fraction = found[0] if found else usual
+    d_rotary = int(d_head * fraction)
+    if d_rotary < 2 or d_rotary % 2:
+        allowed = f"an even part of the {d_head} numbers of a head"
+        raise reader.error(key, "not allowed", value=fraction, allowed=allowed)
+    return d_rotary
+
+
+def _theta(reader: ConfigReader, inner: ConfigReader | None, key: str, default: float) -> float:
     # a base of 1 or less would not slow the pairs down, and YaRN divides by its logarithm
-    theta = reader.number("rope_theta", default=10000.0, above=1.0)
+    theta = reader.number(key, default=default, above=1.0)
     if inner is None or "rope_theta" not in inner.config:
         return theta
     inside = inner.number("rope_theta", above=1.0)
-    if "rope_theta" in reader.config and inside != theta:
-        raise inner.error("rope_theta", "disagrees with rope_theta outside", value=inside)
+    if key in reader.config and inside != theta:
+        raise inner.error("rope_theta", f"disagrees with {key} outside", value=inside)
     return inside
 
 
@@ -129,7 +168,7 @@ def _longrope(inner: ConfigReader, original: int, context: int, d_head: int) -> 
     return FrequencyFactors(factors=short)
 
 
-KINDS: dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]] = {
+KINDS: Kinds = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
@@ -137,6 +176,12 @@ KINDS: dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]] = {
     "llama3": _llama3,
     "longrope": _longrope,
 }
+
+
+def partial_factor(d_rotary: int, d_head: int) -> float:
+    """Returns the partial_rotary_factor by which a reader, rounding down, finds `d_rotary` of `d_head` numbers."""
+    factor = d_rotary / d_head
+    return factor if int(d_head * factor) == d_rotary else math.nextafter(factor, 1.0)
 
 
 def write_rotary(rotary: Rotary, context: int) -> dict[str, Any]:

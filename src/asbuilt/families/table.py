@@ -92,6 +92,62 @@ class Concat:
 
 
 @dataclass(frozen=True)
+class Interleave:
+    """Several of the model's tensors stored as one, group by group: a group's rows of each, then the next group's.
+
+    `sizes` are the rows of each tensor in one group. With one group it is `Concat`. BLOOM and GPT-NeoX store q, k and v
+    so for every head, Falcon for every key head with the queries that read it.
+    """
+
+    groups: int
+    sizes: tuple[int, ...]
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """One shape: first dimensions added."""
+        return [(sum(shape[0] for shape in built), *built[0][1:])]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Each tensor's rows of all groups."""
+        rest = stored[0].shape[1:]
+        parts = self._by_group(stored[0]).split(list(self.sizes), 1)
+        return [part.reshape(self.groups * size, *rest) for part, size in zip(parts, self.sizes, strict=True)]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """The one tensor of the parts."""
+        rest = built[0].shape[1:]
+        joined = built[0].new_empty((self.groups * sum(self.sizes), *rest))
+        parts = self._by_group(joined).split(list(self.sizes), 1)
+        for part, tensor in zip(parts, built, strict=True):
+            part.copy_(tensor.reshape(part.shape))
+        return [joined]
+
+    def _by_group(self, tensor: Tensor) -> Tensor:
+        return tensor.view(self.groups, sum(self.sizes), *tensor.shape[1:])
+
+
+@dataclass(frozen=True)
+class StackExperts:
+    """One tensor of the model, whose first dimension counts experts, stored as one tensor for each expert."""
+
+    n_experts: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The shape of one expert, as often as there are experts."""
+        return [built[0][1:]] * self.n_experts
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """The experts, stacked in order."""
+        stacked = stored[0].new_empty((self.n_experts, *stored[0].shape))
+        for place, tensor in zip(stacked.unbind(), stored, strict=True):
+            place.copy_(tensor)
+        return [stacked]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Each expert's own."""
+        return list(built[0].unbind())
+
+
+@dataclass(frozen=True)
 class AdjacentPairs:
     """Query or key rows stored so that rotary pairs are adjacent (2i, 2i+1), while the model pairs halves (i, i+d/2).
 

@@ -16,9 +16,10 @@ from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
 from asbuilt.kernels.rows import row_products
+from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.step import Sight, Step
-from asbuilt.spec import attention, feedforward, model, norms, positions
+from asbuilt.spec import attention, experts, feedforward, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
 
 if TYPE_CHECKING:
@@ -210,6 +211,12 @@ class GatedMLP(PartModule):
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 
 
+def mixture(part: experts.MixtureOfExperts, path: str) -> MixtureOfExperts:
+    """Returns the module of a mixture of experts, its shared expert made as any other feed-forward."""
+    shared = None if part.shared is None else module(part.shared, f"{path}.shared")
+    return MixtureOfExperts(part, path, ACTIVATIONS[part.activation], shared)
+
+
 class Parallel(nn.Module):
     """attention(x) + ffn(x)."""
 
@@ -354,6 +361,7 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     attention.Attention: Attention,
     feedforward.MLP: MLP,
     feedforward.GatedMLP: GatedMLP,
+    experts.MixtureOfExperts: mixture,
     model.Head: Head,
     model.TiedHead: Head,
     model.Parallel: Parallel,

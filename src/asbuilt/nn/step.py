@@ -148,7 +148,7 @@ class Step:
         distance = (self.positions_BT[:, :, None] - keys[:, None, :]).abs()
         slopes = torch.tensor(sight.alibi.slopes, dtype=torch.float32, device=self.device)
         bias = -slopes[:, None, None] * distance[:, None]
-        return bias.masked_fill(~seen[:, None], -torch.inf).to(dtype)
+        return bias.masked_fill_(~seen[:, None], -torch.inf).to(dtype)
 
     def _seen(self, sight: Sight) -> Tensor:
         """(B or 1, T, S), True where the key is seen."""

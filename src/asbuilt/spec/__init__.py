@@ -1,7 +1,8 @@
 """What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
 
 from asbuilt.spec.attention import Attention
-from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, FeedForward, GatedMLP
+from asbuilt.spec.experts import SCORINGS, FeedForward, MixtureOfExperts, Router, Scoring
+from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.model import Block, Body, Branch, Head, Model, Parallel, TiedHead, TokenEmbedding
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
@@ -24,6 +25,7 @@ __all__ = [
     "ACTIVATIONS",
     "KINDS",
     "MLP",
+    "SCORINGS",
     "Activation",
     "Alibi",
     "Attention",
@@ -42,6 +44,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRope",
+    "MixtureOfExperts",
     "Model",
     "Norm",
     "Parallel",
@@ -53,8 +56,10 @@ __all__ = [
     "Remembered",
     "Role",
     "Rotary",
+    "Router",
     "Saved",
     "Scaling",
+    "Scoring",
     "TiedHead",
     "TokenEmbedding",
     "Weight",

@@ -63,6 +63,9 @@ class Attention(Part):
         require_sizes(self, *(name for name in ("window", "chunk") if getattr(self, name) is not None))
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none where attention is not causal")
+        normed = self.q_norm is not None or self.k_norm is not None
+        ordered = not self.rotate_first or (normed and isinstance(self.positions, Rotary))
+        require(self, "rotate_first", ordered, "false without both a rotation and a norm of q or k")
         for name in ("softcap", "scale"):
             if getattr(self, name) is not None:
                 require_number(self, name)
@@ -178,6 +181,15 @@ class Attention(Part):
         if not self.causal or (run.tokens == 1 and self.chunk is None):
             return "none"
         return "causal"
+
+    def mask_works(self, run: Pass) -> tuple[str, int, int]:
+        """Returns the mask's name, its bytes for the whole pass, and what it takes to make: layers may share one."""
+        kind, pairs = self._mask(run), run.tokens * self.keys(run)
+        name = f"{self.causal} {self.window} {self.chunk} {self.positions if kind == 'added' else ''}"
+        if kind == "added":
+            each = self.n_heads * pairs
+            return name, each * run.width, each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
+        return name, pairs if kind == "bool" else 0, 20 * pairs if kind == "bool" else 0
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         pairs = run.tokens * self.keys(run)

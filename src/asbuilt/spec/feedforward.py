@@ -100,6 +100,3 @@ class GatedMLP(Part):
     def works(self, run: Pass) -> int:
         """gate and up, their product and the result."""
         return run.rows * run.width * (3 * self.d_ff + self.d_model)
-
-
-FeedForward = MLP | GatedMLP

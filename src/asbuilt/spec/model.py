@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from asbuilt.spec.attention import Attention
-from asbuilt.spec.feedforward import FeedForward
+from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     Part,
@@ -246,12 +246,14 @@ class Model(Part):
         """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout."""
         stream = run.rows * self.d_model * run.width
         rotary = {part for _, part in walk(self) if isinstance(part, Rotary)}
-        tables = run.tokens * 8 + sum(part.works(run) for part in rotary)
+        masks = {m[0]: m[1:] for _, part in walk(self) if isinstance(part, Attention) for m in (part.mask_works(run),)}
+        tables = run.tokens * 8 + sum(part.works(run) for part in rotary) + sum(kept for kept, _ in masks.values())
         above = self.child_run("head", run)
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
         norm = self.norm.works(above) if self.norm is not None else 0
         head = max(norm, normed + self.head.works(above))
-        return tables + stream + max(head, *(block.works(run) for block in self.blocks))
+        making = max(2 * stream + made for _, made in masks.values()) if masks else 0
+        return tables + stream + max(head, making, *(block.works(run) for block in self.blocks))
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 from asbuilt.errors import InputError
@@ -153,12 +154,19 @@ class Part:
         """Returns the most bytes alive at once while this part runs without gradients, its input not counted."""
         return 0
 
+    def share(self, name: str, run: Pass) -> Fraction:
+        """Returns the share of this part's weight `name` that one run is expected to read: all, unless it chooses."""
+        return Fraction(1)
+
     def child_run(self, name: str, run: Pass) -> Pass:
         """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head)."""
         return run
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
-        """Returns pairs of paths below this part that read one and the same tensor, which is then kept once."""
+        """Returns pairs of paths below this part that read one and the same tensor, which is then kept once.
+
+        The second of a pair is the one that is named; an empty path stands for this part itself.
+        """
         return ()
 
     def children(self) -> Iterator[tuple[str, Part]]:

@@ -264,17 +264,16 @@ class Alibi(Part):
     """Each head adds -slope * distance to its scores (Press et al. 2021, arXiv 2108.12409).
 
     For n a power of two the slopes are 2^(-bias_max/n * i), i = 1 ... n; otherwise those of the next lower power, and
-    then every second of the next higher one's. (`interleaved` takes the even ones of the higher power after the odd.)
+    then the first, third ... of the next higher one's. (MPT's code takes the second, fourth ... of the higher power
+    first: these are the lower power's, so it is the same function.)
     """
 
     n_heads: int
     bias_max: float = 8.0
-    order: Literal["lower_first", "odd_first"] = "lower_first"
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_heads")
         require_number(self, "bias_max")
-        require_choice(self, "order", ("lower_first", "odd_first"))
 
     @property
     def slopes(self) -> tuple[float, ...]:
@@ -283,8 +282,6 @@ class Alibi(Part):
         if power == self.n_heads:
             return _slopes(power, self.bias_max)
         higher = _slopes(2 * power, self.bias_max)
-        if self.order == "odd_first":
-            return (*higher[1::2], *higher[::2])[: self.n_heads]
         return (*_slopes(power, self.bias_max), *higher[::2])[: self.n_heads]
 
 

@@ -1,0 +1,6 @@
+"""Looking inside a built model: what flows where, by path."""
+
+from asbuilt.inspect.diff import Difference, diff
+from asbuilt.inspect.taps import activations
+
+__all__ = ["Difference", "activations", "diff"]

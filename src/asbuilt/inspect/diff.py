@@ -1,0 +1,37 @@
+"""Two models on one text: the first path at which their activations part, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from asbuilt.inspect.taps import activations
+from asbuilt.nn.modules import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The relative difference of one path's activations: max |a - b| / max |b|, None where the shapes differ."""
+
+    path: str
+    relative: float | None
+
+    def beyond(self, tolerance: float) -> bool:
+        """Whether this is more than `tolerance`; other shapes always are, and so is what is no number."""
+        return self.relative is None or not self.relative <= tolerance
+
+
+def diff(first: Model, second: Model, tokens_BT: Tensor) -> list[Difference]:
+    """Returns the difference at every path that both have, in the order of computation, the logits last (path "")."""
+    a, b = activations(first, tokens_BT), activations(second, tokens_BT)
+    return [Difference(path=path, relative=_relative(a[path], b[path])) for path in a if path in b]
+
+
+def _relative(a: Tensor, b: Tensor) -> float | None:
+    if a.shape != b.shape:
+        return None
+    a, b = a.double(), b.double()
+    largest = b.abs().max().item()
+    distance = (a - b).abs().max().item()
+    return distance / largest if largest else distance

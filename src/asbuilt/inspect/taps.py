@@ -1,0 +1,32 @@
+"""Taps: what every module of one forward pass gives, by path, in the order in which it is computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asbuilt.nn.modules import Model
+
+
+def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
+    """Returns the output of each module that gives one tensor, keyed by path; the logits' path is empty.
+
+    The reference attention runs, so that two models differ by what they are and not by the kernel.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def tap(path: str) -> torch.utils.hooks.RemovableHandle:
+        def keep(module: nn.Module, args: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                seen[path] = output.detach()
+
+        return model.get_submodule(path).register_forward_hook(keep)
+
+    handles = [tap(path) for path, _ in model.named_modules()]
+    try:
+        with torch.enable_grad():  # inference would multiply maps of one input at once, and pass their modules by
+            model(tokens_BT, kernel="reference")
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen

@@ -1,0 +1,42 @@
+"""Grouped products: rows sorted by expert, each group multiplied by its own expert's matrix.
+
+Shapes: rows R, experts E, inputs I, outputs O.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asbuilt.spec.part import Kernel
+
+
+def grouped_product(x_RI: Tensor, weight_EOI: Tensor, counts: list[int], kernel: Kernel) -> Tensor:
+    """Returns (R, O): the first counts[0] rows times expert 0's matrix transposed, the next with expert 1's, and so on.
+
+    The reference multiplies every group and joins the results. So does training, whose gradient then comes in one
+    piece for all experts. Without gradients each expert that is hit writes to its place, and the others are not read.
+    """
+    if kernel == "reference" or torch.is_grad_enabled():
+        groups = zip(x_RI.split(counts), weight_EOI.unbind(), strict=True)
+        return torch.cat([F.linear(rows, weight) for rows, weight in groups])
+    out_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            end = start + count
+            torch.mm(x_RI[start:end], weight_EOI[expert].t(), out=out_RO[start:end])
+            start = end
+    return out_RO
+
+
+def group_counts(chosen: Tensor, n_experts: int) -> list[int]:
+    """Returns how many rows each expert is chosen for.
+
+    On the meta device nothing is known of what was chosen, and the rows are spread evenly.
+    """
+    if chosen.device.type == "meta":
+        each, more = divmod(chosen.numel(), n_experts)
+        return [each + (expert < more) for expert in range(n_experts)]
+    return torch.bincount(chosen.flatten(), minlength=n_experts).tolist()

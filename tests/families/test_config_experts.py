@@ -1,0 +1,134 @@
+"""Families with experts: which layers have them, how many, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asbuilt import cost
+from asbuilt.errors import InputError
+from asbuilt.families import read_config, tensor_table, write_config
+from asbuilt.families.experts import MOST_EXPERTS
+from asbuilt.spec import GatedMLP, MixtureOfExperts, Model
+
+Config = dict[str, Any]
+SIZES: Config = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 10,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "num_experts_per_tok": 2,
+}
+CONFIGS: dict[str, Config] = {
+    "mixtral": SIZES | {"model_type": "mixtral", "num_local_experts": 5},
+    "olmoe": SIZES | {"model_type": "olmoe", "num_experts": 5},
+    "qwen3_moe": SIZES | {"model_type": "qwen3_moe", "num_experts": 5, "moe_intermediate_size": 7},
+}
+
+
+def spec_of(config: Config) -> Model:
+    return read_config(config, "x").spec
+
+
+def sparse_layers(spec: Model) -> list[int]:
+    return [i for i, block in enumerate(spec.blocks) if isinstance(block.branches[-1].body, MixtureOfExperts)]
+
+
+def mixture_of(spec: Model) -> MixtureOfExperts:
+    body = spec.blocks[sparse_layers(spec)[0]].branches[-1].body
+    assert isinstance(body, MixtureOfExperts)
+    return body
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_both_spellings_of_the_number_of_experts(family: str) -> None:
+    config = {key: value for key, value in CONFIGS[family].items() if "experts" not in key or "tok" in key}
+    for key in ("num_experts", "num_local_experts"):
+        assert mixture_of(spec_of(config | {key: 3})).n_experts == 3
+    with pytest.raises(InputError, match="disagrees"):
+        spec_of(config | {"num_experts": 3, "num_local_experts": 4})
+
+
+def test_only_mixtral_always_renormalises() -> None:
+    renormalised = {family: mixture_of(spec_of(config)).router.renormalise for family, config in CONFIGS.items()}
+    assert renormalised == {"mixtral": True, "olmoe": False, "qwen3_moe": False}
+    for family in ("olmoe", "qwen3_moe"):
+        assert mixture_of(spec_of(CONFIGS[family] | {"norm_topk_prob": True})).router.renormalise
+
+
+def test_widths_of_experts_and_of_dense_layers() -> None:
+    spec = spec_of(CONFIGS["qwen3_moe"] | {"mlp_only_layers": [0]})
+    dense = spec.blocks[0].branches[-1].body
+    assert isinstance(dense, GatedMLP)
+    assert (dense.d_ff, mixture_of(spec).d_ff) == (10, 7)
+    assert mixture_of(spec_of(CONFIGS["olmoe"])).d_ff == mixture_of(spec_of(CONFIGS["mixtral"])).d_ff == 10
+
+
+@given(st.integers(1, 5), st.none() | st.lists(st.integers(0, 6)), st.integers(1, 6))
+def test_which_layers_have_experts(step: int, listed: list[int] | None, layers: int) -> None:
+    pattern = {"decoder_sparse_step": step, "mlp_only_layers": listed, "num_hidden_layers": layers}
+    config = CONFIGS["qwen3_moe"] | pattern
+    sparse = [i for i in range(layers) if i not in (listed or []) and (i + 1) % step == 0]
+    if not sparse:
+        with pytest.raises(InputError, match="decoder_sparse_step"):
+            spec_of(config)
+        return
+    reading = read_config(config, "x")
+    assert sparse_layers(reading.spec) == sparse
+    assert {key: write_config("qwen3_moe", reading.spec, reading.carried, None)[key] for key in pattern} == pattern
+    assert spec_of(write_config("qwen3_moe", reading.spec, {}, None)) == reading.spec
+    stale = {"decoder_sparse_step": 1, "mlp_only_layers": [0]}  # of some other model
+    assert spec_of(write_config("qwen3_moe", reading.spec, stale, None)) == reading.spec
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_expert_has_the_hubs_names(family: str) -> None:
+    table = tensor_table(family, spec_of(CONFIGS[family]))
+    names = [name for entry in table.entries for name in entry.names if ".experts." in name]
+    assert len(names) == len(set(names)) == 4 * 5 * 3
+    first = {"mixtral": "block_sparse_moe.experts.4.w1.weight"}.get(family, "mlp.experts.4.gate_proj.weight")
+    assert f"model.layers.3.{first}" in names
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_one_token_uses_the_chosen_experts(family: str) -> None:
+    spec = spec_of(CONFIGS[family])
+    part = mixture_of(spec)
+    idle = len(sparse_layers(spec)) * (part.n_experts - part.top_k) * 3 * part.d_ff * part.d_model
+    assert cost.total_parameters(spec) - cost.active_parameters(spec) == idle > 0
+
+
+BAD: list[tuple[str, str, Config]] = [
+    *(("num_experts_per_tok", family, {"num_experts_per_tok": 6}) for family in CONFIGS),
+    *(("num_experts_per_tok", family, {"num_experts_per_tok": 0}) for family in CONFIGS),
+    ("num_local_experts", "mixtral", {"num_local_experts": MOST_EXPERTS}),
+    ("num_experts", "olmoe", {"num_experts": 0}),
+    ("attention_bias", "mixtral", {"attention_bias": True}),
+    ("norm_topk_prob", "mixtral", {"norm_topk_prob": True}),
+    ("clip_qkv", "olmoe", {"clip_qkv": 8.0}),
+    ("head_dim", "olmoe", {"head_dim": 16}),
+    ("sliding_window", "olmoe", {"sliding_window": 8}),
+    ("decoder_sparse_step", "qwen3_moe", {"decoder_sparse_step": 0}),
+    ("mlp_only_layers", "qwen3_moe", {"mlp_only_layers": 3}),
+    ("mlp_only_layers", "qwen3_moe", {"mlp_only_layers": ["0"]}),
+    ("max_window_layers", "qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    ("shared_expert_intermediate_size", "qwen3_moe", {"shared_expert_intermediate_size": 8}),
+]
+
+
+@pytest.mark.parametrize(("key", "family", "more"), BAD)
+def test_refused_by_name(key: str, family: str, more: Config) -> None:
+    with pytest.raises(InputError, match=key):
+        spec_of(CONFIGS[family] | more)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_spec_without_experts_cannot_be_written(family: str) -> None:
+    dense = spec_of({key: value for key, value in SIZES.items() if "experts" not in key} | {"model_type": "llama"})
+    with pytest.raises(InputError):
+        write_config(family, dense, {}, None)

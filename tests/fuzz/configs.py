@@ -1,0 +1,157 @@
+"""Mutated configs: each is either described or refused with one message, quickly, and never anything else.
+
+`python tests/fuzz/configs.py --count 20000 --seed 1` takes every published config of ../shared/models whose family is
+known, and removes, nulls, negates, swells, retypes or renames what it finds in it. Prints what happened, and exits with
+1 at the first case that escaped, took more than a second, or changed a total where only an irrelevant key was touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from asbuilt import cost
+from asbuilt.errors import InputError
+from asbuilt.families import FAMILIES, read_config
+from asbuilt.spec import Pass
+
+MODELS = Path(__file__).parents[3] / "shared" / "models"
+SLOWEST = 1.0
+HUGE = (2**31 - 1, 2**31, 2**63, 10**30, 1e308)
+STRANGE: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    1,
+    3,
+    0.5,
+    -2.5,
+    True,
+    False,
+    "",
+    "seven",
+    [],
+    [1],
+    [None] * 3,
+    {},
+    {"a": 1},
+    *HUGE,
+)
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Returns the configs of known families by name."""
+    configs = {path.stem: json.loads(path.read_text()) for path in sorted(MODELS.glob("*.json"))}
+    named = {n: c for n, c in configs.items() if isinstance(c, dict) and c.get("model_type") in FAMILIES}
+    return {name: config for name, config in named.items() if described(config, name) is not None}
+
+
+def described(config: dict[str, Any], name: str) -> int | None:
+    """Returns the parameters of a config, having computed all that `describe` prints; None where it is refused."""
+    try:
+        spec = read_config(config, name).spec
+    except InputError:
+        return None
+    run = Pass(tokens=min(1024, spec.max_positions))
+    cost.flops(spec, run)
+    cost.cache(spec, run.tokens, "bf16")
+    cost.rows(spec, run, "bf16")
+    cost.saved(spec, run)
+    cost.moved(spec, Pass(tokens=1, past=run.tokens - 1), "q4_k", "bf16")
+    return cost.total_parameters(spec)
+
+
+def places(config: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # noqa: ANN401
+    """Returns the path of every value in a config."""
+    items = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    return [p for key, value in items for p in [(*path, key), *places(value, (*path, key))]]
+
+
+def holder(config: Any, path: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """Returns the dict or list that holds the value at `path`."""
+    for key in path[:-1]:
+        config = config[key]
+    return config
+
+
+def remove(at: Any, key: Any, draw: random.Random) -> None:  # noqa: ANN401
+    del at[key]
+
+
+def replace(at: Any, key: Any, draw: random.Random) -> None:  # noqa: ANN401
+    at[key] = deepcopy(draw.choice(STRANGE))
+
+
+def nudge(at: Any, key: Any, draw: random.Random) -> None:  # noqa: ANN401
+    value = at[key]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        at[key] = draw.choice((-value, value + 1, value - 1, value * 2, value / 2, float(value), str(value), [value]))
+    elif isinstance(value, list):
+        at[key] = draw.choice((value[:-1], value * 2, value[::-1], {"0": value}))
+    else:
+        replace(at, key, draw)
+
+
+def rename(at: Any, key: Any, draw: random.Random) -> None:  # noqa: ANN401
+    if isinstance(at, dict):
+        at[draw.choice((f"{key}s", f"x_{key}", str(key).upper()))] = at.pop(key)
+
+
+MUTATIONS: tuple[Callable[[Any, Any, random.Random], None], ...] = (remove, replace, replace, nudge, nudge, rename)
+
+
+def mutate(config: dict[str, Any], draw: random.Random) -> tuple[dict[str, Any], list[str]]:
+    """Returns a config with one to three changes, and the top-level keys they touched."""
+    changed, touched = deepcopy(config), []
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        path = draw.choice(places(changed) or [("model_type",)])
+        if path == ("model_type",) or not places(changed):
+            continue
+        draw.choice(MUTATIONS)(holder(changed, path), path[-1], draw)
+        touched.append(str(path[0]))
+    return changed, touched
+
+
+def fuzz(count: int, seed: int) -> Counter[str]:
+    """Runs `count` cases; raises AssertionError naming the case that broke the rule."""
+    draw, outcomes, configs = random.Random(seed), Counter[str](), published()
+    carried = {name: set(read_config(config, name).carried) for name, config in configs.items()}
+    totals = {name: described(config, name) for name, config in configs.items()}
+    for number in range(count):
+        name = draw.choice(list(configs))
+        changed, touched = mutate(configs[name], draw)
+        case = f"case {number} of seed {seed}, {name}: {json.dumps(changed)[:2000]}"
+        start = time.perf_counter()
+        try:
+            total = described(changed, name)
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__}: {error} escaped from {case}") from error
+        spent = time.perf_counter() - start
+        assert spent < SLOWEST, f"{spent:.1f} s for {case}"
+        irrelevant = bool(touched) and set(touched) <= carried[name]
+        assert not irrelevant or total in (None, totals[name]), f"{total} is not {totals[name]} for {case}"
+        outcomes["refused" if total is None else "described"] += 1
+    return outcomes
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--count", type=int, default=20_000)
+    arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    given = arguments.parse_args()
+    try:
+        print(f"seed {given.seed}: {dict(fuzz(given.count, given.seed))}")
+    except AssertionError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

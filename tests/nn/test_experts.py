@@ -1,0 +1,179 @@
+"""Mixtures of experts: what is computed, one row and expert at a time; what is billed, case by case."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import strategies
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import SEEDS
+from torch import Tensor
+
+from asbuilt import cost
+from asbuilt.errors import InputError
+from asbuilt.kernels.grouped import group_counts, grouped_product
+from asbuilt.nn.experts import MixtureOfExperts as Module
+from asbuilt.nn.modules import ACTIVATIONS, module
+from asbuilt.nn.step import Step
+from asbuilt.spec import GatedMLP, MixtureOfExperts, Pass, Router
+
+WIDTH = 5
+ROWS = st.integers(1, 9)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[Module, int]:
+    """A mixture in float64, every weight drawn, and the seed."""
+    part, seed = draw(strategies.mixtures(WIDTH)), draw(SEEDS)
+    built = module(part, "ffn").double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.normal_(generator=generator)
+    assert isinstance(built, Module)
+    return built, seed
+
+
+def drawn_rows(rows: int, seed: int) -> Tensor:
+    return torch.randn(1, rows, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def run(built: Module, x_BTM: Tensor, kernel: str = "fused") -> Tensor:
+    return built(x_BTM, Step((x_BTM.shape[0], x_BTM.shape[1]), x_BTM.device, kernel=kernel))  # type: ignore[arg-type]
+
+
+def one_row(built: Module, x: Tensor) -> Tensor:
+    """The definition, for one vector, one expert after the other."""
+    part, router = built.part, built.part.router
+    logits = built.router.weight @ x + (0 if built.router.bias is None else built.router.bias)
+    scores = logits.exp() / logits.exp().sum() if router.scoring == "softmax" else 1 / (1 + (-logits).exp())
+    chosen = sorted(range(part.n_experts), key=lambda e: -float(scores[e].detach()))[: part.top_k]
+    total = sum(scores[e] for e in chosen) if router.renormalise else 1.0
+    y = torch.zeros_like(x)
+    for e in chosen:
+        hidden = ACTIVATIONS[part.activation](built.gate[e] @ x) * (built.up[e] @ x)
+        y = y + scores[e] / total * (built.down[e] @ hidden)
+    if built.shared is not None:
+        shared = run_shared(built, x)
+        y = y + (torch.sigmoid(built.shared_gate.weight @ x) * shared if part.shared_gate else shared)
+    return y
+
+
+def run_shared(built: Module, x: Tensor) -> Tensor:
+    assert built.shared is not None
+    return built.shared(x[None, None], Step((1, 1), x.device))[0, 0]
+
+
+@given(mixtures(), ROWS, st.sampled_from(("fused", "reference")), st.booleans())
+def test_against_the_definition(drawn: tuple[Module, int], rows: int, kernel: str, training: bool) -> None:
+    built, seed = drawn
+    x = drawn_rows(rows, seed)
+    with torch.set_grad_enabled(training):
+        have = run(built, x, kernel)
+        want = torch.stack([one_row(built, row) for row in x[0]])
+    torch.testing.assert_close(have[0], want, rtol=1e-9, atol=1e-9)
+
+
+@given(mixtures(), ROWS, st.data())
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_neighbours(drawn: tuple[Module, int], rows: int, data: st.DataObject) -> None:
+    built, seed = drawn
+    x = drawn_rows(rows, seed)
+    order = data.draw(st.permutations(range(rows)))
+    whole = run(built, x)
+    torch.testing.assert_close(run(built, x[:, order]), whole[:, order], rtol=1e-11, atol=1e-11)
+    alone = torch.cat([run(built, x[:, i : i + 1]) for i in range(rows)], 1)
+    torch.testing.assert_close(alone, whole, rtol=1e-11, atol=1e-11)
+
+
+@given(mixtures(), ROWS)
+@settings(max_examples=30)
+def test_gradients_are_those_of_the_definition(drawn: tuple[Module, int], rows: int) -> None:
+    built, seed = drawn
+    x = drawn_rows(rows, seed).requires_grad_()
+    inputs = [x, *built.parameters()]
+    have = torch.autograd.grad(run(built, x).square().sum(), inputs)
+    plain = torch.stack([one_row(built, row) for row in x[0]]).square().sum()
+    want = torch.autograd.grad(plain, inputs, allow_unused=True)
+    for mine, theirs, tensor in zip(have, want, inputs, strict=True):
+        expected = torch.zeros_like(tensor) if theirs is None else theirs
+        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-8 * max(1.0, float(expected.abs().max())))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), SEEDS)
+@torch.no_grad()
+def test_grouped_products_group_by_group(counts: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(sum(counts), 3, dtype=torch.float64, generator=generator)
+    weight = torch.randn(len(counts), 4, 3, dtype=torch.float64, generator=generator)
+    expert = [e for e, count in enumerate(counts) for _ in range(count)]
+    want = torch.einsum("ri,roi->ro", x, weight[expert])
+    for kernel in ("fused", "reference"):
+        torch.testing.assert_close(grouped_product(x, weight, counts, kernel), want, rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(1, 40), st.integers(1, 7))
+def test_on_the_meta_device_rows_are_spread_evenly(rows: int, experts: int) -> None:
+    counts = group_counts(torch.empty(rows, device="meta"), experts)
+    assert sum(counts) == rows
+    assert max(counts) - min(counts) <= 1
+
+
+def mixture(n_experts: int, top_k: int, **more: object) -> MixtureOfExperts:
+    router = Router(d_model=4, n_experts=n_experts, top_k=top_k)
+    return MixtureOfExperts(d_model=4, d_ff=3, n_experts=n_experts, activation="silu", router=router, **more)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 4), st.data(), st.integers(1, 3))
+def test_touched_is_the_mean_over_all_choices(n_experts: int, data: st.DataObject, rows: int) -> None:
+    part = mixture(n_experts, data.draw(st.integers(1, n_experts)))
+    choices = list(itertools.combinations(range(n_experts), part.top_k))
+    every = list(itertools.product(choices, repeat=rows))
+    mean = Fraction(sum(len(set().union(*chosen)) for chosen in every), len(every))
+    assert float(part.touched(Pass(tokens=rows))) == pytest.approx(float(mean), rel=1e-12)
+    if rows == 1:
+        assert part.touched(Pass(tokens=1)) == part.top_k == mean
+
+
+def test_moved_counts_the_experts_that_are_hit() -> None:
+    part = mixture(8, 2)
+    stacked = 3 * 8 * 4 * 3 * 2
+    assert cost.moved(part, Pass(tokens=1), "bf16", "bf16").weights["ffn"] == stacked * 2 // 8
+    assert cost.moved(part, Pass(tokens=500), "bf16", "bf16").weights["ffn"] == stacked
+    assert cost.moved(part, Pass(tokens=1), "bf16", "bf16").weights["router"] == 8 * 4 * 2
+
+
+@given(strategies.mixtures(WIDTH))
+def test_active_parameters_are_those_of_one_token(part: MixtureOfExperts) -> None:
+    idle = (part.n_experts - part.top_k) * 3 * part.d_ff * part.d_model
+    assert cost.active_parameters(part) == cost.total_parameters(part) - idle
+
+
+BAD: dict[str, Callable[[], object]] = {
+    "top_k": lambda: Router(d_model=4, n_experts=2, top_k=3),
+    "scoring": lambda: Router(d_model=4, n_experts=2, top_k=1, scoring="relu"),  # type: ignore[arg-type]
+    "router": lambda: MixtureOfExperts(d_model=4, d_ff=3, n_experts=3, activation="silu",
+                                       router=Router(d_model=4, n_experts=2, top_k=1)),
+    "shared": lambda: mixture(2, 1, shared=GatedMLP(d_model=5, d_ff=3, activation="silu")),
+    "shared_gate": lambda: mixture(2, 1, shared_gate=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_what_cannot_be(field: str) -> None:
+    with pytest.raises(InputError, match=rf"\.{field}\b"):
+        BAD[field]()
+
+
+def test_softmax_over_the_chosen_is_softmax_over_all_renormalised() -> None:
+    """Why there is one field for it, and no order of softmax and choice."""
+    logits = torch.randn(50, 9, dtype=torch.float64)
+    chosen, places = logits.topk(4)
+    scores = F.softmax(logits, -1).gather(-1, places)
+    torch.testing.assert_close(scores / scores.sum(-1, keepdim=True), chosen.softmax(-1), rtol=1e-12, atol=1e-12)
