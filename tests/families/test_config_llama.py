@@ -55,7 +55,7 @@ def attention_of(model: Model) -> Attention:
 
 def rotary_of(**changes: object) -> Rotary:
     rotary = attention_of(spec_of(**changes)).positions
-    assert rotary is not None
+    assert isinstance(rotary, Rotary)
     return rotary
 
 
@@ -256,7 +256,7 @@ def test_frequencies_are_those_transformers_computes(config: dict[str, Any]) -> 
         return  # transformers refuses these even where head_dim is given
     reading = read_config(config, "x")
     rotary = attention_of(reading.spec).positions
-    assert rotary is not None
+    assert isinstance(rotary, Rotary)
     for source in (config, write_config("llama", reading.spec, reading.carried, reading.dtype)):
         frequencies, factor = frequencies_of_transformers(source)
         assert frequencies == pytest.approx(rotary.inverse_frequencies(), rel=ROUNDING, abs=0)

@@ -80,7 +80,7 @@ def rotary_of(*names: str, path: Path = Path("x.gguf"), shape: tuple[int, ...] =
     keys = {f"llama.rope.{key.replace('__', '.')}": value for key, value in changes.items()}
     file = header(LLAMA | keys, *names, path=path, rope_freqs_weight=shape)
     rotary = first_attention(read_gguf(file, "x").spec).positions
-    assert rotary is not None
+    assert isinstance(rotary, Rotary)
     return rotary
 
 
@@ -158,7 +158,7 @@ def test_published_divisors_are_named(tmp_path: Path, factor: float, d_head: int
     file = header(LLAMA | {"llama.attention.key_length": d_head, "llama.rope.dimension_count": d_head},
                   "rope_freqs.weight", path=path, rope_freqs_weight=(d_head // 2,))  # fmt: skip
     rotary = first_attention(read_gguf(file, "x").spec).positions
-    assert rotary is not None
+    assert isinstance(rotary, Rotary)
     named = Llama3Scaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
     assert rotary.scaling == named
 
