@@ -221,15 +221,17 @@ class Attention(Part):
         turning = turning if rotary else 0
         attending = query + run.rows * self.n_heads * max(4, run.width)
         if self._uses_reference(run):
-            attending = self._reference_works(run) + query
+            attending = self._reference_works(run)
         return projected + max(turning, turned + attending, turned + query + result)
 
     def _reference_works(self, run: Pass) -> int:
-        """The mask, and scores twice: masked and as probabilities; a narrow dtype is widened for the softmax."""
+        """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow."""
         pairs = run.tokens * self.keys(run)
         size = run.batch * self.n_heads * pairs
-        widened = 0 if run.width >= 4 else 2 * 4 * size - run.rows * self.d_query * run.width
-        return pairs + size * run.width + max(size * run.width, widened)
+        mixed = run.rows * self.d_query * run.width
+        masking = 2 * size * run.width + (2 * pairs if self._mask(run) in ("causal", "bool") else 0)
+        softmax = size * run.width + max(size * run.width + mixed, 2 * 4 * size if run.width < 4 else 0)
+        return max(masking, softmax)
 
     def _uses_reference(self, run: Pass) -> bool:
         return run.kernel == "reference" or self.softcap is not None or self.sinks
