@@ -29,6 +29,7 @@ WORDS = {
     "generate": ("gpt2", "x"),
     "convert": ("gpt2", "out"),
     "measure": ("gpt2",),
+    "diff": ("gpt2", "gpt2"),
 }
 
 

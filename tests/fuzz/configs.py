@@ -21,6 +21,7 @@ from typing import Any
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.families import FAMILIES, read_config
+from asbuilt.families.common import IRRELEVANT
 from asbuilt.spec import Pass
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
@@ -123,7 +124,7 @@ def mutate(config: dict[str, Any], draw: random.Random) -> tuple[dict[str, Any],
 def fuzz(count: int, seed: int) -> Counter[str]:
     """Runs `count` cases; raises AssertionError naming the case that broke the rule."""
     draw, outcomes, configs = random.Random(seed), Counter[str](), published()
-    carried = {name: set(read_config(config, name).carried) for name, config in configs.items()}
+    irrelevant_keys = {key for keys in IRRELEVANT.values() for key in keys}
     totals = {name: described(config, name) for name, config in configs.items()}
     for number in range(count):
         name = draw.choice(list(configs))
@@ -136,7 +137,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
             raise AssertionError(f"{type(error).__name__}: {error} escaped from {case}") from error
         spent = time.perf_counter() - start
         assert spent < SLOWEST, f"{spent:.1f} s for {case}"
-        irrelevant = bool(touched) and set(touched) <= carried[name]
+        irrelevant = bool(touched) and set(touched) <= irrelevant_keys
         assert not irrelevant or total in (None, totals[name]), f"{total} is not {totals[name]} for {case}"
         outcomes["refused" if total is None else "described"] += 1
     return outcomes

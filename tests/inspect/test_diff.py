@@ -34,8 +34,9 @@ def test_the_first_path_is_the_changed_one(spec: object, seed: int, data: st.Dat
     order = list(activations(first, ids))
     parted = [d.path for d in diff(first, second, ids) if d.beyond(TOLERANCE)]
     # nothing parts where a scale comes before a norm, or where softmax forgets a bias
-    if parted:
-        assert order.index(parted[0]) >= order.index(name.rpartition(".")[0])
+    owner = name.rpartition(".")[0]
+    if parted and owner in order:  # a router gives several tensors, so it has no tap of its own
+        assert parted[0].startswith(owner) or order.index(parted[0]) >= order.index(owner)
 
 
 def test_taps_are_found_at_the_specs_paths_and_leave_nothing_behind() -> None:

@@ -189,6 +189,8 @@ def attentions(spec: Model) -> list[Attention]:
 def write_dimensions(spec: Model, family: str, head: str, ffn: FeedForward) -> dict[str, Any]:
     """Returns the keys that `read_dimensions` reads, of the first layer; where none turns, any rotary will do."""
     layers = attentions(spec)
+    if not layers:
+        raise wrong_part(family, "blocks.0", spec.blocks[0], Attention)
     attention, turned = layers[0], (layer.positions for layer in layers)
     usual = Rotary(d_rotary=attention.d_head)
     rotary = next((positions for positions in turned if isinstance(positions, Rotary)), usual)
