@@ -155,3 +155,15 @@ def test_longer_runs_work_more() -> None:
     spec = find("gpt2").spec()
     run = Pass(tokens=64, logits="last")
     assert spec.works(replace(run, tokens=128)) > spec.works(run)
+
+
+@given(strategies.specs(), BATCH, st.integers(1, 20), KERNELS)
+def test_what_is_made_again_is_among_what_is_saved(spec: Model, batch: int, tokens: int, kernel: str) -> None:
+    run = Pass(tokens=tokens, batch=batch, kernel=kernel)  # type: ignore[arg-type]
+    bill, kept = cost.saved(spec, run), cost.saved_tensors(spec, run)
+    dropped = cost.remade_tensors(spec) & kept.keys()
+    assert bill.all - bill.selective == sum(kept[key].nbytes(2) for key in dropped)
+    # names that no kernel keeps would be slips of the pen: scores are kept by the reference kernel alone
+    scores = {"mask", "capped", "probabilities", "probabilities cast"}
+    missed = cost.remade_tensors(spec) - cost.saved_tensors(spec, run).keys()
+    assert {key.rpartition(":")[2] for key in missed} <= scores

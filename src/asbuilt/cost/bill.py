@@ -150,6 +150,16 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
     return kept
 
 
+def remade_tensors(spec: Part, path: str = "") -> set[str]:
+    """Returns the keys of `saved_tensors` that selective checkpointing drops, for whichever kernel keeps them."""
+    keys: set[str] = set()
+    for at, part in walk(spec, path):
+        for name in part.remakes():
+            below, _, tensor = name.rpartition(":")
+            keys.add(f"{at}.{below}:{tensor}" if below and at else f"{below or at}:{tensor}")
+    return keys
+
+
 def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
     """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets."""
     return (
@@ -167,13 +177,15 @@ def logits_bytes(spec: Model, run: Pass) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedBill:
-    """Bytes kept for the backward pass: all of them, and with each block made again from its input.
+    """Bytes kept for the backward pass: all of them, without what is cheap to make again, or only the blocks' inputs.
 
-    `checkpointed` counts the blocks' inputs and what lies outside the blocks; `block` is the largest block's own, which
-    is there once while that block runs again.
+    `selective` is without what the parts of a block can make again (`Part.remakes`). `checkpointed` counts the blocks'
+    inputs and what lies outside the blocks; `block` is the largest block's own, which is there once while that block
+    runs again.
     """
 
     all: int
+    selective: int
     checkpointed: int
     block: int
     loss: int
@@ -183,12 +195,14 @@ def saved(spec: Model, run: Pass) -> SavedBill:
     """Returns the saved bytes of one training step's forward pass; the loss is counted apart."""
     kept = saved_tensors(spec, run)
     own: dict[str, int] = {}
+    dropped = sum(kept[key].nbytes(run.width) for key in remade_tensors(spec) & kept.keys())
     for key, tensor in kept.items():
         block = ".".join(key.split(".")[:2]) if key.startswith("blocks.") else ""
         own[block] = own.get(block, 0) + tensor.nbytes(run.width)
     stream = run.rows * spec.d_model * run.width
     return SavedBill(
         all=sum(own.values()),
+        selective=sum(own.values()) - dropped,
         checkpointed=spec.n_layers * stream + own.get("", 0),
         block=max(size for block, size in own.items() if block),
         loss=sum(s.nbytes(run.width) for s in loss_saves(spec, run)),

@@ -172,6 +172,10 @@ class Attention(Part):
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
+    def remakes(self) -> tuple[str, ...]:
+        """Whatever is as large as the scores, where a kernel keeps it (Korthikanti et al. 2022, arXiv 2205.05198)."""
+        return ("mask", "capped", "probabilities", "probabilities cast")
+
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
         """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
         if isinstance(self.positions, Alibi):

@@ -168,6 +168,10 @@ class MixtureOfExperts(Part):
             *(shared if self.shared_gate else ()),
         )
 
+    def remakes(self) -> tuple[str, ...]:
+        """The sorted rows, and what a gated feed-forward makes again."""
+        return ("rows", "hidden") if self.activation == "relu" else ("rows", "activated", "hidden")
+
     def works(self, run: Pass) -> int:
         """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result."""
         rows, stream = run.rows * self.top_k, run.rows * self.d_model * run.width

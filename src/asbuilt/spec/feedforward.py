@@ -51,6 +51,10 @@ class MLP(Part):
         before = () if self.activation == "relu" else (Saved(name="up", size=wide),)
         return (Saved(name="input", size=run.rows * self.d_model), *before, Saved(name="hidden", size=wide))
 
+    def remakes(self) -> tuple[str, ...]:
+        """Down's input, from the activation's; not where relu kept only its output."""
+        return () if self.activation == "relu" else ("hidden",)
+
     def works(self, run: Pass) -> int:
         """The activation's input and output, or its output and the result."""
         return run.rows * run.width * (self.d_ff + max(self.d_ff, self.d_model))
@@ -96,6 +100,10 @@ class GatedMLP(Part):
             Saved(name="up", size=wide),
             Saved(name="hidden", size=wide),
         )
+
+    def remakes(self) -> tuple[str, ...]:
+        """Down's input, and the activated gate unless it is all that relu keeps."""
+        return ("hidden",) if self.activation == "relu" else ("activated", "hidden")
 
     def works(self, run: Pass) -> int:
         """gate and up, their product and the result."""

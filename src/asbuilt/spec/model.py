@@ -186,6 +186,11 @@ class Branch(Part):
         first = "norm" if self.norm is not None else "body.attention" if isinstance(self.body, Parallel) else "body"
         return f"{self.name}.{first}"
 
+    def remakes(self) -> tuple[str, ...]:
+        """The normed input, from the stream that the norm keeps."""
+        reader = "body.attention" if isinstance(self.body, Parallel) else "body"
+        return () if self.norm is None else (f"{reader}:input",)
+
     def works(self, run: Pass) -> int:
         """The busiest of norm, body with the normed input, post-norm, and the sum."""
         stream = run.rows * self.body.d_model * run.width

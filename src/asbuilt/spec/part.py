@@ -150,6 +150,14 @@ class Part:
         """Returns the tensors autograd keeps for the backward pass, children excluded, weights excluded."""
         return ()
 
+    def remakes(self) -> tuple[str, ...]:
+        """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
+
+        Each is made again during the backward pass from what is kept: number by number, by a norm, by looking rows up,
+        or from the scores of kept queries and keys; never by a product with a weight.
+        """
+        return ()
+
     def works(self, run: Pass) -> int:
         """Returns the most bytes alive at once while this part runs without gradients, its input not counted."""
         return 0
