@@ -26,6 +26,7 @@ CPU_SECONDS = 0.3
 WORDS = {
     "describe": ("gpt2",),
     "models": (),
+    "machines": (),
     "generate": ("gpt2", "x"),
     "convert": ("gpt2", "out"),
     "measure": ("gpt2",),

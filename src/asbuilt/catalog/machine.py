@@ -1,0 +1,162 @@
+"""What a machine is: memory, bandwidth, dense rates and links, each from the vendor's sheet or as stated.
+
+Rates are dense. Vendors print twice the rate "with sparsity" beside or instead of it; no such figure stands here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from asbuilt.catalog.quantities import parse_bytes, parse_rate
+from asbuilt.errors import InputError, near
+
+GB, GIB = 10**9, 2**30
+MemoryConvention = Literal["reported", "vendor", "binary"]
+MEMORY_CONVENTIONS: tuple[MemoryConvention, ...] = ("reported", "vendor", "binary")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
+# Where a machine has no rate of its own for a precision, it multiplies at the first of these that it has one for.
+INSTEAD = {
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "int4": ("int8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "fp32"),
+    "fp16": ("bf16", "fp32"),
+    "tf32": ("fp32",),
+}
+LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How machines of a kind are joined: `bandwidth` is in bytes/s, out of one device in one direction."""
+
+    kind: str
+    bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One accelerator or processor.
+
+    `memory_gb` is the vendor's number, `reported_gib` what the driver reports, in units of 2^30, None where not known.
+    `bandwidth` is in bytes/s; `rates` in FLOP/s (OP/s for whole numbers) by precision, dense. `source` names where the
+    figures stand, `note` says which of them are derived or not from a vendor's sheet.
+    """
+
+    name: str
+    vendor: str = ""
+    kind: Literal["accelerator", "cpu"] = "accelerator"
+    memory_gb: float
+    reported_gib: float | None = None
+    bandwidth: float
+    rates: Mapping[str, float] = field(default_factory=dict)
+    link: Link | None = None
+    source: str = ""
+    note: str = ""
+
+    def memory_bytes(self, convention: MemoryConvention = "reported") -> int:
+        """Returns the bytes of memory: as the driver reports them, as the vendor's number times 10^9, or times 2^30.
+
+        Memory chips hold powers of two, so the vendor's 80 GB are 80 * 2^30 bytes of which the driver keeps some back;
+        where nothing is known of that, `reported` is the vendor's number times 10^9.
+        """
+        if convention == "binary":
+            return int(self.memory_gb * GIB)
+        if convention == "reported" and self.reported_gib is not None:
+            return int(self.reported_gib * GIB)
+        return int(self.memory_gb * GB)
+
+    def rate(self, precision: str) -> tuple[float, str]:
+        """Returns the rate at `precision` and the precision it is the rate of: by INSTEAD where there is none.
+
+        Raises InputError naming what the machine has where it has none of those either.
+        """
+        for name in (precision, *INSTEAD.get(precision, ())):
+            if name in self.rates:
+                return self.rates[name], name
+        raise InputError("no rate is known for this machine at this precision", field=f"{self.name}: rates",
+                         value=precision, allowed=", ".join(self.rates) or "none is given",
+                         fix=f"give one: {precision}=100T")  # fmt: skip
+
+
+def parse_numbers(text: str) -> Machine:
+    """Returns the machine of `memory=80GB,bandwidth=2TB/s,bf16=312T,link=300GB/s,reported=79.65GiB,name=mine`.
+
+    Raises InputError naming the key that is missing, unknown or not understood.
+    """
+    said: dict[str, Any] = {}
+    for item in text.split(","):
+        key, equals, value = item.partition("=")
+        key = key.strip().lower()
+        if not equals or key in said:
+            problem = "given twice" if equals else "not understood"
+            raise InputError(problem, field="gpu", value=item, allowed="key=value, separated by commas")
+        said[key] = value.strip()
+    return from_plain(said, "gpu")
+
+
+def read_toml(path: Path) -> Machine:
+    """Returns the machine that a TOML file states, with the keys of `parse_numbers`, rates also under [rates].
+
+    Raises InputError for a file that cannot be read, and as `parse_numbers` does.
+    """
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError("too large for a machine", field="gpu", value=str(path), allowed="1 MiB")
+        plain = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", field="gpu", value=str(path)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"not a TOML file: {error}", field="gpu", value=str(path)) from error
+    rates = plain.pop("rates", {})
+    if not isinstance(rates, dict):
+        raise InputError("not a table", field=f"{path}: rates", value=rates)
+    for key in rates:
+        if key not in PRECISIONS or key in plain:
+            raise _unknown(f"{path}: rates", key, PRECISIONS)
+    plain.setdefault("name", path.stem)
+    return from_plain(plain | rates, str(path))
+
+
+TEXTS = ("name", "vendor", "kind", "source", "note", "link_kind")
+SIZES = ("memory", "reported", "bandwidth", "link")
+
+
+def from_plain(said: Mapping[str, Any], where: str) -> Machine:
+    """Returns the machine that plain values state; InputError names `where` and the key that is wrong."""
+    for key, value in said.items():
+        if key not in (*TEXTS, *SIZES, *PRECISIONS):
+            raise _unknown(where, key, (*SIZES, *PRECISIONS, *TEXTS))
+        if key in TEXTS and (not isinstance(value, str) or len(value) > 1000):
+            raise InputError("not a short text", field=f"{where}: {key}", value=value)
+    for key in ("memory", "bandwidth"):
+        if key not in said:
+            raise InputError("missing", field=f"{where}: {key}", fix="a machine has memory=80GB,bandwidth=2TB/s")
+    kind = said.get("kind", "accelerator")
+    if kind not in ("accelerator", "cpu"):
+        raise InputError("not allowed", field=f"{where}: kind", value=kind, allowed="accelerator, cpu")
+    link = said.get("link")
+    reported = said.get("reported")
+    return Machine(
+        name=said.get("name", "custom"),
+        vendor=said.get("vendor", ""),
+        kind=kind,
+        memory_gb=parse_bytes(said["memory"], f"{where}: memory") / GB,
+        reported_gib=None if reported is None else parse_bytes(reported, f"{where}: reported") / GIB,
+        bandwidth=parse_bytes(said["bandwidth"], f"{where}: bandwidth", per_second=True),
+        rates={key: parse_rate(said[key], f"{where}: {key}") for key in PRECISIONS if key in said},
+        link=None if link is None else Link(kind=said.get("link_kind", "link"),
+                                            bandwidth=parse_bytes(link, f"{where}: link", per_second=True)),
+        source=said.get("source", f"as given by {where}"),
+        note=said.get("note", ""),
+    )  # fmt: skip
+
+
+def _unknown(where: str, key: object, known: tuple[str, ...]) -> InputError:
+    hint = near(str(key)[:80], known)
+    return InputError("unknown key", field=where, value=key, allowed=", ".join(known), fix=hint)

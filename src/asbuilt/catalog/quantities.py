@@ -1,0 +1,51 @@
+"""Sizes and rates as people write them: 80GB, 79.65GiB, 2TB/s, 312T."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from asbuilt.errors import InputError
+
+DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,2})?|\.[0-9]+)\s*"
+SIZE = re.compile(NUMBER + r"([kmgtp]i?)?(?:b|bytes)?\s*(/s)?\s*", re.IGNORECASE)
+RATE = re.compile(NUMBER + r"([kmgtp])?(?:flops?|ops?)?\s*(?:/s)?\s*", re.IGNORECASE)
+# No machine there is, and none that will be, has this much of anything: 10^21 bytes, bytes/s or FLOP/s.
+LARGEST = 1e21
+
+
+def parse_bytes(text: str | int | float, field: str, *, per_second: bool = False) -> float:
+    """Returns 80e9 for "80GB" and 80*2^30 for "80GiB"; a bare number is in bytes.
+
+    Raises InputError naming `field` for what is no positive size, and for a rate where a size is meant.
+    """
+    if isinstance(text, str):
+        found = SIZE.fullmatch(text)
+        unit = (found[2] or "").lower() if found else ""
+        if found and (found[3] is None or per_second) and unit in DECIMAL | BINARY:
+            return _bounded(float(found[1]) * (DECIMAL | BINARY)[unit], field, text)
+    elif not isinstance(text, bool):
+        return _bounded(text, field, text)
+    allowed = "a rate such as 2TB/s or 900GB/s" if per_second else "a size such as 80GB (10^9) or 80GiB (2^30)"
+    raise InputError("not understood", field=field, value=text, allowed=allowed)
+
+
+def parse_rate(text: str | int | float, field: str) -> float:
+    """Returns 312e12 for "312T" or "312TFLOP/s"; a bare number is in FLOP/s.
+
+    Raises InputError naming `field` for what is no positive rate.
+    """
+    if isinstance(text, str):
+        if found := RATE.fullmatch(text):
+            return _bounded(float(found[1]) * DECIMAL[(found[2] or "").lower()], field, text)
+    elif not isinstance(text, bool):
+        return _bounded(text, field, text)
+    raise InputError("not understood", field=field, value=text, allowed="a rate such as 312T or 989TFLOP/s")
+
+
+def _bounded(value: float, field: str, said: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value <= LARGEST:
+        raise InputError("out of bounds", field=field, value=said, allowed="above 0 and at most 10^21")
+    return float(value)

@@ -1,0 +1,54 @@
+"""`asbuilt machines`: the accelerators and processors that plans know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from asbuilt.cli.output import print_json, table
+
+if TYPE_CHECKING:
+    from asbuilt.catalog import Machine
+
+SHOWN = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+def machines(as_json: bool) -> None:
+    """The machines that `--gpu` takes by name: memory, bandwidth, dense rates, links, and the source of each."""
+    from asbuilt.catalog import machines as catalogue
+
+    rows = [catalogue.find(name) for name in catalogue.names()]
+    if as_json:
+        print_json({"machines": [document(machine) for machine in rows]})
+        return
+    table("Memory and links", ("name", "vendor", "memory, GB", "reported, GiB", "GB/s", "link, GB/s one way", "kind"),
+          [_memory(machine) for machine in rows])  # fmt: skip
+    table("Dense rates, TFLOP/s (TOP/s for int)", ("name", *SHOWN),
+          [(m.name, *(f"{m.rates[p] / 1e12:,g}" if p in m.rates else "" for p in SHOWN)) for m in rows])  # fmt: skip
+    table("Sources", ("name", "source", "note"), [(m.name, m.source, m.note) for m in rows])
+
+
+def _memory(machine: Machine) -> tuple[str, ...]:
+    reported = "" if machine.reported_gib is None else f"{machine.reported_gib:,.2f}"
+    link = ("", "") if machine.link is None else (f"{machine.link.bandwidth / 1e9:,g}", machine.link.kind)
+    bandwidth = f"{machine.bandwidth / 1e9:,g}"
+    return machine.name, machine.vendor, f"{machine.memory_gb:,g}", reported, bandwidth, *link
+
+
+def document(machine: Machine) -> dict[str, Any]:
+    """Returns the machine as plain data; memory in bytes in both conventions, rates in FLOP/s."""
+    return {
+        "name": machine.name,
+        "vendor": machine.vendor,
+        "kind": machine.kind,
+        "memory_bytes": machine.memory_bytes("vendor"),
+        "reported_bytes": None if machine.reported_gib is None else machine.memory_bytes("reported"),
+        "bandwidth": machine.bandwidth,
+        "rates": dict(machine.rates),
+        "link": None if machine.link is None else {"kind": machine.link.kind, "bandwidth": machine.link.bandwidth},
+        "source": machine.source,
+        "note": machine.note,
+    }
