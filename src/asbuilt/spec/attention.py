@@ -7,7 +7,7 @@ Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from asbuilt.spec.feedforward import linear
 from asbuilt.spec.norms import Norm
@@ -18,6 +18,7 @@ from asbuilt.spec.part import (
     Remembered,
     Saved,
     Weight,
+    divided,
     require,
     require_flags,
     require_number,
@@ -97,6 +98,30 @@ class Attention(Part):
         v = linear(self.d_kv, self.d_model, self.bias, "v")
         sinks = {"sinks": Weight(shape=(self.n_heads,), role="bias")} if self.sinks else {}
         return q | k | v | linear(self.d_model, self.d_query, self.output_bias, "o", stream=True) | sinks
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_heads / tensor heads and the key/value heads they use, at least one; o's bias is whole.
+
+        So beyond n_kv_heads devices key/value heads, and their cache, are there several times. A norm over all heads
+        is divided as they are.
+        """
+        heads = divided(self, "n_heads", tensor)
+        if self.n_kv_heads % tensor and tensor % self.n_kv_heads:
+            divided(self, "n_kv_heads", tensor)
+        kv_heads = max(1, self.n_kv_heads // tensor)
+        norms = {
+            "q_norm": self._shard_norm(self.q_norm, self.d_query, heads),
+            "k_norm": self._shard_norm(self.k_norm, self.d_kv, kv_heads),
+        }
+        positions = self.positions
+        if isinstance(positions, Alibi):
+            positions = replace(positions, n_heads=heads)
+        return replace(self, n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
+
+    def _shard_norm(self, norm: Norm | None, whole: int, heads: int) -> Norm | None:
+        if norm is None or norm.d != whole or whole == self.d_head:
+            return norm
+        return replace(norm, d=heads * self.d_head)
 
     @property
     def reach(self) -> int | None:

@@ -6,9 +6,9 @@ passes: Dai et al. 2024 (arXiv 2401.06066), section 3.2; with a gate: Qwen1.5-Mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, Self
 
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP, linear
 from asbuilt.spec.part import (
@@ -17,6 +17,7 @@ from asbuilt.spec.part import (
     Product,
     Saved,
     Weight,
+    divided,
     require,
     require_choice,
     require_flags,
@@ -119,6 +120,16 @@ class MixtureOfExperts(Part):
         outward = Weight(shape=(self.n_experts, self.d_model, self.d_ff), role="stream_matrix")
         gated = linear(1, self.d_model, False, "shared_gate") if self.shared_gate else {}
         return {"gate": inward, "up": inward, "down": outward} | gated
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Devices beyond those that share out the experts divide each expert's d_ff; the router is whole."""
+        require(self, "n_experts", self.n_experts % expert == 0, f"a multiple of {expert}, the expert parallel degree")
+        shared = None if self.shared is None else self.shared.shard(tensor)
+        return replace(self, d_ff=divided(self, "d_ff", max(1, tensor // expert)), shared=shared)
+
+    def spreads(self) -> dict[str, int]:
+        """The stacked weights."""
+        return dict.fromkeys(("gate", "up", "down"), self.n_experts)
 
     def touched(self, run: Pass) -> Fraction:
         """Returns how many of the experts one run is expected to hit, E * (1 - (1 - k/E)^rows), if all are as likely.

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
-from asbuilt.spec.part import Part, Pass, Product, Saved, Weight, require_choice, require_flags, require_sizes
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    divided,
+    require_choice,
+    require_flags,
+    require_sizes,
+)
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
@@ -32,6 +42,10 @@ class MLP(Part):
         require_sizes(self, "d_model", "d_ff")
         require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds d_ff / tensor hidden numbers; the bias of down is whole."""
+        return replace(self, d_ff=divided(self, "d_ff", tensor))
 
     def holds(self) -> dict[str, Weight]:
         """up (d_ff, d_model), down (d_model, d_ff), and their biases."""
@@ -74,6 +88,10 @@ class GatedMLP(Part):
         require_sizes(self, "d_model", "d_ff")
         require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds d_ff / tensor hidden numbers; the bias of down is whole."""
+        return replace(self, d_ff=divided(self, "d_ff", tensor))
 
     def holds(self) -> dict[str, Weight]:
         """gate and up (d_ff, d_model), down (d_model, d_ff), and their biases."""

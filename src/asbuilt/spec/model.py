@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.experts import FeedForward
@@ -14,6 +15,7 @@ from asbuilt.spec.part import (
     Product,
     Saved,
     Weight,
+    divided,
     require,
     require_flags,
     require_number,
@@ -36,6 +38,10 @@ class TokenEmbedding(Part):
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model")
         require_number(self, "scale")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_vocab / tensor of the rows."""
+        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_vocab, d_model)."""
@@ -68,6 +74,10 @@ class Head(Part):
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_vocab / tensor of the logits."""
+        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
 
     def holds(self) -> dict[str, Weight]:
         """W (n_vocab, d_model) and, if asked, a bias."""
@@ -106,6 +116,10 @@ class TiedHead(Part):
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_vocab / tensor of the logits."""
+        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
 
     def holds(self) -> dict[str, Weight]:
         """A bias, if asked."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from asbuilt.errors import InputError
 
@@ -166,6 +166,31 @@ class Part:
         """Returns the share of this part's weight `name` that one run is expected to read: all, unless it chooses."""
         return Fraction(1)
 
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Returns this part as one device holds it, of `tensor` that share it and `expert` that share its experts.
+
+        A weight that is divided is smaller along one dimension; what is the same is held by each of them. By default a
+        part is held whole and only its children are divided. Raises InputError where the degree does not divide it.
+        """
+        return replace(self, **self._shard_children(tensor, expert))
+
+    def _shard_children(self, tensor: int, expert: int) -> dict[str, Any]:
+        sharded: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Part):
+                sharded[field.name] = value.shard(tensor, expert)
+            elif isinstance(value, tuple) and any(isinstance(item, Part) for item in value):
+                sharded[field.name] = tuple(x.shard(tensor, expert) if isinstance(x, Part) else x for x in value)
+        return sharded
+
+    def spreads(self) -> dict[str, int]:
+        """Returns the weights that hold one slice per expert along their first dimension, and how many those are.
+
+        Expert parallelism gives each device whole slices, so `shard` leaves them in their number.
+        """
+        return {}
+
     def child_run(self, name: str, run: Pass) -> Pass:
         """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head)."""
         return run
@@ -206,6 +231,13 @@ def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     for path, owner in walk(part):
         for name, weight in owner.holds().items():
             yield (f"{path}.{name}" if path else name), weight, owner
+
+
+def divided(part: Part, field: str, degree: int) -> int:
+    """Returns a field of `part` divided by the degree; raises InputError naming it where that leaves a rest."""
+    value = getattr(part, field)
+    require(part, field, value % degree == 0, f"a multiple of {degree}, the number of devices that share it")
+    return value // degree
 
 
 def require(part: Part, field: str, ok: bool, allowed: str, fix: str = "") -> None:
