@@ -13,17 +13,22 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from asbuilt.nn import build
+from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.modules import Model
 from asbuilt.spec import (
     ACTIVATIONS,
+    GROUP_SCORES,
     MLP,
+    PLAIN_GATINGS,
     SCORINGS,
+    WEIGHINGS,
     Alibi,
     Attention,
     Block,
     Branch,
+    ClampedGate,
     DynamicNTK,
+    ExpertGroups,
     FeedForward,
     FrequencyFactors,
     GatedMLP,
@@ -161,24 +166,50 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
 
 @cache
 @st.composite
+def groupings(draw: DrawFn) -> tuple[ExpertGroups, int]:
+    """Two or three groups, and the number of experts in each."""
+    n_groups, size = draw(st.integers(2, 3)), draw(st.integers(1, 3))
+    score = draw(st.sampled_from(GROUP_SCORES if size > 1 else ("best",)))
+    return ExpertGroups(n_groups=n_groups, top_groups=draw(st.integers(1, n_groups - 1)), score=score), size
+
+
+@cache
+@st.composite
+def routers(draw: DrawFn, d_model: int) -> Router:
+    """A router to few or many experts, chosen in every way."""
+    groups, size = draw(st.tuples(st.none(), st.integers(1, 6)) | groupings())
+    renormalise = draw(st.booleans())
+    return Router(
+        d_model=d_model,
+        n_experts=size if groups is None else size * groups.n_groups,
+        top_k=draw(st.integers(1, size if groups is None else size * groups.top_groups)),
+        scoring=draw(st.sampled_from(SCORINGS)),
+        renormalise=renormalise,
+        bias=draw(st.booleans()),
+        correction=draw(st.booleans()),
+        groups=groups,
+        eps=draw(st.sampled_from((0.0, 0.1))) if renormalise else 0.0,
+        scale=draw(st.sampled_from((1.0, 2.5))),
+    )
+
+
+@cache
+@st.composite
 def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
     """Experts, few or many beside the rows, chosen in every way, with and without a shared one."""
-    n_experts = draw(st.integers(1, 6))
-    router = Router(
-        d_model=d_model,
-        n_experts=n_experts,
-        top_k=draw(st.integers(1, n_experts)),
-        scoring=draw(st.sampled_from(SCORINGS)),
-        renormalise=draw(st.booleans()),
-        bias=draw(st.booleans()),
-    )
+    router = draw(routers(d_model))
     shared = draw(st.none() | dense(d_model))
+    clamped = st.builds(ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)))
+    gating = draw(st.sampled_from(PLAIN_GATINGS) | clamped)
     return MixtureOfExperts(
         d_model=d_model,
         d_ff=draw(st.integers(1, 11)),
-        n_experts=n_experts,
-        activation=draw(st.sampled_from(ACTIVATIONS)),
+        n_experts=router.n_experts,
+        activation="silu" if isinstance(gating, ClampedGate) else draw(st.sampled_from(ACTIVATIONS)),
         router=router,
+        gating=gating,
+        bias=draw(st.booleans()),
+        weighs=draw(st.sampled_from(WEIGHINGS)),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
     )
@@ -237,12 +268,12 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
 
 
 def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, std: float = 0.5) -> Model:
-    """Builds the model with every parameter, gains and biases too, from N(0, std)."""
+    """Builds the model with every parameter, gains and biases too, and every buffer, from N(0, std)."""
     built = build(spec, dtype=dtype, seed=None)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.normal_(0.0, std, generator=generator)
+        for tensor in stored_tensors(built).values():
+            tensor.normal_(0.0, std, generator=generator)
     return built
 
 

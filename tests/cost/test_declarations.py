@@ -15,7 +15,7 @@ from asbuilt import cost
 from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
-from asbuilt.spec import KINDS, Attention, MixtureOfExperts, Model, Pass, walk, weights
+from asbuilt.spec import KINDS, Attention, MixtureOfExperts, Model, Pass, buffers, stored_weights, walk, weights
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
 KERNELS = st.sampled_from(("reference", "fused"))
@@ -36,7 +36,10 @@ def counted(spec: Model, run: Pass) -> int:
 def test_holds_is_named_parameters(spec: Model) -> None:
     model = build(spec, device="meta")
     assert {path: w.shape for path, w, _ in weights(spec)} == {n: tuple(p.shape) for n, p in model.named_parameters()}
+    assert {path: b.shape for path, b, _ in buffers(spec)} == {n: tuple(b.shape) for n, b in model.named_buffers()}
+    assert {path: w.shape for path, w, _ in stored_weights(spec)} == {n: t.shape for n, t in model.state_dict().items()}
     assert cost.total_parameters(spec) == sum(p.numel() for p in model.parameters())
+    assert cost.stored_extra(spec) == {"buffers": sum(b.numel() for b in model.buffers())}
     assert sum(cost.parameters(spec).values()) == cost.total_parameters(spec)
 
 

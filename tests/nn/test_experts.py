@@ -21,7 +21,8 @@ from asbuilt.kernels.grouped import group_counts, grouped_product
 from asbuilt.nn.experts import MixtureOfExperts as Module
 from asbuilt.nn.modules import ACTIVATIONS, module
 from asbuilt.nn.step import Step
-from asbuilt.spec import GatedMLP, MixtureOfExperts, Pass, Router
+from asbuilt.spec import ClampedGate, ExpertGroups, GatedMLP, MixtureOfExperts, Pass, Router
+from asbuilt.spec.experts import GroupScore
 
 WIDTH = 5
 ROWS = st.integers(1, 9)
@@ -34,8 +35,8 @@ def mixtures(draw: st.DrawFn) -> tuple[Module, int]:
     built = module(part, "ffn").double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.normal_(generator=generator)
+        for tensor in (*built.parameters(), *built.buffers()):
+            tensor.normal_(generator=generator)
     assert isinstance(built, Module)
     return built, seed
 
@@ -53,16 +54,43 @@ def one_row(built: Module, x: Tensor) -> Tensor:
     part, router = built.part, built.part.router
     logits = built.router.weight @ x + (0 if built.router.bias is None else built.router.bias)
     scores = logits.exp() / logits.exp().sum() if router.scoring == "softmax" else 1 / (1 + (-logits).exp())
-    chosen = sorted(range(part.n_experts), key=lambda e: -float(scores[e].detach()))[: part.top_k]
-    total = sum(scores[e] for e in chosen) if router.renormalise else 1.0
+    chosen = chosen_by(built, scores.detach())
+    total = sum(scores[e] for e in chosen) + router.eps if router.renormalise else 1.0
     y = torch.zeros_like(x)
     for e in chosen:
-        hidden = ACTIVATIONS[part.activation](built.gate[e] @ x) * (built.up[e] @ x)
-        y = y + scores[e] / total * (built.down[e] @ hidden)
+        weight = router.scale * scores[e] / total
+        y = y + (one_expert(built, e, weight * x) if part.weighs == "inputs" else weight * one_expert(built, e, x))
     if built.shared is not None:
         shared = run_shared(built, x)
         y = y + (torch.sigmoid(built.shared_gate.weight @ x) * shared if part.shared_gate else shared)
     return y
+
+
+def chosen_by(built: Module, scores: Tensor) -> list[int]:
+    """The experts of the largest corrected scores, in groups no worse than the worst that is open."""
+    router = built.part.router
+    corrected = (scores + built.router.correction if router.correction else scores).tolist()
+    allowed = list(range(router.n_experts))
+    if router.groups is not None:
+        size, counted = router.n_experts // router.groups.n_groups, 2 if router.groups.score == "two_best" else 1
+        groups = [allowed[first : first + size] for first in range(0, router.n_experts, size)]
+        groups.sort(key=lambda group: -sum(sorted((corrected[e] for e in group), reverse=True)[:counted]))
+        allowed = [e for group in groups[: router.groups.top_groups] for e in group]
+    return sorted(allowed, key=lambda e: -corrected[e])[: router.top_k]
+
+
+def one_expert(built: Module, e: int, x: Tensor) -> Tensor:
+    def mapped(name: str, x: Tensor) -> Tensor:
+        return getattr(built, name)[e] @ x + (getattr(built, f"{name}_bias")[e] if built.part.bias else 0)
+
+    gating, activation = built.part.gating, ACTIVATIONS[built.part.activation]
+    if isinstance(gating, ClampedGate):
+        gate, up = mapped("gate", x), mapped("up", x)
+        gate, up = torch.where(gate > gating.limit, gating.limit, gate), up.clip(-gating.limit, gating.limit)
+        return mapped("down", (up + 1) * gate * torch.sigmoid(gating.alpha * gate))
+    if gating == "none":
+        return mapped("down", activation(mapped("up", x)))
+    return mapped("down", activation(mapped("gate", x)) * mapped("up", x))
 
 
 def run_shared(built: Module, x: Tensor) -> Tensor:
@@ -106,16 +134,17 @@ def test_gradients_are_those_of_the_definition(drawn: tuple[Module, int], rows: 
         torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-8 * max(1.0, float(expected.abs().max())))
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), SEEDS)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), SEEDS, st.booleans())
 @torch.no_grad()
-def test_grouped_products_group_by_group(counts: list[int], seed: int) -> None:
+def test_grouped_products_group_by_group(counts: list[int], seed: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(counts), 3, dtype=torch.float64, generator=generator)
     weight = torch.randn(len(counts), 4, 3, dtype=torch.float64, generator=generator)
     expert = [e for e, count in enumerate(counts) for _ in range(count)]
-    want = torch.einsum("ri,roi->ro", x, weight[expert])
+    bias = torch.randn(len(counts), 4, dtype=torch.float64, generator=generator) if biased else None
+    want = torch.einsum("ri,roi->ro", x, weight[expert]) + (0 if bias is None else bias[expert])
     for kernel in ("fused", "reference"):
-        torch.testing.assert_close(grouped_product(x, weight, counts, kernel), want, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(grouped_product(x, weight, counts, kernel, bias), want, rtol=1e-12, atol=1e-12)
 
 
 @given(st.integers(1, 40), st.integers(1, 7))
@@ -151,7 +180,9 @@ def test_moved_counts_the_experts_that_are_hit() -> None:
 
 @given(strategies.mixtures(WIDTH))
 def test_active_parameters_are_those_of_one_token(part: MixtureOfExperts) -> None:
-    idle = (part.n_experts - part.top_k) * 3 * part.d_ff * part.d_model
+    maps = 2 if part.gating == "none" else 3
+    each = maps * part.d_ff * part.d_model + part.bias * ((maps - 1) * part.d_ff + part.d_model)
+    idle = (part.n_experts - part.top_k) * each
     assert cost.active_parameters(part) == cost.total_parameters(part) - idle
 
 
@@ -162,6 +193,17 @@ BAD: dict[str, Callable[[], object]] = {
                                        router=Router(d_model=4, n_experts=2, top_k=1)),
     "shared": lambda: mixture(2, 1, shared=GatedMLP(d_model=5, d_ff=3, activation="silu")),
     "shared_gate": lambda: mixture(2, 1, shared_gate=True),
+    "eps": lambda: Router(d_model=4, n_experts=2, top_k=1, eps=1e-20),
+    "scale": lambda: Router(d_model=4, n_experts=2, top_k=1, scale=0.0),
+    "groups": lambda: Router(d_model=4, n_experts=5, top_k=1, groups=ExpertGroups(n_groups=2, top_groups=1)),
+    "top_groups": lambda: ExpertGroups(n_groups=2, top_groups=2),
+    "score": lambda: ExpertGroups(n_groups=2, top_groups=1, score="worst"),  # type: ignore[arg-type]
+    "gating": lambda: mixture(2, 1, gating="half"),
+    "weighs": lambda: mixture(2, 1, weighs="nothing"),
+    "limit": lambda: ClampedGate(alpha=1.0, limit=0.0),
+    "activation": lambda: MixtureOfExperts(d_model=4, d_ff=3, n_experts=2, activation="gelu",
+                                           router=Router(d_model=4, n_experts=2, top_k=1),
+                                           gating=ClampedGate(alpha=1.0, limit=7.0)),
 }  # fmt: skip
 
 
@@ -169,6 +211,33 @@ BAD: dict[str, Callable[[], object]] = {
 def test_what_cannot_be(field: str) -> None:
     with pytest.raises(InputError, match=rf"\.{field}\b"):
         BAD[field]()
+
+
+@pytest.mark.parametrize(("size", "top_k", "score"), [(2, 3, "best"), (1, 1, "two_best")])
+def test_groups_too_small(size: int, top_k: int, score: GroupScore) -> None:
+    groups = ExpertGroups(n_groups=3, top_groups=1, score=score)
+    with pytest.raises(InputError, match=r"Router\.(top_k|groups)"):
+        Router(d_model=4, n_experts=3 * size, top_k=top_k, groups=groups)
+
+
+@given(mixtures(), ROWS)
+def test_a_correction_chooses_and_does_not_weigh(drawn: tuple[Module, int], rows: int) -> None:
+    """Weights are the plain scores whatever is added, and no gradient reaches what is added."""
+    built, seed = drawn
+    router = built.router
+    x = drawn_rows(rows, seed)[0].requires_grad_()
+    assert all(not buffer.requires_grad for buffer in built.buffers())
+    assert {name: tuple(b.shape) for name, b in router.named_buffers()} == {
+        name: weight.shape for name, weight in built.part.router.buffers().items()
+    }
+    if not built.part.router.correction:
+        return
+    before = router(x)
+    with torch.no_grad():
+        router.correction += 10.0  # the same for all: no choice changes, and nothing else may
+    after = router(x)
+    assert torch.equal(before[1], after[1])
+    torch.testing.assert_close(before[0], after[0], rtol=0, atol=0)
 
 
 def test_softmax_over_the_chosen_is_softmax_over_all_renormalised() -> None:

@@ -12,10 +12,15 @@ from typing import Any
 
 from asbuilt.spec import (
     ACTIVATIONS,
+    GROUP_SCORES,
     MLP,
+    PLAIN_GATINGS,
     SCORINGS,
+    WEIGHINGS,
     Alibi,
     Attention,
+    ClampedGate,
+    ExpertGroups,
     GatedMLP,
     Head,
     LayerNorm,
@@ -40,6 +45,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ACTIVATIONS,
     "pairing": ("halves", "adjacent"),
     "scoring": SCORINGS,
+    "score": GROUP_SCORES,
+    "gating": PLAIN_GATINGS,
+    "weighs": WEIGHINGS,
     "gain": ("weight", "offset", "none"),
 }
 
@@ -63,17 +71,20 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Model, "embedding_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
+    (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1),
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
     (YaRN, "attention_factor"): lambda part: 1.7,
 }
 
 # Another part of the same place, where possible with the same weights.
-INSTEAD: dict[type[Part], Callable[[Any], Part]] = {
+INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     RMSNorm: lambda part: LayerNorm(d=part.d, eps=part.eps, bias=False),
     LayerNorm: lambda part: RMSNorm(d=part.d, eps=part.eps, gain="weight" if part.gain else "none"),
     GatedMLP: lambda part: MLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
     MixtureOfExperts: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation),
-    Router: lambda part: replace(part, renormalise=not part.renormalise),
+    Router: lambda part: replace(part, renormalise=not part.renormalise, eps=0.0),
+    ClampedGate: lambda part: "gated",
+    ExpertGroups: lambda part: None,
     MLP: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
     Attention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),
     Parallel: lambda part: part.attention,

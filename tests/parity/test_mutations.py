@@ -116,7 +116,7 @@ def _block(path: str) -> float:
 
 
 def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) -> None:
-    """One part in a hundred of noise on any one tensor breaks parity."""
+    """One part in a hundred of noise on any one parameter breaks parity, and the other sign on any buffer."""
     mine, tokens, want = _exchanged(case, variant, tmp_path)
     generator = torch.Generator().manual_seed(case.random(variant, "noise").randrange(2**32))
     unseen = set()
@@ -127,6 +127,12 @@ def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) ->
             if compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None:
                 unseen.add(path)
             parameter.copy_(kept)
+    for path, buffer in mine.named_buffers():  # they only decide, so little noise need not show
+        kept = buffer.clone()
+        buffer.neg_()
+        if compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None:
+            unseen.add(path)
+        buffer.copy_(kept)
     assert compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None
     inert = {path for path, _ in mine.named_parameters() if path.endswith(tuple(case.inert_weights))}
     assert unseen == inert, f"PARITY_SEED={SEED} draws it again"

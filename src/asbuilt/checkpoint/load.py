@@ -21,7 +21,7 @@ from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
 from asbuilt.families.table import Entry, Table
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import weights
+from asbuilt.spec import buffers, stored_weights
 
 if TYPE_CHECKING:
     import torch
@@ -44,19 +44,19 @@ def load(source: Source | str | Path, dtype: torch.dtype | str | None = None, de
     """
     import torch
 
-    from asbuilt.nn import build
+    from asbuilt.nn import build, stored_tensors
 
     contents = Contents(as_source(source))
     built = build(contents.spec, dtype=contents.dtype(dtype), device=_device(device), seed=None)
-    parameters = dict(built.named_parameters())
-    empty = set(parameters)
+    tensors = stored_tensors(built)
+    empty = set(tensors)
     with torch.no_grad():
         for entry in contents.entries:
             for path, tensor in zip(entry.paths, contents.read(entry), strict=True):
                 empty.remove(path)  # KeyError: a table that fills a parameter twice
-                assert tensor.shape == parameters[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
-                require_range(tensor, parameters[path].dtype, path)
-                parameters[path].copy_(tensor)
+                assert tensor.shape == tensors[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
+                require_range(tensor, tensors[path].dtype, path)
+                tensors[path].copy_(tensor)
     assert not empty, f"not in the table: {sorted(empty)}"
     return built.eval()
 
@@ -95,6 +95,7 @@ class Contents:
         in_gguf = source.gguf is not None
         self.table = (gguf_table if in_gguf else tensor_table)(source.family, self.spec)
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
+        self.buffers = {path for path, _, _ in buffers(self.spec)}
         self._again = {path: name for name, path in self.table.duplicates.items() if name in self.headers}
         self._read = _reader(source, self.headers)
 
@@ -110,7 +111,8 @@ class Contents:
         if self.source.gguf is not None:
             return torch.float32
         # 8-bit floats are a format to store, bfloat16 holds all their values
-        names = {stored_dtype(self.headers[name]) or "" for entry in self.entries for name in entry.names}
+        held = [entry for entry in self.entries if not self.buffers.issuperset(entry.paths)]
+        names = {stored_dtype(self.headers[name]) or "" for entry in held for name in entry.names}
         own = [getattr(torch, name if name in DTYPES else "bfloat16") for name in names]
         return functools.reduce(torch.promote_types, own)
 
@@ -151,7 +153,7 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
     Raises InputError listing what is missing, unexpected, of another shape or no floats; `where` names the file.
     """
     entries = _as_named(table, stored)
-    shapes = {path: weight.shape for path, weight, _ in weights(spec)}
+    shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
     assert sorted(path for entry in entries for path in entry.paths) == sorted(shapes), "table and spec disagree"
     wanted = {
         name: shape

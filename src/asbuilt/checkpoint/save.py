@@ -24,7 +24,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import tensor_table, write_config
 from asbuilt.families.table import Entry, Table
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import weights
+from asbuilt.spec import stored_weights, weights
 
 if TYPE_CHECKING:
     import torch
@@ -60,13 +60,16 @@ def save(
 ) -> None:
     """Writes the model as a checkpoint folder that transformers loads.
 
-    `carried` are the keys of config.json that do not describe the model; `dtype` None keeps each parameter's own;
-    `progress` is called with bytes written and bytes in all. Raises InputError for a family that cannot express the
-    model, a folder that exists and is not empty, a full disk, and values beyond the range of `dtype`. Whatever is
-    raised, nothing is left behind.
+    `carried` are the keys of config.json that do not describe the model; `dtype` None keeps each parameter's own, as
+    buffers always do; `progress` is called with bytes written and bytes in all. Raises InputError for a family that
+    cannot express the model, a folder that exists and is not empty, a full disk, and values beyond the range of
+    `dtype`. Whatever is raised, nothing is left behind.
     """
-    parameters = dict(model.named_parameters())
-    kept = {path: dtype_of(dtype if dtype is not None else p.dtype) for path, p in parameters.items()}
+    from asbuilt.nn import stored_tensors
+
+    tensors = stored_tensors(model)
+    held = {path for path, _, _ in weights(model.spec)}
+    kept = {path: dtype_of(dtype if dtype is not None and path in held else t.dtype) for path, t in tensors.items()}
     write_folder(
         folder,
         spec=model.spec,
@@ -74,7 +77,7 @@ def save(
         carried=carried,
         config_dtype=str(kept["embedding.weight"]).removeprefix("torch."),
         dtypes=kept,
-        read=lambda entry: [parameters[path].detach() for path in entry.paths],
+        read=lambda entry: [tensors[path].detach() for path in entry.paths],
         beside=None if tokenizer_from is None else as_source(tokenizer_from),
         max_shard_bytes=max_shard_bytes,
         progress=progress,
@@ -138,7 +141,7 @@ class Place:
 def _stored(table: Table, spec: ModelSpec, dtypes: dict[str, torch.dtype]) -> Iterator[Place]:
     import torch
 
-    shapes = {path: weight.shape for path, weight, _ in weights(spec)}
+    shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
     for entry in table.entries:
         dtype = dtypes[entry.paths[0]]
         for path in entry.paths[1:]:

@@ -24,6 +24,7 @@ CONVENTIONS = {
     "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
+    "stored_extra": "what a checkpoint holds beside the parameters as built: buffers, which no training step moves",
     "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence",
     "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
     "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",
@@ -41,13 +42,15 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
     width = int(PLAIN[activation_dtype(dtype)])
     counts = cost.parameters(spec)
     total = sum(counts.values())
+    extra = cost.stored_extra(spec)
     stored, stored_bytes = _stored(source)
     return {
         "name": source.name,
         "family": source.family,
         "context": spec.max_positions,
         "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
-        "parameters_stored": total if stored is None else stored,
+        "parameters_stored": total + sum(extra.values()) if stored is None else stored,
+        "stored_extra": extra,
         "stored_bytes": stored_bytes,
         "flops": _flops(spec, run),
         "weight_bytes": _weight_bytes(spec, (*WEIGHT_DTYPES, cost.dtype(dtype).name)),

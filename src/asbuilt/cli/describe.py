@@ -84,6 +84,7 @@ def _print_parameters(bill: dict[str, Any]) -> None:
     rows = [(kind, n, f"{n / counts['total']:.1%}") for kind, n in [*kinds, ("total", counts["total"])]]
     if counts["active"] != counts["total"]:
         rows.append(("active per token", counts["active"], f"{counts['active'] / counts['total']:.1%}"))
+    rows += [(f"stored beside them: {what}", n, "") for what, n in bill["stored_extra"].items() if n]
     if bill["parameters_stored"] != counts["total"]:
         rows.append(("as stored in the file", bill["parameters_stored"], ""))
     table("Parameters", ("kind", "number", "share"), rows)

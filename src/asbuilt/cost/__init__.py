@@ -21,6 +21,7 @@ from asbuilt.cost.bill import (
     rows,
     saved,
     saved_tensors,
+    stored_extra,
     total_parameters,
     weight_bytes,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "rows",
     "saved",
     "saved_tensors",
+    "stored_extra",
     "total_parameters",
     "weight_bytes",
 ]

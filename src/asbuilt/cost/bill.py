@@ -10,7 +10,7 @@ from fractions import Fraction
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.errors import InputError
 from asbuilt.spec.model import Block, Model
-from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, walk, weights
+from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, buffers, runs, walk, weights
 
 # Backward multiplies each product twice more: once for the gradient of either factor.
 TRAINING_FACTOR = 3
@@ -35,11 +35,19 @@ def total_parameters(spec: Part) -> int:
 
 
 def active_parameters(spec: Part) -> int:
-    """Returns the number of parameters that one token uses: of experts the chosen ones, of tables all rows."""
+    """Returns the number of parameters that one token uses: of experts the chosen ones, of tables all rows.
+
+    Shared experts, routers, norms, embedding and head count whole; buffers do not, as they are no parameters.
+    """
     one = Pass(tokens=1)
     return int(
         sum(weight.size * part.share(name, one) for _, part in walk(spec) for name, weight in part.holds().items())
     )
+
+
+def stored_extra(spec: Part) -> dict[str, int]:
+    """Returns how many numbers a checkpoint holds beside the parameters as built, by what they are."""
+    return {"buffers": sum(buffer.size for _, buffer, _ in buffers(spec))}
 
 
 def weight_bytes(spec: Part, dtype: str) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.errors import InputError, near
 from asbuilt.families.reader import Reading, load_config_file
 from asbuilt.families.table import Table
-from asbuilt.spec import Model, weights
+from asbuilt.spec import Model, stored_weights
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.gguf import GGUFFile
@@ -122,7 +122,7 @@ def tensor_table(family: str, spec: Model) -> Table:
 
 def _covering(table: Table, spec: Model, family: str) -> Table:
     named = {path for entry in table.entries for path in entry.paths}
-    held = {path for path, _, _ in weights(spec)}
+    held = {path for path, _, _ in stored_weights(spec)}
     if named != held:
         problem = (
             f"{family} files have no name for this weight" if held - named else f"{family} models have this weight"

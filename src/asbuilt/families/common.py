@@ -9,7 +9,7 @@ from typing import Any
 from asbuilt.errors import InputError
 from asbuilt.families.reader import ConfigReader
 from asbuilt.families.table import Entry, Layout, Same
-from asbuilt.spec import Activation, Model, Part, weights
+from asbuilt.spec import Activation, Model, Part, stored_weights
 
 # The list of blocks is explicit, so their number is bounded before it is made; published models have at most 126.
 MOST_LAYERS = 10_000
@@ -162,18 +162,18 @@ def named_entries(
 ) -> list[Entry]:
     """Returns one entry per weight of `part`: `stem.weight` is stored as `prefix + stems[stem] + ".weight"`.
 
-    Stems in `elsewhere` have entries of their own. Raises InputError naming the first weight that the family's files
-    have no name for.
+    A weight that is in `stems` with its whole name is stored as that says. Stems in `elsewhere`
+    have entries of their own. Raises InputError naming the first weight that the family's files have no name for.
     """
     entries = []
-    for name, _, _ in weights(part):
+    for name, _, _ in stored_weights(part):
         stem, _, kind = name.rpartition(".")
         if stem in elsewhere:
             continue
-        if stem not in stems:
+        stored = stems.get(name) or (f"{stems[stem]}.{kind}" if stem in stems else None)
+        if stored is None:
             raise InputError(f"{family} files have no name for this weight", field=f"{path}{name}")
-        entries.append(Entry(paths=(path + name,), names=(f"{prefix}{stems[stem]}.{kind}",),
-                             layout=layouts.get(stem, Same())))  # fmt: skip
+        entries.append(Entry(paths=(path + name,), names=(prefix + stored,), layout=layouts.get(stem, Same())))
     return entries
 
 

@@ -12,22 +12,27 @@ from torch import Tensor
 from asbuilt.spec.part import Kernel
 
 
-def grouped_product(x_RI: Tensor, weight_EOI: Tensor, counts: list[int], kernel: Kernel) -> Tensor:
+def grouped_product(
+    x_RI: Tensor, weight_EOI: Tensor, counts: list[int], kernel: Kernel, bias_EO: Tensor | None = None
+) -> Tensor:
     """Returns (R, O): the first counts[0] rows times expert 0's matrix transposed, the next with expert 1's, and so on.
 
-    The reference multiplies every group and joins the results. So does training, whose gradient then comes in one
-    piece for all experts. Without gradients each expert that is hit writes to its place, and the others are not read.
+    `bias_EO` adds each expert's own vector. The reference multiplies every group and joins the results. So does
+    training, whose gradient then comes in one piece for all experts. Without gradients each expert that is hit writes
+    to its place, and the others are not read.
     """
+    biases = [None] * len(counts) if bias_EO is None else bias_EO.unbind()
     if kernel == "reference" or torch.is_grad_enabled():
-        groups = zip(x_RI.split(counts), weight_EOI.unbind(), strict=True)
-        return torch.cat([F.linear(rows, weight) for rows, weight in groups])
+        groups = zip(x_RI.split(counts), weight_EOI.unbind(), biases, strict=True)
+        return torch.cat([F.linear(rows, weight, bias) for rows, weight, bias in groups])
     out_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
     start = 0
-    for expert, count in enumerate(counts):
+    for expert, (count, bias) in enumerate(zip(counts, biases, strict=True)):
         if count:
-            end = start + count
-            torch.mm(x_RI[start:end], weight_EOI[expert].t(), out=out_RO[start:end])
-            start = end
+            rows, place = x_RI[start : start + count], out_RO[start : start + count]
+            matrix = weight_EOI[expert].t()
+            torch.mm(rows, matrix, out=place) if bias is None else torch.addmm(bias, rows, matrix, out=place)
+            start += count
     return out_RO
 
 

@@ -1,6 +1,6 @@
 """The torch modules: one per part, at the spec's own paths."""
 
-from asbuilt.nn.build import build, initialise
+from asbuilt.nn.build import build, initialise, stored_tensors
 from asbuilt.nn.step import Step
 
-__all__ = ["Step", "build", "initialise"]
+__all__ = ["Step", "build", "initialise", "stored_tensors"]

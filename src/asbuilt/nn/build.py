@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model
-from asbuilt.spec.part import Weight, weights
+from asbuilt.spec.part import Weight, buffers, weights
 
 
 def build(
@@ -34,13 +34,20 @@ def build(
 def initialise(built: Model, seed: int, std: float = 0.02) -> None:
     """Draws matrices and tables from N(0, std), those that write to the stream from N(0, std / sqrt(2 n_layers)).
 
-    Gains are 1 and biases 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the stream, so
-    its variance stays level.
+    Gains are 1, biases and buffers 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
+    stream, so its variance stays level.
     """
     generator = torch.Generator(device=built.embedding.weight.device).manual_seed(seed)
     parameters = dict(built.named_parameters())
     for path, weight, _ in weights(built.spec):
         _fill(parameters[path], weight, std, built.spec.n_layers, generator)
+    for path, _, _ in buffers(built.spec):
+        built.get_buffer(path).zero_()
+
+
+def stored_tensors(built: Model) -> dict[str, Tensor]:
+    """Returns all that a checkpoint holds of the model, by path: its parameters and its buffers."""
+    return dict(built.named_parameters()) | {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ class Router(PartModule):
 
     weight: Tensor
     bias: Tensor | None
+    correction: Tensor
 
     def __init__(self, part: experts.Router, path: str) -> None:
         super().__init__(part, path)
@@ -31,25 +32,41 @@ class Router(PartModule):
             self.register_parameter("bias", None)
 
     def forward(self, x_NM: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the weights (N, k) in x's dtype, largest first, and the experts (N, k) that they belong to."""
+        """Returns the weights (N, k) in x's dtype, and their experts (N, k), the first choice first."""
+        part = self.part
         logits_NE = F.linear(x_NM, self.weight, self.bias)
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
-        if self.part.scoring == "softmax":
-            scores_NE = logits_NE.softmax(-1, dtype=wide)
+        soft = part.scoring == "softmax"
+        scores_NE = logits_NE.softmax(-1, dtype=wide) if soft else logits_NE.to(wide).sigmoid()
+        if part.correction or part.groups is not None:
+            chosen_Nk = self.choose(scores_NE.detach())
+            weights_Nk = scores_NE.gather(-1, chosen_Nk)
         else:
-            scores_NE = logits_NE.to(wide).sigmoid()
-        weights_Nk, chosen_Nk = scores_NE.topk(self.part.top_k, dim=-1)
-        if self.part.renormalise:
-            weights_Nk = weights_Nk / weights_Nk.sum(-1, keepdim=True)
+            weights_Nk, chosen_Nk = scores_NE.topk(part.top_k, dim=-1)
+        if part.renormalise:
+            weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + part.eps)
+        if part.scale != 1.0:
+            weights_Nk = weights_Nk * part.scale
         return weights_Nk.to(x_NM.dtype), chosen_Nk
+
+    def choose(self, scores_NE: Tensor) -> Tensor:
+        """Returns the experts (N, k) of the largest corrected scores, in the best groups only."""
+        part = self.part
+        if part.correction:
+            scores_NE = scores_NE + self.correction
+        if part.groups is not None:
+            scores_NGe = scores_NE.unflatten(-1, (part.groups.n_groups, -1))
+            counted = 2 if part.groups.score == "two_best" else 1
+            best_NG = scores_NGe.topk(counted, dim=-1).values.sum(-1)
+            open_Ng = best_NG.topk(part.groups.top_groups, dim=-1).indices
+            closed_NG = torch.ones_like(best_NG, dtype=torch.bool).scatter_(-1, open_Ng, False)
+            scores_NE = scores_NGe.masked_fill(closed_NG[:, :, None], -torch.inf).flatten(-2)
+        return scores_NE.topk(part.top_k, dim=-1).indices
 
 
 class MixtureOfExperts(PartModule):
     """sum over chosen experts of weight * down(activation(gate(x)) * up(x)), plus the shared expert."""
 
-    gate: Tensor
-    up: Tensor
-    down: Tensor
     shared_gate: Linear
 
     def __init__(
@@ -80,15 +97,34 @@ class MixtureOfExperts(PartModule):
         weights_Nk, chosen_Nk = self.router(x_NM)
         order_R = chosen_Nk.flatten().argsort(stable=True)
         counts = group_counts(chosen_Nk, self.part.n_experts)
-        sorted_RM = self.experts(x_NM.index_select(0, order_R // self.part.top_k), counts, kernel)
-        y_RM = sorted_RM.index_select(0, order_R.argsort())  # and not by index_copy, which keeps what it copies
+        if self.part.weighs == "inputs":
+            rows_RM = (x_NM[:, None] * weights_Nk[:, :, None]).flatten(0, 1).index_select(0, order_R)
+        else:
+            rows_RM = x_NM.index_select(0, order_R // self.part.top_k)
+        y_RM = self.experts(rows_RM, counts, kernel)
+        y_RM = y_RM.index_select(0, order_R.argsort())  # and not by index_copy, which keeps what it copies
         # a row's results are added in its own order of preference, whoever else went to the same experts
-        return (y_RM.view(*weights_Nk.shape, -1) * weights_Nk[:, :, None]).sum(1)
+        y_NkM = y_RM.view(*weights_Nk.shape, -1)
+        return (y_NkM if self.part.weighs == "inputs" else y_NkM * weights_Nk[:, :, None]).sum(1)
 
     def experts(self, x_RM: Tensor, counts: list[int], kernel: Kernel) -> Tensor:
         """Returns (R, M): rows sorted by expert, `counts` of them for each, through their experts."""
-        hidden = self.activation(grouped_product(x_RM, self.gate, counts, kernel))
-        up = grouped_product(x_RM, self.up, counts, kernel)
+
+        def mapped(name: str, rows: Tensor) -> Tensor:
+            bias = getattr(self, f"{name}_bias") if self.part.bias else None
+            return grouped_product(rows, getattr(self, name), counts, kernel, bias)
+
+        if self.part.gating == "none":
+            return mapped("down", self.activation(mapped("up", x_RM)))
+        gate, up = mapped("gate", x_RM), mapped("up", x_RM)
+        if isinstance(self.part.gating, experts.ClampedGate):
+            return mapped("down", clamped(gate, up, self.part.gating))
+        hidden = self.activation(gate)
         # autograd needs the factors later; without it the product may take the first one's place
-        hidden = hidden * up if torch.is_grad_enabled() else hidden.mul_(up)
-        return grouped_product(hidden, self.down, counts, kernel)
+        return mapped("down", hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
+
+
+def clamped(gate: Tensor, up: Tensor, part: experts.ClampedGate) -> Tensor:
+    """Returns (up + 1) * gate * sigmoid(alpha gate), the gate cut off above the limit, up on both sides."""
+    opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
+    return (up.clamp(-part.limit, part.limit) + 1) * opened

@@ -66,7 +66,10 @@ class Together:
 
 
 class PartModule(nn.Module):
-    """A module that is one part: it makes the part's weights, empty, under their own names."""
+    """A module that is one part: it makes the part's weights, empty, under their own names, and its buffers, of zeros.
+
+    Buffers are float32 or wider: they are few, and what they decide should not depend on the dtype of the weights.
+    """
 
     def __init__(self, part: Part, path: str) -> None:
         super().__init__()
@@ -76,6 +79,9 @@ class PartModule(nn.Module):
             owner, _, leaf = name.rpartition(".")
             parameter = nn.Parameter(torch.empty(weight.shape))
             (self._map(owner) if owner else self).register_parameter(leaf, parameter)
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        for name, buffer in part.buffers().items():
+            self.register_buffer(name, torch.zeros(buffer.shape, dtype=wide))
 
     def _map(self, name: str) -> nn.Module:
         if name not in self._modules:

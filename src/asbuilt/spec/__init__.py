@@ -1,12 +1,38 @@
 """What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
 
 from asbuilt.spec.attention import Attention
-from asbuilt.spec.experts import SCORINGS, FeedForward, MixtureOfExperts, Router, Scoring
+from asbuilt.spec.experts import (
+    GROUP_SCORES,
+    PLAIN_GATINGS,
+    SCORINGS,
+    WEIGHINGS,
+    ClampedGate,
+    ExpertGroups,
+    FeedForward,
+    MixtureOfExperts,
+    Router,
+    Scoring,
+)
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.model import Block, Body, Branch, Head, Model, Parallel, TiedHead, TokenEmbedding
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
-from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Remembered, Role, Saved, Weight, runs, walk, weights
+from asbuilt.spec.part import (
+    KINDS,
+    Kind,
+    Part,
+    Pass,
+    Product,
+    Remembered,
+    Role,
+    Saved,
+    Weight,
+    buffers,
+    runs,
+    stored_weights,
+    walk,
+    weights,
+)
 from asbuilt.spec.positions import (
     Alibi,
     DynamicNTK,
@@ -23,16 +49,21 @@ from asbuilt.spec.positions import (
 
 __all__ = [
     "ACTIVATIONS",
+    "GROUP_SCORES",
     "KINDS",
     "MLP",
+    "PLAIN_GATINGS",
     "SCORINGS",
+    "WEIGHINGS",
     "Activation",
     "Alibi",
     "Attention",
     "Block",
     "Body",
     "Branch",
+    "ClampedGate",
     "DynamicNTK",
+    "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
     "Gain",
@@ -64,10 +95,12 @@ __all__ = [
     "TokenEmbedding",
     "Weight",
     "YaRN",
+    "buffers",
     "dumps",
     "from_dict",
     "loads",
     "runs",
+    "stored_weights",
     "to_dict",
     "walk",
     "weights",

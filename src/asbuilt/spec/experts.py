@@ -1,7 +1,8 @@
-"""Mixtures of experts: a router sends each token to `top_k` of `n_experts` gated feed-forwards, held stacked.
+"""Mixtures of experts: a router sends each token to `top_k` of `n_experts` feed-forwards, held stacked.
 
 Shazeer et al. 2017 (arXiv 1701.06538); as in Mixtral, arXiv 2401.04088, section 2.1. Shared experts, which every token
-passes: Dai et al. 2024 (arXiv 2401.06066), section 3.2; with a gate: Qwen1.5-MoE.
+passes: Dai et al. 2024 (arXiv 2401.06066), section 3.2; with a gate: Qwen1.5-MoE. Choice within groups of experts:
+DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; corrected choice: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
 """
 
 from __future__ import annotations
@@ -21,19 +22,45 @@ from asbuilt.spec.part import (
     require,
     require_choice,
     require_flags,
+    require_number,
     require_sizes,
 )
 
 Scoring = Literal["softmax", "sigmoid"]
 SCORINGS: tuple[Scoring, ...] = ("softmax", "sigmoid")
+GroupScore = Literal["best", "two_best"]
+GROUP_SCORES: tuple[GroupScore, ...] = ("best", "two_best")
+Weighing = Literal["results", "inputs"]
+WEIGHINGS: tuple[Weighing, ...] = ("results", "inputs")
+PlainGating = Literal["gated", "none"]
+PLAIN_GATINGS: tuple[PlainGating, ...] = ("gated", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertGroups(Part):
+    """Neighbouring experts in `n_groups` equal groups, of which each token may choose only in the `top_groups` best.
+
+    A group's score is that of its best expert, or the sum of its two best.
+    """
+
+    n_groups: int
+    top_groups: int
+    score: GroupScore = "best"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_groups", "top_groups")
+        require(self, "top_groups", self.top_groups < self.n_groups, f"fewer than n_groups = {self.n_groups}")
+        require_choice(self, "score", GROUP_SCORES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Router(Part):
     """The `top_k` largest of scoring(x W^T + b) over the experts, divided by their sum where they are `renormalise`d.
 
-    Scores are computed in float32, or wider where the run is. Softmax over the chosen experts alone is the same as
-    softmax over all of them, renormalised, so it is written so.
+    `correction` adds a buffer to the scores by which experts are chosen, and not to those they are weighted with;
+    `groups` limits the choice. `eps` is added to the sum, and `scale` multiplies the weights. Scores are computed in
+    float32, or wider where the run is. Softmax over the chosen experts alone is the same as softmax over all of them,
+    renormalised, so it is written so.
     """
 
     kind = "router"
@@ -43,17 +70,38 @@ class Router(Part):
     scoring: Scoring = "softmax"
     renormalise: bool = False
     bias: bool = False
+    correction: bool = False
+    groups: ExpertGroups | None = None
+    eps: float = 0.0
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_experts", "top_k")
-        require(self, "top_k", self.top_k <= self.n_experts, f"at most n_experts = {self.n_experts}")
         require_choice(self, "scoring", SCORINGS)
-        require_flags(self, "renormalise", "bias")
+        require_flags(self, "renormalise", "bias", "correction")
+        require_number(self, "scale")
+        require(self, "eps", self.eps == 0.0 or self.renormalise, "0 where weights are not divided by their sum")
+        if self.eps != 0.0:
+            require_number(self, "eps")
+        require(self, "top_k", self.top_k <= self.n_experts, f"at most n_experts = {self.n_experts}")
+        if self.groups is not None:
+            self._require_groups(self.groups)
+
+    def _require_groups(self, groups: ExpertGroups) -> None:
+        size, rest = divmod(self.n_experts, groups.n_groups)
+        least = 2 if groups.score == "two_best" else 1
+        require(self, "groups", not rest and size >= least, f"equal groups of at least {least} of the experts")
+        most = groups.top_groups * size
+        require(self, "top_k", self.top_k <= most, f"at most the {most} experts of {groups.top_groups} groups")
 
     def holds(self) -> dict[str, Weight]:
         """W (n_experts, d_model) and, if asked, a bias."""
         matrix = {"weight": Weight(shape=(self.n_experts, self.d_model), role="matrix")}
         return matrix | {"bias": Weight(shape=(self.n_experts,), role="bias")} if self.bias else matrix
+
+    def buffers(self) -> dict[str, Weight]:
+        """The correction, if asked: a number for each expert, moved by the balance of the load and by no gradient."""
+        return {"correction": Weight(shape=(self.n_experts,), role="bias")} if self.correction else {}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
@@ -77,17 +125,36 @@ class Router(Part):
         )
 
     def works(self, run: Pass) -> int:
-        """Logits and scores of all experts, and the chosen ones with their numbers."""
+        """Logits and scores of all experts, those they are chosen by, and the chosen ones with their numbers."""
         wide = max(4, run.width)
-        return run.rows * (self.n_experts * (run.width + wide) + self.top_k * (wide + 8))
+        choosing = wide * (self.correction + (self.groups is not None))
+        return run.rows * (self.n_experts * (run.width + wide + choosing) + self.top_k * (wide + 8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedGate(Part):
+    """(u + 1) * g * sigmoid(alpha g), where g is the gate cut off above `limit` and u is up within -limit to limit.
+
+    As in gpt-oss (arXiv 2508.10925).
+    """
+
+    alpha: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        require_number(self, "alpha")
+        require_number(self, "limit")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfExperts(Part):
     """sum over a token's chosen experts e of weight_e * down_e(activation(gate_e(x)) * up_e(x)), plus shared(x).
 
-    The shared expert is multiplied by sigmoid(x w^T) where it is gated. Every row goes to `top_k` experts whatever the
-    others do: nothing is dropped, and what is billed does not depend on which experts are hit.
+    `gating` "none" leaves down_e(activation(up_e(x))), and a ClampedGate takes the place of activation and product;
+    `bias` adds a vector to each of an expert's maps. `weighs` the "inputs" gives expert e weight_e * x instead, and
+    adds the results up as they are. The shared expert is multiplied by sigmoid(x w^T) where it is gated. Every row goes
+    to `top_k` experts whatever the others do: nothing is dropped, and what is billed does not depend on which experts
+    are hit.
     """
 
     kind = "ffn"
@@ -96,13 +163,21 @@ class MixtureOfExperts(Part):
     n_experts: int
     activation: Activation
     router: Router
+    gating: PlainGating | ClampedGate = "gated"
+    bias: bool = False
+    weighs: Weighing = "results"
     shared: MLP | GatedMLP | None = None
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff", "n_experts")
         require_choice(self, "activation", ACTIVATIONS)
-        require_flags(self, "shared_gate")
+        require_flags(self, "bias", "shared_gate")
+        require_choice(self, "weighs", WEIGHINGS)
+        if isinstance(self.gating, ClampedGate):
+            require(self, "activation", self.activation == "silu", "silu, which a clamped gate widens by alpha")
+        else:
+            require_choice(self, "gating", PLAIN_GATINGS)
         require(self, "router", self.router.d_model == self.d_model, f"a router of d_model = {self.d_model}")
         require(self, "router", self.router.n_experts == self.n_experts, f"a router to n_experts = {self.n_experts}")
         fits = self.shared is None or self.shared.d_model == self.d_model
@@ -114,12 +189,25 @@ class MixtureOfExperts(Part):
         """How many experts each token passes."""
         return self.router.top_k
 
+    @property
+    def inward(self) -> tuple[str, ...]:
+        """The stacked matrices that read the stream."""
+        return ("up",) if self.gating == "none" else ("gate", "up")
+
     def holds(self) -> dict[str, Weight]:
-        """gate and up (n_experts, d_ff, d_model), down (n_experts, d_model, d_ff), and the shared gate (1, d_model)."""
-        inward = Weight(shape=(self.n_experts, self.d_ff, self.d_model), role="matrix")
-        outward = Weight(shape=(self.n_experts, self.d_model, self.d_ff), role="stream_matrix")
+        """gate and up (n_experts, d_ff, d_model), down (n_experts, d_model, d_ff), and the shared gate (1, d_model).
+
+        With biases gate_bias and up_bias (n_experts, d_ff), and down_bias (n_experts, d_model).
+        """
+        into = Weight(shape=(self.n_experts, self.d_ff, self.d_model), role="matrix")
+        out = Weight(shape=(self.n_experts, self.d_model, self.d_ff), role="stream_matrix")
+        stacked = dict.fromkeys(self.inward, into) | {"down": out}
+        biases = {
+            f"{name}_bias": Weight(shape=(weight.shape[0], weight.shape[1]), role="bias")
+            for name, weight in stacked.items()
+        }
         gated = linear(1, self.d_model, False, "shared_gate") if self.shared_gate else {}
-        return {"gate": inward, "up": inward, "down": outward} | gated
+        return stacked | (biases if self.bias else {}) | gated
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Devices beyond those that share out the experts divide each expert's d_ff; the router is whole."""
@@ -128,8 +216,8 @@ class MixtureOfExperts(Part):
         return replace(self, d_ff=divided(self, "d_ff", max(1, tensor // expert)), shared=shared)
 
     def spreads(self) -> dict[str, int]:
-        """The stacked weights."""
-        return dict.fromkeys(("gate", "up", "down"), self.n_experts)
+        """The stacked weights and biases."""
+        return {name: self.n_experts for name in self.holds() if not name.startswith("shared_gate")}
 
     def touched(self, run: Pass) -> Fraction:
         """Returns how many of the experts one run is expected to hit, E * (1 - (1 - k/E)^rows), if all are as likely.
@@ -141,15 +229,15 @@ class MixtureOfExperts(Part):
 
     def share(self, name: str, run: Pass) -> Fraction:
         """Of the stacked weights only the experts that are hit are read."""
-        return self.touched(run) / self.n_experts if name in ("gate", "up", "down") else Fraction(1)
+        return Fraction(1) if name.startswith("shared_gate") else self.touched(run) / self.n_experts
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Three products of rows * top_k rows, over all experts together, and the shared gate."""
+        """Three products of rows * top_k rows (two without a gate), over all experts together, and the shared gate."""
         rows = run.rows * self.top_k
+        inward = (Product(name=name, a=rows, b=self.d_model, c=self.d_ff, weight=name) for name in self.inward)
         gated = Product(name="shared_gate", a=run.rows, b=self.d_model, c=1, weight="shared_gate.weight")
         return (
-            Product(name="gate", a=rows, b=self.d_model, c=self.d_ff, weight="gate"),
-            Product(name="up", a=rows, b=self.d_model, c=self.d_ff, weight="up"),
+            *inward,
             Product(name="down", a=rows, b=self.d_ff, c=self.d_model, weight="down"),
             *((gated,) if self.shared_gate else ()),
         )
@@ -159,35 +247,45 @@ class MixtureOfExperts(Part):
         return (("router", ""), ("shared", ""))
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The rows sorted by expert, the way there and back, what a gated feed-forward keeps, and their results.
+        """The rows sorted by expert, the way there and back, what a feed-forward of their kind keeps, their results.
 
-        A shared gate keeps what it multiplies and multiplies by.
+        Where inputs are weighed the input is kept, and the results are not. A shared gate keeps what it multiplies and
+        multiplies by.
         """
-        rows = run.rows * self.top_k
+        rows, stream = run.rows * self.top_k, run.rows * self.d_model
         wide = rows * self.d_ff
-        before = () if self.activation == "relu" else (Saved(name="gate", size=wide),)
-        shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=run.rows * self.d_model))
+        results = Saved(name="results", size=rows * self.d_model)
+        shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=stream))
         return (
             Saved(name="places", size=rows, width="int64"),
-            Saved(name="tokens", size=rows, width="int64"),
+            Saved(name="order", size=rows, width="int64"),
             Saved(name="rows", size=rows * self.d_model),
-            *before,
-            Saved(name="activated", size=wide),
-            Saved(name="up", size=wide),
-            Saved(name="hidden", size=wide),
-            Saved(name="results", size=rows * self.d_model),
+            *(Saved(name=name, size=wide) for name in self._saved_inside),
+            results if self.weighs == "results" else Saved(name="input", size=stream),
             *(shared if self.shared_gate else ()),
         )
 
     def remakes(self) -> tuple[str, ...]:
-        """The sorted rows, and what a gated feed-forward makes again."""
-        return ("rows", "hidden") if self.activation == "relu" else ("rows", "activated", "hidden")
+        """The sorted rows, and what follows from the results of an expert's inward maps, or from what relu kept."""
+        if self.gating == "none" and self.activation == "relu":
+            return ("rows",)
+        first = ("before", "gate", "up") if self.activation != "relu" else ("activated", "up")
+        return ("rows", *(name for name in self._saved_inside if name not in first))
+
+    @property
+    def _saved_inside(self) -> tuple[str, ...]:
+        """What each expert keeps, d_ff numbers a row; relu keeps its result instead of what it reads."""
+        if isinstance(self.gating, ClampedGate):
+            return ("gate", "up", "gate cut", "up cut", "opened", "hidden")
+        before = () if self.activation == "relu" else ("before",)
+        return (*before, "hidden") if self.gating == "none" else (*before, "activated", "up", "hidden")
 
     def works(self, run: Pass) -> int:
         """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result."""
         rows, stream = run.rows * self.top_k, run.rows * self.d_model * run.width
         chosen = rows * (24 + run.width)
-        inside = (rows * self.d_model + 2 * rows * self.d_ff) * run.width
+        between = 5 if isinstance(self.gating, ClampedGate) else 2
+        inside = (rows * self.d_model + between * rows * self.d_ff) * run.width
         outward = (2 * rows * self.d_model + rows * self.d_ff) * run.width
         shared = 0 if self.shared is None else stream + max(self.shared.works(run), 2 * stream)
         return max(self.router.works(run), chosen + max(inside, outward), shared)

@@ -138,6 +138,10 @@ class Part:
         """Returns this part's own weights by name, children excluded."""
         return {}
 
+    def buffers(self) -> dict[str, Weight]:
+        """Returns the numbers that are stored, loaded and saved with this part's weights, and are no parameters."""
+        return {}
+
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Returns the matrix products of one run, children excluded."""
         return ()
@@ -238,6 +242,19 @@ def divided(part: Part, field: str, degree: int) -> int:
     value = getattr(part, field)
     require(part, field, value % degree == 0, f"a multiple of {degree}, the number of devices that share it")
     return value // degree
+
+
+def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
+    """Yields (full path, buffer, owner) for every buffer below `part`."""
+    for path, owner in walk(part):
+        for name, buffer in owner.buffers().items():
+            yield (f"{path}.{name}" if path else name), buffer, owner
+
+
+def stored_weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
+    """Yields (full path, weight, owner) for all that a checkpoint holds: parameters, then buffers."""
+    yield from weights(part)
+    yield from buffers(part)
 
 
 def require(part: Part, field: str, ok: bool, allowed: str, fix: str = "") -> None:
