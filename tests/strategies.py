@@ -33,10 +33,12 @@ from asbuilt.spec import (
     FrequencyFactors,
     GatedMLP,
     Head,
+    LatentAttention,
     LayerNorm,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    Mixer,
     MixtureOfExperts,
     Norm,
     Parallel,
@@ -147,6 +149,37 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
 
 
 @cache
+@st.composite
+def latents(draw: DrawFn, d_model: int) -> LatentAttention:
+    """Latent attention with and without ranks, norms, positions; values narrower, as wide and wider than keys."""
+    d_rope, q_rank, kv_rank = 2 * draw(st.integers(1, 2)), draw(st.none() | st.integers(1, 7)), draw(st.integers(1, 7))
+    positions = draw(st.none() | rotaries(d_rope).map(lambda rotary: replace(rotary, d_rotary=d_rope, scaling=None))
+                     | st.builds(Rotary, d_rotary=st.just(d_rope), scaling=scalings(d_rope)))  # fmt: skip
+    yarn = positions is not None and isinstance(positions.scaling, YaRN)
+    return LatentAttention(
+        d_model=d_model,
+        n_heads=draw(st.integers(1, 4)),
+        q_rank=q_rank,
+        kv_rank=kv_rank,
+        d_nope=draw(st.integers(1, 5)),
+        d_rope=d_rope,
+        d_value=draw(st.integers(1, 9)),
+        q_norm=None if q_rank is None else draw(maybe_norms(q_rank)),
+        kv_norm=draw(maybe_norms(kv_rank)),
+        positions=positions,
+        mscale=draw(st.none() | st.just(0.7)) if yarn else None,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+    )
+
+
+@cache
+def mixers(d_model: int) -> SearchStrategy[Mixer]:
+    """Either attention, the one with the simpler cache as often as the other."""
+    return attentions(d_model) | latents(d_model)
+
+
+@cache
 def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
     """Any feed-forward part."""
     return dense(d_model) | mixtures(d_model)
@@ -218,8 +251,8 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
 @cache
 def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
     """One residual branch, its norms before, after, on the sum, or none."""
-    both = st.builds(Parallel, attention=attentions(d_model), ffn=feedforwards(d_model))
-    bodies = {"attention": attentions(d_model), "ffn": feedforwards(d_model), "both": both}
+    both = st.builds(Parallel, attention=mixers(d_model), ffn=feedforwards(d_model))
+    bodies = {"attention": mixers(d_model), "ffn": feedforwards(d_model), "both": both}
     return st.builds(
         Branch,
         name=st.just(name),

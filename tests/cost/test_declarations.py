@@ -15,7 +15,18 @@ from asbuilt import cost
 from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
-from asbuilt.spec import KINDS, Attention, MixtureOfExperts, Model, Pass, buffers, stored_weights, walk, weights
+from asbuilt.spec import (
+    KINDS,
+    Attention,
+    LatentAttention,
+    MixtureOfExperts,
+    Model,
+    Pass,
+    buffers,
+    stored_weights,
+    walk,
+    weights,
+)
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
 KERNELS = st.sampled_from(("reference", "fused"))
@@ -67,6 +78,17 @@ def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -
         scores = [p for p in part.multiplies(run) if p.weight is None]
         assert [p.causal_flops for p in scores] == [2 * part.n_heads * part.d_head * seen] * 2
         assert all(p.causal_flops <= p.flops for p in scores)
+
+
+@given(strategies.latents(5), TOKENS, st.integers(0, 20), BATCH)
+def test_causal_count_of_latents_is_pairs_one_by_one(part: LatentAttention, tokens: int, past: int, batch: int) -> None:
+    run = Pass(tokens=tokens, past=past, batch=batch)
+    scores, mix = (p for p in part.multiplies(run) if p.weight is None)
+    seen = sum(q + 1 for q in range(past, past + tokens)) * batch * part.n_heads
+    widths = (part.d_latent, part.kv_rank) if tokens == 1 and past else (part.d_head, part.d_value)
+    assert (scores.causal_flops, mix.causal_flops) == (2 * widths[0] * seen, 2 * widths[1] * seen)
+    assert scores.causal_flops <= scores.flops
+    assert mix.causal_flops <= mix.flops
 
 
 @given(strategies.specs(), BATCH, st.integers(1, 40), st.sampled_from((torch.float32, torch.bfloat16)))

@@ -140,6 +140,8 @@ def _parts(spec: Model) -> tuple[Attention, MLP, LayerNorm, Rotary]:
     if not isinstance(first.body, Parallel):
         raise _wrong("blocks.0.parallel.body", first.body, Parallel)
     attention, ffn, norm = first.body.attention, first.body.ffn, first.norm
+    if not isinstance(attention, Attention):
+        raise _wrong("blocks.0.parallel.body.attention", attention, Attention)
     if not isinstance(ffn, MLP):
         raise _wrong("blocks.0.parallel.body.ffn", ffn, MLP)
     if not isinstance(norm, LayerNorm):

@@ -76,12 +76,23 @@ def _masked(scores: Tensor, mask: Mask) -> Tensor:
     return scores + mask
 
 
+def _widened(x_BHTD: Tensor, width: int) -> Tensor:
+    """Returns a copy with zeros added, or numbers cut off, at the end of each head; heads of a token lie together."""
+    return F.pad(x_BHTD.transpose(1, 2), (0, width - x_BHTD.shape[-1])).transpose(1, 2)
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Returns the same through `scaled_dot_product_attention`.
 
     Its `is_causal` is aligned to the top left, right only for T == S; a lone query that sees every key is passed as a
-    short sequence of its group's heads, which spares the kernel from repeating keys.
+    short sequence of its group's heads, which spares the kernel from repeating keys. It wants queries, keys and values
+    of one width: the narrower are filled up with zeros, which change no score and are cut off the result.
     """
+    D, V = q.shape[-1], v.shape[-1]
+    if D < V:
+        return fused(_widened(q, V), _widened(k, V), v, mask, scale)
+    if V < D:
+        return _widened(fused(q, k, _widened(v, D), mask, scale), V)
     B, H, T, D = q.shape
     K = k.shape[1]
     if T == 1 and mask is None:

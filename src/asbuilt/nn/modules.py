@@ -17,9 +17,10 @@ from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.experts import MixtureOfExperts
+from asbuilt.nn.latent import LatentAttention
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.step import Sight, Step
-from asbuilt.spec import attention, experts, feedforward, model, norms, positions
+from asbuilt.spec import attention, experts, feedforward, latent, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
 
 if TYPE_CHECKING:
@@ -217,6 +218,11 @@ def mixture(part: experts.MixtureOfExperts, path: str) -> MixtureOfExperts:
     return MixtureOfExperts(part, path, ACTIVATIONS[part.activation], shared)
 
 
+def latent_attention(part: latent.LatentAttention, path: str) -> LatentAttention:
+    """Returns the module of latent attention, its norms made as any other."""
+    return LatentAttention(part, path, norm(part.q_norm, f"{path}.q_norm"), norm(part.kv_norm, f"{path}.kv_norm"))
+
+
 class Parallel(nn.Module):
     """attention(x) + ffn(x)."""
 
@@ -359,6 +365,7 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     norms.RMSNorm: RMSNorm,
     norms.LayerNorm: LayerNorm,
     attention.Attention: Attention,
+    latent.LatentAttention: latent_attention,
     feedforward.MLP: MLP,
     feedforward.GatedMLP: GatedMLP,
     experts.MixtureOfExperts: mixture,

@@ -15,7 +15,8 @@ from asbuilt.spec.experts import (
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
-from asbuilt.spec.model import Block, Body, Branch, Head, Model, Parallel, TiedHead, TokenEmbedding
+from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.model import Block, Body, Branch, Head, Mixer, Model, Parallel, TiedHead, TokenEmbedding
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
     KINDS,
@@ -70,11 +71,13 @@ __all__ = [
     "GatedMLP",
     "Head",
     "Kind",
+    "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
     "LongRope",
+    "Mixer",
     "MixtureOfExperts",
     "Model",
     "Norm",

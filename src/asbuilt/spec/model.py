@@ -8,6 +8,7 @@ from typing import Self
 
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.experts import FeedForward
+from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     Part,
@@ -140,11 +141,15 @@ class TiedHead(Part):
         return run.rows * self.n_vocab * run.width * (2 if twice else 1)
 
 
+# What carries numbers from token to token.
+Mixer = Attention | LatentAttention
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Part):
     """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
 
-    attention: Attention
+    attention: Mixer
     ffn: FeedForward
 
     def __post_init__(self) -> None:
@@ -166,7 +171,7 @@ class Parallel(Part):
         return max(self.attention.works(run), stream + self.ffn.works(run), 3 * stream)
 
 
-Body = Attention | FeedForward | Parallel
+Body = Mixer | FeedForward | Parallel
 
 
 @dataclass(frozen=True, kw_only=True)

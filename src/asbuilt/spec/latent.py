@@ -1,0 +1,228 @@
+"""Multi-head latent attention: keys and values of all heads are read out of one narrow vector per token, the latent.
+
+DeepSeek-V2 (arXiv 2405.04434), section 2.1. Positions cannot pass through the latent, so each query has a part of its
+own for them, and all heads share one key of that width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from asbuilt.spec.feedforward import linear
+from asbuilt.spec.norms import Norm
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Remembered,
+    Saved,
+    Weight,
+    divided,
+    require,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+from asbuilt.spec.positions import Rotary, YaRN
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention(Part):
+    """Causal attention with q = q_up(q_norm(q_down x)), c = kv_norm(kv_down x), k = [k_up c, k_rope x], v = v_up c.
+
+    Each head's query and key are `d_nope` numbers without position and `d_rope` turned ones; the turned key is the same
+    for all heads. Without `q_rank` queries come straight from x. `bias` is of the maps down, `output_bias` of o. The
+    softmax scale is (d_nope + d_rope)^-0.5, under YaRN with `mscale` m times (0.1 m ln(factor) + 1)^2.
+
+    One new token after cached ones is attended *absorbed*: q^T (k_up c) = (k_up^T q)^T c, so the query is taken into
+    the latent's space, the mixed latents are brought back by v_up, and no cached token is expanded. All else is
+    *expanded*. The cache holds c and the turned key: kv_rank + d_rope numbers per token, for all heads together.
+    """
+
+    kind = "attention"
+    d_model: int
+    n_heads: int
+    q_rank: int | None = None
+    kv_rank: int
+    d_nope: int
+    d_rope: int
+    d_value: int
+    q_norm: Norm | None = None
+    kv_norm: Norm | None = None
+    positions: Rotary | None = None
+    mscale: float | None = None
+    bias: bool = False
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = ("kv_rank",) if self.q_rank is None else ("q_rank", "kv_rank")
+        require_sizes(self, "d_model", "n_heads", *ranks, "d_nope", "d_rope", "d_value")
+        require_flags(self, "bias", "output_bias")
+        ranked = self.q_norm is None or (self.q_rank is not None and self.q_norm.d == self.q_rank)
+        require(self, "q_norm", ranked, "none without q_rank" if self.q_rank is None else f"a norm over {self.q_rank}")
+        fits = self.kv_norm is None or self.kv_norm.d == self.kv_rank
+        require(self, "kv_norm", fits, f"a norm over kv_rank = {self.kv_rank}")
+        whole = self.positions is None or self.positions.d_rotary == self.d_rope
+        require(self, "positions", whole, f"d_rope = {self.d_rope} turned numbers")
+        if self.mscale is not None:
+            require_number(self, "mscale")
+            yarn = self.positions is not None and isinstance(self.positions.scaling, YaRN)
+            require(self, "mscale", yarn, "none without YaRN")
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head's query or key."""
+        return self.d_nope + self.d_rope
+
+    @property
+    def d_latent(self) -> int:
+        """Numbers cached per token."""
+        return self.kv_rank + self.d_rope
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by before the softmax."""
+        scaling = None if self.positions is None else self.positions.scaling
+        stretched = isinstance(scaling, YaRN) and self.mscale is not None and scaling.factor > 1
+        mscale = 0.1 * self.mscale * math.log(scaling.factor) + 1.0 if stretched else 1.0  # type: ignore[union-attr]
+        return self.d_head**-0.5 * mscale * mscale
+
+    def holds(self) -> dict[str, Weight]:
+        """q, or q_down and q_up; kv_down (kv_rank, d_model), k_rope (d_rope, d_model), k_up, v_up and o; biases."""
+        query = self.n_heads * self.d_head
+        if self.q_rank is None:
+            q = linear(query, self.d_model, False, "q")
+        else:
+            q = linear(self.q_rank, self.d_model, self.bias, "q_down") | linear(query, self.q_rank, False, "q_up")
+        down = linear(self.kv_rank, self.d_model, self.bias, "kv_down")
+        rope = linear(self.d_rope, self.d_model, self.bias, "k_rope")
+        up = linear(self.n_heads * self.d_nope, self.kv_rank, False, "k_up")
+        up |= linear(self.n_heads * self.d_value, self.kv_rank, False, "v_up")
+        return q | down | rope | up | linear(self.d_model, self.n_heads * self.d_value, self.output_bias, "o",
+                                             stream=True)  # fmt: skip
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_heads / tensor heads; the maps down, and so the cached latents, are whole on each."""
+        return replace(self, n_heads=divided(self, "n_heads", tensor))
+
+    def absorbs(self, run: Pass) -> bool:
+        """Whether the run is computed in the latent's space: a single token after others."""
+        return run.tokens == 1 and run.past > 0
+
+    def pairs(self, run: Pass) -> int:
+        """(query, key) pairs of one sequence and head that the mask leaves."""
+        return run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Queries and latents of the new tokens, then keys and values of all tokens; or the absorbed products."""
+        rows, query = run.rows, self.n_heads * self.d_head
+        if self.q_rank is None:
+            q: tuple[Product, ...] = (Product(name="q", a=rows, b=self.d_model, c=query, weight="q.weight"),)
+        else:
+            q = (
+                Product(name="q_down", a=rows, b=self.d_model, c=self.q_rank, weight="q_down.weight"),
+                Product(name="q_up", a=rows, b=self.q_rank, c=query, weight="q_up.weight"),
+            )
+        return (
+            *q,
+            Product(name="kv_down", a=rows, b=self.d_model, c=self.kv_rank, weight="kv_down.weight"),
+            Product(name="k_rope", a=rows, b=self.d_model, c=self.d_rope, weight="k_rope.weight"),
+            *(self._absorbed(run) if self.absorbs(run) else self._expanded(run)),
+            Product(name="o", a=rows, b=self.n_heads * self.d_value, c=self.d_model, weight="o.weight"),
+        )
+
+    def _expanded(self, run: Pass) -> tuple[Product, ...]:
+        """Every cached token is expanded anew."""
+        keys, heads = run.past + run.tokens, run.batch * self.n_heads
+        seen = run.batch * keys
+        score, value = (2 * heads * width * self.pairs(run) for width in (self.d_head, self.d_value))
+        return (
+            Product(name="k_up", a=seen, b=self.kv_rank, c=self.n_heads * self.d_nope, weight="k_up.weight"),
+            Product(name="v_up", a=seen, b=self.kv_rank, c=self.n_heads * self.d_value, weight="v_up.weight"),
+            Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=score),
+            Product(name="mix", a=run.tokens, b=keys, c=self.d_value, n=heads, needed=value),
+        )
+
+    def _absorbed(self, run: Pass) -> tuple[Product, ...]:
+        """k_up is multiplied from its other side, and scores and mixing are as wide as the latent."""
+        keys, heads = run.past + run.tokens, run.batch * self.n_heads
+        return (
+            Product(name="k_up", a=run.batch, b=self.d_nope, c=self.kv_rank, n=self.n_heads, weight="k_up.weight"),
+            Product(name="scores", a=1, b=self.d_latent, c=keys, n=heads),
+            Product(name="mix", a=1, b=keys, c=self.kv_rank, n=heads),
+            Product(name="v_up", a=run.batch, b=self.kv_rank, c=self.d_value, n=self.n_heads, weight="v_up.weight"),
+        )
+
+    @property
+    def _width(self) -> int:
+        """The fused kernel knows one width, so queries and keys or values are filled up with zeros."""
+        return max(self.d_head, self.d_value)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """What the maps read, and expanded q, k, v and mixed values as wide as the kernel takes them.
+
+        Of the scores the fused kernel keeps one log-sum-exp per query; the reference the mask, and the probabilities.
+        """
+        heads = run.rows * self.n_heads
+        q_latent = () if self.q_rank is None else (Saved(name="q latent", size=run.rows * self.q_rank),)
+        common = (
+            Saved(name="input", size=run.rows * self.d_model),
+            *q_latent,
+            Saved(name="latent", size=run.rows * self.kv_rank),
+            Saved(name="mixed", size=heads * self.d_value),
+        )
+        if run.kernel == "reference":
+            return common + self._saves_reference(run)
+        widths: dict[str, int] = dict.fromkeys(("q", "k", "v"), self._width)
+        if self._width > self.d_value:
+            widths["mixed and zeros"] = self._width
+        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
+        return (*common, *kept, Saved(name="logsumexp", size=heads, width="wide"))
+
+    def _saves_reference(self, run: Pass) -> tuple[Saved, ...]:
+        pairs, heads = run.tokens * run.tokens, run.rows * self.n_heads
+        size = run.batch * self.n_heads * pairs
+        widths = {"q": self.d_head, "k": self.d_head, "v": self.d_value}
+        mask = (Saved(name="mask", size=pairs, width="bool"),) if run.tokens > 1 else ()
+        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
+        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
+        return (*kept, *mask, Saved(name="probabilities", size=size, width="wide"), *cast)
+
+    def remakes(self) -> tuple[str, ...]:
+        """Whatever is as large as the scores, where a kernel keeps it; k and v would take products with weights."""
+        return ("mask", "probabilities", "probabilities cast")
+
+    def works(self, run: Pass) -> int:
+        """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept."""
+        down, query = self.d_latent + (self.q_rank or 0), self.n_heads * self.d_head
+        turned = 0 if self.positions is None else self.n_heads * self.d_rope
+        normed = self.q_rank if self.q_rank is not None and self.q_norm is not None else 0
+        making = run.rows * (down + query + max(normed, 3 * turned, query + turned if turned else 0))
+        result = run.rows * (self.n_heads * self.d_value + self.d_model)
+        kept, rest = run.rows * (query + self.d_latent), self._attending(run)
+        return max(making * run.width, kept * run.width + max(rest, result * run.width))
+
+    def _attending(self, run: Pass) -> int:
+        """Bytes of keys and values, what is filled up with zeros, what comes out, and scores where they are kept."""
+        heads, seen = run.batch * self.n_heads, run.batch * (run.past + run.tokens) * self.n_heads
+        pairs = heads * run.tokens * (run.past + run.tokens)
+        softmax = pairs * (run.width + max(run.width, 2 * 4 if run.width < 4 else 0))
+        if self.absorbs(run):
+            return run.rows * self.n_heads * (2 * self.d_latent + self.kv_rank) * run.width + softmax
+        made = seen * (self.d_head + max(self.d_nope, self.d_value))
+        if run.kernel == "reference":
+            masking = 2 * pairs * run.width + 2 * (pairs // heads if run.tokens > 1 else 0)
+            return made * run.width + max(softmax, masking)
+        zeros = 0
+        if self.d_value < self._width:
+            zeros = seen * self._width
+        elif self.d_head < self._width:
+            zeros = (seen + run.rows * self.n_heads) * self._width
+        out = run.rows * self.n_heads
+        return (made + zeros + out * self._width) * run.width + out * max(4, run.width)
+
+    def remembers(self) -> tuple[Remembered, ...]:
+        """The latent and the turned key in one: kv_rank + d_rope numbers per token."""
+        return (Remembered(name="latent", shape=(1, self.d_latent)),)
