@@ -27,6 +27,7 @@ WORDS = {
     "describe": ("gpt2",),
     "models": (),
     "machines": (),
+    "plan": ("train", "gpt2", "--gpu", "h100-sxm"),
     "generate": ("gpt2", "x"),
     "convert": ("gpt2", "out"),
     "measure": ("gpt2",),

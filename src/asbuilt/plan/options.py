@@ -1,0 +1,162 @@
+"""The options of a training plan, checked, and the constants that are assumptions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from asbuilt.errors import InputError
+from asbuilt.plan.layout import Layout, arrange
+from asbuilt.plan.optimizers import Recipe, optimizer
+from asbuilt.plan.shares import CHECKPOINTING, Checkpointing, Lora
+from asbuilt.plan.stages import OFFLOADS, Job, Offload
+from asbuilt.spec.part import LARGEST_SIZE
+
+# Hoffmann et al. 2022 (arXiv 2203.15556), Table 3 rounded: about 20 tokens per parameter.
+CHINCHILLA = 20
+# Kaplan et al. 2020 (arXiv 2001.08361): 2 FLOPs a parameter and token forward, 4 backward.
+SIX = 6
+
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+MASTER_WIDTH = 4
+QLORA_RANK = 64  # of the paper's own runs, where --qlora is given without a rank
+
+ASSUMPTIONS = {
+    "utilisation": "40% of the dense rate, as published runs reach (38 to 43%: arXiv 2407.21783, Table 4)",
+    "reserve": "5% of the memory for the CUDA context, NCCL's buffers and what fragmentation leaves unused",
+    "node": "8 GPUs share the fast link",
+    "network": "50 GB/s per GPU between nodes: a 400 Gb/s adapter each",
+    "host": "25 GB/s between a GPU and the host's memory: PCIe 4 x16 as it is reached",
+    "link": "32 GB/s where the machine's row names no link: PCIe 4 x16",
+    "overlap": "data parallelism's traffic runs beside the backward pass, a context's ring beside all computing",
+    "loss": "three float32 tensors of the logits' size at once, as PyTorch's cross-entropy has them (measured)",
+    "gathered": "ZeRO-3 holds two blocks and what lies outside the blocks whole; ZeRO-2 and 3 one block's gradients",
+    "backward": "working room of a block's backward pass is taken to be that of its forward pass",
+    "experts": "tokens spread evenly over the experts",
+    "adamw-8bit": "one byte a moment, an fp32 scale for 256 of them; tensors under 4,096 numbers in fp32",
+    "muon": "momentum for matrices; AdamW for vectors, embeddings and the head; gathering matrices is not timed",
+    "nf4": "4 bits, an 8-bit scale for 64 numbers, an fp32 scale for 256 of those; code tables left out",
+    "lora": "saved tensors as in full training, a ceiling: a frozen matrix without adapter need not keep its input",
+    "chinchilla": f"{CHINCHILLA} tokens per parameter (arXiv 2203.15556); of experts those that a token uses",
+    "6ND": "N is the parameters that a token uses, the embedding's table among them; no scores, nothing run again",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything about a run but the model and the machine; `batch` sequences are one micro-batch of one replica.
+
+    `gradient_dtype` None is `dtype`; `master` keeps an fp32 copy of weights that are narrower. `targets` None are all
+    matrices of the blocks but the router. `network` and `host` are bytes/s of one GPU, `price` is of one GPU's hour.
+    """
+
+    gpus: int = 1
+    batch: int = 1
+    seq: int = 4096
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    dtype: str = "bf16"
+    gradient_dtype: str | None = None
+    master: bool = True
+    zero: int = 0
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    sequence_parallel: bool = True
+    checkpointing: Checkpointing = "none"
+    chunked_loss: int = 1
+    offload: Offload = "none"
+    lora: int | None = None
+    targets: tuple[str, ...] | None = None
+    qlora: bool = False
+    utilisation: float = 0.4
+    tokens: float | None = None
+    price: float | None = None
+    reserve: float = 0.05
+    node: int = 8
+    network: float = 50e9
+    host: float = 25e9
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "seq", "accumulate", "chunked_loss", "node"):
+            _require_whole(name, getattr(self, name))
+        if self.lora is not None:
+            _require_whole("lora", self.lora)
+        optimizer(self.optimizer)
+        _require_choice("dtype", self.dtype, tuple(DTYPES))
+        _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, tuple(DTYPES))
+        _require_choice("checkpointing", self.checkpointing, CHECKPOINTING)
+        _require_choice("offload", self.offload, OFFLOADS)
+        for name, low, high in NUMBERS:
+            require_number(name, getattr(self, name), low, high)
+        if self.targets is not None and self.adapters is None:
+            raise InputError("needs adapters", field="targets", value=self.targets, fix="give --lora RANK too")
+
+    @property
+    def recipe(self) -> Recipe:
+        """How wide each number of the state is."""
+        width = DTYPES[self.dtype]
+        return Recipe(
+            optimizer=self.optimizer,
+            weight_width=width,
+            gradient_width=DTYPES[self.gradient_dtype or self.dtype],
+            master_width=MASTER_WIDTH if self.master and width < MASTER_WIDTH else 0,
+        )
+
+    @property
+    def adapters(self) -> Lora | None:
+        """The adapters, where there are any."""
+        if self.lora is None and not self.qlora:
+            return None
+        return Lora(rank=self.lora or QLORA_RANK, targets=self.targets, nf4=self.qlora)
+
+    @property
+    def job(self) -> Job:
+        """What the stages need to know."""
+        return Job(
+            recipe=self.recipe,
+            batch=self.batch,
+            seq=self.seq,
+            accumulate=self.accumulate,
+            checkpointing=self.checkpointing,
+            lora=self.adapters,
+            offload=self.offload,
+            chunks=self.chunked_loss,
+            sequence_parallel=self.sequence_parallel,
+            width=DTYPES[self.dtype],
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The degrees; raises InputError where they do not multiply to the GPUs."""
+        return arrange(self.gpus, tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp, zero=self.zero)
+
+
+# name, more than, at most
+NUMBERS = (
+    ("utilisation", 0.0, 1.0),
+    ("tokens", 0.0, 1e18),
+    ("price", -1e-9, 1e6),
+    ("reserve", -1e-9, 0.99),
+    ("network", 0.0, 1e15),
+    ("host", 0.0, 1e15),
+)
+
+
+def _require_whole(name: str, value: object) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= LARGEST_SIZE:  # type: ignore[operator]
+        raise InputError("not allowed", field=name, value=value, allowed="a whole number from 1 to 2^31-1")
+
+
+def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError("not allowed", field=name, value=value, allowed=", ".join(allowed))
+
+
+def require_number(name: str, value: float | None, above: float, most: float) -> None:
+    """Raises InputError naming the option unless its value is None or above one bound and at most the other."""
+    if value is not None and not (math.isfinite(value) and above < value <= most):
+        low = f"above {above:g}" if above >= 0 else "from 0"
+        raise InputError("not allowed", field=name, value=value, allowed=f"a number {low}, at most {most:g}")

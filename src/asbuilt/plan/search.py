@@ -1,0 +1,207 @@
+"""Which layouts fit and how fast they are, and what to change where a plan does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asbuilt.catalog.machine import Machine
+from asbuilt.errors import InputError
+from asbuilt.plan.layout import divisors
+from asbuilt.plan.options import Options
+from asbuilt.plan.shares import CHECKPOINTING
+from asbuilt.plan.stages import Stage, fullest, stages
+from asbuilt.plan.training import Subject, Suggestion, Trial, attempt
+
+# A ring attention of more ranks than this is not tried, nor tensor parallelism beyond a node.
+MOST_CONTEXT = 16
+SHOWN = 20
+# What a suggestion tries.
+CHUNKS, ADAPTER_RANK = 8, 16
+MOST_GPUS_SUGGESTED = 4096
+MOST_CHANGES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """The layouts that fit, fastest first, and how many were tried."""
+
+    trials: tuple[Trial, ...]
+    tried: int
+    fitting: int
+
+
+def search(subject: Subject, machine: Machine, options: Options, most: int = SHOWN) -> Ranked:
+    """Returns the `most` fastest layouts of the GPUs that fit.
+
+    Micro-batch and tokens a step stay as `options` have them: a layout of fewer replicas accumulates more. For each
+    layout the least checkpointing that fits is taken, since more of it is never faster.
+    """
+    sequences = options.batch * options.accumulate * options.layout.dp
+    found: list[Trial] = []
+    tried = 0
+    for changed in _layouts(subject, options, sequences):
+        for way in CHECKPOINTING:
+            trial = attempt(subject, machine, replace(changed, checkpointing=way))
+            tried += 1
+            if trial.fits:
+                found.append(trial)
+                break
+    found.sort(key=_rank)
+    return Ranked(trials=tuple(found[:most]), tried=tried, fitting=len(found))
+
+
+def _rank(trial: Trial) -> tuple[float, int, int]:
+    """Fastest first; of those within a hundredth the one of fewer kinds of parallelism, then of fewer bytes."""
+    layout = trial.layout
+    kinds = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep)) + (layout.zero > 0)
+    return float(f"{trial.step.seconds:.3g}"), kinds, trial.fullest.total
+
+
+def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Options]:
+    """Yields options for every layout that the model and the GPUs allow."""
+    gpus = options.gpus
+    blocks = subject.model.n_layers if subject.model is not None else gpus
+    tensor = [tp for tp in divisors(gpus) if tp <= options.node and subject.divides(tp)]
+    context = [
+        cp for cp in divisors(gpus) if cp <= MOST_CONTEXT and options.seq % cp == 0 and subject.model is not None
+    ]
+    for tp in tensor:
+        for cp in context or [1]:
+            for pp in divisors(gpus // tp):
+                dp, rest = divmod(gpus, tp * cp * pp)
+                if rest or pp > blocks or sequences % (dp * options.batch):
+                    continue
+                for ep in divisors(subject.experts):
+                    if dp * cp % ep == 0:
+                        for zero in (0, 1, 2, 3) if dp * cp > 1 else (0,):
+                            yield replace(options, tp=tp, pp=pp, cp=cp, ep=ep, zero=zero,
+                                          accumulate=sequences // (dp * options.batch))  # fmt: skip
+
+
+def suggest(subject: Subject, machine: Machine, trial: Trial) -> list[Suggestion]:
+    """Returns changes that make it fit, best first, then those that do not suffice by themselves.
+
+    Best: those that leave training as it is come first, and among them those that cost the least GPU time.
+    """
+    made = [(words, _try(subject, machine, changed), alters) for words, changed, alters in _changes(subject, trial)]
+    tried = [(words, found, alters) for words, found, alters in made if found is not None and _less(found, trial)]
+    if not any(found.fits for _, found, _ in tried):
+        together = _together(subject, machine, trial)
+        tried += [together] if together is not None else []
+    tried.sort(key=lambda item: _order(*item[1:]))
+    return [_suggestion(words, found, trial) for words, found, _ in tried]
+
+
+def _order(found: Trial, alters: bool) -> tuple[bool, bool, float]:
+    cost = found.step.seconds * found.layout.gpus / found.step.tokens
+    return not found.fits, alters, cost if found.fits else float(found.fullest.total)
+
+
+def _less(found: Trial, trial: Trial) -> bool:
+    return found.fullest.total < trial.fullest.total
+
+
+def _try(subject: Subject, machine: Machine, options: Options) -> Trial | None:
+    try:
+        return attempt(subject, machine, options)
+    except InputError:
+        return None  # this model or these GPUs do not allow it
+
+
+def _changes(subject: Subject, trial: Trial) -> Iterator[tuple[str, Options, bool]]:
+    """Yields (words, options, whether training itself is another) for every single change, and for more GPUs."""
+    o = trial.options
+    for words, fields, alters in _single(o):
+        yield words, replace(o, **fields), alters
+    zero: dict[str, Any] = {} if o.zero or o.gpus > 1 else {"zero": 3}
+    sparing: dict[str, Any] = {"zero": 3, "checkpointing": "full", "chunked_loss": max(CHUNKS, o.chunked_loss)}
+    for fields in (zero, sparing):
+        found = _gpus_needed(subject, trial, replace(o, **fields))
+        if found is not None:
+            said = "".join(f" --{name.replace('_', '-')} {value}" for name, value in fields.items()
+                           if value != getattr(o, name))  # fmt: skip
+            yield f"--gpus {found}{said}", replace(o, **fields, gpus=found), False
+
+
+def _gpus_needed(subject: Subject, trial: Trial, options: Options) -> int | None:
+    """The fewest GPUs, doubling, on which `options` fit."""
+    gpus = 2 * options.gpus
+    while gpus <= MOST_GPUS_SUGGESTED:
+        found = _fullest(subject, replace(options, gpus=gpus))
+        if found.total + trial.reserve <= trial.memory:
+            return gpus
+        gpus *= 2
+    return None
+
+
+def _fullest(subject: Subject, options: Options) -> Stage:
+    return fullest(stages(subject.shares(options), options.layout, options.job))
+
+
+def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yields (words, fields, whether training itself is another)."""
+    layout = o.layout
+    for zero in range(o.zero + 1, 4) if layout.replicas > 1 else ():
+        yield f"--zero {zero}", {"zero": zero}, False
+    for way in CHECKPOINTING[CHECKPOINTING.index(o.checkpointing) + 1 :]:
+        yield f"--checkpointing {way}", {"checkpointing": way}, False
+    if o.chunked_loss == 1:
+        yield f"--chunked-loss {CHUNKS}", {"chunked_loss": CHUNKS}, False
+    if o.batch > 1 and o.batch % 2 == 0:
+        halved = {"batch": o.batch // 2, "accumulate": 2 * o.accumulate}
+        yield f"--batch {o.batch // 2} --accumulate {2 * o.accumulate}", halved, False
+    for name in ("tp", "pp", "cp", "ep"):
+        degree = 2 * getattr(o, name)
+        if o.gpus % 2 == 0 and not (name == "tp" and degree > o.node):
+            yield f"--{name} {degree}", {name: degree}, False
+    if o.offload == "none":
+        yield "--offload optimizer", {"offload": "optimizer"}, False
+    if o.optimizer in ("adamw", "muon"):
+        yield "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}, True
+        yield "--optimizer adafactor", {"optimizer": "adafactor"}, True
+    if o.adapters is None:
+        yield f"--lora {ADAPTER_RANK}", {"lora": ADAPTER_RANK}, True
+        yield f"--lora {ADAPTER_RANK} --qlora", {"lora": ADAPTER_RANK, "qlora": True}, True
+
+
+def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:
+    """Several changes that leave training as it is: each time the one that saves the most, until it fits."""
+    words: list[str] = []
+    now = trial
+    for _ in range(MOST_CHANGES):
+        choices = [(said, _try(subject, machine, replace(now.options, **f))) for said, f, alters in _single(now.options)
+                   if not alters]  # fmt: skip
+        better = [(said, found) for said, found in choices if found is not None and _less(found, now)]
+        if not better:
+            return None
+        said, now = min(better, key=lambda item: (not item[1].fits, item[1].fullest.total))
+        words.append(said)
+        if now.fits:
+            return " ".join(_latest(words)), now, False
+    return None
+
+
+def _latest(words: list[str]) -> list[str]:
+    """Of options said twice the last."""
+    kept: dict[str, str] = {}
+    for said in words:
+        parts = said.split(" --")
+        for i, part in enumerate(parts):
+            text = part if i == 0 else f"--{part}"
+            kept[text.split()[0]] = text
+    return list(kept.values())
+
+
+def _suggestion(words: str, found: Trial, trial: Trial) -> Suggestion:
+    now, before = found.fullest.total, trial.fullest.total
+    left = found.memory - found.reserve - now
+    verdict = "fits" if found.fits else f"still {-left / 1e9:,.1f} GB too much"
+    pace = found.step.seconds / found.step.tokens / (trial.step.seconds / trial.step.tokens)
+    effect = (
+        f"{now / 1e9:,.1f} GB a device instead of {before / 1e9:,.1f}: {verdict}; {1 / pace:.2f}x the tokens a second"
+    )
+    return Suggestion(
+        change=words, effect=effect, fits=found.fits, per_device_bytes=now, step_seconds=found.step.seconds
+    )

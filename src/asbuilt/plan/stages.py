@@ -1,0 +1,233 @@
+"""What the devices of each pipeline stage hold at their fullest moment, from the shares of their pieces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from asbuilt.plan.layout import Layout
+from asbuilt.plan.optimizers import Pieces, Recipe, State
+from asbuilt.plan.shares import Checkpointing, Lora, Piece, Shares, split
+
+Offload = Literal["none", "optimizer", "activations", "all"]
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
+# Cross-entropy in PyTorch has three float32 tensors of the logits' size alive at once as its backward pass starts:
+# log-probabilities, their gradient, and the gradient of the logits. Measured, as tests/plan/test_reality.py does.
+LOGITS_ALIVE = 3
+# FSDP gathers the next block while one is computed.
+BLOCKS_GATHERED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained and how, the layout apart: `batch` sequences of `seq` tokens are one micro-batch of a replica.
+
+    A step accumulates `accumulate` micro-batches. `chunks` splits the loss over the rows of a micro-batch.
+    """
+
+    recipe: Recipe
+    batch: int
+    seq: int
+    accumulate: int = 1
+    checkpointing: Checkpointing = "none"
+    lora: Lora | None = None
+    offload: Offload = "none"
+    chunks: int = 1
+    sequence_parallel: bool = True
+    width: int = 2
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether master weights and optimizer state lie in the host's memory (arXiv 2101.06840)."""
+        return self.offload in ("optimizer", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what the blocks keep lies in the host's memory until the backward pass."""
+        return self.offload in ("activations", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The pieces of one pipeline stage, and how many micro-batches it keeps at once.
+
+    1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p keeps what it saved of min(m, p - s) micro-batches.
+    """
+
+    number: int
+    blocks: Counter[int]
+    shares: Shares
+    layout: Layout
+    job: Job
+
+    @property
+    def first(self) -> bool:
+        """Whether it holds what comes before the blocks."""
+        return self.number == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it holds what comes after the blocks, and computes the loss."""
+        return self.number == self.layout.pp - 1
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose saved tensors are there at once."""
+        return min(self.job.accumulate, self.layout.pp - self.number)
+
+    @cached_property
+    def outer(self) -> tuple[Piece, ...]:
+        """The pieces that are no blocks."""
+        found = ((self.first, self.shares.before), (self.last, self.shares.after))
+        return tuple(piece for there, piece in found if there)
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Piece, int], ...]:
+        """Every piece with how often it is there."""
+        inner = ((self.shares.kinds[kind], count) for kind, count in self.blocks.items())
+        return (*inner, *((piece, 1) for piece in self.outer))
+
+    @cached_property
+    def dense(self) -> State:
+        """State of all weights but experts, before ZeRO."""
+        total = self.shares.copied if self.last and not self.first else State()
+        for piece, count in self.counted:
+            total += piece.dense.times(count)
+        return total
+
+    @cached_property
+    def experts(self) -> State:
+        """State of the experts held here, before ZeRO."""
+        total = State()
+        for piece, count in self.counted:
+            total += piece.experts.times(count)
+        return total
+
+    def _sharded(self, dense: int, experts: int, stage: int) -> int:
+        """What is held of a state that ZeRO shards from `stage` on."""
+        if self.layout.zero < stage:
+            return dense + experts
+        return split(dense, self.layout.replicas) + split(experts, self.layout.expert_replicas)
+
+    @cached_property
+    def state(self) -> State:
+        """The state on one device, its own shard where ZeRO shards it."""
+        dense, experts = self.dense, self.experts
+        names = dict.fromkeys((*dense.optimizer, *experts.optimizer))
+        pieces: Pieces = {
+            name: self._sharded(dense.optimizer.get(name, 0), experts.optimizer.get(name, 0), 1) for name in names
+        }
+        return State(
+            weights=self._sharded(dense.weights, experts.weights, 3),
+            gradients=self._sharded(dense.gradients, experts.gradients, 2),
+            master=self._sharded(dense.master, experts.master, 1),
+            optimizer=pieces,
+        )
+
+    def _block(self, of: Literal["weights", "gradients"]) -> tuple[int, int]:
+        """The most that one block has, (dense, experts)."""
+        kinds = [self.shares.kinds[kind] for kind in self.blocks]
+        return max(getattr(k.dense, of) for k in kinds), max(getattr(k.experts, of) for k in kinds)
+
+    @cached_property
+    def gathered(self) -> int:
+        """Weights of other ranks that ZeRO-3 holds for a while: two blocks', and those outside the blocks."""
+        if self.layout.zero < 3 or not self.shares.rows:
+            return 0
+        dense, experts = self._block("weights")
+        outside = sum(piece.dense.weights for piece in self.outer)
+        whole = min(self.dense.weights, outside + BLOCKS_GATHERED * dense)
+        return _beyond(self.dense.weights, whole, self.layout.replicas) + _beyond(
+            self.experts.weights, min(self.experts.weights, BLOCKS_GATHERED * experts), self.layout.expert_replicas
+        )
+
+    @cached_property
+    def scattered(self) -> int:
+        """Gradients of one block before ZeRO-2 and 3 have reduced and scattered them."""
+        if self.layout.zero < 2 or not self.shares.rows:
+            return 0
+        dense, experts = self._block("gradients")
+        outside = max((piece.dense.gradients for piece in self.outer), default=0)
+        return _beyond(self.dense.gradients, max(dense, outside), self.layout.replicas) + _beyond(
+            self.experts.gradients, experts, self.layout.expert_replicas
+        )
+
+    @cached_property
+    def activations(self) -> int:
+        """What the blocks keep until the backward pass."""
+        way = self.job.checkpointing
+        return self.in_flight * sum(n * self.shares.kinds[kind].kept[way] for kind, n in self.blocks.items())
+
+    @cached_property
+    def outside(self) -> int:
+        """What is kept outside the blocks, and tensors that all blocks share."""
+        together: dict[str, int] = {}
+        for piece, _ in self.counted:
+            together |= piece.shared
+        return self.in_flight * (sum(piece.kept["none"] for piece in self.outer) + sum(together.values()))
+
+    @cached_property
+    def logits(self) -> int:
+        """One float32 tensor of the logits that are there at once; none but on the last stage."""
+        if not self.last or not self.shares.rows:
+            return 0
+        return self.shares.logits // self.shares.rows * split(self.shares.rows, self.job.chunks)
+
+    @cached_property
+    def loss_room(self) -> int:
+        """The logits' three tensors, and where the loss is chunked the gradient of its input."""
+        chunked = self.shares.stream if self.last and self.job.chunks > 1 else 0
+        return LOGITS_ALIVE * self.logits + chunked
+
+    @cached_property
+    def again_room(self) -> int:
+        """What one block makes again beyond what it kept, and room to work."""
+        way = self.job.checkpointing
+        kinds = [self.shares.kinds[kind] for kind in self.blocks]
+        return max(kind.kept["none"] - kind.kept[way] + kind.room for kind in kinds)
+
+    @cached_property
+    def on_host(self) -> int:
+        """Bytes of this device's that lie in the host's memory."""
+        state = self.state
+        optimizer = state.master + sum(state.optimizer.values()) if self.job.offloads_optimizer else 0
+        return optimizer + (self.activations if self.job.offloads_activations else 0)
+
+    @cached_property
+    def total(self) -> int:
+        """All that the device holds at its fullest."""
+        room = max(self.loss_room, self.again_room)
+        kept = self.activations + self.outside + room
+        return self.state.total + self.gathered + self.scattered + kept - self.on_host
+
+
+def _beyond(held: int, whole: int, ranks: int) -> int:
+    """What is there beyond a rank's own shard of `held` while `whole` of it is gathered."""
+    return whole + split(held - whole, ranks) - split(held, ranks)
+
+
+def every_stage(shares: Shares, layout: Layout, job: Job) -> Iterator[Stage]:
+    """Yields the stages in order; where the blocks do not divide evenly, the first ones have one more."""
+    n, pp = len(shares.blocks), layout.pp
+    start = 0
+    for number in range(pp):
+        size = n // pp + (number < n % pp)
+        blocks = Counter(shares.blocks[start : start + size])
+        start += size
+        yield Stage(number=number, blocks=blocks, shares=shares, layout=layout, job=job)
+
+
+def stages(shares: Shares, layout: Layout, job: Job) -> list[Stage]:
+    """Returns the stages that differ: of those that hold the same pieces the first, which keeps the most."""
+    found: dict[tuple[object, ...], Stage] = {}
+    for stage in every_stage(shares, layout, job):
+        found.setdefault((stage.first, stage.last, *sorted(stage.blocks.items())), stage)
+    return list(found.values())
+
+
+def fullest(found: list[Stage]) -> Stage:
+    """Returns the stage whose devices hold the most."""
+    return max(found, key=lambda stage: stage.total)

@@ -1,0 +1,332 @@
+"""What training a model takes on given machines: memory of the fullest device, FLOPs, time, money, and what to change.
+
+Every figure of the model comes from the declarations of its parts; what is assumed is in `ASSUMPTIONS` and in options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from asbuilt import cost
+from asbuilt.catalog.machine import Machine
+from asbuilt.cost.bill import TRAINING_FACTOR
+from asbuilt.errors import InputError
+from asbuilt.plan.layout import Layout, Network, divisors
+from asbuilt.plan.lines import Line
+from asbuilt.plan.optimizers import BY_SHAPE, State
+from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, SIX, Options, require_number
+from asbuilt.plan.shares import Piece, Shares, Slice, Work, shares, split
+from asbuilt.plan.stages import Stage, fullest, stages
+from asbuilt.plan.step import Speed, Step
+from asbuilt.plan.training_lines import against, ladder, logits
+from asbuilt.spec import Model, Part, Pass
+from asbuilt.spec.part import Weight, walk
+
+SECONDS_A_DAY = 86400
+LARGEST_TP = 256
+
+
+class Subject:
+    """What is trained: a described model, or only a number of parameters. Keeps the folds that layouts share."""
+
+    def __init__(self, model: Model | None = None, parameters: float | None = None) -> None:
+        if model is None and parameters is not None:
+            require_number("parameters", parameters, 0.0, 1e15)
+        elif not isinstance(model, Model):
+            raise InputError("only a model of one stack of blocks can be planned", field="model",
+                             value=type(model).__name__)  # fmt: skip
+        self.model = model
+        self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
+        self.active = _folded(model, cost.active_parameters) if model is not None else self.total
+        self._kept: dict[tuple[object, ...], Shares] = {}
+
+    @cached_property
+    def experts(self) -> int:
+        """The greatest number that divides the experts of every mixture; 1 without mixtures."""
+        blocks = dict.fromkeys(self.model.blocks) if self.model is not None else ()
+        counts = [n for block in blocks for _, part in walk(block) for n in part.spreads().values()]
+        return math.gcd(*counts) if counts else 1
+
+    def shares(self, options: Options) -> Shares:
+        """Returns one device's share of each piece; raises InputError for a degree that the model does not allow."""
+        o = options
+        pp = o.pp if self.model is None else 0
+        key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, o.sequence_parallel)
+        if key not in self._kept:
+            self._check(o)
+            run = Pass(tokens=o.seq, batch=o.batch, width=DTYPES[o.dtype])
+            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=o.sequence_parallel)
+            made = self._bare(o, at) if self.model is None else shares(self.model, o.recipe, o.adapters, at)
+            self._kept[key] = made
+        if self.model is not None and o.pp > self.model.n_layers:
+            raise InputError("more stages than blocks", field="pp", value=o.pp,
+                             allowed=f"1 to n_layers = {self.model.n_layers}")  # fmt: skip
+        return self._kept[key]
+
+    def _check(self, o: Options) -> None:
+        if o.seq % o.cp:
+            allowed = ", ".join(map(str, divisors(o.seq)))
+            raise InputError(f"a context of seq = {o.seq} tokens is divided", field="cp", value=o.cp, allowed=allowed)
+        if self.experts % o.ep:
+            allowed = ", ".join(map(str, divisors(self.experts)))
+            said = f"divides {self.experts} experts" if self.experts > 1 else "this model has no experts"
+            raise InputError(said, field="ep", value=o.ep, allowed=allowed)
+        if self.model is None:
+            self._check_bare(o)
+        elif o.tp > 1 and not self.divides(o.tp):
+            allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
+            raise InputError("not every part can be divided so", field="tp", value=o.tp,
+                             allowed=", ".join(map(str, allowed)))  # fmt: skip
+
+    def divides(self, tp: int) -> bool:
+        """Whether every part can be shared by `tp` devices."""
+        assert self.model is not None
+        try:
+            for part in dict.fromkeys(child for _, child in self.model.children()):
+                part.shard(tp)
+        except InputError:
+            return False
+        return True
+
+    def _check_bare(self, o: Options) -> None:
+        if o.optimizer in BY_SHAPE:
+            raise InputError("its state depends on the weights' shapes, which a number of parameters does not say",
+                             field="optimizer", value=o.optimizer, allowed="adamw, adamw-8bit, sgd-momentum",
+                             fix="name a MODEL")  # fmt: skip
+        if o.adapters is not None:
+            raise InputError("adapters stand beside matrices, which a number of parameters does not say", field="lora",
+                             value=o.adapters.rank, fix="name a MODEL")  # fmt: skip
+
+    def _bare(self, o: Options, at: Slice) -> Shares:
+        """A number of parameters, evenly divided: state and 2N FLOPs a token, no activations."""
+        own = Weight(shape=(split(self.total, o.tp * o.pp),), role="matrix")
+        work = Work(trained=split(2 * own.size * at.run.rows, o.cp))
+        piece = Piece(dense=o.recipe.trained(own, "other"), work=work)
+        return Shares(before=Piece(), kinds=(piece,), blocks=(0,) * o.pp, after=Piece(), copied=State(), stream=0,
+                      logits=0, rows=0)  # fmt: skip
+
+    def flops(self, options: Options) -> dict[str, float]:
+        """Training FLOPs per token by convention."""
+        if self.model is None:
+            return {"6ND": SIX * self.active}
+        run = Pass(tokens=options.seq)
+        return {
+            "6ND": SIX * self.active,
+            "exact": _folded(self.model, lambda part: cost.flops(part, run).training) / run.rows,
+            "exact_causal": TRAINING_FACTOR * _folded(self.model, lambda part: cost.flops(part, run).forward_causal)
+            / run.rows,
+        }  # fmt: skip
+
+
+def _folded(model: Model, figure: Callable[[Part], int]) -> int:
+    """Returns the sum of a figure over the model's children, equal ones computed once."""
+    counted = Counter(child for _, child in model.children())
+    return sum(count * figure(child) for child, count in counted.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One layout tried: what its fullest device holds and how long a step takes."""
+
+    options: Options
+    layout: Layout
+    stages: list[Stage]
+    step: Step
+    memory: int
+    memory_source: str
+
+    @cached_property
+    def fullest(self) -> Stage:
+        """The stage whose devices hold the most."""
+        return fullest(self.stages)
+
+    @property
+    def reserve(self) -> int:
+        """Memory that is left alone."""
+        return math.ceil(self.options.reserve * self.memory)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device holds it."""
+        return self.fullest.total + self.reserve <= self.memory
+
+
+def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
+    """Returns what `options` come to; raises InputError for what cannot be."""
+    layout, job = options.layout, options.job
+    found = stages(subject.shares(options), layout, job)
+    step = Step(stages=found, layout=layout, job=job, speed=speed_of(machine, options))
+    return Trial(options=options, layout=layout, stages=found, step=step, memory=machine.memory_bytes(),
+                 memory_source=machine.source)  # fmt: skip
+
+
+def speed_of(machine: Machine, options: Options) -> Speed:
+    """Returns the machine's rate at the run's precision and the links, with where each comes from."""
+    rate, precision = machine.rate(options.dtype)
+    link = machine.link.bandwidth if machine.link is not None else 32e9
+    named = {
+        "link": f"{machine.link.kind}, {machine.source}" if machine.link is not None else ASSUMPTIONS["link"],
+        "between": ASSUMPTIONS["network"] if options.network == 50e9 else "as given",
+        "host": ASSUMPTIONS["host"] if options.host == 25e9 else "as given",
+    }
+    network = Network(node=options.node, link=link, between=options.network, host=options.host, named=named)
+    return Speed(rate=rate, precision=precision, utilisation=options.utilisation, network=network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """A change of options, and what it comes to; `fits` says whether it is enough by itself."""
+
+    change: str
+    effect: str
+    fits: bool
+    per_device_bytes: int
+    step_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan:
+    """The answer: `lines` derive it in order; figures of memory are of the fullest device, the ladder adds them up."""
+
+    model: str
+    machine: Machine
+    trial: Trial
+    parameters: int
+    active: int
+    flops_per_token: dict[str, float]
+    ladder: tuple[Line, ...]
+    suggestions: tuple[Suggestion, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits beside the reserve."""
+        return self.trial.fits
+
+    @property
+    def state(self) -> State:
+        """Bytes of weights, gradients, master weights and optimizer state on the fullest device."""
+        return self.trial.fullest.state
+
+    @property
+    def activation_bytes(self) -> int:
+        """What the blocks keep until the backward pass."""
+        return self.trial.fullest.activations
+
+    @property
+    def logits_bytes(self) -> int:
+        """One float32 tensor of the logits that are there at once, on the stage that computes the loss."""
+        return max(stage.logits for stage in self.trial.stages)
+
+    @property
+    def per_device_bytes(self) -> int:
+        """All that the fullest device holds."""
+        return self.trial.fullest.total
+
+    @property
+    def tokens(self) -> float:
+        """How many tokens are trained on: those asked for, or the Chinchilla-optimal number."""
+        return self.trial.options.tokens or self.chinchilla_tokens
+
+    @property
+    def chinchilla_tokens(self) -> int:
+        """20 per parameter that a token uses."""
+        return CHINCHILLA * self.active
+
+    @property
+    def flops_total(self) -> float:
+        """6ND."""
+        return self.tokens * self.flops_per_token["6ND"]
+
+    @property
+    def days(self) -> float:
+        """6ND at the utilisation, on all GPUs."""
+        speed = self.trial.step.speed
+        return self.flops_total / (self.trial.layout.gpus * speed.reached * SECONDS_A_DAY)
+
+    @property
+    def money(self) -> float | None:
+        """What the days cost at the price of a GPU's hour."""
+        price = self.trial.options.price
+        return None if price is None else self.days * 24 * self.trial.layout.gpus * price
+
+    @property
+    def days_of_layout(self) -> float:
+        """The same from the layout's step, with its communication and its bubble."""
+        step = self.trial.step
+        return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Every line of the derivation, in the order in which a person would derive it."""
+        trial = self.trial
+        return (*logits(trial), *self.ladder, *against(trial), *trial.step.lines(), *self._run())
+
+    def _run(self) -> Iterator[Line]:
+        speed, gpus = self.trial.step.speed, self.trial.layout.gpus
+        yield Line(name="Chinchilla-optimal tokens", unit="tokens", value=self.chinchilla_tokens,
+                   formula="{tokens a parameter} × {parameters}", source=ASSUMPTIONS["chinchilla"],
+                   numbers={"tokens a parameter": CHINCHILLA, "parameters": self.active})  # fmt: skip
+        yield Line(name="FLOPs, 6ND", unit="FLOPs", value=self.flops_total, formula="6 × {parameters} × {tokens}",
+                   numbers={"parameters": self.active, "tokens": self.tokens}, note=ASSUMPTIONS["6ND"])  # fmt: skip
+        yield Line(name="days", unit="days", value=self.days, source=ASSUMPTIONS["utilisation"],
+                   formula="{FLOPs} / ({GPUs} × {rate} × {utilisation} × {seconds a day})",
+                   numbers={"FLOPs": self.flops_total, "GPUs": gpus, "rate": speed.rate,
+                            "utilisation": speed.utilisation, "seconds a day": SECONDS_A_DAY})  # fmt: skip
+        if self.money is not None:
+            yield Line(name="money", unit="", value=self.money, formula="{days} × 24 × {GPUs} × {price of an hour}",
+                       numbers={"days": self.days, "GPUs": gpus,
+                                "price of an hour": self.trial.options.price or 0.0})  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from asbuilt.plan.render import html
+        from asbuilt.plan.training_report import tables
+
+        return html(tables(self))
+
+
+def train(
+    model: Model | str | None,
+    gpu: Machine | str,
+    *,
+    parameters: float | None = None,
+    options: Options | None = None,
+    **changes: Any,  # noqa: ANN401  fields of Options, which checks them
+) -> TrainPlan:
+    """Returns the plan of training `model`, or a bare number of `parameters`, on `gpu`.
+
+    `changes` are fields of `Options`; `seq` is 4096, or the model's context if less. Raises InputError for a field that
+    is none, and for values that are impossible, by name.
+    """
+    from asbuilt.catalog import find, machines
+
+    spec = find(model).spec() if isinstance(model, str) else model
+    machine = machines.find(gpu) if isinstance(gpu, str) else gpu
+    known = {field.name for field in fields(Options)}
+    for name in changes:
+        if name not in known:
+            raise InputError("unknown option", field="options", value=name, allowed=", ".join(sorted(known)))
+    if options is None and "seq" not in changes and spec is not None:
+        changes["seq"] = min(Options.seq, spec.max_positions)
+    return plan(Subject(spec, parameters), machine, replace(options or Options(), **changes))
+
+
+def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
+    """Returns the plan, with suggestions where it does not fit."""
+    from asbuilt.plan.search import suggest
+
+    trial = attempt(subject, machine, options)
+    return TrainPlan(
+        model=subject.model.name if subject.model is not None else f"{subject.total:,} parameters",
+        machine=machine,
+        trial=trial,
+        parameters=subject.total,
+        active=subject.active,
+        flops_per_token=subject.flops(options),
+        ladder=tuple(ladder(trial)),
+        suggestions=() if trial.fits else tuple(suggest(subject, machine, trial)),
+    )

@@ -1,0 +1,122 @@
+"""The lines of a training plan: what the fullest device holds, derived one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from asbuilt.plan.lines import Line, Number, total
+from asbuilt.plan.optimizers import State
+from asbuilt.plan.options import ASSUMPTIONS
+from asbuilt.plan.shares import split
+from asbuilt.plan.stages import LOGITS_ALIVE, Stage
+
+if TYPE_CHECKING:
+    from asbuilt.plan.training import Trial
+
+KEEPS = {
+    "none": "all that autograd saves",
+    "selective": "all but what parts declare they can make again without a product with a weight",
+    "full": "each block's input",
+}
+
+
+def ladder(trial: Trial) -> list[Line]:
+    """Returns the fullest device's memory line by line; the last one adds up those before it."""
+    lines = [line for line in _held(trial) if line.value]
+    return [*lines, total("per device", {line.name: line.value for line in lines})]
+
+
+def against(trial: Trial) -> list[Line]:
+    """Returns the lines that hold the total against the device's memory."""
+    memory, reserve, held = trial.memory, trial.reserve, trial.fullest.total
+    numbers = {"memory": memory, "reserve": reserve, "per device": held}
+    return [
+        Line(name="memory", value=memory, source=trial.memory_source),
+        Line(name="reserve", value=reserve, formula="ceil({share} × {memory})", source=ASSUMPTIONS["reserve"],
+             numbers={"share": trial.options.reserve, "memory": memory}),
+        Line(name="left", value=memory - reserve - held, formula="{memory} − {reserve} − {per device}", numbers=numbers,
+             note="" if trial.fits else "does not fit"),
+    ]  # fmt: skip
+
+
+def _held(trial: Trial) -> Iterator[Line]:
+    stage, options = trial.fullest, trial.options
+    recipe = options.recipe
+    yield _state(stage, "weights", lambda s: s.weights, recipe.weight_width, 3)
+    yield _state(stage, "gradients", lambda s: s.gradients, recipe.gradient_width, 2)
+    yield _state(stage, "master weights", lambda s: s.master, recipe.master_width, 1)
+    for name in stage.state.optimizer:
+        yield _state(stage, name, lambda s, n=name: s.optimizer.get(n, 0), recipe.state_width, 1)
+    if stage.on_host:
+        yield Line(name="in the host's memory", value=-stage.on_host, formula="0 − {moved there}",
+                   numbers={"moved there": stage.on_host}, note=f"--offload {options.offload}")  # fmt: skip
+    yield from _moments(stage)
+
+
+def _state(stage: Stage, name: str, of: Callable[[State], int], width: int, sharded_from: int) -> Line:
+    """One kind of state; where it is so many bytes a parameter, from the number of parameters."""
+    layout, sharded = stage.layout, stage.layout.zero >= sharded_from
+    pieces, numbers, value = [], {}, 0
+    groups = (("", stage.dense, layout.replicas), ("experts' ", stage.experts, layout.expert_replicas))
+    for whose, state, ranks in groups:
+        whole, ways = of(state), ranks if sharded else 1
+        value += split(whole, ways)
+        if whole:
+            said, put_in = _whole(stage, state, whose, name, whole, width)
+            numbers |= put_in
+            if ways > 1:
+                said, numbers[f"{whose}ranks"] = f"ceil({said} / {{{whose}ranks}})", ways
+            pieces.append(said)
+    note = f"shared out by ZeRO-{layout.zero}" if sharded and max(n for _, _, n in groups) > 1 else ""
+    return Line(name=name, value=value, formula=" + ".join(pieces), numbers=numbers, note=note)
+
+
+def _whole(stage: Stage, state: State, whose: str, name: str, whole: int, width: int) -> tuple[str, dict[str, Number]]:
+    """The formula of what ZeRO has not divided, and its numbers."""
+    trained = state.gradients // stage.job.recipe.gradient_width
+    if width and whole == trained * width:
+        return f"{{{whose}parameters}} × {{bytes each}}", {f"{whose}parameters": trained, "bytes each": width}
+    return f"{{{whose}{name} in all}}", {f"{whose}{name} in all": whole}
+
+
+def _moments(stage: Stage) -> Iterator[Line]:
+    """What is there for a while: gathered weights, saved tensors, and room to work."""
+    yield Line(name="gathered weights", value=stage.gathered, source=ASSUMPTIONS["gathered"])
+    yield Line(name="gradients before they are scattered", value=stage.scattered, source=ASSUMPTIONS["gathered"])
+    yield _activations(stage)
+    yield Line(name="outside the blocks", value=stage.outside, note="inputs of the final norm and head, tokens, tables")
+    if stage.loss_room >= stage.again_room:
+        gradient = stage.loss_room - LOGITS_ALIVE * stage.logits
+        more = {"gradient of the head's input": gradient} if gradient else {}
+        formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])
+        yield Line(name="the loss", value=stage.loss_room, formula=formula, source=ASSUMPTIONS["loss"],
+                   numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
+                   note="more than a block's backward pass needs")  # fmt: skip
+    else:
+        yield Line(name="a block's backward pass", value=stage.again_room, source=ASSUMPTIONS["backward"],
+                   note="what it makes again and its working room; more than the loss needs")  # fmt: skip
+
+
+def _activations(stage: Stage) -> Line:
+    """Micro-batches at once x blocks x what one block keeps, kind by kind."""
+    way, several = stage.job.checkpointing, len(stage.blocks) > 1
+    numbers: dict[str, Number] = {"micro-batches at once": stage.in_flight}
+    terms = []
+    for i, (kind, count) in enumerate(stage.blocks.items()):
+        which = f" of kind {i + 1}" if several else ""
+        numbers |= {f"blocks{which}": count, f"kept by one{which}": stage.shares.kinds[kind].kept[way]}
+        terms.append(f"{{blocks{which}}} × {{kept by one{which}}}")
+    formula = f"{{micro-batches at once}} × ({' + '.join(terms)})"
+    note = f"checkpointing {way}: {KEEPS[way]}"
+    return Line(name="activations", value=stage.activations, formula=formula, numbers=numbers, note=note)
+
+
+def logits(trial: Trial) -> Iterator[Line]:
+    """Yields the line of one float32 tensor of logits, where there are any."""
+    stage = trial.stages[-1]
+    if stage.logits:
+        rows = split(stage.shares.rows, stage.job.chunks)
+        yield Line(name="logits", value=stage.logits, formula="{rows} × {bytes of a row}",
+                   numbers={"rows": rows, "bytes of a row": stage.logits // rows},
+                   note="float32, of the rows that are there at once; counted in the loss")  # fmt: skip

@@ -1,0 +1,203 @@
+"""A training plan as plain data (the keys of its JSON document, which only ever get more) and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from asbuilt.plan.lines import Line
+from asbuilt.plan.options import ASSUMPTIONS, SIX
+from asbuilt.plan.render import Cell, Table
+
+if TYPE_CHECKING:
+    from asbuilt.plan.search import Ranked
+    from asbuilt.plan.training import TrainPlan, Trial
+
+CONVENTIONS = {
+    "per_device_bytes": "the device of the fullest pipeline stage at its fullest moment",
+    "ladder": "lines add up to per_device_bytes; running_bytes is the sum so far",
+    "state_bytes": "on that device, after ZeRO; what is offloaded is counted here and taken off in the ladder",
+    "activation_bytes": "what the blocks keep until the backward pass, of all micro-batches in flight",
+    "logits_bytes": "one float32 tensor of the logits that are there at once, on the stage that computes the loss",
+    "flops_total": "6ND: N parameters that a token uses, D tokens",
+    "flops": "a product (a,b)x(b,c) is 2abc; backward is twice forward, once where the weight is frozen",
+    "days": "6ND at the utilisation of the dense rate, communication and bubble within it",
+    "step": "a floor: computing at the utilisation, and beside it communication and bubble at the links' full rate",
+    "communication": "bytes that one device sends in a step, over a ring",
+    "layout": "GPUs = dp x tp x pp x cp; ep takes its ranks from dp x cp",
+    "batch": "sequences of one micro-batch of one replica; a step has batch x accumulate x dp",
+    "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
+}
+
+
+def document(plan: TrainPlan) -> dict[str, Any]:
+    """Returns the whole plan as plain data."""
+    trial, options, layout = plan.trial, plan.trial.options, plan.trial.layout
+    step, stage = trial.step, trial.fullest
+    return {
+        "fits": plan.fits,
+        "model": plan.model,
+        "gpu": plan.machine.name,
+        "gpus": layout.gpus,
+        "parameters": {"total": plan.parameters, "active": plan.active},
+        "ladder": _ladder(plan.ladder[:-1]),
+        "state_bytes": {
+            "weights": plan.state.weights,
+            "gradients": plan.state.gradients,
+            "master": plan.state.master,
+            "optimizer": sum(plan.state.optimizer.values()),
+            "optimizer_pieces": dict(plan.state.optimizer),
+            "total": plan.state.total,
+        },
+        "activation_bytes": plan.activation_bytes,
+        "logits_bytes": plan.logits_bytes,
+        "per_device_bytes": plan.per_device_bytes,
+        "host_bytes": stage.on_host,
+        "memory_bytes": trial.memory,
+        "reserve_bytes": trial.reserve,
+        "flops_total": plan.flops_total,
+        "flops_per_token": plan.flops_per_token,
+        "tokens": plan.tokens,
+        "chinchilla_tokens": plan.chinchilla_tokens,
+        "days": plan.days,
+        "days_of_layout": plan.days_of_layout,
+        "money": plan.money,
+        "layout": {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "cp": layout.cp,
+                   "zero": layout.zero},
+        "stage": {"fullest": stage.number, "micro_batches_in_flight": stage.in_flight},
+        "step": {
+            "seconds": step.seconds,
+            "tokens": step.tokens,
+            "tokens_per_second": step.tokens / step.seconds,
+            "compute_seconds": step.compute_seconds * options.accumulate,
+            "bubble": step.bubble,
+            "waiting_for_data_seconds": step.exposed_seconds,
+        },
+        "communication": {
+            name: {"bytes": traffic.bytes, "seconds": traffic.seconds, "formula": traffic.formula}
+            for name, traffic in step.communication.items()
+        },
+        "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
+        "options": asdict(options),
+        "conventions": CONVENTIONS,
+        "assumptions": ASSUMPTIONS,
+    }  # fmt: skip
+
+
+def _ladder(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    steps, running = [], 0
+    for line in lines:
+        running += int(line.value)
+        steps.append({"line": line.name, "bytes": line.value, "running_bytes": running, "formula": line.symbols,
+                      "numbers": dict(line.numbers), "source": line.source, "note": line.note})  # fmt: skip
+    return steps
+
+
+def ranked_document(ranked: Ranked) -> dict[str, Any]:
+    """Returns the layouts that fit as plain data, fastest first."""
+    return {
+        "tried": ranked.tried,
+        "fitting": ranked.fitting,
+        "layouts": [
+            {
+                "layout": {name: getattr(trial.layout, name) for name in ("dp", "tp", "pp", "ep", "cp", "zero")},
+                "checkpointing": trial.options.checkpointing,
+                "accumulate": trial.options.accumulate,
+                "per_device_bytes": trial.fullest.total,
+                "step_seconds": trial.step.seconds,
+                "tokens_per_second": trial.step.tokens / trial.step.seconds,
+                "options": said(trial),
+            }
+            for trial in ranked.trials
+        ],
+    }
+
+
+def said(trial: Trial) -> str:
+    """The options that make this layout, to be typed again."""
+    o = trial.options
+    return f"--gpus {o.gpus} {trial.layout.said} --accumulate {o.accumulate} --checkpointing {o.checkpointing}"
+
+
+def tables(plan: TrainPlan) -> list[Table]:
+    """Returns the plan as tables: memory, time, the run, and suggestions."""
+    found = [_memory(plan), _held_against(plan), _step(plan), _run(plan)]
+    if plan.suggestions:
+        rows = [(s.change, "yes" if s.fits else "no", s.effect) for s in plan.suggestions]
+        found.append(Table("What would change it, best first", ("change", "fits", "effect"), rows))
+    return found
+
+
+def _gb(nbytes: float) -> tuple[str, str]:
+    return f"{nbytes / 1e9:,.3f}", f"{nbytes / 2**30:,.3f}"
+
+
+def _memory(plan: TrainPlan) -> Table:
+    layout, stage = plan.trial.layout, plan.trial.fullest
+    rows: list[tuple[Cell, ...]] = []
+    running = 0
+    for line in plan.ladder[:-1]:
+        running += int(line.value)
+        rows.append((line.name, int(line.value), *_gb(line.value), f"{running / 1e9:,.1f}", line.symbols or line.note))
+    rows.append(("per device", plan.per_device_bytes, *_gb(plan.per_device_bytes), "", ""))
+    where = f", pipeline stage {stage.number + 1} of {layout.pp}" if layout.pp > 1 else ""
+    columns = ("memory", "bytes", "GB", "GiB", "GB so far", "formula")
+    return Table(f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}", columns, rows)
+
+
+def _held_against(plan: TrainPlan) -> Table:
+    trial = plan.trial
+    left = trial.memory - trial.reserve - plan.per_device_bytes
+    rows = [
+        ("device memory", *_gb(trial.memory)),
+        (f"left alone ({trial.options.reserve:.0%})", *_gb(trial.reserve)),
+        ("training", *_gb(plan.per_device_bytes)),
+        ("left over" if plan.fits else "too much", *_gb(abs(left))),
+    ]
+    return Table("It fits" if plan.fits else "It does not fit", ("", "GB", "GiB"), rows)
+
+
+def _step(plan: TrainPlan) -> Table:
+    step = plan.trial.step
+    rows: list[tuple[Cell, ...]] = [
+        ("computing", "", f"{step.compute_seconds * plan.trial.options.accumulate:.4g}",
+         f"{step.speed.rate / 1e12:,g} TFLOP/s {step.speed.precision} at {step.speed.utilisation:.0%}"),
+    ]  # fmt: skip
+    for name, traffic in step.communication.items():
+        if traffic.bytes:
+            rows.append((name, f"{traffic.bytes / 1e9:,.3f}", f"{traffic.seconds:.4g}", traffic.formula))
+    if step.bubble:
+        rows.append(("bubble of the pipeline", "", "", f"{step.bubble:.1%} of the step"))
+    pace = f"{step.tokens:,} tokens, {step.tokens / step.seconds:,.0f} a second"
+    rows.append(("one step", "", f"{step.seconds:.4g}", pace))
+    return Table("One step, of one device", ("", "GB sent", "seconds", ""), rows)
+
+
+def _run(plan: TrainPlan) -> Table:
+    per_token = plan.flops_per_token
+    rows: list[tuple[Cell, ...]] = [
+        ("tokens", f"{plan.tokens:,.0f}", "as given" if plan.trial.options.tokens else "Chinchilla-optimal"),
+        ("Chinchilla-optimal tokens", f"{plan.chinchilla_tokens:,}", ASSUMPTIONS["chinchilla"]),
+        ("FLOPs, 6ND", f"{plan.flops_total:.3g}", f"{SIX} x {plan.active:,} x {plan.tokens:,.0f}"),
+    ]
+    for name, words in (("exact", "full scores"), ("exact_causal", "masked pairs skipped")):
+        if name in per_token:
+            rows.append((f"FLOPs, exact, {words}", f"{plan.tokens * per_token[name]:.3g}", "from every product"))
+    rows.append(("days at the utilisation", f"{plan.days:,.2f}", "6ND, all GPUs"))
+    rows.append(("days by this layout's step", f"{plan.days_of_layout:,.2f}", "with its communication and bubble"))
+    if plan.money is not None:
+        price = plan.trial.options.price
+        rows.append(("money", f"{plan.money:,.0f}", f"at {price:g} a GPU's hour, for the days at the utilisation"))
+    return Table("The run", ("", "figure", "of what"), rows)
+
+
+def ranked_table(ranked: Ranked) -> Table:
+    """Returns the layouts that fit, fastest first."""
+    rows = [
+        (said(trial), f"{trial.fullest.total / 1e9:,.1f}", f"{trial.step.seconds:.4g}",
+         f"{trial.step.tokens / trial.step.seconds / trial.layout.gpus:,.0f}")
+        for trial in ranked.trials
+    ]  # fmt: skip
+    title = f"{ranked.fitting} layouts fit of {ranked.tried} tried; the fastest"
+    return Table(title, ("options", "GB a device", "seconds a step", "tokens/s a GPU"), rows)

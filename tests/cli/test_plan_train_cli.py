@@ -1,0 +1,95 @@
+"""`asbuilt plan train`: exit codes, one JSON document, and the message for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+LLAMA = ("plan", "train", "llama-3-8b", "--gpu", "h100-sxm")
+
+
+def test_what_does_not_fit(run: Run) -> None:
+    result = run(*LLAMA, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["fits"] is False
+    assert found["suggestions"][0]["fits"]
+
+
+def test_what_fits(run: Run) -> None:
+    result = run(*LLAMA, "--gpus", 8, "--zero", 3, "--checkpointing", "full", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["fits"] is True
+    assert found["suggestions"] == []
+    assert found["layout"] == {"dp": 8, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "zero": 3}
+
+
+def test_parameters_in_place_of_a_model(run: Run) -> None:
+    for number in ("7.5e9", "7.5B"):
+        found = json.loads(run("plan", "train", "--parameters", number, "--gpu", "a100-80gb", "--gpus", 64,
+                               "--zero", 3, "--json").stdout)  # fmt: skip
+        assert found["state_bytes"]["total"] == 1_875_000_000
+
+
+def test_a_folder(run: Run, checkpoint: Path) -> None:
+    result = run("plan", "train", checkpoint, "--gpu", "h100-sxm", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["options"]["seq"] == 64
+
+
+def test_search(run: Run) -> None:
+    result = run(*LLAMA, "--gpus", 8, "--search", "--json")
+    assert result.exit_code == 0
+    layouts = json.loads(result.stdout)["search"]["layouts"]
+    best = layouts[0]
+    words = best["options"].split()
+    again = run(*LLAMA, *words, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["per_device_bytes"] == best["per_device_bytes"]
+    assert "seconds a step" in run(*LLAMA, "--gpus", 8, "--search").stdout
+    assert run(*LLAMA, "--search").exit_code == 1
+
+
+@pytest.mark.parametrize("way", [(), ("--markdown",), ("--explain",), ("--chunked-loss",), ("--chunked-loss", "4")])
+def test_printed(run: Run, way: tuple[str, ...]) -> None:
+    result = run(*LLAMA, "--gpus", 16, "--tp", 2, "--pp", 2, "--zero", 1, "--accumulate", 8, "--price", 2,
+                 "--tokens", "15T", *way)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "master weights" in result.stdout
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--gpus", "3", "--tp", "3"), ("tp", "1, 2, 4, 8")),
+    (("--gpus", "7", "--pp", "2"), ("gpus", "multiple of 2")),
+    (("--optimizer", "adam"), ("optimizer", "adamw")),
+    (("--zero", "7"), ("zero", "0, 1, 2, 3")),
+    (("--lora", "8", "--targets", "query"), ("targets", "q, k, v")),
+    (("--tokens", "many"), ("tokens",)),
+    (("--network", "fast"), ("network",)),
+    (("--parameters", "7e9"), ("MODEL", "--parameters")),
+], ids=str)  # fmt: skip
+def test_wrong_input(run: Run, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    result = run(*LLAMA, *words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert all(word in result.stderr for word in said)
+
+
+def test_unknown_gpu_and_no_model(run: Run) -> None:
+    unknown = run("plan", "train", "llama-3-8b", "--gpu", "h1000")
+    assert unknown.exit_code == 2
+    assert "h100" in unknown.stderr
+    assert run("plan", "train", "--gpu", "h100-sxm").exit_code == 2
+
+
+def test_beyond_the_context_is_a_warning(run: Run) -> None:
+    result = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--seq", 4096, "--json")
+    assert result.exit_code == 0
+    assert "beyond the context" in result.stderr

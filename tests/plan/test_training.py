@@ -1,0 +1,250 @@
+"""Training plans: published figures, derived through the plan, and what a plan says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from asbuilt import cost
+from asbuilt.catalog import find, machines
+from asbuilt.errors import InputError
+from asbuilt.plan import Options, Subject, TrainPlan, train
+from asbuilt.plan.explain import explain
+from asbuilt.plan.lines import Line
+from asbuilt.plan.options import CHINCHILLA
+from asbuilt.plan.render import html, markdown
+from asbuilt.plan.search import search
+from asbuilt.plan.stages import every_stage
+from asbuilt.plan.training_report import document, tables
+from asbuilt.spec import Pass
+
+H100 = machines.find("h100-sxm")
+PLANS = (
+    ("llama-3-8b", {}),
+    ("llama-3-8b", {"gpus": 8, "zero": 3, "checkpointing": "full", "chunked_loss": 8}),
+    ("llama-3-8b", {"gpus": 32, "tp": 2, "pp": 4, "cp": 2, "accumulate": 8, "zero": 1, "price": 2.5, "tokens": 1e12}),
+    ("llama-3.2-1b", {"gpus": 8, "pp": 4, "optimizer": "adafactor", "checkpointing": "selective"}),
+    ("mixtral-8x7b", {"gpus": 64, "ep": 8, "tp": 2, "zero": 2, "optimizer": "muon", "offload": "all"}),
+    ("gemma-2-2b", {"lora": 16, "qlora": True, "optimizer": "adamw-8bit"}),
+    ("gpt2", {"dtype": "fp32", "optimizer": "sgd-momentum", "seq": 256, "batch": 3}),
+)
+
+
+def plan(name: str, **changes: Any) -> TrainPlan:  # noqa: ANN401
+    return train(name, H100, **changes)
+
+
+def test_llama_3_8b_state() -> None:
+    """16 bytes a parameter, one after the other: the running total that the field quotes."""
+    running = [step["running_bytes"] for step in document(plan("llama-3-8b"))["ladder"][:5]]
+    assert [round(nbytes / 1e9, 1) for nbytes in running] == [16.1, 32.1, 64.2, 96.4, 128.5]
+    assert running[-1] == 16 * cost.total_parameters(find("llama-3-8b").spec())
+
+
+def test_llama_3_8b_activations_and_logits() -> None:
+    found = document(plan("llama-3-8b", batch=1, seq=4096, checkpointing="full"))
+    assert found["activation_bytes"] == 32 * 4096 * 4096 * 2 == pytest.approx(1.07e9, rel=5e-3)
+    assert found["logits_bytes"] == 4096 * 128256 * 4 == pytest.approx(2.10e9, rel=5e-3)
+    chunked = document(plan("llama-3-8b", batch=1, seq=4096, checkpointing="full", chunked_loss=8))
+    assert 8 * chunked["logits_bytes"] == found["logits_bytes"]
+
+
+@pytest.mark.parametrize(("zero", "stated"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.875)])
+def test_zero_stages(zero: int, stated: float) -> None:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054), Figure 1: 7.5B parameters, 64 GPUs, mixed-precision Adam."""
+    found = train(None, H100, parameters=7.5e9, gpus=64, zero=zero)
+    assert found.state.total / 1e9 == pytest.approx(stated, abs=0.05)
+    assert found.per_device_bytes == found.state.total
+
+
+def test_fifteen_trillion_tokens() -> None:
+    found = plan("llama-3-8b", tokens=15e12, gpus=1024, zero=3, price=2.0)
+    assert found.flops_total == pytest.approx(7.2e23, rel=5e-3)
+    assert found.days * 86400 * 1024 * H100.rates["bf16"] * 0.4 == pytest.approx(found.flops_total)
+    assert found.money == pytest.approx(found.days * 24 * 1024 * 2.0)
+    assert found.chinchilla_tokens == CHINCHILLA * found.active
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2", "gemma-2-2b"])
+def test_exact_flops_are_those_of_the_bill(name: str) -> None:
+    spec, seq = find(name).spec(), 1024
+    found = train(spec, H100, seq=seq).flops_per_token
+    whole = cost.flops(spec, Pass(tokens=seq))
+    assert found["exact"] * seq == whole.training
+    assert found["exact_causal"] * seq == 3 * whole.forward_causal
+    assert found["6ND"] == 6 * cost.active_parameters(spec)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "llama-3.2-1b"])
+def test_undivided_activations_are_those_of_the_bill(name: str) -> None:
+    spec = find(name).spec()
+    run = Pass(tokens=2048, batch=2)
+    bill = cost.saved(spec, run)
+    for way, kept in (("none", bill.all), ("selective", bill.selective), ("full", bill.checkpointed)):
+        stage = train(spec, H100, seq=2048, batch=2, checkpointing=way).trial.fullest
+        assert stage.activations + stage.outside == kept
+    assert stage.logits == cost.logits_bytes(spec, dataclasses.replace(run, width=4))
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "llama-3.2-1b", "gemma-2-2b"])
+@pytest.mark.parametrize("degrees", [{"pp": 2}, {"tp": 2}, {"tp": 2, "pp": 4}, {"zero": 3}])
+def test_devices_together_hold_the_model(name: str, degrees: dict[str, Any]) -> None:
+    """What tensor parallelism repeats are vectors and routers, less than a thousandth; stages repeat a tied table."""
+    spec, tp = find(name).spec(), degrees.get("tp", 1)
+    options = Options(gpus=8, **degrees)
+    shares = Subject(spec).shares(options)
+    every = list(every_stage(shares, options.layout, options.job))
+    held = sum(stage.dense.weights + stage.experts.weights for stage in every)
+    held -= shares.copied.weights if len(every) > 1 else 0
+    assert sum(stage.blocks.total() for stage in every) == spec.n_layers
+    assert held * tp == pytest.approx(cost.weight_bytes(spec, "bf16"), rel=1e-3 if tp > 1 else 0)
+    tied = cost.parameters(spec)["head"] == 0
+    assert (shares.copied.weights > 0) == tied
+
+
+def value(line: Line) -> float:
+    """The formula, put into numbers and worked out by Python."""
+    text = line.formula.replace("×", "*").replace("−", "-")
+    names = {place: f"numbers[{place!r}]" for place in line.numbers}
+    for place in sorted(names, key=len, reverse=True):
+        text = text.replace("{" + place + "}", names[place])
+    return eval(text, {"ceil": math.ceil, "max": max, "min": min, "numbers": dict(line.numbers)})
+
+
+@pytest.mark.parametrize(("name", "changes"), PLANS, ids=str)
+def test_every_line_is_its_formula(name: str, changes: dict[str, Any]) -> None:
+    found = plan(name, **changes)
+    derived = [line for line in found.lines if line.formula]
+    assert len(derived) > 10
+    for line in derived:
+        assert value(line) == pytest.approx(line.value, rel=1e-12), line
+    assert sum(line.value for line in found.ladder[:-1]) == found.ladder[-1].value == found.per_device_bytes
+    text = "\n".join(explain(found.lines))
+    assert all(line.name in text for line in found.lines)
+
+
+@pytest.mark.parametrize(("name", "changes"), PLANS, ids=str)
+def test_the_document_has_its_keys(name: str, changes: dict[str, Any]) -> None:
+    found = plan(name, **changes)
+    said = json.loads(json.dumps(document(found)))
+    assert {"fits", "ladder", "state_bytes", "activation_bytes", "logits_bytes", "per_device_bytes", "flops_total",
+            "days", "layout", "communication", "suggestions"} <= said.keys()  # fmt: skip
+    assert {"weights", "gradients", "master", "optimizer"} <= said["state_bytes"].keys()
+    assert said["layout"].keys() == {"dp", "tp", "pp", "ep", "cp", "zero"}
+    assert said["ladder"][-1]["running_bytes"] == said["per_device_bytes"]
+    assert said["fits"] == (said["per_device_bytes"] + said["reserve_bytes"] <= said["memory_bytes"])
+    degrees = said["layout"]
+    assert math.prod(degrees[name] for name in ("dp", "tp", "pp", "cp")) == found.trial.layout.gpus
+
+
+@pytest.mark.parametrize(("name", "changes"), PLANS, ids=str)
+def test_renderings(name: str, changes: dict[str, Any]) -> None:
+    found = plan(name, **changes)
+    written = markdown(tables(found))
+    for block in written.strip().split("\n\n"):
+        if block.startswith("|"):
+            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}) == 1
+    assert found._repr_html_() == html(tables(found))
+    assert f"{found.per_device_bytes:,}" in written
+    assert "<script" not in train(dataclasses.replace(find("gpt2").spec(), name="<script>"), H100)._repr_html_()
+
+
+def test_suggestions_hold_what_they_promise() -> None:
+    """Each change, typed as it is said, comes to what is said of it; the best come first."""
+    for name, changes in (
+        ("llama-3-8b", {}),
+        ("llama-3-8b", {"gpus": 2, "batch": 4}),
+        ("llama-3.1-405b", {"gpus": 64}),
+    ):
+        found = plan(name, **changes)
+        assert not found.fits
+        assert any(s.fits for s in found.suggestions)
+        assert [s.fits for s in found.suggestions] == sorted((s.fits for s in found.suggestions), reverse=True)
+        for suggestion in found.suggestions:
+            asked = dict(re.findall(r"--([a-z-]+)(?: ([a-z0-9-]*[a-z0-9]))?", suggestion.change))
+            fields = {k.replace("-", "_"): int(v) if v.isdigit() else v or True for k, v in asked.items()}
+            again = plan(name, **(changes | fields))
+            assert again.per_device_bytes == suggestion.per_device_bytes < found.per_device_bytes
+            assert again.fits == suggestion.fits
+
+
+def test_search_ranks_what_fits() -> None:
+    options = Options(gpus=16, accumulate=2)
+    found = search(Subject(find("llama-3-8b").spec()), H100, options, most=1000)
+    assert 0 < found.fitting == len(found.trials) <= found.tried
+    seconds = [trial.step.seconds for trial in found.trials]
+    assert all(later >= 0.99 * earlier for earlier, later in pairwise(seconds))
+    assert all(trial.fits and trial.layout.gpus == 16 for trial in found.trials)
+    assert {trial.step.tokens for trial in found.trials} == {16 * 2 * 4096}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("llama-3.1-405b", 1024), ("mixtral-8x7b", 1024)])
+def test_search_is_quick(name: str, gpus: int) -> None:
+    subject = Subject(find(name).spec())
+    before = time.process_time()
+    assert search(subject, H100, Options(gpus=gpus)).fitting
+    assert time.process_time() - before < 2.0
+
+
+def test_a_plan_is_quick() -> None:
+    def seconds() -> float:
+        spec = find("llama-3-8b").spec()
+        before = time.process_time()
+        document(train(spec, H100, gpus=64, tp=8, pp=4, zero=1, accumulate=8))
+        return time.process_time() - before
+
+    assert min(seconds() for _ in range(5)) < 0.05
+
+
+REFUSED = (
+    ({"gpus": 3, "tp": 3}, "tp", "1, 2, 4, 8, 16, 32"),
+    ({"gpus": 64, "pp": 64}, "pp", "n_layers = 32"),
+    ({"gpus": 8, "ep": 2}, "ep", "1"),
+    ({"gpus": 9, "tp": 2}, "gpus", "a multiple of 2"),
+    ({"gpus": 3, "cp": 3}, "cp", "1, 2, 4"),
+    ({"zero": 4}, "zero", "0, 1, 2, 3"),
+    ({"gpus": 0}, "gpus", "from 1"),
+    ({"tp": -1}, "tp", "from 1"),
+    ({"batch": 0}, "batch", "from 1"),
+    ({"seq": 2**40}, "seq", "2^31-1"),
+    ({"optimizer": "adam"}, "optimizer", "adamw-8bit"),
+    ({"dtype": "fp8"}, "dtype", "bf16, fp16, fp32"),
+    ({"checkpointing": "some"}, "checkpointing", "none, selective, full"),
+    ({"offload": "disk"}, "offload", "optimizer"),
+    ({"utilisation": 1.5}, "utilisation", "at most 1"),
+    ({"utilisation": math.nan}, "utilisation", "above 0"),
+    ({"price": -1.0}, "price", "from 0"),
+    ({"tokens": 0.0}, "tokens", "above 0"),
+    ({"lora": 8, "targets": ("qq",)}, "targets", "q, k, v, o, gate, up, down"),
+    ({"targets": ("q",)}, "targets", "--lora"),
+    ({"chunked_loss": 0}, "chunked_loss", "from 1"),
+    ({"speed": 2}, "options", "zero"),
+)
+
+
+@pytest.mark.parametrize(("changes", "field", "allowed"), REFUSED, ids=str)
+def test_refused_by_name(changes: dict[str, Any], field: str, allowed: str) -> None:
+    with pytest.raises(InputError) as error:
+        plan("llama-3-8b", **changes)
+    assert error.value.field == field
+    assert allowed in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adafactor"}, {"optimizer": "muon"}, {"lora": 8}, {"qlora": True}])
+def test_a_number_of_parameters_has_no_shapes(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="MODEL"):
+        train(None, H100, parameters=1e9, **changes)
+
+
+def test_experts_are_divided_by_their_own_degree() -> None:
+    with pytest.raises(InputError) as error:
+        plan("mixtral-8x7b", gpus=16, ep=16)
+    assert error.value.field == "ep"
+    assert "1, 2, 4, 8" in str(error.value)

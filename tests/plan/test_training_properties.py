@@ -1,0 +1,174 @@
+"""What must never grow: bytes of a device with more GPUs, ZeRO and checkpointing; and schedules, played through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import strategies
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from asbuilt import cost
+from asbuilt.catalog import machines
+from asbuilt.errors import InputError
+from asbuilt.plan import Options, Subject
+from asbuilt.plan.layout import divisors, ring
+from asbuilt.plan.optimizers import OPTIMIZERS
+from asbuilt.plan.shares import CHECKPOINTING
+from asbuilt.plan.stages import OFFLOADS, every_stage
+from asbuilt.plan.training import Trial, attempt
+from asbuilt.spec import Model, Pass
+
+H100 = machines.find("h100-sxm")
+
+
+@st.composite
+def jobs(draw: DrawFn) -> tuple[Subject, Options]:
+    """A drawn model, and any options that it allows."""
+    spec = draw(strategies.specs())
+    subject = Subject(spec)
+    seq = 2 * draw(st.integers(1, 12))
+    tp, cp = draw(st.sampled_from((1, 1, 2, 3))), draw(st.sampled_from((1, 2)))
+    pp, ep = draw(st.integers(1, spec.n_layers)), draw(st.sampled_from(divisors(subject.experts)))
+    options = Options(
+        gpus=tp * cp * pp * ep * draw(st.integers(1, 4)),
+        batch=draw(st.integers(1, 3)),
+        seq=seq,
+        accumulate=draw(st.integers(1, 5)),
+        optimizer=draw(st.sampled_from(list(OPTIMIZERS))),
+        dtype=draw(st.sampled_from(("bf16", "fp32"))),
+        master=draw(st.booleans()),
+        zero=draw(st.integers(0, 3)),
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        cp=cp,
+        sequence_parallel=draw(st.booleans()),
+        checkpointing=draw(st.sampled_from(CHECKPOINTING)),
+        chunked_loss=draw(st.integers(1, 4)),
+        offload=draw(st.sampled_from(OFFLOADS)),
+        lora=draw(st.none() | st.integers(1, 3)),
+        qlora=draw(st.booleans()),
+    )
+    try:
+        subject.shares(options)
+    except InputError:
+        assume(False)  # heads or vocabulary that cannot be divided
+    return subject, options
+
+
+def tried(job: tuple[Subject, Options], **changes: Any) -> Trial:  # noqa: ANN401
+    return attempt(job[0], H100, replace(job[1], **changes))
+
+
+def total(job: tuple[Subject, Options], **changes: Any) -> int:  # noqa: ANN401
+    return tried(job, **changes).fullest.total
+
+
+@given(jobs(), st.integers(2, 5))
+def test_more_gpus_are_never_more_bytes_per_device(job: tuple[Subject, Options], times: int) -> None:
+    assert total(job, gpus=times * job[1].gpus) <= total(job)
+
+
+@given(jobs())
+def test_a_higher_zero_stage_is_never_more(job: tuple[Subject, Options]) -> None:
+    totals = [total(job, zero=zero) for zero in range(4)]
+    assert totals == sorted(totals, reverse=True)
+
+
+@given(jobs())
+def test_more_checkpointing_is_never_more(job: tuple[Subject, Options]) -> None:
+    kept = [tried(job, checkpointing=way, pp=1, gpus=job[1].gpus).fullest.activations for way in CHECKPOINTING]
+    assert kept == sorted(kept, reverse=True)
+
+
+@given(jobs(), st.integers(1, 4))
+def test_a_larger_batch_is_never_less(job: tuple[Subject, Options], more: int) -> None:
+    assert total(job, batch=job[1].batch + more) >= total(job)
+    assert total(job, accumulate=job[1].accumulate + more) >= total(job)
+
+
+@given(jobs())
+def test_what_saves_never_costs(job: tuple[Subject, Options]) -> None:
+    plain = {"lora": None, "qlora": False, "offload": "none", "optimizer": "adamw"}
+    for changes in ({"offload": "optimizer"}, {"offload": "activations"}, {"offload": "all"},
+                    {"optimizer": "sgd-momentum"}, {"optimizer": "muon"}):  # fmt: skip
+        assert total(job, **(plain | changes)) <= total(job, **plain)
+
+
+@given(jobs())
+@settings(max_examples=30)
+def test_the_time_of_a_step_is_its_parts(job: tuple[Subject, Options]) -> None:
+    step = tried(job).step
+    assert step.seconds >= job[1].accumulate * step.compute_seconds > 0
+    faster = tried(job, utilisation=0.8).step
+    assert faster.compute_seconds == step.compute_seconds / 2
+    for name, degree in (("tensor", "tp"), ("pipeline", "pp"), ("context", "cp"), ("expert", "ep")):
+        assert step.communication[name].bytes == 0 or getattr(job[1], degree) > 1
+
+
+@given(strategies.specs(), st.integers(2, 12))
+def test_the_device_multiplies_what_the_bill_says(spec: Model, tokens: int) -> None:
+    step = attempt(Subject(spec), H100, Options(seq=tokens)).step
+    whole = cost.flops(spec, Pass(tokens=tokens))
+    assert step.flops == 3 * whole.forward_causal
+
+
+def one_f_one_b(stages: int, micro: int) -> tuple[list[int], Fraction]:
+    """Plays 1F1B through: the most micro-batches that each stage keeps, and the share of time it idles.
+
+    Forward takes one unit and backward two. A stage warms up with as many forward passes as there are stages after it,
+    then takes a backward pass whenever one is ready.
+    """
+    ready: dict[tuple[str, int, int], int] = {}
+    clocks, kept, most = [0] * stages, [0] * stages, [0] * stages
+    order = []
+    for s in range(stages):
+        warm = min(micro, stages - s - 1)
+        work = [("f", i) for i in range(warm)]
+        for i in range(micro - warm):
+            work += [("f", warm + i), ("b", i)]
+        work += [("b", i) for i in range(micro - warm, micro)]
+        order.append(work)
+    done = [0] * stages
+    while any(done[s] < 2 * micro for s in range(stages)):
+        for s in range(stages):
+            while done[s] < 2 * micro:
+                kind, i = order[s][done[s]]
+                before = (kind, s - 1, i) if kind == "f" else (kind, s + 1, i)
+                outermost = s == 0 if kind == "f" else s == stages - 1
+                if not outermost and before not in ready:
+                    break
+                start = max(clocks[s], 0 if outermost else ready[before])
+                clocks[s] = ready[kind, s, i] = start + (1 if kind == "f" else 2)
+                kept[s] += 1 if kind == "f" else -1
+                most[s] = max(most[s], kept[s])
+                done[s] += 1
+    length = max(clocks)
+    return most, Fraction(length - 3 * micro, length)
+
+
+@given(st.integers(1, 6), st.integers(1, 10))
+def test_pipeline_is_1f1b_played_through(stages: int, micro: int) -> None:
+    most, idle = one_f_one_b(stages, micro)
+    subject = Subject(parameters=1e6)
+    options = Options(gpus=stages, pp=stages, accumulate=micro)
+    trial = attempt(subject, H100, options)
+    assert [stage.in_flight for stage in every_stage(subject.shares(options), options.layout, options.job)] == most
+    assert abs(trial.step.bubble - float(idle)) < 1e-12
+
+
+@given(st.integers(2, 9), st.integers(1, 50))
+def test_a_ring_sends_n_minus_1_of_n(ranks: int, each: int) -> None:
+    """An all-gather passed on piece by piece: every rank sends what it has just received, until all have all."""
+    held = [{rank} for rank in range(ranks)]
+    passing, sent = list(range(ranks)), 0
+    while any(len(pieces) < ranks for pieces in held):
+        passing = [passing[rank - 1] for rank in range(ranks)]
+        sent += each
+        for rank in range(ranks):
+            held[rank].add(passing[rank])
+    assert sent == round(ring(ranks) * ranks * each)
