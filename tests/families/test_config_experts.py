@@ -12,7 +12,7 @@ from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
 from asbuilt.families.experts import MOST_EXPERTS
-from asbuilt.spec import GatedMLP, MixtureOfExperts, Model
+from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, buffers
 
 Config = dict[str, Any]
 SIZES: Config = {
@@ -101,6 +101,61 @@ def test_one_token_uses_the_chosen_experts(family: str) -> None:
     part = mixture_of(spec)
     idle = len(sparse_layers(spec)) * (part.n_experts - part.top_k) * 3 * part.d_ff * part.d_model
     assert cost.total_parameters(spec) - cost.active_parameters(spec) == idle > 0
+
+
+GLM: Config = SIZES | {
+    "model_type": "glm4_moe", "n_routed_experts": 6, "moe_intermediate_size": 7, "head_dim": 8,
+    "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+
+def test_dense_layers_come_first_and_shared_experts_are_one_wide_one() -> None:
+    spec = spec_of(GLM | {"first_k_dense_replace": 3, "n_shared_experts": 2})
+    assert sparse_layers(spec) == [3]
+    part = mixture_of(spec)
+    assert part.shared is not None
+    assert (part.d_ff, part.shared.d_ff) == (7, 14)
+
+
+@pytest.mark.parametrize(("groups", "top"), [(1, 1), (3, 3), (2, 1), (3, 2)])
+def test_groups_are_a_limit_only_where_some_are_closed(groups: int, top: int) -> None:
+    config = GLM | {"n_group": groups, "topk_group": top}
+    reading = read_config(config, "x")
+    found = mixture_of(reading.spec).router.groups
+    assert found == (ExpertGroups(n_groups=groups, top_groups=top, score="two_best") if top < groups else None)
+    written = write_config("glm4_moe", reading.spec, reading.carried, None)
+    assert (written["n_group"], written["topk_group"]) == (groups, top)
+    assert spec_of(write_config("glm4_moe", reading.spec, {}, None)) == reading.spec
+
+
+def test_corrections_are_stored_and_no_parameters() -> None:
+    spec = spec_of(GLM)
+    held = {path for path, _, _ in buffers(spec)}
+    assert held == {f"blocks.{i}.ffn.body.router.correction" for i in (1, 2, 3)}
+    assert cost.stored_extra(spec) == {"buffers": 3 * 6}
+    names = {name for entry in tensor_table("glm4_moe", spec).entries for name in entry.names}
+    assert "model.layers.1.mlp.gate.e_score_correction_bias" in names
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_group", 4),
+        ("n_group", 6),  # groups of one have no two best
+        ("topk_group", 2),
+        ("num_experts_per_tok", 7),
+        ("first_k_dense_replace", 4),
+        ("first_k_dense_replace", -1),
+        ("n_shared_experts", 0),
+        ("n_routed_experts", MOST_EXPERTS),
+        ("routed_scaling_factor", 0),
+        ("partial_rotary_factor", 0.1),
+        ("mlp_bias", True),
+    ],
+)
+def test_glm_refuses_by_name(key: str, value: object) -> None:
+    with pytest.raises(InputError, match=key):
+        spec_of(GLM | {key: value})
 
 
 BAD: list[tuple[str, str, Config]] = [

@@ -16,6 +16,7 @@ from asbuilt.families import (
     bloom,
     falcon,
     gemma,
+    glm4_moe,
     gpt2,
     gpt_neox,
     llama,
@@ -34,7 +35,7 @@ from asbuilt.families import (
     starcoder2,
 )
 from asbuilt.families.dimensions import Dimensions
-from asbuilt.spec import Activation, LinearScaling, Llama3Scaling, Model, Rotary, Router
+from asbuilt.spec import Activation, LinearScaling, Llama3Scaling, Model, Rotary, Router, Scaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,16 +180,18 @@ def _akin(
     context: int,
     theta: float = 10000.0,
     d_head: int | None = None,
+    d_rotary: int | None = None,
+    scaling: Scaling | None = None,
     activation: Activation = "silu",
     tied: bool = False,
 ) -> None:
     """Adds a row of a family akin to llama, whose `build` makes its model of the dimensions."""
 
     def make() -> Model:
-        rotary = Rotary(d_rotary=d_head or d_model // heads, theta=theta)
+        rotary = Rotary(d_rotary=d_rotary or d_head or d_model // heads, theta=theta, scaling=scaling)
         return build(Dimensions(n_vocab=vocab, d_model=d_model, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
                                 d_ff=d_ff, max_positions=context, rotary=rotary, activation=activation, tied=tied,
-                                name=name))  # fmt: skip
+                                d_head=d_head, name=name))  # fmt: skip
 
     ROWS[name] = Entry(name=name, family=family, source=source, dtype=dtype, make=make)
 
@@ -246,6 +249,12 @@ OLMOE_SOURCE = "Muennighoff et al. 2024, arXiv 2409.02060, Table 1; config of al
 _olmoe = partial(olmoe.build, router=Router(d_model=2048, n_experts=64, top_k=8))
 _akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, family="olmoe", build=_olmoe, vocab=50304,
       context=4096)  # fmt: skip
+
+GLM_SOURCE = "GLM-4.5 Team 2025, arXiv 2508.06471, Table 1; config of zai-org/GLM-4.5-Air"
+_glm = partial(glm4_moe.build, d_expert=1408, n_dense=1, bias=True,
+               router=glm4_moe.usual_router(d_model=4096, n_experts=128, top_k=8))  # fmt: skip
+_akin("glm-4.5-air", 46, 4096, 96, 8, 10944, GLM_SOURCE, family="glm4_moe", build=_glm, vocab=151552, context=131072,
+      theta=1e6, d_head=128, d_rotary=64)  # fmt: skip
 
 
 def _mpt_7b() -> Model:

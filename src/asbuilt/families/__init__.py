@@ -22,6 +22,7 @@ FAMILIES: dict[str, str] = {
     "gemma": "asbuilt.families.gemma",
     "gemma2": "asbuilt.families.gemma2",
     "gemma3_text": "asbuilt.families.gemma3_text",
+    "glm4_moe": "asbuilt.families.glm4_moe",
     "gpt2": "asbuilt.families.gpt2",
     "gpt_neox": "asbuilt.families.gpt_neox",
     "llama": "asbuilt.families.llama",

@@ -47,7 +47,7 @@ F = TypeVar("F", MLP, GatedMLP, MixtureOfExperts)
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """What all of these families are told by; d_head is rotary.d_rotary."""
+    """What all of these families are told by; d_head None means that heads turn as a whole, rotary.d_rotary wide."""
 
     n_vocab: int
     d_model: int
@@ -59,7 +59,13 @@ class Dimensions:
     rotary: Rotary
     activation: Activation = "silu"
     tied: bool = False
+    d_head: int | None = None
     name: str = "model"
+
+    @property
+    def head_width(self) -> int:
+        """Numbers of one head."""
+        return self.d_head or self.rotary.d_rotary
 
     def attention(
         self,
@@ -71,12 +77,12 @@ class Dimensions:
         k_norm: Norm | None = None,
         window: int | None = None,
     ) -> Attention:
-        """Returns attention whose heads are `turned` as a whole, or have no positions."""
+        """Returns attention whose heads are `turned`, or have no positions."""
         return Attention(
             d_model=self.d_model,
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads,
-            d_head=self.rotary.d_rotary,
+            d_head=self.head_width,
             positions=self.rotary if turned else None,
             bias=bias,
             output_bias=output_bias,
@@ -115,13 +121,15 @@ def read_dimensions(reader: ConfigReader, defaults: Mapping[str, Any]) -> Dimens
     """Returns the dimensions of a config; `defaults` are the class's, by key, `rope_theta` only where it is not 10000.
 
     A default of None for `num_key_value_heads` means as many as heads, and for `head_dim` (or none at all)
-    hidden_size / num_attention_heads. Raises InputError naming the key at fault.
+    hidden_size / num_attention_heads; with one for `partial_rotary_factor` only that part of a head turns. Raises
+    InputError naming the key at fault.
     """
     d_model = reader.size("hidden_size", default=defaults["hidden_size"])
     n_heads = reader.size("num_attention_heads", default=defaults["num_attention_heads"])
     d_head = head_width(reader, d_model, n_heads, defaults.get("head_dim"))
     context = reader.size("max_position_embeddings", default=defaults["max_position_embeddings"])
-    rotary = read_rotary(reader, d_head, context, default_theta=defaults.get("rope_theta", 10000.0))
+    rotary = read_rotary(reader, d_head, context, default_theta=defaults.get("rope_theta", 10000.0),
+                         partial=defaults.get("partial_rotary_factor"))  # fmt: skip
     kv_heads = reader.size("num_key_value_heads", default=defaults["num_key_value_heads"] or n_heads, null=n_heads)
     divide(reader, n_heads, "num_attention_heads", kv_heads, "num_key_value_heads")
     return Dimensions(
@@ -135,6 +143,7 @@ def read_dimensions(reader: ConfigReader, defaults: Mapping[str, Any]) -> Dimens
         rotary=rotary,
         activation=reader.choice("hidden_act", choices=ACTIVATION_NAMES, default=defaults["hidden_act"]),
         tied=reader.flag("tie_word_embeddings", default=defaults["tie_word_embeddings"]),
+        d_head=d_head,
         name=reader.where,
     )
 

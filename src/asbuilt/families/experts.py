@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families import dimensions as shared
 from asbuilt.families.dimensions import Dimensions
 from asbuilt.families.reader import ConfigReader
 from asbuilt.families.table import Entry, StackExperts, Table
-from asbuilt.spec import MixtureOfExperts, Model, Router
+from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, Router
+from asbuilt.spec.experts import GroupScore, Scoring
 
 # Every expert of every layer has names of its own, so their number is bounded before they are made; the largest
 # published models have 61 layers of 384 experts.
 MOST_EXPERTS = 2**18
+CORRECTION = "e_score_correction_bias"  # what the checkpoints call Router.correction
+GROUPS = ("n_group", "topk_group")
 
 
 def read_router(reader: ConfigReader, d_model: int, n_layers: int, keys: tuple[str, ...], *, n_experts: int,
@@ -28,6 +33,76 @@ def read_router(reader: ConfigReader, d_model: int, n_layers: int, keys: tuple[s
     chosen = reader.size("num_experts_per_tok", default=top_k)
     reader.require("num_experts_per_tok", chosen <= experts, f"at most the {experts} experts")
     return Router(d_model=d_model, n_experts=experts, top_k=chosen, renormalise=renormalise)
+
+
+def read_grouped_router(
+    reader: ConfigReader,
+    d_model: int,
+    n_layers: int,
+    defaults: Mapping[str, Any],
+    *,
+    scoring: Scoring,
+    score: GroupScore,
+    correction: bool,
+    eps: float,
+) -> Router:
+    """Returns the router of a config that may limit the choice to `topk_group` of `n_group` groups of experts.
+
+    Where all groups are open there are none in the spec, and their number is carried. Raises InputError naming the key.
+    """
+    for key in ("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux"):
+        reader.irrelevant(key, "training only")
+    experts = reader.size("n_routed_experts", "num_local_experts", default=defaults["n_routed_experts"],
+                          most=MOST_EXPERTS // n_layers)  # fmt: skip
+    chosen = reader.size("num_experts_per_tok", default=defaults["num_experts_per_tok"])
+    n_groups, top_groups = (reader.size(key, default=defaults[key]) for key in GROUPS)
+    size, rest = divmod(experts, n_groups)
+    least = 2 if score == "two_best" else 1
+    reader.require("n_group", not rest and size >= least, f"a divisor of {experts} with {least} experts in each group")
+    reader.require("topk_group", top_groups <= n_groups, f"at most the {n_groups} groups")
+    reader.require("num_experts_per_tok", chosen <= top_groups * size, f"at most the {top_groups * size} experts")
+    for key in GROUPS:
+        reader.irrelevant(key, "carried, since as many open groups as there are mean nothing")
+    renormalise = reader.flag("norm_topk_prob", default=defaults["norm_topk_prob"])
+    limited = ExpertGroups(n_groups=n_groups, top_groups=top_groups, score=score) if top_groups < n_groups else None
+    return Router(
+        d_model=d_model,
+        n_experts=experts,
+        top_k=chosen,
+        scoring=scoring,
+        renormalise=renormalise,
+        correction=correction,
+        groups=limited,
+        eps=eps if renormalise else 0.0,
+        scale=reader.number("routed_scaling_factor", default=defaults["routed_scaling_factor"]),
+    )
+
+
+def write_grouped_router(router: Router, carried: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys that `read_grouped_router` reads."""
+    said = [carried.get(key) for key in GROUPS]
+    if router.groups is not None:
+        said = [router.groups.n_groups, router.groups.top_groups]
+    elif said[0] is None or said[0] != said[1]:
+        said = [1, 1]
+    return {
+        "n_routed_experts": router.n_experts,
+        "num_experts_per_tok": router.top_k,
+        **dict(zip(GROUPS, said, strict=True)),
+        "norm_topk_prob": router.renormalise,
+        "routed_scaling_factor": float(router.scale),
+    }
+
+
+def read_first_dense(reader: ConfigReader, n_layers: int, default: int) -> int:
+    """Returns how many of the first layers have no experts; raises InputError where none is left that has."""
+    return reader.size("first_k_dense_replace", default=default, least=0, most=n_layers - 1)
+
+
+def first_dense(spec: Model) -> int:
+    """Returns how many of the first layers have a gated feed-forward in place of experts."""
+    bodies = [block.branches[-1].body for block in spec.blocks]
+    return next((i for i, body in enumerate(bodies) if not isinstance(body, GatedMLP)), len(bodies))
 
 
 def mixture(dimensions: Dimensions, router: Router, d_ff: int | None = None) -> MixtureOfExperts:
