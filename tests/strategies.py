@@ -24,9 +24,11 @@ from asbuilt.spec import (
     WEIGHINGS,
     Alibi,
     Attention,
+    BiasTable,
     Block,
     Branch,
     ClampedGate,
+    CrossAttention,
     DynamicNTK,
     ExpertGroups,
     FeedForward,
@@ -43,10 +45,12 @@ from asbuilt.spec import (
     Norm,
     Parallel,
     QueryTemperature,
+    RelativeBuckets,
     RMSNorm,
     Rotary,
     Router,
     Scaling,
+    SharedEmbedding,
     TiedHead,
     TokenEmbedding,
     YaRN,
@@ -297,6 +301,66 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
         max_positions=CONTEXT,
         positions=draw(st.none() | learned),
         norm=draw(maybe_norms(d_model)),
+    )
+
+
+@cache
+@st.composite
+def stacks(
+    draw: DrawFn, d_model: int, causal: bool, d_source: int | None
+) -> tuple[tuple[Block, ...], BiasTable | None]:
+    """Blocks of attention, cross-attention where there is a source, and feed-forward; some with relative buckets."""
+    table = draw(st.none() | st.builds(BiasTable, n_buckets=st.sampled_from((4, 8)), n_heads=st.integers(1, 3)))
+    blocks = []
+    for _ in range(draw(st.integers(1, 2))):
+        own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
+        body = replace(drawn, causal=causal, chunk=drawn.chunk if causal else None)
+        if table is not None:
+            buckets = RelativeBuckets(n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))),
+                                      both_ways=draw(st.booleans()))  # fmt: skip
+            heads = {"n_heads": table.n_heads, "n_kv_heads": 1, "q_norm": None, "k_norm": None, "rotate_first": False}
+            body = replace(body, positions=buckets, **heads)
+        kinds = [replace(own, body=body)]
+        if d_source is not None:
+            kinds.append(draw(crossings("cross", d_model, d_source)))
+        blocks.append(Block(branches=(*kinds, draw(branches("ffn", d_model)))))
+    return tuple(blocks), table
+
+
+@cache
+def crossings(name: str, d_model: int, d_source: int) -> SearchStrategy[Branch]:
+    """A branch of cross-attention."""
+    body = st.builds(CrossAttention, d_model=st.just(d_model), d_source=st.just(d_source), n_heads=st.integers(1, 3),
+                     d_head=st.integers(1, 7), bias=st.booleans(), output_bias=st.booleans(),
+                     scale=st.none() | st.just(0.7))  # fmt: skip
+    return st.builds(Branch, name=st.just(name), body=body, norm=maybe_norms(d_model), post_norm=maybe_norms(d_model))
+
+
+@st.composite
+def translators(draw: DrawFn) -> ModelSpec:
+    """A whole model with an encoder, whose embedding is the model's own or another."""
+    d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
+    shared = draw(st.booleans())
+    d_source = d_model if shared else draw(st.integers(2, 7))
+    embedding = SharedEmbedding if shared else TokenEmbedding
+    scales = st.sampled_from((1.0, 0.3))
+    read, numbers = draw(stacks(d_source, False, None))
+    encoder = ModelSpec(
+        embedding=embedding(n_vocab=n_vocab, d_model=d_source, scale=draw(scales)),
+        relative=numbers,
+        blocks=read,
+        norm=draw(maybe_norms(d_source)),
+        max_positions=CONTEXT,
+    )
+    written, numbers = draw(stacks(d_model, True, d_source))
+    return ModelSpec(
+        encoder=encoder,
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales)),
+        relative=numbers,
+        blocks=written,
+        norm=draw(maybe_norms(d_model)),
+        head=draw(st.sampled_from((Head, TiedHead)))(d_model=d_model, n_vocab=n_vocab),
+        max_positions=CONTEXT,
     )
 
 

@@ -23,12 +23,14 @@ from asbuilt.spec import (
     Model,
     Pass,
     buffers,
+    runs,
     stored_weights,
     walk,
     weights,
 )
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
+ANY = strategies.specs() | strategies.translators()
 KERNELS = st.sampled_from(("reference", "fused"))
 
 
@@ -38,12 +40,14 @@ def counted(spec: Model, run: Pass) -> int:
     cache = Cache(spec, batch=run.batch, capacity=run.past + run.tokens, dtype=torch.float32, device="meta")
     cache.lengths = (run.past,) * run.batch
     ids = torch.zeros(run.batch, run.tokens, dtype=torch.long, device="meta")
+    source = {} if run.past else measured.source_of(model, ids)
+    cache.source_tokens = run.source_tokens
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(ids, cache=cache, kernel="reference", last=run.logits == "last")
+        model(ids, **source, cache=cache, kernel="reference", last=run.logits == "last")
     return counter.get_total_flops()
 
 
-@given(strategies.specs())
+@given(ANY)
 def test_holds_is_named_parameters(spec: Model) -> None:
     model = build(spec, device="meta")
     assert {path: w.shape for path, w, _ in weights(spec)} == {n: tuple(p.shape) for n, p in model.named_parameters()}
@@ -54,26 +58,29 @@ def test_holds_is_named_parameters(spec: Model) -> None:
     assert sum(cost.parameters(spec).values()) == cost.total_parameters(spec)
 
 
-@given(strategies.specs(), BATCH, TOKENS, st.integers(0, 20), st.sampled_from(("all", "last")))
+@given(ANY, BATCH, TOKENS, st.integers(0, 20), st.sampled_from(("all", "last")))
 def test_multiplies_is_the_flop_counter(spec: Model, batch: int, tokens: int, past: int, logits: str) -> None:
     run = Pass(tokens=tokens, batch=batch, past=past, logits=logits)  # type: ignore[arg-type]
     assert cost.flops(spec, run).forward == counted(spec, run)
 
 
-@given(strategies.specs(), TOKENS)
+@given(ANY, TOKENS)
 def test_training_is_three_times_forward(spec: Model, tokens: int) -> None:
     model = build(spec, device="meta")
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, tokens, dtype=torch.long, device="meta"), kernel="reference").sum().backward()
+        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+        model(ids, **measured.source_of(model, ids), kernel="reference").sum().backward()
     assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens)).training
 
 
-@given(strategies.specs(), TOKENS, st.integers(0, 20))
+@given(ANY, TOKENS, st.integers(0, 20))
 def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -> None:
-    run = Pass(tokens=tokens, past=past)
-    for part in (part for _, part in walk(spec) if isinstance(part, Attention)):
-        positions = range(past, past + tokens)
-        near = [(q, k) for q in positions for k in range(q + 1) if part.window is None or q - k < part.window]
+    attentions = [(part, run) for _, part, run in runs(spec, Pass(tokens=tokens, past=past))
+                  if isinstance(part, Attention)]  # fmt: skip
+    for part, run in attentions:
+        positions = range(run.past, run.past + run.tokens)
+        keys = [(q, k) for q in positions for k in range(q + 1 if part.causal else run.past + run.tokens)]
+        near = [(q, k) for q, k in keys if part.window is None or abs(q - k) < part.window]
         seen = sum(1 for q, k in near if part.chunk is None or q // part.chunk == k // part.chunk)
         scores = [p for p in part.multiplies(run) if p.weight is None]
         assert [p.causal_flops for p in scores] == [2 * part.n_heads * part.d_head * seen] * 2
@@ -91,18 +98,20 @@ def test_causal_count_of_latents_is_pairs_one_by_one(part: LatentAttention, toke
     assert mix.causal_flops <= mix.flops
 
 
-@given(strategies.specs(), BATCH, st.integers(1, 40), st.sampled_from((torch.float32, torch.bfloat16)))
+@given(ANY, BATCH, st.integers(1, 40), st.sampled_from((torch.float32, torch.bfloat16)))
 def test_remembers_is_the_allocated_cache(spec: Model, batch: int, capacity: int, dtype: torch.dtype) -> None:
     allocated = Cache(spec, batch=batch, capacity=capacity, dtype=dtype).nbytes
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     bill = cost.cache(spec, capacity, name)
     assert batch * bill.at_seq == allocated
-    assert cost.cache(spec, 1, name).at_seq == bill.per_token
+    assert cost.cache(spec, 1, name).at_seq == bill.per_token + bill.per_source_token
+    assert cost.cache(spec, capacity, name, source=0).at_seq == bill.at_seq - bill.per_source_token * capacity
     forever = 10**6
-    assert cost.cache(spec, forever, name).at_seq == bill.unbounded * forever + bill.window
+    every = bill.unbounded + bill.per_source_token
+    assert cost.cache(spec, forever, name).at_seq == every * forever + bill.window
 
 
-@given(strategies.specs(), BATCH, TOKENS, KERNELS, st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))
+@given(ANY, BATCH, TOKENS, KERNELS, st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))
 @settings(max_examples=100)
 def test_saves_is_what_autograd_keeps(spec: Model, batch: int, tokens: int, kernel: str, dtype: torch.dtype) -> None:
     model = strategies.randomised(spec, 0, dtype)
@@ -111,14 +120,14 @@ def test_saves_is_what_autograd_keeps(spec: Model, batch: int, tokens: int, kern
     assert cost.saved(spec, run).all == kept
 
 
-@given(strategies.specs(), BATCH, TOKENS)
+@given(ANY, BATCH, TOKENS)
 def test_the_loss_keeps_what_is_billed(spec: Model, batch: int, tokens: int) -> None:
     model = strategies.randomised(spec, 0, torch.bfloat16)
     _, kept = measured.saved_bytes(model, tokens, batch)
     assert kept == cost.saved(spec, Pass(tokens=tokens, batch=batch, width=2)).loss
 
 
-@given(strategies.specs())
+@given(ANY)
 def test_rows_add_up(spec: Model) -> None:
     run = Pass(tokens=8)
     lines = cost.rows(spec, run, "bf16")
@@ -130,7 +139,7 @@ def test_rows_add_up(spec: Model) -> None:
     assert {r.kind for r in lines} <= set(KINDS)
 
 
-@given(strategies.specs())
+@given(ANY)
 def test_every_weight_that_multiplies_is_one_that_is_held(spec: Model) -> None:
     held = {path for path, _, _ in weights(spec)}
     multiplied = {p.weight_path for p in cost.products(spec, Pass(tokens=3))} - {None}
@@ -138,7 +147,7 @@ def test_every_weight_that_multiplies_is_one_that_is_held(spec: Model) -> None:
     assert matrices <= multiplied <= held
 
 
-@given(strategies.specs(), st.integers(1, 30))
+@given(ANY, st.integers(1, 30))
 def test_moved_reads_every_multiplied_weight_once(spec: Model, past: int) -> None:
     one = cost.moved(spec, Pass(tokens=1, past=past), "bf16", "bf16")
     many = cost.moved(spec, Pass(tokens=1, past=past, batch=7), "bf16", "bf16")
@@ -157,7 +166,7 @@ def test_block_formats_against_the_library(name: str) -> None:
     assert (held.block, held.block_bytes) == (block, nbytes)
 
 
-@given(strategies.specs(), BATCH, st.integers(2, 20), KERNELS)
+@given(ANY, BATCH, st.integers(2, 20), KERNELS)
 @settings(max_examples=20)
 def test_works_is_never_less_than_half_nor_twice_the_peak(spec: Model, batch: int, tokens: int, kernel: str) -> None:
     """Tiny models are all small change (positions, statistics); real sizes are held to 3% in tests/measure."""
@@ -165,7 +174,7 @@ def test_works_is_never_less_than_half_nor_twice_the_peak(spec: Model, batch: in
     ids = torch.zeros(batch, tokens, dtype=torch.long)
 
     def forward() -> None:
-        model(ids, kernel=kernel, last=True)  # type: ignore[arg-type]
+        model(ids, **measured.source_of(model, ids), kernel=kernel, last=True)  # type: ignore[arg-type]
 
     with torch.inference_mode():
         forward()

@@ -192,6 +192,7 @@ def ours(model: Model, tokens_BT: Tensor, kernel: Kernel = "fused") -> Trace:
         trace["norm"] = args[0]  # where there is no final norm, the stream itself
 
     paths = [f"blocks.{i}" for i in range(len(model.blocks) - 1)]
+    assert model.head is not None
     hooks = [model.blocks[0].register_forward_pre_hook(keep_input), model.head.register_forward_pre_hook(keep_normed)]
     hooks += [model.get_submodule(path).register_forward_hook(partial(keep, path)) for path in paths]
     try:

@@ -75,7 +75,7 @@ def save(
         spec=model.spec,
         family=family,
         carried=carried,
-        config_dtype=str(kept["embedding.weight"]).removeprefix("torch."),
+        config_dtype=str(next(iter(kept.values()))).removeprefix("torch."),
         dtypes=kept,
         read=lambda entry: [tensors[path].detach() for path in entry.paths],
         beside=None if tokenizer_from is None else as_source(tokenizer_from),

@@ -114,6 +114,7 @@ def _cache(spec: Model, seq: int, batch: int, dtype: str) -> dict[str, Any]:
         "bytes_per_token_unbounded": bill.unbounded,
         "window_bytes": bill.window,
         "fixed_bytes": bill.fixed,
+        "bytes_per_source_token": bill.per_source_token,
         "bytes_at_seq": bill.at_seq,
         "bytes_at_seq_batch": bill.at_seq * batch,
     }
@@ -180,7 +181,7 @@ def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str,
     first_scores = next((i for i, product in enumerate(products) if product.weight is None), len(products))
     inside = sorted(part.children(), key=lambda found: found[1].kind != "router")
     routers = sum(child.kind == "router" for _, child in inside)
-    below = [_steps(child, part.child_run(name, run), f"{path}.{name}" if path else name, d_model)
+    below = [_steps(child, part.child_run(name, run) or run, f"{path}.{name}" if path else name, d_model)
              for name, child in inside]  # fmt: skip
     yield from chain.from_iterable(below[:routers])
     for product in products[:first_scores]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,6 +13,7 @@ from asbuilt.errors import InputError
 from asbuilt.spec.model import Block, Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, buffers, runs, walk, weights
 
+BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
 # Backward multiplies each product twice more: once for the gradient of either factor.
 TRAINING_FACTOR = 3
 
@@ -118,43 +120,57 @@ class CacheBill:
     """Cache bytes of one sequence.
 
     `per_token` grows while every layer still keeps all tokens, `unbounded` once the windows are full; `window` is what
-    full windows hold, `fixed` what does not depend on length.
+    full windows hold, `fixed` what does not depend on length. `per_source_token` is for each token that an encoder
+    read; `at_seq` counts these too.
     """
 
     per_token: int
     unbounded: int
     window: int
     fixed: int
+    per_source_token: int
     at_seq: int
 
 
-def cache(spec: Part, tokens: int, dtype: str) -> CacheBill:
-    """Returns the cache bytes of one sequence of `tokens` tokens, at `dtype` (a plain format)."""
+def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> CacheBill:
+    """Returns the cache bytes of one sequence of `tokens` tokens, at `dtype` (a plain format).
+
+    `source` counts the encoder's tokens where there is one; None means as many.
+    """
     held = find_dtype(dtype)
     if held.block > 1:
         raise InputError("a cache takes a plain format", field="kv-dtype", value=dtype, allowed="fp32, bf16, fp8, ...")
-    remembered = [r for _, part in walk(spec) for r in part.remembers()]
+    everything = [r for _, part in walk(spec) for r in part.remembers()]
+    remembered = [r for r in everything if r.of == "sequence"]
+    read = sum(r.size for r in everything if r.of == "source")
     size = held.block_bytes
+    at_seq = sum(r.size * r.tokens_kept(tokens) for r in remembered) + read * (tokens if source is None else source)
     return CacheBill(
         per_token=math.ceil(size * sum(r.size for r in remembered)),
         unbounded=math.ceil(size * sum(r.size for r in remembered if r.window is None)),
         window=math.ceil(size * sum(r.size * r.window for r in remembered if r.window is not None)),
         fixed=0,
-        at_seq=math.ceil(size * sum(r.size * r.tokens_kept(tokens) for r in remembered)),
+        per_source_token=math.ceil(size * read),
+        at_seq=math.ceil(size * at_seq),
     )
 
 
 def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
-    """Returns every tensor autograd keeps in one forward pass, by path and name, shared ones once."""
+    """Returns every tensor autograd keeps in one forward pass, by path and name, shared ones once in each stack."""
     kept: dict[str, Saved] = {}
     reads: dict[str, str] = {}  # parts that read what another one reads, by path
+    stacks: list[str] = []  # paths of the models around the part at hand
     for at, part, seen in runs(spec, run, path):
+        stacks = [stack for stack in stacks if at.startswith(stack)]
+        if isinstance(part, Model):
+            stacks.append(f"{at}." if at else "")
         for second, first in part.same_input():
             read = f"{at}.{first}" if first else at
             reads[f"{at}.{second}"] = reads.get(read, read)
         for tensor in part.saves(seen):
             where = reads.get(at, at) if tensor.name == "input" else at
-            kept[tensor.name if tensor.shared else f"{where}:{tensor.name}"] = tensor
+            stack = stacks[-1] if stacks else ""
+            kept[f"{stack}:{tensor.name}" if tensor.shared else f"{where}:{tensor.name}"] = tensor
     return kept
 
 
@@ -171,16 +187,16 @@ def remade_tensors(spec: Part, path: str = "") -> set[str]:
 def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
     """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets."""
     return (
-        Saved(name="log-probabilities", size=run.rows * spec.head.n_vocab, width="wide"),
+        Saved(name="log-probabilities", size=run.rows * spec.embedding.n_vocab, width="wide"),
         Saved(name="targets", size=run.rows, width="int64"),
         Saved(name="total weight", size=1, width="wide"),
     )
 
 
 def logits_bytes(spec: Model, run: Pass) -> int:
-    """Returns the bytes of the logits of one run, in the run's dtype."""
+    """Returns the bytes of the logits of one run, in the run's dtype; none where there is no head."""
     rows = run.rows if run.logits == "all" else run.batch
-    return rows * spec.head.n_vocab * run.width
+    return 0 if spec.head is None else rows * spec.head.n_vocab * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,13 +221,18 @@ def saved(spec: Model, run: Pass) -> SavedBill:
     own: dict[str, int] = {}
     dropped = sum(kept[key].nbytes(run.width) for key in remade_tensors(spec) & kept.keys())
     for key, tensor in kept.items():
-        block = ".".join(key.split(".")[:2]) if key.startswith("blocks.") else ""
-        own[block] = own.get(block, 0) + tensor.nbytes(run.width)
-    stream = run.rows * spec.d_model * run.width
+        block = BLOCK.match(key.partition(":")[0])
+        where = block.group() if block else ""
+        own[where] = own.get(where, 0) + tensor.nbytes(run.width)
+    inputs = sum(
+        seen.rows * part.branches[0].body.d_model * run.width
+        for _, part, seen in runs(spec, run)
+        if isinstance(part, Block)
+    )
     return SavedBill(
         all=sum(own.values()),
         selective=sum(own.values()) - dropped,
-        checkpointed=spec.n_layers * stream + own.get("", 0),
+        checkpointed=inputs + own.get("", 0),
         block=max(size for block, size in own.items() if block),
         loss=sum(s.nbytes(run.width) for s in loss_saves(spec, run)),
     )
@@ -252,7 +273,8 @@ def moved(spec: Part, run: Pass, dtype: str, kv_dtype: str) -> Moved:
             if weight.role == "table" and (f"{path}.{name}" if path else name) in multiplied:
                 by_kind["head"] += math.ceil(nbytes)
     remembered = [r for _, part in walk(spec) for r in part.remembers()]
-    kept = sum(r.size * r.tokens_kept(run.past + run.tokens) for r in remembered)
+    length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
+    kept = sum(r.size * r.tokens_kept(length[r.of]) for r in remembered)
     return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * kept * kv))
 
 
@@ -284,25 +306,30 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
                         kind=below.kind,
                         parameters=sum(w.size for w in held.values()),
                         flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
-                        cache_bytes_per_token=math.ceil(size * sum(r.size for r in remembered)),
+                        cache_bytes_per_token=math.ceil(size * sum(r.size for r in remembered if r.of == "sequence")),
                         count=count,
                     )
                 )
     return lines
 
 
-def _folded(spec: Model, run: Pass) -> Iterator[tuple[str, Part, Pass, int]]:
+def _folded(spec: Model, run: Pass, prefix: str = "") -> Iterator[tuple[str, Part, Pass, int]]:
     """Yields (path, part, run, count) for the model's children, runs of equal blocks as one, `blocks.0-31`."""
     group: list[tuple[str, Block]] = []
     for name, child in [*spec.children(), ("", None)]:
         if group and child != group[0][1]:
             first, last = group[0][0], group[-1][0].split(".")[1]
-            yield (first if len(group) == 1 else f"{first}-{last}"), group[0][1], run, len(group)
+            yield prefix + (first if len(group) == 1 else f"{first}-{last}"), group[0][1], run, len(group)
             group = []
+        seen = spec.child_run(name, run)
+        if child is None or seen is None:
+            continue
         if isinstance(child, Block):
             group.append((name, child))
-        elif child is not None:
-            yield name, child, spec.child_run(name, run), 1
+        elif isinstance(child, Model):
+            yield from _folded(child, seen, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child, seen, 1
 
 
 def block_products(spec: Model, run: Pass) -> list[PathProduct]:

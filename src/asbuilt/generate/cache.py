@@ -78,28 +78,81 @@ class LayerCache:
             tensor[:, :, places] = fresh[:, :, count - kept :]
 
 
-class Cache:
-    """Every layer's cache by path, for `batch` rows of up to `capacity` tokens.
+class SourceCache:
+    """What one layer keeps of the source that an encoder read, each tensor (B, heads, S, width)."""
 
-    `lengths[b]` counts row b's tokens so far. Raises InputError when more tokens come than were allowed for.
+    def __init__(
+        self, remembered: tuple[Remembered, ...], batch: int, source: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.tensors = [
+            torch.zeros(batch, r.shape[0], source, *r.shape[1:], dtype=dtype, device=device) for r in remembered
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def write(self, new: tuple[Tensor, ...]) -> None:
+        """Stores the source's tensors."""
+        for tensor, fresh in zip(self.tensors, new, strict=True):
+            tensor[:, :, : fresh.shape[2]].copy_(fresh)
+
+    def read(self, tokens: int) -> tuple[Tensor, ...]:
+        """Returns what was stored of a source of `tokens` tokens."""
+        return tuple(tensor[:, :, :tokens] for tensor in self.tensors)
+
+
+class Cache:
+    """Every layer's cache by path, for `batch` rows of up to `capacity` tokens, and of up to `source` of an encoder's.
+
+    `lengths[b]` counts row b's tokens so far; `source` None means as many as `capacity`. Raises InputError when more
+    tokens come than were allowed for.
     """
 
     def __init__(
-        self, spec: Part, *, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        spec: Part,
+        *,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        source: int | None = None,
     ) -> None:
-        self.capacity = capacity
+        self.capacity, self.source_capacity = capacity, capacity if source is None else source
         self.lengths: tuple[int, ...] = (0,) * batch
+        self.source_tokens = 0
+        self.source_valid_BS: Tensor | None = None
         device = torch.device(device)
+        remembering = [(path, part.remembers()) for path, part in walk(spec) if part.remembers()]
         self.layers = {
-            path: LayerCache(part.remembers(), batch, capacity, dtype, device)
-            for path, part in walk(spec)
-            if part.remembers()
+            path: LayerCache(remembered, batch, capacity, dtype, device)
+            for path, remembered in remembering
+            if remembered[0].of == "sequence"
+        }
+        self.sources = {
+            path: SourceCache(remembered, batch, self.source_capacity, dtype, device)
+            for path, remembered in remembering
+            if remembered[0].of == "source"
         }
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers' tensors."""
-        return sum(layer.nbytes for layer in self.layers.values())
+        return sum(layer.nbytes for layer in (*self.layers.values(), *self.sources.values()))
+
+    def begin_source(self, tokens: int, valid_BS: Tensor | None) -> None:
+        """Records the source that the layers are about to store; `valid_BS` marks its real tokens."""
+        if tokens > self.source_capacity:
+            raise InputError(
+                "the source is longer than its cache",
+                field="source",
+                value=tokens,
+                allowed=f"at most {self.source_capacity}",
+                fix="shorten it or allow for more tokens",
+            )
+        self.source_tokens, self.source_valid_BS = tokens, valid_BS
 
     def advance(self, lengths: tuple[int, ...]) -> None:
         """Records the rows' new lengths, before the layers store their tokens."""
@@ -116,5 +169,7 @@ class Cache:
     def keep(self, rows: list[int]) -> None:
         """Drops all other rows; for a moment one layer is held twice."""
         self.lengths = tuple(self.lengths[row] for row in rows)
-        for layer in self.layers.values():
+        if self.source_valid_BS is not None:
+            self.source_valid_BS = self.source_valid_BS[rows]
+        for layer in (*self.layers.values(), *self.sources.values()):
             layer.tensors = [tensor[rows] for tensor in layer.tensors]

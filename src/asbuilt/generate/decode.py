@@ -111,10 +111,10 @@ def _steps(
     if not rows:
         return
     started = [prompts[row] for row in rows]
-    table = model.embedding.weight
+    table = model.any_weight
     capacity = max(len(prompts[row]) + rooms[row] for row in rows)
     cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device)
-    sampler = Sampler([requests[row] for row in rows], started, len(table), table.device)
+    sampler = Sampler([requests[row] for row in rows], started, model.spec.embedding.n_vocab, table.device)
     logits_BV = prefill(model, started, cache, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):
         chosen_B = sampler(logits_BV)
@@ -146,7 +146,7 @@ def prefill(
     longest, padding = max(lengths), max(lengths) - min(lengths)
     tokens_BT = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
     valid_BT = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
-    device = model.embedding.weight.device
+    device = model.any_weight.device
     tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
     logits = None
     for start in range(0, longest, chunk or longest):

@@ -70,14 +70,14 @@ def measure(
     Every figure is predicted before it is measured; the calibration never runs a model. Raises KeyError for a dtype
     that is not calibrated.
     """
-    dtype = {value: key for key, value in DTYPES.items()}[model.embedding.weight.dtype]
+    dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
     machine = calibrate(refresh=refresh, say=say)
     rows = tuple(_rows(model, dtype, machine, say))
     return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=rows)
 
 
 def _rows(model: Model, dtype: str, machine: Calibration, say: Callable[[str], None]) -> Iterator[Row]:
-    spec, width = model.spec, model.embedding.weight.element_size()
+    spec, width = model.spec, model.any_weight.element_size()
     context = spec.max_positions
     tokens, prompt, steps = min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
     whole = Pass(tokens=tokens, width=width)

@@ -41,13 +41,19 @@ def flops(description: spec.Model, tokens: int, batch: int = 1) -> int:
     """
     model = build(description, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(torch.zeros(batch, tokens, dtype=torch.long, device="meta"), kernel="reference")
+        ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+        model(ids, **source_of(model, ids), kernel="reference")
     return counter.get_total_flops()
+
+
+def source_of(model: Model, ids: Tensor) -> dict[str, Tensor]:
+    """Returns what an encoder reads beside `ids`, a copy of them; nothing where there is no encoder."""
+    return {} if model.encoder is None else {"source_BS": ids.clone()}
 
 
 def cache_bytes(model: Model, batch: int, capacity: int) -> int:
     """Returns the bytes of an allocated cache."""
-    table = model.embedding.weight
+    table = model.any_weight
     return Cache(model.spec, batch=batch, capacity=capacity, dtype=table.dtype, device=table.device).nbytes
 
 
@@ -67,7 +73,7 @@ def saved_bytes(model: Model, tokens: int, batch: int = 1, kernel: Kernel = "fus
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model(ids, kernel=kernel)
+        logits = model(ids, **source_of(model, ids), kernel=kernel)
         by_model = total()
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().roll(-1))
     by_loss = total() - by_model
@@ -122,9 +128,9 @@ def _some_tokens(model: Model, tokens: int) -> Tensor:
 
 
 def _prefill(model: Model, ids: Tensor, room: int = 0) -> tuple[Cache, Tensor]:
-    dtype = model.embedding.weight.dtype
+    dtype = model.any_weight.dtype
     cache = Cache(model.spec, batch=1, capacity=ids.shape[1] + room, dtype=dtype)
-    return cache, cast(Tensor, model(ids, cache=cache, last=True))
+    return cache, cast(Tensor, model(ids, **source_of(model, ids), cache=cache, last=True))
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from asbuilt.generate.cache import Cache
 from asbuilt.measure.calibrate import Calibration, Rates
+from asbuilt.measure.run import source_of
 from asbuilt.nn import build
 from asbuilt.spec.model import Model
 
@@ -128,8 +129,10 @@ def trace(spec: Model, *, tokens: int, past: int, batch: int = 1, dtype: torch.d
     cache.lengths = (past,) * batch
     recorder, modules = Recorder(), _ModuleCount(model)
     ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+    source = source_of(model, ids) if past == 0 else {}
+    cache.source_tokens = past + tokens
     with torch.no_grad(), recorder, WholeAttention(recorder):  # inference mode would hide what a call consists of
-        model(ids, cache=cache, last=True)[:, -1].argmax(-1)
+        model(ids, **source, cache=cache, last=True)[:, -1].argmax(-1)
     return Trace(tuple(recorder.calls), modules.count)
 
 

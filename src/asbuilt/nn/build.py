@@ -37,7 +37,7 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
     Gains are 1, biases and buffers 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
     stream, so its variance stays level.
     """
-    generator = torch.Generator(device=built.embedding.weight.device).manual_seed(seed)
+    generator = torch.Generator(device=built.any_weight.device).manual_seed(seed)
     parameters = dict(built.named_parameters())
     for path, weight, _ in weights(built.spec):
         _fill(parameters[path], weight, std, built.spec.n_layers, generator)

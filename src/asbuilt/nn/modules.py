@@ -16,11 +16,12 @@ from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
 from asbuilt.kernels.rows import row_products
+from asbuilt.nn.cross import CrossAttention
 from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.latent import LatentAttention
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.step import Sight, Step
-from asbuilt.spec import attention, experts, feedforward, latent, model, norms, positions
+from asbuilt.spec import attention, cross, experts, feedforward, latent, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
 
 if TYPE_CHECKING:
@@ -45,11 +46,31 @@ class TokenEmbedding(PartModule):
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        x_BTM = F.embedding(tokens_BT, self.weight)
-        if self.scale == 1.0:
-            return x_BTM
-        # the factor in the stream's own dtype, as models that scale their embedding were trained
-        return x_BTM * torch.tensor(self.scale, dtype=x_BTM.dtype, device=x_BTM.device)
+        return scaled(F.embedding(tokens_BT, self.weight), self.scale)
+
+
+class SharedEmbedding(PartModule):
+    """Looks up one vector per token in a table that is lent."""
+
+    def __init__(self, part: model.SharedEmbedding, path: str) -> None:
+        super().__init__(part, path)
+        self.scale = part.scale
+
+    def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        assert step.table_VM is not None, "the whole model has a table to lend"
+        return scaled(F.embedding(tokens_BT, step.table_VM), self.scale)
+
+
+def scaled(x_BTM: Tensor, scale: float) -> Tensor:
+    """Returns the vectors multiplied by a factor in their own dtype, as models that scale them were trained."""
+    return x_BTM if scale == 1.0 else x_BTM * torch.tensor(scale, dtype=x_BTM.dtype, device=x_BTM.device)
+
+
+class BiasTable(PartModule):
+    """Holds the numbers of a stack's relative buckets."""
+
+    weight: Tensor
 
 
 class LearnedPositions(PartModule):
@@ -116,7 +137,8 @@ class Attention(PartModule):
         self.q_norm = norm(part.q_norm, f"{path}.q_norm")
         self.k_norm = norm(part.k_norm, f"{path}.k_norm")
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
-        self.sight = Sight(part.causal, part.window, part.chunk, alibi)
+        relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
+        self.sight = Sight(part.causal, part.window, part.chunk, alibi, relative)
         if not part.sinks:
             self.register_parameter("sinks", None)
 
@@ -136,7 +158,8 @@ class Attention(PartModule):
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
-            kernel=step.kernel,
+            # fused kernels give no gradient to what is added to the scores
+            kernel=step.kernel if self.sight.relative is None else "reference",
         )
         return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
 
@@ -295,17 +318,20 @@ class Head(PartModule):
 
 
 class Model(nn.Module):
-    """A decoder-only language model; `spec` is the description it was built from."""
+    """A stack from tokens to logits, or to the normed stream; `spec` is the description it was built from."""
 
     def __init__(self, part: model.Model, path: str = "") -> None:
         super().__init__()
         self.spec = part
-        self.embedding = TokenEmbedding(part.embedding, "embedding")
-        self.positions = None if part.positions is None else LearnedPositions(part.positions, "positions")
-        self.embedding_norm = norm(part.embedding_norm, "embedding_norm")
-        self.blocks = nn.ModuleList(Block(block, f"blocks.{i}") for i, block in enumerate(part.blocks))
-        self.norm = norm(part.norm, "norm")
-        self.head = module(part.head, "head")
+        at = f"{path}." if path else ""
+        self.encoder = None if part.encoder is None else Model(part.encoder, f"{at}encoder")
+        self.embedding = module(part.embedding, f"{at}embedding")
+        self.positions = None if part.positions is None else module(part.positions, f"{at}positions")
+        self.embedding_norm = norm(part.embedding_norm, f"{at}embedding_norm")
+        self.relative = None if part.relative is None else BiasTable(part.relative, f"{at}relative")
+        self.blocks = nn.ModuleList(Block(block, f"{at}blocks.{i}") for i, block in enumerate(part.blocks))
+        self.norm = norm(part.norm, f"{at}norm")
+        self.head = None if part.head is None else module(part.head, f"{at}head")
 
     def forward(
         self,
@@ -313,20 +339,50 @@ class Model(nn.Module):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
+        source_BS: Tensor | None = None,
+        source_valid_BS: Tensor | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
     ) -> Tensor:
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
 
         `cache` is continued and extended; `valid_BT` marks real tokens, padding may be on either side; `kernel` is
-        "fused" or "reference".
+        "fused" or "reference". An encoder reads `source_BS`, which is given with a sequence's first tokens. Without a
+        head it is the stream (B, T, M) that is returned.
         """
         step = self.begin(tokens_BT, cache, valid_BT, kernel)
-        with row_products(self.embedding.weight, tokens_BT.numel()):
+        if self.encoder is not None:
+            self.read(source_BS, source_valid_BS, step)
+        with row_products(self.any_weight, tokens_BT.numel()):
             return self.logits(tokens_BT, step, last)
 
+    @property
+    def table_VM(self) -> Tensor:
+        """The embedding's table, which a tied head multiplies and an encoder may look its tokens up in."""
+        return self.embedding.weight  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+    @property
+    def any_weight(self) -> Tensor:
+        """A parameter, whose dtype and device are the model's."""
+        return next(self.parameters())
+
+    def read(self, source_BS: Tensor | None, valid_BS: Tensor | None, step: Step) -> None:
+        """Lends the step what the encoder makes of the source; later passes over a cache only which tokens are real."""
+        assert self.encoder is not None
+        if source_BS is not None:
+            inner = self.encoder.begin(source_BS, None, valid_BS, step.kernel)
+            inner.table_VM = self.table_VM
+            step.source_BSM = self.encoder.logits(source_BS, inner, last=False)
+            if step.cache is not None:
+                step.cache.begin_source(source_BS.shape[1], valid_BS)
+        elif step.cache is not None:
+            valid_BS = step.cache.source_valid_BS
+        step.source_mask = None if valid_BS is None else valid_BS[:, None, None, :]
+
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
-        """Returns the logits of one step, of all tokens or of each row's last."""
+        """Returns the logits of one step, of all tokens or of each row's last; the normed stream without a head."""
+        if self.relative is not None:
+            step.relative_BH = self.relative.weight
         x_BTM = self.embedding(tokens_BT, step)
         if self.positions is not None:
             x_BTM = x_BTM + self.positions(step)
@@ -338,7 +394,7 @@ class Model(nn.Module):
             x_BTM = last_token(x_BTM, step.valid_BT)
         if self.norm is not None:
             x_BTM = self.norm(x_BTM)
-        return self.head(x_BTM, self.embedding.weight)
+        return x_BTM if self.head is None else self.head(x_BTM, self.table_VM)
 
     def begin(self, tokens_BT: Tensor, cache: Cache | None, valid_BT: Tensor | None, kernel: Kernel) -> Step:
         """Returns the step for these tokens, the cache's lengths already moved on."""
@@ -361,11 +417,13 @@ def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
 
 MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     model.TokenEmbedding: TokenEmbedding,
+    model.SharedEmbedding: SharedEmbedding,
     positions.LearnedPositions: LearnedPositions,
     norms.RMSNorm: RMSNorm,
     norms.LayerNorm: LayerNorm,
     attention.Attention: Attention,
     latent.LatentAttention: latent_attention,
+    cross.CrossAttention: CrossAttention,
     feedforward.MLP: MLP,
     feedforward.GatedMLP: GatedMLP,
     experts.MixtureOfExperts: mixture,

@@ -6,24 +6,27 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.relative import buckets
 from asbuilt.kernels.rotary import Turn, tables
 from asbuilt.spec.part import Kernel
-from asbuilt.spec.positions import Alibi, QueryTemperature, Rotary
+from asbuilt.spec.positions import Alibi, QueryTemperature, RelativeBuckets, Rotary
 
 if TYPE_CHECKING:
     from asbuilt.generate.cache import Cache
 
 
 class Sight(NamedTuple):
-    """Which keys a layer's tokens see, and what their distance adds to the scores."""
+    """Which keys a layer's tokens see, and what their distance adds to the scores: by slope, or by learned bucket."""
 
     causal: bool = True
     window: int | None = None
     chunk: int | None = None
     alibi: Alibi | None = None
+    relative: RelativeBuckets | None = None
 
     @property
     def reach(self) -> int | None:
@@ -36,7 +39,14 @@ class Step:
 
     `valid_BT` marks real tokens; None says that every token is real. A row's tokens are numbered by counting its real
     ones, and a cached key lies at its own position, so padding on either side changes nothing for the others.
+    A stack may lend its layers `relative_BH`, the numbers of its relative buckets, and `table_VM`, vectors of tokens;
+    `source_BSM` is what an encoder made, None once the layers remember it, `source_mask` tells its real tokens.
     """
+
+    relative_BH: Tensor | None = None
+    table_VM: Tensor | None = None
+    source_BSM: Tensor | None = None
+    source_mask: Mask = None
 
     def __init__(
         self,
@@ -134,7 +144,8 @@ class Step:
 
     def _mask(self, sight: Sight, dtype: torch.dtype) -> Mask:
         near = sight.reach is None or self.tokens <= sight.reach
-        if self.uniform and sight.alibi is None:
+        distant = sight.alibi is not None or sight.relative is not None
+        if self.uniform and not distant:
             if self.tokens == 1 and sight.chunk is None:
                 return None  # the cache holds no more than the window, and all of it came before
             if not sight.causal and near:
@@ -142,6 +153,9 @@ class Step:
             if self.past[0] == 0 and near:
                 return "causal"
         seen = self._seen(sight)
+        if sight.relative is not None:
+            every = self.uniform and near and sight.chunk is None and (self.tokens == 1 or not sight.causal)
+            return self._relative(sight, sight.relative, None if every else ~seen[:, None])
         if sight.alibi is None:
             return seen[:, None]
         keys = self.keys(sight.reach)
@@ -149,6 +163,13 @@ class Step:
         slopes = torch.tensor(sight.alibi.slopes, dtype=torch.float32, device=self.device)
         bias = -slopes[:, None, None] * distance[:, None]
         return bias.masked_fill_(~seen[:, None], -torch.inf).to(dtype)
+
+    def _relative(self, sight: Sight, part: RelativeBuckets, hidden: Tensor | None) -> Tensor:
+        """(B or 1, H, T, S): the stack's number for each head and distance, -inf where the key is hidden."""
+        assert self.relative_BH is not None, "the stack has no numbers for its buckets"
+        ahead = self.keys(sight.reach)[:, None, :] - self.positions_BT[:, :, None]
+        bias = F.embedding(buckets(part, ahead), self.relative_BH).permute(0, 3, 1, 2)
+        return bias if hidden is None else bias.masked_fill(hidden, -torch.inf)
 
     def _seen(self, sight: Sight) -> Tensor:
         """(B or 1, T, S), True where the key is seen."""

@@ -1,6 +1,7 @@
 """What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
 
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.experts import (
     GROUP_SCORES,
     PLAIN_GATINGS,
@@ -16,7 +17,19 @@ from asbuilt.spec.experts import (
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.latent import LatentAttention
-from asbuilt.spec.model import Block, Body, Branch, Head, Mixer, Model, Parallel, TiedHead, TokenEmbedding
+from asbuilt.spec.model import (
+    Block,
+    Body,
+    Branch,
+    Embedding,
+    Head,
+    Mixer,
+    Model,
+    Parallel,
+    SharedEmbedding,
+    TiedHead,
+    TokenEmbedding,
+)
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
     KINDS,
@@ -36,6 +49,7 @@ from asbuilt.spec.part import (
 )
 from asbuilt.spec.positions import (
     Alibi,
+    BiasTable,
     DynamicNTK,
     FrequencyFactors,
     LearnedPositions,
@@ -43,6 +57,7 @@ from asbuilt.spec.positions import (
     Llama3Scaling,
     LongRope,
     QueryTemperature,
+    RelativeBuckets,
     Rotary,
     Scaling,
     YaRN,
@@ -59,11 +74,14 @@ __all__ = [
     "Activation",
     "Alibi",
     "Attention",
+    "BiasTable",
     "Block",
     "Body",
     "Branch",
     "ClampedGate",
+    "CrossAttention",
     "DynamicNTK",
+    "Embedding",
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
@@ -87,6 +105,7 @@ __all__ = [
     "Product",
     "QueryTemperature",
     "RMSNorm",
+    "RelativeBuckets",
     "Remembered",
     "Role",
     "Rotary",
@@ -94,6 +113,7 @@ __all__ = [
     "Saved",
     "Scaling",
     "Scoring",
+    "SharedEmbedding",
     "TiedHead",
     "TokenEmbedding",
     "Weight",

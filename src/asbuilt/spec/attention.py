@@ -24,7 +24,7 @@ from asbuilt.spec.part import (
     require_number,
     require_sizes,
 )
-from asbuilt.spec.positions import Alibi, QueryTemperature, Rotary
+from asbuilt.spec.positions import Alibi, QueryTemperature, RelativeBuckets, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Attention(Part):
     n_kv_heads: int
     d_head: int
     causal: bool = True
-    positions: Rotary | Alibi | None = None
+    positions: Rotary | Alibi | RelativeBuckets | None = None
     bias: bool = False
     output_bias: bool = False
     q_norm: Norm | None = None
@@ -203,7 +203,7 @@ class Attention(Part):
 
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
         """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
-        if isinstance(self.positions, Alibi):
+        if isinstance(self.positions, Alibi | RelativeBuckets):
             return "added"
         if self.reach is not None and run.tokens > self.reach:
             return "bool"
@@ -233,11 +233,20 @@ class Attention(Part):
         size = run.batch * self.n_heads * pairs
         masked = self._mask(run) in ("causal", "bool")
         mask = (Saved(name="mask", size=pairs, width="bool"),) if masked else ()
+        mask += self._saves_buckets(run) if isinstance(self.positions, RelativeBuckets) else ()
         capped = () if self.softcap is None else (Saved(name="capped", size=size),)
         sinks = run.rows * self.n_heads if self.sinks else 0
         probabilities = Saved(name="probabilities", size=size + sinks, width="wide")
         cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
         return (*mask, *capped, probabilities, *cast)
+
+    def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
+        """The bucket of every pair, and which pairs are hidden: the same for all layers of a stack that see alike."""
+        pairs, name = run.tokens * self.keys(run), f"{self.positions} {self.causal} {self.window} {self.chunk}"
+        far = self.reach is not None and run.tokens > self.reach
+        hidden = far or self.chunk is not None or (run.tokens > 1 and self.causal)
+        buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
+        return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
     def works(self, run: Pass) -> int:
         """q, k, v and turned q and k; beside them what turning takes, or the mixed values, scores and the result."""
@@ -263,7 +272,8 @@ class Attention(Part):
         return max(masking, softmax)
 
     def _uses_reference(self, run: Pass) -> bool:
-        return run.kernel == "reference" or self.softcap is not None or self.sinks
+        learned = isinstance(self.positions, RelativeBuckets)  # fused kernels give no gradient to what is added
+        return run.kernel == "reference" or self.softcap is not None or self.sinks or learned
 
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_kv_heads * d_head numbers each per token; nothing where all tokens come at once."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.norms import Norm
@@ -23,7 +24,7 @@ from asbuilt.spec.part import (
     require_sizes,
     walk,
 )
-from asbuilt.spec.positions import LearnedPositions, Rotary
+from asbuilt.spec.positions import BiasTable, LearnedPositions, RelativeBuckets, Rotary
 from asbuilt.spec.show import show
 
 
@@ -56,6 +57,36 @@ class TokenEmbedding(Part):
     def works(self, run: Pass) -> int:
         """The looked-up vectors."""
         return run.rows * self.d_model * run.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedEmbedding(Part):
+    """Looks vectors up in the table of the whole model's own embedding, and multiplies them by `scale`."""
+
+    kind = "embedding"
+    n_vocab: int
+    d_model: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_vocab", "d_model")
+        require_number(self, "scale")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device finds n_vocab / tensor of the rows."""
+        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The token numbers, and the factor where there is one."""
+        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
+        return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
+
+    def works(self, run: Pass) -> int:
+        """The looked-up vectors."""
+        return run.rows * self.d_model * run.width
+
+
+Embedding = TokenEmbedding | SharedEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +202,7 @@ class Parallel(Part):
         return max(self.attention.works(run), stream + self.ffn.works(run), 3 * stream)
 
 
-Body = Mixer | FeedForward | Parallel
+Body = Mixer | CrossAttention | FeedForward | Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,46 +279,91 @@ class Block(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Part):
-    """A decoder-only language model: token (and position) embedding, blocks, final norm, head.
+    """A stack from tokens to logits: token (and position) embedding, blocks, final norm, head.
 
+    Without a head it gives the stream after the final norm. An `encoder` is such a stack; it reads a text of its own,
+    which the blocks' cross-attention looks at. `relative` are the numbers of all layers with relative buckets.
     `max_positions` is the context the model was made for. `name` takes no part in equality of the built model, but it
     is printed.
     """
 
     name: str = "model"
-    embedding: TokenEmbedding
+    encoder: Model | None = None
+    embedding: Embedding
     positions: LearnedPositions | None = None
     embedding_norm: Norm | None = None
+    relative: BiasTable | None = None
     blocks: tuple[Block, ...]
     norm: Norm | None = None
-    head: Head | TiedHead
+    head: Head | TiedHead | None = None
     max_positions: int
 
     def __repr__(self) -> str:
         return show(self)
 
     def works(self, run: Pass) -> int:
-        """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout."""
+        """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout.
+
+        An encoder runs before, and what it made stays.
+        """
         stream = run.rows * self.d_model * run.width
-        rotary = {part for _, part in walk(self) if isinstance(part, Rotary)}
-        masks = {m[0]: m[1:] for _, part in walk(self) if isinstance(part, Attention) for m in (part.mask_works(run),)}
+        parts = [part for block in self.blocks for _, part in walk(block)]
+        rotary = {part for part in parts if isinstance(part, Rotary)}
+        masks = {m[0]: m[1:] for part in parts if isinstance(part, Attention) for m in (part.mask_works(run),)}
         tables = run.tokens * 8 + sum(part.works(run) for part in rotary) + sum(kept for kept, _ in masks.values())
-        above = self.child_run("head", run)
+        above = replace(run, tokens=1) if run.logits == "last" else run
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
         norm = self.norm.works(above) if self.norm is not None else 0
-        head = max(norm, normed + self.head.works(above))
+        head = max(norm, normed + (0 if self.head is None else self.head.works(above)))
         making = max(2 * stream + made for _, made in masks.values()) if masks else 0
-        return tables + stream + max(head, making, *(block.works(run) for block in self.blocks))
+        own = tables + stream + max(head, making, *(block.works(run) for block in self.blocks))
+        source = self.child_run("encoder", run)
+        if self.encoder is None or source is None:
+            return own
+        return max(self.encoder.works(source), source.rows * self.encoder.d_model * run.width + own)
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
         require(self, "blocks", len(self.blocks) > 0, "at least one block")
         self._require_one_width()
         vocab = self.embedding.n_vocab
-        require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+        fits = self.head is None or self.head.n_vocab == vocab
+        require(self, "head", fits, f"a head over the embedding's n_vocab = {vocab}")
         if self.positions is not None:
             enough = self.positions.n_positions >= self.max_positions
             require(self, "max_positions", enough, f"at most the {self.positions.n_positions} learned positions")
+        own = not isinstance(self.embedding, SharedEmbedding) or self.head is None
+        require(self, "embedding", own, "a table of its own in the model that has the head")
+        self._require_source()
+        self._require_buckets()
+
+    def _require_source(self) -> None:
+        """Cross-attention needs an encoder, of the width that it reads; an encoder has neither a head nor another."""
+        if self.encoder is not None:
+            plain = self.encoder.encoder is None and self.encoder.head is None
+            require(self, "encoder", plain, "a stack without a head and without an encoder of its own")
+            shared = self.encoder.embedding
+            same = not isinstance(shared, SharedEmbedding) or (
+                (shared.n_vocab, shared.d_model) == (self.embedding.n_vocab, self.embedding.d_model)
+                and isinstance(self.embedding, TokenEmbedding)
+            )
+            require(self, "encoder", same, "a shared embedding of the model's own n_vocab and d_model")
+        made = None if self.encoder is None else self.encoder.d_model
+        for block in self.blocks:
+            for _, part in walk(block):
+                if isinstance(part, CrossAttention):
+                    require(self, "blocks", part.d_source == made, f"cross-attention to the encoder's width, {made}")
+
+    def _require_buckets(self) -> None:
+        """Layers with relative buckets have as many of them, and as many heads, as the stack's one table."""
+        table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
+        asked = {
+            (part.positions.n_buckets, part.n_heads)
+            for block in self.blocks
+            for _, part in walk(block)
+            if isinstance(part, Attention) and isinstance(part.positions, RelativeBuckets)
+        }
+        require(self, "relative", asked == ({table} if table else set()), f"a table for {sorted(asked) or 'nothing'}")
 
     def _require_one_width(self) -> None:
         d_model = self.embedding.d_model
@@ -296,8 +372,13 @@ class Model(Part):
                 field = path.split(".")[0]
                 require(self, field, False, f"d_model = {d_model} as in the embedding; {path} has {part}")
 
-    def child_run(self, name: str, run: Pass) -> Pass:
-        """The final norm and the head see only the positions whose logits are wanted."""
+    def child_run(self, name: str, run: Pass) -> Pass | None:
+        """The final norm and the head see only the positions whose logits are wanted, the encoder sees the source.
+
+        It runs before a sequence's first token alone.
+        """
+        if name == "encoder":
+            return None if run.past else replace(run, tokens=run.source_tokens, source=0, logits="all")
         return replace(run, tokens=1) if run.logits == "last" and name in ("norm", "head") else run
 
     @property
@@ -313,7 +394,8 @@ class Model(Part):
 
 def walk_widths(model: Model) -> Iterator[tuple[str, int]]:
     """Yields (path, width) for everything that reads or writes the residual stream."""
-    yield "head", model.head.d_model
+    if model.head is not None:
+        yield "head", model.head.d_model
     if model.positions is not None:
         yield "positions", model.positions.d_model
     for name in ("embedding_norm", "norm"):

@@ -44,6 +44,7 @@ class Weight:
 class Pass:
     """One run of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
+    `source` is how many tokens the encoder reads, where there is one; None means as many as the sequence has by then.
     `logits` says for which positions the head is computed; `kernel` which attention runs; `width` is the bytes of one
     activation.
     """
@@ -51,6 +52,7 @@ class Pass:
     tokens: int
     batch: int = 1
     past: int = 0
+    source: int | None = None
     logits: Literal["all", "last"] = "all"
     kernel: Kernel = "fused"
     width: int = 2
@@ -59,6 +61,11 @@ class Pass:
     def rows(self) -> int:
         """B*T: the rows of every activation matrix."""
         return self.batch * self.tokens
+
+    @property
+    def source_tokens(self) -> int:
+        """How many tokens the encoder reads."""
+        return self.past + self.tokens if self.source is None else self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +97,15 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token)."""
+    """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token).
+
+    `of` says whose tokens: the sequence's own, or those of the source that an encoder read.
+    """
 
     name: str
     shape: tuple[int, ...]
     window: int | None = None
+    of: Literal["sequence", "source"] = "sequence"
 
     @property
     def size(self) -> int:
@@ -111,7 +122,8 @@ class Saved:
     """One tensor kept for the backward pass, `size` numbers of `width`.
 
     The name `input` stands for what the part reads; parts that read the same tensor keep it once (`same_input`).
-    `shared` marks a tensor that is one and the same for every part that names it (token numbers, rotary tables).
+    `shared` marks a tensor that is one and the same for every part of a stack that names it (token numbers, rotary
+    tables).
     """
 
     name: str
@@ -195,8 +207,11 @@ class Part:
         """
         return {}
 
-    def child_run(self, name: str, run: Pass) -> Pass:
-        """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head)."""
+    def child_run(self, name: str, run: Pass) -> Pass | None:
+        """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head).
+
+        None where the child has no part in this run.
+        """
         return run
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
@@ -224,10 +239,12 @@ def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
 
 
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
-    """Yields (path, part, the run as that part sees it), in the order of `walk`."""
+    """Yields (path, part, the run as that part sees it), in the order of `walk`; parts that do not run are left out."""
     yield path, part, run
     for name, child in part.children():
-        yield from runs(child, part.child_run(name, run), f"{path}.{name}" if path else name)
+        seen = part.child_run(name, run)
+        if seen is not None:
+            yield from runs(child, seen, f"{path}.{name}" if path else name)
 
 
 def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:

@@ -7,9 +7,9 @@ changes those frequencies, and may multiply cos and sin by an attention factor. 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Self
 
 from asbuilt.spec.part import (
     LARGEST_SIZE,
@@ -17,6 +17,7 @@ from asbuilt.spec.part import (
     Pass,
     Saved,
     Weight,
+    divided,
     require,
     require_choice,
     require_flags,
@@ -306,3 +307,54 @@ class QueryTemperature(Part):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The factors, the same for all layers."""
         return (Saved(name=repr(self), size=run.tokens, shared=True),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeBuckets(Part):
+    """Scores get one learned number per head and bucket of distances (Raffel et al. 2020, arXiv 1910.10683, 2.1).
+
+    Half the buckets count single steps, the rest grow by a constant factor up to `max_distance`; `both_ways` gives half
+    of all to keys that come after the query. The numbers are the stack's (`BiasTable`), the same for all its layers.
+    """
+
+    n_buckets: int
+    max_distance: int
+    both_ways: bool
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_buckets", "max_distance")
+        require_flags(self, "both_ways")
+        least = 4 if self.both_ways else 2
+        require(self, "n_buckets", self.n_buckets % least == 0, f"a multiple of {least}")
+        far = self.max_distance > self.exact
+        require(self, "max_distance", far, f"more than the {self.exact} distances that have a bucket each")
+
+    @property
+    def one_way(self) -> int:
+        """Buckets of one direction."""
+        return self.n_buckets // 2 if self.both_ways else self.n_buckets
+
+    @property
+    def exact(self) -> int:
+        """Distances from 0 that have a bucket each."""
+        return self.one_way // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasTable(Part):
+    """One learned number for each bucket of distances and each head, added to the scores of all layers of a stack."""
+
+    kind = "attention"
+    n_buckets: int
+    n_heads: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_buckets", "n_heads")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds the numbers of its n_heads / tensor heads."""
+        return replace(self, n_heads=divided(self, "n_heads", tensor))
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_buckets, n_heads)."""
+        return {"weight": Weight(shape=(self.n_buckets, self.n_heads), role="bias")}

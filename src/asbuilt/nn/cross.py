@@ -1,0 +1,50 @@
+"""Cross-attention: keys and values of the source, computed in a sequence's first pass and then remembered.
+
+Shapes: batch B, new tokens T, source tokens S, model width M, heads H, head width D.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from asbuilt.kernels.attention import attend
+from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.step import Step
+from asbuilt.spec import cross
+
+
+class CrossAttention(PartModule):
+    """softmax(scale * q k^T) v, with k and v of what the encoder made."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+
+    def __init__(self, part: cross.CrossAttention, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        self.scale = part.scale if part.scale is not None else part.d_head**-0.5
+        self.kv = self.together(self.k, self.v)
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        B, T, _ = x_BTM.shape
+        q = self.q(x_BTM).view(B, T, -1, self.part.d_head).transpose(1, 2)
+        k, v = self.read(step)
+        y = attend(q, k, v, step.source_mask, scale=self.scale, kernel=step.kernel)
+        return self.o(y.transpose(1, 2).reshape(B, T, self.part.d_query))
+
+    def read(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Returns k and v (B, H, S, D), from the cache where they are already there."""
+        layer = None if step.cache is None else step.cache.sources[self.path]
+        if step.source_BSM is None:
+            assert layer is not None, "no source was read"
+            assert step.cache is not None
+            k, v = layer.read(step.cache.source_tokens)
+            return k, v
+        B, S, _ = step.source_BSM.shape
+        k, v = (y.view(B, S, -1, self.part.d_head).transpose(1, 2) for y in self.kv(step.source_BSM))
+        if layer is not None:
+            layer.write((k, v))
+        return k, v
