@@ -44,6 +44,7 @@ from asbuilt.spec import (
     MixtureOfExperts,
     Norm,
     Parallel,
+    Predictor,
     QueryTemperature,
     RelativeBuckets,
     RMSNorm,
@@ -301,6 +302,21 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
         max_positions=CONTEXT,
         positions=draw(st.none() | learned),
         norm=draw(maybe_norms(d_model)),
+        predictors=tuple(draw(st.lists(predictors(n_vocab, d_model), max_size=1))),
+    )
+
+
+@cache
+def predictors(n_vocab: int, d_model: int) -> SearchStrategy[Predictor]:
+    """A layer beside the model, that no pass of the model may notice."""
+    return st.builds(
+        Predictor,
+        embedding=st.just(TokenEmbedding(n_vocab=n_vocab, d_model=d_model)),
+        token_norm=norms(d_model),
+        stream_norm=norms(d_model),
+        block=blocks(d_model),
+        norm=norms(d_model),
+        head=st.just(Head(d_model=d_model, n_vocab=n_vocab)),
     )
 
 

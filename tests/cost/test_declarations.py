@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from asbuilt import cost
 from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
-from asbuilt.nn import build
+from asbuilt.nn import build, built_parameters
 from asbuilt.spec import (
     KINDS,
     Attention,
@@ -50,11 +50,13 @@ def counted(spec: Model, run: Pass) -> int:
 @given(ANY)
 def test_holds_is_named_parameters(spec: Model) -> None:
     model = build(spec, device="meta")
-    assert {path: w.shape for path, w, _ in weights(spec)} == {n: tuple(p.shape) for n, p in model.named_parameters()}
+    built = built_parameters(model)
+    assert {path: w.shape for path, w, _ in weights(spec)} == {n: tuple(p.shape) for n, p in built.items()}
     assert {path: b.shape for path, b, _ in buffers(spec)} == {n: tuple(b.shape) for n, b in model.named_buffers()}
     assert {path: w.shape for path, w, _ in stored_weights(spec)} == {n: t.shape for n, t in model.state_dict().items()}
-    assert cost.total_parameters(spec) == sum(p.numel() for p in model.parameters())
-    assert cost.stored_extra(spec) == {"buffers": sum(b.numel() for b in model.buffers())}
+    assert cost.total_parameters(spec) == sum(p.numel() for p in built.values())
+    stored = sum(t.numel() for t in model.state_dict().values())
+    assert cost.total_parameters(spec) + sum(cost.stored_extra(spec).values()) == stored
     assert sum(cost.parameters(spec).values()) == cost.total_parameters(spec)
 
 

@@ -23,6 +23,7 @@ from asbuilt.spec import (
     ExpertGroups,
     GatedMLP,
     Head,
+    LatentAttention,
     LayerNorm,
     LearnedPositions,
     LinearScaling,
@@ -30,6 +31,7 @@ from asbuilt.spec import (
     Model,
     Parallel,
     Part,
+    Predictor,
     QueryTemperature,
     RMSNorm,
     Rotary,
@@ -69,12 +71,26 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (TiedHead, "softcap"): lambda part: 1.0,
     (Model, "norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (Model, "embedding_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
+    (LatentAttention, "q_rank"): lambda part: 4,
+    (LatentAttention, "q_norm"): lambda part: RMSNorm(d=part.q_rank or part.d_model, gain="none"),
+    (LatentAttention, "kv_norm"): lambda part: RMSNorm(d=part.kv_rank, gain="none"),
+    (LatentAttention, "positions"): lambda part: Rotary(d_rotary=part.d_rope),
+    (LatentAttention, "mscale"): lambda part: 0.5,
+    (Model, "predictors"): lambda part: (_predictor(part),),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1),
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
     (YaRN, "attention_factor"): lambda part: 1.7,
 }
+
+
+def _predictor(spec: Model) -> Predictor:
+    norm = RMSNorm(d=spec.d_model)
+    embedding = TokenEmbedding(n_vocab=spec.embedding.n_vocab, d_model=spec.d_model)
+    return Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=spec.blocks[-1], norm=norm,
+                     head=Head(d_model=spec.d_model, n_vocab=spec.embedding.n_vocab))  # fmt: skip
+
 
 # Another part of the same place, where possible with the same weights.
 INSTEAD: dict[type[Part], Callable[[Any], object]] = {
@@ -87,6 +103,7 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     ExpertGroups: lambda part: None,
     MLP: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
     Attention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),
+    LatentAttention: lambda part: MLP(d_model=part.d_model, d_ff=part.n_heads * part.d_value, activation="relu"),
     Parallel: lambda part: part.attention,
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
     Head: lambda part: TiedHead(d_model=part.d_model, n_vocab=part.n_vocab),
@@ -108,8 +125,9 @@ def mutations(part: Part, path: str = "") -> Iterator[Mutation]:
     for name, make in replacements(part):
         yield Mutation(f"{place}{name}", make)
     children = part.children()
+    beside = {name.partition(".")[0] for name, _ in part.extras()}  # no pass reaches what lies within
     for field in fields(part):  # type: ignore[arg-type]
-        value = getattr(part, field.name)
+        value = getattr(part, field.name) if field.name not in beside else None
         for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
             if isinstance(item, Part):
                 name, child = next(children)
@@ -155,6 +173,8 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
         yield from ((lambda other=other: other) for other in (value / 2, value * 2))
     elif isinstance(value, str):
         yield lambda: f"{value}_"
+    elif value == ():
+        yield lambda: ABSENT[type(part), name](part)
     elif isinstance(value, tuple):
         yield from ((lambda other=other: other) for other in _other_tuples(value))
     else:

@@ -31,7 +31,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
 from asbuilt.nn.modules import Model
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import weights
+from asbuilt.spec import stored_weights
 
 # Fields that cannot change an output, and why; exactly these.
 INERT = {
@@ -93,7 +93,7 @@ def _outcome(
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    return {path: weight.shape for path, weight, _ in weights(spec)}
+    return {path: weight.shape for path, weight, _ in stored_weights(spec)}
 
 
 def _stored(family: str, spec: ModelSpec) -> set[str]:

@@ -24,7 +24,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import tensor_table, write_config
 from asbuilt.families.table import Entry, Table
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import stored_weights, weights
+from asbuilt.spec import buffers, stored_weights
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +68,8 @@ def save(
     from asbuilt.nn import stored_tensors
 
     tensors = stored_tensors(model)
-    held = {path for path, _, _ in weights(model.spec)}
-    kept = {path: dtype_of(dtype if dtype is not None and path in held else t.dtype) for path, t in tensors.items()}
+    own = {path for path, _, _ in buffers(model.spec)}
+    kept = {path: dtype_of(t.dtype if dtype is None or path in own else dtype) for path, t in tensors.items()}
     write_folder(
         folder,
         spec=model.spec,

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from asbuilt.checkpoint.gguf import GGUFFile, read_header
-from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error
+from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.errors import InputError, near
-from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf
+from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
 from asbuilt.spec import Model, from_dict
 
 if TYPE_CHECKING:
@@ -144,7 +144,24 @@ def _open_folder(path: Path) -> Source:
         fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
         raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
     name = path.resolve().name
-    return Source(kind="folder", name=name, reading=read_config(load_config_file(path / CONFIG), name), path=path)
+    reading = read_config(load_config_file(path / CONFIG), name)
+    return Source(kind="folder", name=name, reading=_as_stored(reading, path), path=path)
+
+
+def _as_stored(reading: Reading, path: Path) -> Reading:
+    """Returns the reading without its predictors where the folder's files hold no tensor of any of them.
+
+    transformers leaves them out, and keeps the config's word that they are there; with some of them a folder is broken,
+    and loading says what is missing. The key is carried, so a folder written again says what this one said.
+    """
+    if not reading.spec.predictors or not has_weights(path):
+        return reading
+    paths = tuple(f"{name}." for name, _ in reading.spec.extras())
+    entries = tensor_table(reading.family, reading.spec).entries
+    names = (name for entry in entries if entry.paths[0].startswith(paths) for name in entry.names)
+    if not read_folder(path).keys().isdisjoint(names):
+        return reading
+    return replace(reading, spec=replace(reading.spec, predictors=()))
 
 
 def _catalogued(name: str) -> Entry | None:

@@ -24,7 +24,8 @@ CONVENTIONS = {
     "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
-    "stored_extra": "what a checkpoint holds beside the parameters as built: buffers, which no training step moves",
+    "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
+    "layers that predict tokens further on, which no pass runs",
     "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence",
     "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
     "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",

@@ -11,7 +11,7 @@ from fractions import Fraction
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.errors import InputError
 from asbuilt.spec.model import Block, Model
-from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, buffers, runs, walk, weights
+from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, stored_weights, walk, weights
 
 BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
 # Backward multiplies each product twice more: once for the gradient of either factor.
@@ -49,7 +49,10 @@ def active_parameters(spec: Part) -> int:
 
 def stored_extra(spec: Part) -> dict[str, int]:
     """Returns how many numbers a checkpoint holds beside the parameters as built, by what they are."""
-    return {"buffers": sum(buffer.size for _, buffer, _ in buffers(spec))}
+    return {
+        "buffers": sum(buffer.size for _, part in walk(spec) for buffer in part.buffers().values()),
+        "predictors": sum(weight.size for _, extra in spec.extras() for _, weight, _ in stored_weights(extra)),
+    }
 
 
 def weight_bytes(spec: Part, dtype: str) -> int:

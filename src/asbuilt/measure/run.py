@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt.generate.cache import Cache
 from asbuilt.measure.calibrate import quarter
-from asbuilt.nn import build
+from asbuilt.nn import build, built_parameters
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
@@ -25,13 +25,13 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce i
 
 
 def parameters(model: Model) -> int:
-    """Returns the number of parameters, each counted once however many names it has."""
-    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    """Returns the number of parameters as built, each counted once however many names it has."""
+    return sum(p.numel() for p in {id(p): p for p in built_parameters(model).values()}.values())
 
 
 def weight_bytes(model: Model) -> int:
-    """Returns the bytes of the parameters."""
-    return sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
+    """Returns the bytes of the parameters as built."""
+    return sum(p.nbytes for p in {id(p): p for p in built_parameters(model).values()}.values())
 
 
 def flops(description: spec.Model, tokens: int, batch: int = 1) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model
-from asbuilt.spec.part import Weight, buffers, weights
+from asbuilt.spec.part import Weight, buffers, stored_weights
 
 
 def build(
@@ -39,15 +39,22 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
     """
     generator = torch.Generator(device=built.any_weight.device).manual_seed(seed)
     parameters = dict(built.named_parameters())
-    for path, weight, _ in weights(built.spec):
-        _fill(parameters[path], weight, std, built.spec.n_layers, generator)
-    for path, _, _ in buffers(built.spec):
-        built.get_buffer(path).zero_()
+    for path, weight, _ in stored_weights(built.spec):
+        if path in parameters:
+            _fill(parameters[path], weight, std, built.spec.n_layers, generator)
+        else:
+            built.get_buffer(path).zero_()
 
 
 def stored_tensors(built: Model) -> dict[str, Tensor]:
     """Returns all that a checkpoint holds of the model, by path: its parameters and its buffers."""
     return dict(built.named_parameters()) | {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
+
+
+def built_parameters(built: Model) -> dict[str, nn.Parameter]:
+    """Returns the parameters by path, those of what no pass reaches left out: as billed."""
+    extras = tuple(f"{name}." for name, _ in built.spec.extras())
+    return {path: parameter for path, parameter in built.named_parameters() if not path.startswith(extras)}
 
 
 @torch.no_grad()

@@ -317,6 +317,28 @@ class Head(PartModule):
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
+class Predictor(PartModule):
+    """head(norm(block(join [token_norm(embedding), stream_norm(stream)]))): no pass of a model runs it."""
+
+    join: Linear
+
+    def __init__(self, part: model.Predictor, path: str) -> None:
+        super().__init__(part, path)
+        self.embedding = TokenEmbedding(part.embedding, f"{path}.embedding")
+        self.token_norm = module(part.token_norm, f"{path}.token_norm")
+        self.stream_norm = module(part.stream_norm, f"{path}.stream_norm")
+        self.block = Block(part.block, f"{path}.block")
+        self.norm = module(part.norm, f"{path}.norm")
+        self.head = Head(part.head, f"{path}.head")
+        self.requires_grad_(False)
+
+    def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
+        """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which each follow a place of the stream."""
+        halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
+        x_BTM = self.block(self.join(torch.cat(halves, -1)), step)
+        return self.head(self.norm(x_BTM), self.embedding.weight)
+
+
 class Model(nn.Module):
     """A stack from tokens to logits, or to the normed stream; `spec` is the description it was built from."""
 
@@ -332,6 +354,9 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(block, f"{at}blocks.{i}") for i, block in enumerate(part.blocks))
         self.norm = norm(part.norm, f"{at}norm")
         self.head = None if part.head is None else module(part.head, f"{at}head")
+        if part.predictors:
+            made = (Predictor(predictor, f"{at}predictors.{i}") for i, predictor in enumerate(part.predictors))
+            self.predictors = nn.ModuleList(made)
 
     def forward(
         self,
@@ -430,6 +455,7 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     model.Head: Head,
     model.TiedHead: Head,
     model.Parallel: Parallel,
+    model.Predictor: Predictor,
     model.Model: Model,
 }
 

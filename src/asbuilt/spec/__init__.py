@@ -26,6 +26,7 @@ from asbuilt.spec.model import (
     Mixer,
     Model,
     Parallel,
+    Predictor,
     SharedEmbedding,
     TiedHead,
     TokenEmbedding,
@@ -45,6 +46,7 @@ from asbuilt.spec.part import (
     runs,
     stored_weights,
     walk,
+    walk_stored,
     weights,
 )
 from asbuilt.spec.positions import (
@@ -102,6 +104,7 @@ __all__ = [
     "Parallel",
     "Part",
     "Pass",
+    "Predictor",
     "Product",
     "QueryTemperature",
     "RMSNorm",
@@ -126,5 +129,6 @@ __all__ = [
     "stored_weights",
     "to_dict",
     "walk",
+    "walk_stored",
     "weights",
 ]

@@ -9,6 +9,7 @@ from typing import Self
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.experts import FeedForward
+from asbuilt.spec.feedforward import linear
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
@@ -278,13 +279,51 @@ class Block(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predictor(Part):
+    """One layer more, that reads the stream at a token and the token after it, and predicts the one after that.
+
+    head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with an embedding and a head of
+    its own as they are stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction.
+    """
+
+    embedding: TokenEmbedding
+    token_norm: Norm
+    stream_norm: Norm
+    block: Block
+    norm: Norm
+    head: Head
+
+    def __post_init__(self) -> None:
+        d_model = self.embedding.d_model
+        widths = {name: getattr(self, name).d for name in ("token_norm", "stream_norm", "norm")}
+        widths |= {"head": self.head.d_model, "block": self.block.branches[0].body.d_model}
+        for name, width in widths.items():
+            require(self, name, width == d_model, f"d_model = {d_model} as in the embedding")
+        vocab = self.embedding.n_vocab
+        require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+
+    @property
+    def d_model(self) -> int:
+        """Width of the stream."""
+        return self.embedding.d_model
+
+    def holds(self) -> dict[str, Weight]:
+        """The map that joins both halves, (d_model, 2 d_model)."""
+        return linear(self.d_model, 2 * self.d_model, False, "join")
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product, beside those of the block and the head."""
+        return (Product(name="join", a=run.rows, b=2 * self.d_model, c=self.d_model, weight="join.weight"),)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model(Part):
     """A stack from tokens to logits: token (and position) embedding, blocks, final norm, head.
 
     Without a head it gives the stream after the final norm. An `encoder` is such a stack; it reads a text of its own,
     which the blocks' cross-attention looks at. `relative` are the numbers of all layers with relative buckets.
     `max_positions` is the context the model was made for. `name` takes no part in equality of the built model, but it
-    is printed.
+    is printed. `predictors` are stored, loaded and saved with the model; they are in none of its passes and costs.
     """
 
     name: str = "model"
@@ -297,6 +336,7 @@ class Model(Part):
     norm: Norm | None = None
     head: Head | TiedHead | None = None
     max_positions: int
+    predictors: tuple[Predictor, ...] = ()
 
     def __repr__(self) -> str:
         return show(self)
@@ -329,6 +369,9 @@ class Model(Part):
         vocab = self.embedding.n_vocab
         fits = self.head is None or self.head.n_vocab == vocab
         require(self, "head", fits, f"a head over the embedding's n_vocab = {vocab}")
+        for predictor in self.predictors:
+            same = predictor.embedding.n_vocab == vocab and predictor.d_model == self.d_model
+            require(self, "predictors", same, f"n_vocab = {vocab} and d_model = {self.d_model} as in the embedding")
         if self.positions is not None:
             enough = self.positions.n_positions >= self.max_positions
             require(self, "max_positions", enough, f"at most the {self.positions.n_positions} learned positions")
@@ -340,8 +383,8 @@ class Model(Part):
     def _require_source(self) -> None:
         """Cross-attention needs an encoder, of the width that it reads; an encoder has neither a head nor another."""
         if self.encoder is not None:
-            plain = self.encoder.encoder is None and self.encoder.head is None
-            require(self, "encoder", plain, "a stack without a head and without an encoder of its own")
+            plain = self.encoder.encoder is None and self.encoder.head is None and not self.encoder.predictors
+            require(self, "encoder", plain, "a stack without head, predictors and an encoder of its own")
             shared = self.encoder.embedding
             same = not isinstance(shared, SharedEmbedding) or (
                 (shared.n_vocab, shared.d_model) == (self.embedding.n_vocab, self.embedding.d_model)
@@ -380,6 +423,14 @@ class Model(Part):
         if name == "encoder":
             return None if run.past else replace(run, tokens=run.source_tokens, source=0, logits="all")
         return replace(run, tokens=1) if run.logits == "last" and name in ("norm", "head") else run
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        """All but the predictors."""
+        return ((name, child) for name, child in super().children() if not name.startswith("predictors."))
+
+    def extras(self) -> Iterator[tuple[str, Part]]:
+        """The predictors."""
+        return ((f"predictors.{i}", predictor) for i, predictor in enumerate(self.predictors))
 
     @property
     def d_model(self) -> int:

@@ -230,12 +230,26 @@ class Part:
             elif isinstance(value, tuple):
                 yield from ((f"{field.name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Part))
 
+    def extras(self) -> Iterator[tuple[str, Part]]:
+        """Yields (name, part) for what a checkpoint holds beside this part, and no pass of the model reaches.
+
+        They are built, loaded and saved like children, and are in no bill but that of what is stored.
+        """
+        return iter(())
+
 
 def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     """Yields (path, part) for `part` and everything below it, parents first; the root's path is empty."""
     yield path, part
     for name, child in part.children():
         yield from walk(child, f"{path}.{name}" if path else name)
+
+
+def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+    """Yields (path, part) as `walk` does, extras and what is below them too."""
+    yield path, part
+    for name, child in (*part.children(), *part.extras()):
+        yield from walk_stored(child, f"{path}.{name}" if path else name)
 
 
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
@@ -248,7 +262,7 @@ def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pas
 
 
 def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
-    """Yields (full path, weight, owner) for every parameter tensor below `part`."""
+    """Yields (full path, weight, owner) for every parameter tensor below `part`, extras excluded: as built."""
     for path, owner in walk(part):
         for name, weight in owner.holds().items():
             yield (f"{path}.{name}" if path else name), weight, owner
@@ -262,15 +276,17 @@ def divided(part: Part, field: str, degree: int) -> int:
 
 
 def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
-    """Yields (full path, buffer, owner) for every buffer below `part`."""
-    for path, owner in walk(part):
+    """Yields (full path, buffer, owner) for every buffer below `part`, those of extras too."""
+    for path, owner in walk_stored(part):
         for name, buffer in owner.buffers().items():
             yield (f"{path}.{name}" if path else name), buffer, owner
 
 
 def stored_weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
-    """Yields (full path, weight, owner) for all that a checkpoint holds: parameters, then buffers."""
-    yield from weights(part)
+    """Yields (full path, weight, owner) for all that a checkpoint holds: parameters, those of extras too; buffers."""
+    for path, owner in walk_stored(part):
+        for name, weight in owner.holds().items():
+            yield (f"{path}.{name}" if path else name), weight, owner
     yield from buffers(part)
 
 
