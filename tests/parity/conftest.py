@@ -9,9 +9,11 @@ from cases import CASES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that asks for `case` and `variant` on every config of every family."""
+    """Runs a test that asks for `case` and `variant` on every config of every family, or of those that decode."""
     if "variant" in metafunc.fixturenames:
-        pairs = [(case, variant) for case in CASES.values() for variant in case.configs]
+        decodes = metafunc.definition.get_closest_marker("decodes") is not None
+        cases = [case for case in CASES.values() if case.kind.decodes or not decodes]
+        pairs = [(case, variant) for case in cases for variant in case.configs]
         metafunc.parametrize(("case", "variant"), pairs, ids=[f"{case.family}-{v}" for case, v in pairs])
 
 

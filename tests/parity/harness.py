@@ -2,7 +2,8 @@
 
 transformers saves and asbuilt loads (direction A), or asbuilt saves and transformers loads (direction B); each side
 reads config.json itself and makes its own tables. A family joins with one file in cases/: a `ParityCase` that draws
-small transformers configs whose thresholds all lie within the text. Shapes: batch B, tokens T.
+small transformers configs whose thresholds all lie within the text. What is not a language model that predicts the next
+token has a `Kind` of its own, in a file beside this one. Shapes: batch B, tokens T.
 """
 
 from __future__ import annotations
@@ -44,7 +45,40 @@ BATCH, TOKENS = 2, 48
 SEED = os.environ.get("PARITY_SEED") or str(random.SystemRandom().randrange(2**32))
 
 Draw = Callable[[random.Random], PreTrainedConfig]
+Inputs = dict[str, Tensor]  # what transformers' model is called with, by its names, each (B, ...)
 Trace = dict[str, Tensor]  # path -> (B, T, width), in the order of computation
+
+
+class Kind:
+    """How models of one kind are made, fed and traced on either side; these here predict the next token.
+
+    Another kind overrides what differs. `decodes` says whether the tests of cached and greedy decoding apply.
+    """
+
+    decodes = True
+
+    def make(self, config: PreTrainedConfig) -> PreTrainedModel:
+        """Returns transformers' model of the config."""
+        return AutoModelForCausalLM.from_config(config)
+
+    def load(self, folder: Path, **settings: object) -> Any:  # noqa: ANN401  # a model, or a model and what was amiss
+        """Returns what transformers' `from_pretrained` gives with these settings."""
+        return AutoModelForCausalLM.from_pretrained(folder, **settings)
+
+    def inputs(self, rng: random.Random, spec: ModelSpec) -> Inputs:
+        """Returns what both sides are given."""
+        return {"input_ids": random_tokens(rng, spec.embedding.n_vocab)}
+
+    def theirs(self, model: PreTrainedModel, inputs: Inputs) -> Trace:
+        """Returns what transformers' model makes of the inputs, by our paths."""
+        return theirs(model, inputs["input_ids"])
+
+    def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
+        """Returns the same of our model."""
+        return ours(model, inputs["input_ids"], kernel)
+
+
+CAUSAL = Kind()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +91,7 @@ class ParityCase:
 
     family: str
     configs: dict[str, Draw]
+    kind: Kind = CAUSAL
     inert_weights: dict[str, str] = field(default_factory=dict)
     attentions: tuple[str, ...] = ("eager", "sdpa")
 
@@ -122,16 +157,16 @@ def random_tokens(rng: random.Random, n_vocab: int, tokens: int = TOKENS) -> Ten
     return torch.tensor([[rng.randrange(n_vocab) for _ in range(tokens)] for _ in range(BATCH)])
 
 
-def transformers_saves(config: PreTrainedConfig, seed: int, folder: Path) -> None:
+def transformers_saves(config: PreTrainedConfig, seed: int, folder: Path, kind: Kind = CAUSAL) -> None:
     """Writes a randomised transformers model of the config."""
-    model = AutoModelForCausalLM.from_config(config)
+    model = kind.make(config)
     randomise(model, seed)
     model.save_pretrained(folder)
 
 
-def transformers_loads(folder: Path, attention: str = "eager") -> PreTrainedModel:
+def transformers_loads(folder: Path, attention: str = "eager", kind: Kind = CAUSAL) -> PreTrainedModel:
     """Returns the folder's model in float32; fails where transformers finds the tensors wanting."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded = kind.load(
         folder,
         dtype=torch.float32,
         attn_implementation=attention,

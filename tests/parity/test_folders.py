@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from cases import CASES
 from harness import (
@@ -15,15 +16,14 @@ from harness import (
     asbuilt_saves,
     cacheable,
     check,
-    ours,
     random_tokens,
-    theirs,
     transformers_loads,
     transformers_saves,
 )
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedModel
 
+from asbuilt.checkpoint.source import open_model
 from asbuilt.families import FAMILIES
 from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import generate
@@ -35,7 +35,7 @@ def test_every_family_has_a_case() -> None:
 
 def test_from_transformers(case: ParityCase, variant: str, tmp_path: Path) -> None:
     rng = case.random(variant, "from transformers")
-    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)
+    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path, case.kind)
     _agree(case, f"{variant} saved by transformers", tmp_path)
 
 
@@ -47,30 +47,29 @@ def test_to_transformers(case: ParityCase, variant: str, tmp_path: Path) -> None
 
 def _agree(case: ParityCase, label: str, folder: Path) -> None:
     mine = asbuilt_loads(folder)
-    tokens = random_tokens(case.random(label), mine.spec.embedding.n_vocab)
+    inputs = case.kind.inputs(case.random(label), mine.spec)
     for attention in case.attentions:
-        want = theirs(transformers_loads(folder, attention), tokens)
+        want = case.kind.theirs(transformers_loads(folder, attention, case.kind), inputs)
         for kernel in KERNELS:
-            check(case.family, f"{label}, {attention} and {kernel}", ours(mine, tokens, kernel), want)
+            check(case.family, f"{label}, {attention} and {kernel}", case.kind.ours(mine, inputs, kernel), want)
 
 
 def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path) -> None:
     """Tensors bit by bit; the config as transformers understands it; its rotary numbers as its model has them."""
     rng = case.random(variant, "and back")
     first, second = tmp_path / "first", tmp_path / "second"
-    transformers_saves(case.config(variant), rng.randrange(2**32), first)
+    transformers_saves(case.config(variant), rng.randrange(2**32), first, case.kind)
     asbuilt_resaves(first, second)
     here, there = (load_file(folder / "model.safetensors") for folder in (first, second))
     assert here.keys() == there.keys()
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
     before, after = _settings(first), _settings(second)
     assert {key: after.get(key) for key in before} == before  # older spellings may have been added
-    one, other = transformers_loads(first), transformers_loads(second)
+    one, other = (transformers_loads(folder, kind=case.kind) for folder in (first, second))
     torch.testing.assert_close(_tables(other), _tables(one), rtol=1e-6, atol=0.0)
-    tokens = random_tokens(rng, one.config.vocab_size)
-    check(
-        case.family, f"{variant}, transformers on what asbuilt saved again", theirs(other, tokens), theirs(one, tokens)
-    )
+    inputs = case.kind.inputs(rng, open_model(first).reading.spec)
+    have, want = case.kind.theirs(other, inputs), case.kind.theirs(one, inputs)
+    check(case.family, f"{variant}, transformers on what asbuilt saved again", have, want)
 
 
 # Several spellings say the same here, so these are compared by what comes out.
@@ -88,6 +87,7 @@ def _tables(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return dict(model.named_buffers()) | scalars
 
 
+@pytest.mark.decodes
 @torch.inference_mode()
 def test_cached_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
     """Our logits, one token at a time, are those at the end of transformers' whole pass over each length."""
@@ -107,6 +107,7 @@ def _end(logits_BTV: torch.Tensor) -> torch.Tensor:
     return logits_BTV[:, -1:]
 
 
+@pytest.mark.decodes
 def test_greedy_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
     rng = case.random(variant, "greedy")
     transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)

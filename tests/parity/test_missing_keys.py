@@ -14,9 +14,6 @@ from harness import (
     ParityCase,
     asbuilt_loads,
     check,
-    ours,
-    random_tokens,
-    theirs,
     transformers_loads,
     transformers_saves,
 )
@@ -66,30 +63,31 @@ def test_null_means_the_same_or_is_refused(case: ParityCase, variant: str, tmp_p
 def test_rotary_keys_not_said(case: ParityCase, drawn: str, tmp_path: Path) -> None:
     """transformers fills these in only as it builds its tables, so models are compared, wherever both accept."""
     rng = case.random(drawn, "rotary keys")
-    transformers_saves(case.config(drawn), rng.randrange(2**32), tmp_path)
+    transformers_saves(case.config(drawn), rng.randrange(2**32), tmp_path, case.kind)
     said = json.loads((tmp_path / "config.json").read_text())
     compared = 0
     for key in said[ROPE]:
         without = {name: value for name, value in said[ROPE].items() if name != key}
         for what, rope in (("missing", without), ("null", without | {key: None})):
             (tmp_path / "config.json").write_text(json.dumps(said | {ROPE: rope}))
-            mine, other = _both(tmp_path)
+            mine, other = _both(case, tmp_path)
             if mine is None or other is None:
                 continue
-            tokens = random_tokens(rng, mine.spec.embedding.n_vocab)
+            inputs = case.kind.inputs(rng, mine.spec)
             compared += 1
-            check(case.family, f"{drawn}, {key} {what}", ours(mine, tokens), theirs(other, tokens))
+            have, want = case.kind.ours(mine, inputs), case.kind.theirs(other, inputs)
+            check(case.family, f"{drawn}, {key} {what}", have, want)
     assert compared > 0
 
 
-def _both(folder: Path) -> tuple[BuiltModel | None, PreTrainedModel | None]:
+def _both(case: ParityCase, folder: Path) -> tuple[BuiltModel | None, PreTrainedModel | None]:
     """Returns the folder's model on each side, None where that side refuses it."""
     try:
         mine = asbuilt_loads(folder)
     except InputError:
         mine = None
     try:
-        other = transformers_loads(folder)
+        other = transformers_loads(folder, kind=case.kind)
         other(torch.zeros(1, 1, dtype=torch.long))  # some refuse only as they run
     except Exception:  # whatever its validation, or a table, runs into
         other = None

@@ -14,14 +14,12 @@ from harness import (
     SEED,
     TOKENS,
     TOLERANCE,
+    Inputs,
     ParityCase,
     Trace,
     asbuilt_loads,
     cacheable,
     compare,
-    ours,
-    random_tokens,
-    theirs,
     transformers_loads,
     transformers_saves,
 )
@@ -40,32 +38,32 @@ INERT = {
 }
 
 
-def _exchanged(case: ParityCase, variant: str, folder: Path) -> tuple[Model, torch.Tensor, Trace]:
-    """Returns our model of what transformers saved, a text, and what transformers makes of it."""
+def _exchanged(case: ParityCase, variant: str, folder: Path) -> tuple[Model, Inputs, Trace]:
+    """Returns our model of what transformers saved, inputs, and what transformers makes of them."""
     rng = case.random(variant, "mutations")
-    transformers_saves(case.config(variant), rng.randrange(2**32), folder)
+    transformers_saves(case.config(variant), rng.randrange(2**32), folder, case.kind)
     mine = asbuilt_loads(folder)
-    tokens = random_tokens(rng, mine.spec.embedding.n_vocab)
-    other = transformers_loads(folder)
-    want = _seen(partial(theirs, other), mine.spec, tokens)
-    assert compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None
-    return mine, tokens, want
+    inputs = case.kind.inputs(rng, mine.spec)
+    other = transformers_loads(folder, kind=case.kind)
+    want = _seen(partial(case.kind.theirs, other), mine.spec, inputs)
+    assert compare(_seen(partial(case.kind.ours, mine), mine.spec, inputs), want).first is None
+    return mine, inputs, want
 
 
-def _seen(trace: Callable[[torch.Tensor], Trace], spec: ModelSpec, tokens: torch.Tensor) -> Trace:
+def _seen(trace: Callable[[Inputs], Trace], spec: ModelSpec, inputs: Inputs) -> Trace:
     """The text, and before it its first half where what is computed depends on the length."""
     if cacheable(spec) == TOKENS:
-        return trace(tokens)
-    half, whole = trace(tokens[:, : TOKENS // 2]), trace(tokens)
+        return trace(inputs)
+    half, whole = trace({name: given[:, : TOKENS // 2] for name, given in inputs.items()}), trace(inputs)
     return {path: torch.cat((half[path], whole[path]), 1) for path in whole}
 
 
 def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> None:
     """Every other value of a field is refused, or is computed and differs, though not before the mutated block."""
-    mine, tokens, want = _exchanged(case, variant, tmp_path)
+    mine, inputs, want = _exchanged(case, variant, tmp_path)
     outcomes: dict[str, list[str]] = {}
     for mutation in mutations(mine.spec):
-        outcomes.setdefault(mutation.where, []).append(_outcome(case, mine.spec, mutation, tmp_path, tokens, want))
+        outcomes.setdefault(mutation.where, []).append(_outcome(case, mine.spec, mutation, tmp_path, inputs, want))
     assert all_fields(mine.spec) <= outcomes.keys()
     unseen = {where for where, found in outcomes.items() if "same" in found}
     assert unseen == set(INERT), f"PARITY_SEED={SEED} draws it again"
@@ -73,9 +71,7 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     assert not early, "differs before the mutated block"
 
 
-def _outcome(
-    case: ParityCase, spec: ModelSpec, mutation: Mutation, folder: Path, tokens: torch.Tensor, want: Trace
-) -> str:
+def _outcome(case: ParityCase, spec: ModelSpec, mutation: Mutation, folder: Path, inputs: Inputs, want: Trace) -> str:
     """Returns "refused", "same", or the first path that differs.
 
     Other shapes or stored names must be refused, equal ones must not.
@@ -88,8 +84,8 @@ def _outcome(
         with pytest.raises(InputError):
             asbuilt_loads(folder, mutated)
         return "refused"
-    trace = partial(ours, asbuilt_loads(folder, mutated))
-    return compare(_seen(trace, spec, tokens), want).first or "same"
+    trace = partial(case.kind.ours, asbuilt_loads(folder, mutated))
+    return compare(_seen(trace, spec, inputs), want).first or "same"
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -117,23 +113,23 @@ def _block(path: str) -> float:
 
 def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) -> None:
     """One part in a hundred of noise on any one parameter breaks parity, and the other sign on any buffer."""
-    mine, tokens, want = _exchanged(case, variant, tmp_path)
+    mine, inputs, want = _exchanged(case, variant, tmp_path)
     generator = torch.Generator().manual_seed(case.random(variant, "noise").randrange(2**32))
-    unseen = set()
+    unseen, seen_by = set(), partial(case.kind.ours, mine)
     for path, parameter in mine.named_parameters():
         kept = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.01 * kept.std() * torch.randn(kept.shape, generator=generator)
-            if compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None:
+            if compare(_seen(seen_by, mine.spec, inputs), want).first is None:
                 unseen.add(path)
             parameter.copy_(kept)
     for path, buffer in mine.named_buffers():  # they only decide, so little noise need not show
         kept = buffer.clone()
         buffer.neg_()
-        if compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None:
+        if compare(_seen(seen_by, mine.spec, inputs), want).first is None:
             unseen.add(path)
         buffer.copy_(kept)
-    assert compare(_seen(partial(ours, mine), mine.spec, tokens), want).first is None
+    assert compare(_seen(seen_by, mine.spec, inputs), want).first is None
     inert = {path for path, _ in mine.named_parameters() if path.endswith(tuple(case.inert_weights))}
     assert unseen == inert, f"PARITY_SEED={SEED} draws it again"
 

@@ -352,7 +352,7 @@ def adapters(weight: Weight, rank: int) -> tuple[Weight, Weight]:
 
 def _copied(spec: Model, fold: _Fold) -> State:
     """Weights of other pieces that the head multiplies, by their absolute paths: a tied embedding."""
-    products = spec.head.multiplies(fold.at.local)
+    products = () if spec.head is None else spec.head.multiplies(fold.at.local)
     wanted = {p.weight[1:] for p in products if p.weight is not None and p.weight.startswith("/")}
     local = spec.embedding if fold.at.tp == 1 else spec.embedding.shard(fold.at.tp)
     found = {f"embedding.{name}": weight for name, weight in local.holds().items()}
