@@ -62,13 +62,13 @@ def _rank(trial: Trial) -> tuple[float, int, int]:
 def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Options]:
     """Yields options for every layout that the model and the GPUs allow."""
     gpus = options.gpus
-    blocks = subject.model.n_layers if subject.model is not None else gpus
+    encoder = subject.model is not None and subject.model.encoder is not None
+    blocks = gpus if subject.model is None else 1 if encoder else subject.model.n_layers
     tensor = [tp for tp in divisors(gpus) if tp <= options.node and subject.divides(tp)]
-    context = [
-        cp for cp in divisors(gpus) if cp <= MOST_CONTEXT and options.seq % cp == 0 and subject.model is not None
-    ]
+    rings = subject.model is not None and not encoder
+    context = [cp for cp in divisors(gpus) if cp <= MOST_CONTEXT and options.seq % cp == 0 and (rings or cp == 1)]
     for tp in tensor:
-        for cp in context or [1]:
+        for cp in context:
             for pp in divisors(gpus // tp):
                 dp, rest = divmod(gpus, tp * cp * pp)
                 if rest or pp > blocks or sequences % (dp * options.batch):

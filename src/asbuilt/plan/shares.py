@@ -136,28 +136,52 @@ def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice) -> Shares:
     """
     check_targets(spec, lora)
     fold = _Fold(recipe, lora, at)
-    kinds: dict[Block, int] = {}
+    kinds: dict[tuple[str, Block], int] = {}
+    blocks: list[int] = []
     pieces: list[Piece] = []
     before, after = Piece(), Piece()
-    for name, child in spec.children():
+    for path, child in children(spec):
         if not isinstance(child, Block):
-            made = fold.piece(name, child)
-            before, after = (before, _joined(after, made)) if pieces else (_joined(before, made), after)
-        elif child not in kinds:
-            kinds[child] = len(pieces)
-            pieces.append(fold.piece(name, child))
+            made = fold.piece(path, child)
+            above = path in ("norm", "head")
+            before, after = (before, _joined(after, made)) if above else (_joined(before, made), after)
+            continue
+        key = (stack(path), child)
+        if key not in kinds:
+            kinds[key] = len(pieces)
+            pieces.append(fold.piece(path, child))
+        blocks.append(kinds[key])
     local = at.local
     stream = local.rows * spec.d_model * local.width
     return Shares(
         before=before,
         kinds=tuple(pieces),
-        blocks=tuple(kinds[block] for block in spec.blocks),
+        blocks=tuple(blocks),
         after=after,
         copied=_copied(spec, fold),
         stream=split(stream, at.tp if at.sequence else 1),
         logits=cost.logits_bytes(spec, replace(local, width=LOGITS_WIDTH)) // at.tp,
         rows=local.rows,
     )
+
+
+def children(spec: Model, prefix: str = "") -> Iterator[tuple[str, Part]]:
+    """Yields (path, part) for the blocks of a model and what lies outside them, an encoder's before the model's own."""
+    for name, child in spec.children():
+        if isinstance(child, Model):
+            yield from children(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+def stack(path: str) -> str:
+    """The path before the stack's own: an encoder's, or nothing."""
+    return "encoder." if path.startswith("encoder.") else ""
+
+
+def in_block(path: str) -> bool:
+    """Whether a path lies in a block, of the model or of its encoder."""
+    return path.startswith(("blocks.", "encoder.blocks."))
 
 
 def _joined(a: Piece, b: Piece) -> Piece:
@@ -230,7 +254,7 @@ class _Fold:
         """A trained weight, or a frozen one with its adapters."""
         if self.lora is None:
             return self.recipe.trained(weight, kind)
-        matrix = path.startswith("blocks.") and weight.role in MATRICES
+        matrix = in_block(path) and weight.role in MATRICES
         state = self.recipe.frozen(weight, nf4=self.lora.nf4 and matrix)
         if self._adapted(path, weight, kind):
             state = sum((self.recipe.trained(a, kind) for a in adapters(weight, self.lora.rank)), state)
@@ -249,7 +273,7 @@ class _Fold:
         for key, tensor in found.items():
             nbytes = tensor.nbytes(run.width)
             if tensor.shared:
-                shared[key] = nbytes
+                shared[f"{stack(path)}{key}"] = nbytes
                 continue
             if key in before and before[key].size == tensor.size and twice[key].size == 2 * tensor.size:
                 nbytes = self._sequence(nbytes)
@@ -323,7 +347,7 @@ def label(path: str) -> str:
 
 def targeted(lora: Lora, path: str, weight: Weight, kind: Kind) -> bool:
     """Whether this weight has an adapter: a matrix of a block, not of a router, and one of the targets."""
-    inside = path.startswith("blocks.") and weight.role in MATRICES and kind != "router"
+    inside = in_block(path) and weight.role in MATRICES and kind != "router"
     return inside and (lora.targets is None or label(path) in lora.targets)
 
 
@@ -334,7 +358,7 @@ def check_targets(spec: Model, lora: Lora | None) -> None:
     every = Lora(rank=lora.rank)
     known = {
         label(path): None
-        for block in dict.fromkeys(spec.blocks)
+        for block in dict.fromkeys(child for _, child in children(spec) if isinstance(child, Block))
         for path, weight, owner in weights(block)
         if targeted(every, f"blocks.0.{path}", weight, owner.kind)
     }

@@ -20,7 +20,7 @@ from asbuilt.plan.layout import Layout, Network, divisors
 from asbuilt.plan.lines import Line
 from asbuilt.plan.optimizers import BY_SHAPE, State
 from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, SIX, Options, require_number
-from asbuilt.plan.shares import Piece, Shares, Slice, Work, shares, split
+from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, split
 from asbuilt.plan.stages import Stage, fullest, stages
 from asbuilt.plan.step import Speed, Step
 from asbuilt.plan.training_lines import against, ladder, logits
@@ -48,14 +48,15 @@ class Subject:
     @cached_property
     def experts(self) -> int:
         """The greatest number that divides the experts of every mixture; 1 without mixtures."""
-        blocks = dict.fromkeys(self.model.blocks) if self.model is not None else ()
-        counts = [n for block in blocks for _, part in walk(block) for n in part.spreads().values()]
+        parts = dict.fromkeys(child for _, child in children(self.model)) if self.model is not None else ()
+        counts = [n for part in parts for _, below in walk(part) for n in below.spreads().values()]
         return math.gcd(*counts) if counts else 1
 
     def shares(self, options: Options) -> Shares:
         """Returns one device's share of each piece; raises InputError for a degree that the model does not allow."""
         o = options
         pp = o.pp if self.model is None else 0
+        self._check_stages(o)
         key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, o.sequence_parallel)
         if key not in self._kept:
             self._check(o)
@@ -63,10 +64,17 @@ class Subject:
             at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=o.sequence_parallel)
             made = self._bare(o, at) if self.model is None else shares(self.model, o.recipe, o.adapters, at)
             self._kept[key] = made
+        return self._kept[key]
+
+    def _check_stages(self, o: Options) -> None:
+        encoder = self.model is not None and self.model.encoder is not None
+        for name in ("pp", "cp") if encoder else ():
+            if getattr(o, name) > 1:
+                raise InputError("not planned for a model with an encoder", field=name, value=getattr(o, name),
+                                 allowed="1")  # fmt: skip
         if self.model is not None and o.pp > self.model.n_layers:
             raise InputError("more stages than blocks", field="pp", value=o.pp,
                              allowed=f"1 to n_layers = {self.model.n_layers}")  # fmt: skip
-        return self._kept[key]
 
     def _check(self, o: Options) -> None:
         if o.seq % o.cp:
@@ -87,7 +95,7 @@ class Subject:
         """Whether every part can be shared by `tp` devices."""
         assert self.model is not None
         try:
-            for part in dict.fromkeys(child for _, child in self.model.children()):
+            for part in dict.fromkeys(child for _, child in children(self.model)):
                 part.shard(tp)
         except InputError:
             return False
