@@ -16,7 +16,7 @@ demo: .venv/.run  ## a real model, taken apart, priced, run and measured; then a
 	$(BIN)/asbuilt generate "$$model" --chat --max-new-tokens 48 "What is the capital of France?"
 
 test: .venv/.dev  ## the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: .venv/.dev  ## style, types and the import contract
 	$(BIN)/ruff check $(wildcard $(SOURCES))
@@ -25,7 +25,7 @@ check: .venv/.dev  ## style, types and the import contract
 	$(BIN)/lint-imports
 
 parity: .venv/.dev  ## ours against transformers, with the table of worst differences
-	$(BIN)/python -m pytest tests/parity
+	$(BIN)/python -m pytest -n auto tests/parity
 
 bench: .venv/.dev  ## decode and prefill beside transformers, in one run
 	$(BIN)/python benchmarks/decode.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# Of parity's draws, unless it is given: said before processes that run tests side by side take it over.
+os.environ.setdefault("PARITY_SEED", str(random.SystemRandom().randrange(2**32)))
 torch.set_num_threads(1)
 settings.register_profile(
     "asbuilt",

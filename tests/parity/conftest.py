@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import harness
 import pytest
 import transformers
@@ -15,6 +18,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cases = [case for case in CASES.values() if case.kind.decodes or not decodes]
         pairs = [(case, variant) for case in cases for variant in case.configs]
         metafunc.parametrize(("case", "variant"), pairs, ids=[f"{case.family}-{v}" for case, v in pairs])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes hands its results to the one that prints the table."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["parity"] = [(r.family, r.label, asdict(r.difference)) for r in harness.RESULTS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401  a class of the plugin's own
+    """Takes the results of another process."""
+    for family, label, difference in getattr(node, "workeroutput", {}).get("parity", []):
+        harness.RESULTS.append(harness.Result(family=family, label=label, difference=harness.Difference(**difference)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
