@@ -21,7 +21,7 @@ from asbuilt.plan.lines import Line
 from asbuilt.plan.options import CHINCHILLA
 from asbuilt.plan.render import html, markdown
 from asbuilt.plan.search import search
-from asbuilt.plan.stages import every_stage
+from asbuilt.plan.stages import every_section
 from asbuilt.plan.training_report import document, tables
 from asbuilt.spec import Pass
 
@@ -100,7 +100,7 @@ def test_devices_together_hold_the_model(name: str, degrees: dict[str, Any]) -> 
     spec, tp = find(name).spec(), degrees.get("tp", 1)
     options = Options(gpus=8, **degrees)
     shares = Subject(spec).shares(options)
-    every = list(every_stage(shares, options.layout, options.job))
+    every = list(every_section(shares, options.pp))
     held = sum(stage.dense.weights + stage.experts.weights for stage in every)
     held -= shares.copied.weights if len(every) > 1 else 0
     assert sum(stage.blocks.total() for stage in every) == spec.n_layers

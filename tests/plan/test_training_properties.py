@@ -18,7 +18,7 @@ from asbuilt.plan import Options, Subject
 from asbuilt.plan.layout import divisors, ring
 from asbuilt.plan.optimizers import OPTIMIZERS
 from asbuilt.plan.shares import CHECKPOINTING
-from asbuilt.plan.stages import OFFLOADS, every_stage
+from asbuilt.plan.stages import OFFLOADS, Stage, every_section
 from asbuilt.plan.training import Trial, attempt
 from asbuilt.spec import Model, Pass
 
@@ -122,13 +122,13 @@ def test_the_time_of_a_step_is_its_parts(job: tuple[Subject, Options]) -> None:
 def test_one_device_has_what_the_bill_says(spec: Model, tokens: int, batch: int) -> None:
     subject, run = Subject(spec), Pass(tokens=tokens, batch=batch)
     bill = cost.saved(spec, run)
-    for way, kept in (("none", bill.all), ("selective", bill.selective), ("full", bill.checkpointed)):
+    for way, kept in zip(CHECKPOINTING, (bill.all, bill.selective, bill.checkpointed), strict=True):
         found = attempt(subject, H100, Options(seq=tokens, batch=batch, checkpointing=way))
         assert found.fullest.activations + found.fullest.outside == kept
     assert (
         attempt(subject, H100, Options(seq=tokens, batch=batch)).step.flops == 3 * cost.flops(spec, run).forward_causal
     )
-    assert found.fullest.state.weights == cost.weight_bytes(spec, "bf16")
+    assert attempt(subject, H100, Options(seq=tokens)).fullest.state.weights == cost.weight_bytes(spec, "bf16")
     assert subject.total == cost.total_parameters(spec)
     assert subject.active == cost.active_parameters(spec)
 
@@ -173,7 +173,8 @@ def test_pipeline_is_1f1b_played_through(stages: int, micro: int) -> None:
     subject = Subject(parameters=1e6)
     options = Options(gpus=stages, pp=stages, accumulate=micro)
     trial = attempt(subject, H100, options)
-    assert [stage.in_flight for stage in every_stage(subject.shares(options), options.layout, options.job)] == most
+    every = every_section(subject.shares(options), stages)
+    assert [Stage(section=s, layout=options.layout, job=options.job).in_flight for s in every] == most
     assert abs(trial.step.bubble - float(idle)) < 1e-12
 
 

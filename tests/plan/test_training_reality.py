@@ -75,7 +75,7 @@ def test_sgd_with_momentum(spec: Model, dtype: str) -> None:
 @given(strategies.specs(max_blocks=2))
 @settings(max_examples=12)
 def test_adafactor_of_transformers(spec: Model) -> None:
-    adafactor = pytest.importorskip("transformers.optimization").Adafactor
+    adafactor = pytest.importorskip("transformers.optimization").Adafactor  # pyright: ignore
     model, found = stepped(spec, torch.float32), state(spec, "adafactor", "fp32").optimizer
     optimizer = adafactor(model.parameters())
     optimizer.step()
@@ -167,7 +167,7 @@ def backward_peak(model: Built, tokens: Tensor, *, again: bool) -> int:
             x = model.embedding(tokens, begun)
             for block in model.blocks:
                 x = checkpoint(block, x, begun, use_reentrant=False)
-            assert model.norm is not None
+            assert model.norm is not None and model.head is not None  # noqa: PT018
             logits = model.head(model.norm(x), model.embedding.weight)
         else:
             logits = model(tokens)

@@ -11,7 +11,7 @@ from asbuilt.errors import InputError
 from asbuilt.plan.layout import divisors
 from asbuilt.plan.options import Options
 from asbuilt.plan.shares import CHECKPOINTING
-from asbuilt.plan.stages import Stage, fullest, stages
+from asbuilt.plan.stages import fullest
 from asbuilt.plan.training import Subject, Suggestion, Trial, attempt
 
 # A ring attention of more ranks than this is not tried, nor tensor parallelism beyond a node.
@@ -75,7 +75,8 @@ def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Opt
                     continue
                 for ep in divisors(subject.experts):
                     if dp * cp % ep == 0:
-                        for zero in (0, 1, 2, 3) if dp * cp > 1 else (0,):
+                        # stage 1 sends what stage 0 does and holds less
+                        for zero in (1, 2, 3) if dp * cp > 1 else (0,):
                             yield replace(options, tp=tp, pp=pp, cp=cp, ep=ep, zero=zero,
                                           accumulate=sequences // (dp * options.batch))  # fmt: skip
 
@@ -129,15 +130,11 @@ def _gpus_needed(subject: Subject, trial: Trial, options: Options) -> int | None
     """The fewest GPUs, doubling, on which `options` fit."""
     gpus = 2 * options.gpus
     while gpus <= MOST_GPUS_SUGGESTED:
-        found = _fullest(subject, replace(options, gpus=gpus))
+        found = fullest(subject.stages(replace(options, gpus=gpus)))
         if found.total + trial.reserve <= trial.memory:
             return gpus
         gpus *= 2
     return None
-
-
-def _fullest(subject: Subject, options: Options) -> Stage:
-    return fullest(stages(subject.shares(options), options.layout, options.job))
 
 
 def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:

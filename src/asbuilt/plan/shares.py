@@ -129,13 +129,13 @@ class Slice:
                     width=self.run.width)  # fmt: skip
 
 
-def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice) -> Shares:
-    """Returns the pieces of `spec` as one device of a layout sees them.
+def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice, known: dict[tuple[object, ...], Piece]) -> Shares:
+    """Returns the pieces of `spec` as one device of a layout sees them; `known` keeps pieces that layouts share.
 
     Raises InputError where a part cannot be divided as asked, and for adapters' targets that are none.
     """
     check_targets(spec, lora)
-    fold = _Fold(recipe, lora, at)
+    fold = _Fold(recipe, lora, at, known)
     kinds: dict[tuple[str, Block], int] = {}
     blocks: list[int] = []
     pieces: list[Piece] = []
@@ -198,6 +198,11 @@ def _joined(a: Piece, b: Piece) -> Piece:
     )
 
 
+def _width(part: Part) -> int:
+    """d_model of a block; no stream is kept of what lies outside the blocks."""
+    return part.branches[0].body.d_model if isinstance(part, Block) else 0
+
+
 def split(size: int, ways: int) -> int:
     """Returns what the fullest of `ways` devices has of `size`."""
     return -(-size // ways)
@@ -210,27 +215,40 @@ class _Fold:
     recipe: Recipe
     lora: Lora | None
     at: Slice
+    known: dict[tuple[object, ...], Piece]
 
     def piece(self, path: str, whole: Part) -> Piece:
         """Returns one device's share of everything below `whole`."""
-        part = whole if self.at.tp == 1 else whole.shard(self.at.tp)
+        key = (stack(path), whole, self.recipe, self.lora, replace(self.at, ep=1))
+        if key not in self.known:
+            self.known[key] = _Fold(self.recipe, self.lora, replace(self.at, ep=1), self.known).made(path, whole)
+        alike = self.known[key]
+        if self.at.ep == 1:
+            return alike
+        part = self._own(whole)  # expert parallelism divides the experts, and sends rows to them
+        return replace(alike, experts=self._state_of(path, part, spread=True), sent=self._sent(path, part))
+
+    def _own(self, whole: Part) -> Part:
+        return whole if self.at.tp == 1 else whole.shard(self.at.tp)
+
+    def made(self, path: str, whole: Part) -> Piece:
+        """Returns the piece, folded anew."""
+        part = self._own(whole)
         inside, run = isinstance(whole, Block), self.at.local
-        d_model = whole.branches[0].body.d_model if isinstance(whole, Block) else 0
-        stream = run.rows * d_model
-        held = list(self._held(path, part))
+        stream = run.rows * _width(whole)
         own, remade, shared = self._saved(path, whole, part)
         own += self._adapters_saved(path, part)
         kept = {"none": own, "selective": own - remade, "full": self._sequence(stream * run.width)}
         branches = sum(isinstance(below, Branch) for _, below in walk(part))
         return Piece(
-            dense=sum((state for state, spread in held if not spread), State()),
-            experts=sum((state for state, spread in held if spread), State()),
+            dense=self._state_of(path, part, spread=False),
+            experts=self._state_of(path, part, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
             room=part.works(run) if inside else 0,
             work=self._work(path, whole, part),
             reduced=branches * stream if self.at.tp > 1 else 0,
-            sent=self._sent(path, part) * d_model,
+            sent=self._sent(path, part),
             passed=self._passed(part),
         )
 
@@ -238,13 +256,16 @@ class _Fold:
         """A rank's share of what only tokens divide."""
         return split(size, self.at.tp if self.at.sequence else 1)
 
-    def _held(self, path: str, part: Part) -> Iterator[tuple[State, bool]]:
-        """Yields the state of each weight that a device holds, and whether it is one of experts that are spread."""
+    def _state_of(self, path: str, part: Part, *, spread: bool) -> State:
+        """The state of the experts that a device holds, or of all else."""
+        total = State()
         for where, owner in walk(part, path):
-            spread = owner.spreads()
+            stacked = owner.spreads()
             for name, weight in owner.holds().items():
-                held = self._own_experts(weight) if name in spread else weight
-                yield self._state(f"{where}.{name}", held, owner.kind), name in spread
+                if (name in stacked) == spread:
+                    held = self._own_experts(weight) if spread else weight
+                    total += self._state(f"{where}.{name}", held, owner.kind)
+        return total
 
     def _own_experts(self, weight: Weight) -> Weight:
         """The experts that a device holds of a stack."""
@@ -328,7 +349,7 @@ class _Fold:
         for where, owner, seen in runs(part, self.at.local, path):
             of_experts = [product.a for product in owner.multiplies(seen) if product.weight in owner.spreads()]
             rows[where] = max(of_experts, default=0)
-        return self._sequence(sum(rows.values()))
+        return self._sequence(sum(rows.values())) * _width(part)
 
     def _passed(self, part: Part) -> int:
         """Bytes of keys and values that go by on a context's ring in a forward pass: the others' part of each."""

@@ -51,17 +51,13 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """The pieces of one pipeline stage, and how many micro-batches it keeps at once.
-
-    1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p keeps what it saved of min(m, p - s) micro-batches.
-    """
+class Section:
+    """The pieces of one pipeline stage, whatever ZeRO and checkpointing do: number `number` of `pp`."""
 
     number: int
+    pp: int
     blocks: Counter[int]
     shares: Shares
-    layout: Layout
-    job: Job
 
     @property
     def first(self) -> bool:
@@ -71,12 +67,7 @@ class Stage:
     @property
     def last(self) -> bool:
         """Whether it holds what comes after the blocks, and computes the loss."""
-        return self.number == self.layout.pp - 1
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches whose saved tensors are there at once."""
-        return min(self.job.accumulate, self.layout.pp - self.number)
+        return self.number == self.pp - 1
 
     @cached_property
     def outer(self) -> tuple[Piece, ...]:
@@ -85,26 +76,72 @@ class Stage:
         return tuple(piece for there, piece in found if there)
 
     @cached_property
+    def kinds(self) -> tuple[tuple[Piece, int], ...]:
+        """Each kind of block with how often it is there."""
+        return tuple((self.shares.kinds[kind], count) for kind, count in self.blocks.items())
+
+    @cached_property
     def counted(self) -> tuple[tuple[Piece, int], ...]:
         """Every piece with how often it is there."""
-        inner = ((self.shares.kinds[kind], count) for kind, count in self.blocks.items())
-        return (*inner, *((piece, 1) for piece in self.outer))
+        return (*self.kinds, *((piece, 1) for piece in self.outer))
 
     @cached_property
     def dense(self) -> State:
         """State of all weights but experts, before ZeRO."""
-        total = self.shares.copied if self.last and not self.first else State()
-        for piece, count in self.counted:
-            total += piece.dense.times(count)
-        return total
+        copied = self.shares.copied if self.last and not self.first else State()
+        return sum((piece.dense.times(count) for piece, count in self.counted), copied)
 
     @cached_property
     def experts(self) -> State:
         """State of the experts held here, before ZeRO."""
-        total = State()
-        for piece, count in self.counted:
-            total += piece.experts.times(count)
-        return total
+        return sum((piece.experts.times(count) for piece, count in self.counted), State())
+
+    @cached_property
+    def outside(self) -> int:
+        """Bytes of one micro-batch kept outside the blocks, and of tensors that all blocks of a stack share."""
+        together: dict[str, int] = {}
+        for piece, _ in self.counted:
+            together |= piece.shared
+        return sum(piece.kept["none"] for piece in self.outer) + sum(together.values())
+
+
+def every_section(shares: Shares, pp: int) -> Iterator[Section]:
+    """Yields the sections in order; where the blocks do not divide evenly, the first ones have one more."""
+    n, start = len(shares.blocks), 0
+    for number in range(pp):
+        size = n // pp + (number < n % pp)
+        yield Section(number=number, pp=pp, blocks=Counter(shares.blocks[start : start + size]), shares=shares)
+        start += size
+
+
+def sections(shares: Shares, pp: int) -> list[Section]:
+    """Returns the sections that differ: of those that hold the same pieces the first, which keeps the most."""
+    found: dict[tuple[object, ...], Section] = {}
+    for section in every_section(shares, pp):
+        found.setdefault((section.first, section.last, *sorted(section.blocks.items())), section)
+    return list(found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One pipeline stage of a layout, and what one of its devices holds.
+
+    1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p keeps what it saved of min(m, p - s) micro-batches.
+    """
+
+    section: Section
+    layout: Layout
+    job: Job
+
+    @property
+    def shares(self) -> Shares:
+        """The shares that its pieces are of."""
+        return self.section.shares
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose saved tensors are there at once."""
+        return min(self.job.accumulate, self.layout.pp - self.section.number)
 
     def _sharded(self, dense: int, experts: int, stage: int) -> int:
         """What is held of a state that ZeRO shards from `stage` on."""
@@ -115,7 +152,7 @@ class Stage:
     @cached_property
     def state(self) -> State:
         """The state on one device, its own shard where ZeRO shards it."""
-        dense, experts = self.dense, self.experts
+        dense, experts = self.section.dense, self.section.experts
         names = dict.fromkeys((*dense.optimizer, *experts.optimizer))
         pieces: Pieces = {
             name: self._sharded(dense.optimizer.get(name, 0), experts.optimizer.get(name, 0), 1) for name in names
@@ -129,7 +166,7 @@ class Stage:
 
     def _block(self, of: Literal["weights", "gradients"]) -> tuple[int, int]:
         """The most that one block has, (dense, experts)."""
-        kinds = [self.shares.kinds[kind] for kind in self.blocks]
+        kinds = [kind for kind, _ in self.section.kinds]
         return max(getattr(k.dense, of) for k in kinds), max(getattr(k.experts, of) for k in kinds)
 
     @cached_property
@@ -137,57 +174,51 @@ class Stage:
         """Weights of other ranks that ZeRO-3 holds for a while: two blocks', and those outside the blocks."""
         if self.layout.zero < 3 or not self.shares.rows:
             return 0
-        dense, experts = self._block("weights")
-        outside = sum(piece.dense.weights for piece in self.outer)
-        whole = min(self.dense.weights, outside + BLOCKS_GATHERED * dense)
-        return _beyond(self.dense.weights, whole, self.layout.replicas) + _beyond(
-            self.experts.weights, min(self.experts.weights, BLOCKS_GATHERED * experts), self.layout.expert_replicas
-        )
+        one, spread = self._block("weights")
+        outside = sum(piece.dense.weights for piece in self.section.outer)
+        dense, experts = self.section.dense.weights, self.section.experts.weights
+        whole, stack = min(dense, outside + BLOCKS_GATHERED * one), min(experts, BLOCKS_GATHERED * spread)
+        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, stack, self.layout.expert_replicas)
 
     @cached_property
     def scattered(self) -> int:
         """Gradients of one block before ZeRO-2 and 3 have reduced and scattered them."""
         if self.layout.zero < 2 or not self.shares.rows:
             return 0
-        dense, experts = self._block("gradients")
-        outside = max((piece.dense.gradients for piece in self.outer), default=0)
-        return _beyond(self.dense.gradients, max(dense, outside), self.layout.replicas) + _beyond(
-            self.experts.gradients, experts, self.layout.expert_replicas
-        )
+        one, spread = self._block("gradients")
+        whole = max(one, *(piece.dense.gradients for piece in self.section.outer), 0)
+        dense, experts = self.section.dense.gradients, self.section.experts.gradients
+        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, spread, self.layout.expert_replicas)
 
     @cached_property
     def activations(self) -> int:
         """What the blocks keep until the backward pass."""
         way = self.job.checkpointing
-        return self.in_flight * sum(n * self.shares.kinds[kind].kept[way] for kind, n in self.blocks.items())
+        return self.in_flight * sum(count * kind.kept[way] for kind, count in self.section.kinds)
 
     @cached_property
     def outside(self) -> int:
         """What is kept outside the blocks, and tensors that all blocks share."""
-        together: dict[str, int] = {}
-        for piece, _ in self.counted:
-            together |= piece.shared
-        return self.in_flight * (sum(piece.kept["none"] for piece in self.outer) + sum(together.values()))
+        return self.in_flight * self.section.outside
 
     @cached_property
     def logits(self) -> int:
         """One float32 tensor of the logits that are there at once; none but on the last stage."""
-        if not self.last or not self.shares.rows:
+        if not self.section.last or not self.shares.rows:
             return 0
         return self.shares.logits // self.shares.rows * split(self.shares.rows, self.job.chunks)
 
     @cached_property
     def loss_room(self) -> int:
         """The logits' three tensors, and where the loss is chunked the gradient of its input."""
-        chunked = self.shares.stream if self.last and self.job.chunks > 1 else 0
+        chunked = self.shares.stream if self.section.last and self.job.chunks > 1 else 0
         return LOGITS_ALIVE * self.logits + chunked
 
     @cached_property
     def again_room(self) -> int:
         """What one block makes again beyond what it kept, and room to work."""
         way = self.job.checkpointing
-        kinds = [self.shares.kinds[kind] for kind in self.blocks]
-        return max(kind.kept["none"] - kind.kept[way] + kind.room for kind in kinds)
+        return max(kind.kept["none"] - kind.kept[way] + kind.room for kind, _ in self.section.kinds)
 
     @cached_property
     def on_host(self) -> int:
@@ -207,25 +238,6 @@ class Stage:
 def _beyond(held: int, whole: int, ranks: int) -> int:
     """What is there beyond a rank's own shard of `held` while `whole` of it is gathered."""
     return whole + split(held - whole, ranks) - split(held, ranks)
-
-
-def every_stage(shares: Shares, layout: Layout, job: Job) -> Iterator[Stage]:
-    """Yields the stages in order; where the blocks do not divide evenly, the first ones have one more."""
-    n, pp = len(shares.blocks), layout.pp
-    start = 0
-    for number in range(pp):
-        size = n // pp + (number < n % pp)
-        blocks = Counter(shares.blocks[start : start + size])
-        start += size
-        yield Stage(number=number, blocks=blocks, shares=shares, layout=layout, job=job)
-
-
-def stages(shares: Shares, layout: Layout, job: Job) -> list[Stage]:
-    """Returns the stages that differ: of those that hold the same pieces the first, which keeps the most."""
-    found: dict[tuple[object, ...], Stage] = {}
-    for stage in every_stage(shares, layout, job):
-        found.setdefault((stage.first, stage.last, *sorted(stage.blocks.items())), stage)
-    return list(found.values())
 
 
 def fullest(found: list[Stage]) -> Stage:

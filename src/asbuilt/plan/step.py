@@ -49,11 +49,11 @@ class Step:
     def _flops(self, stage: Stage) -> int:
         """FLOPs of one micro-batch on one device: training, masked pairs skipped, and what runs again."""
         total = 0
-        for kind, count in stage.blocks.items():
-            work = stage.shares.kinds[kind].work
+        for kind, count in stage.section.kinds:
+            work = kind.work
             again = work.forward() if self.job.checkpointing == "full" else 0
             total += count * (work.training() + again)
-        return total + sum(piece.work.training() for piece in stage.outer)
+        return total + sum(piece.work.training() for piece in stage.section.outer)
 
     @cached_property
     def flops(self) -> int:
@@ -68,7 +68,7 @@ class Step:
     @cached_property
     def tensor(self) -> Traffic:
         """Sums over tensor-parallel ranks: for each residual branch one all-reduce forward, and one backward."""
-        numbers = max(sum(p.reduced * n for p, n in stage.counted) for stage in self.stages)
+        numbers = max(sum(p.reduced * n for p, n in stage.section.counted) for stage in self.stages)
         per_pass = 2 * ring(self.layout.tp) * numbers * self.job.width
         return self._traffic(
             per_pass * (self.passes + 1) * self.job.accumulate, self.layout.tp, 1,
@@ -78,7 +78,7 @@ class Step:
     @cached_property
     def expert(self) -> Traffic:
         """Rows to the experts and back (all-to-all), forward and backward."""
-        numbers = max(sum(p.sent * n for p, n in stage.counted) for stage in self.stages)
+        numbers = max(sum(p.sent * n for p, n in stage.section.counted) for stage in self.stages)
         per_pass = 2 * ring(self.layout.ep) * numbers * self.job.width
         return self._traffic(
             per_pass * (self.passes + 1) * self.job.accumulate, self.layout.ep, self.layout.tp,
@@ -88,7 +88,7 @@ class Step:
     @cached_property
     def context(self) -> Traffic:
         """Keys and values round the ring: forward once, backward themselves and their gradients (arXiv 2310.01889)."""
-        passed = max(sum(p.passed * n for p, n in stage.counted) for stage in self.stages)
+        passed = max(sum(p.passed * n for p, n in stage.section.counted) for stage in self.stages)
         return self._traffic(
             passed * (self.passes + 2) * self.job.accumulate, self.layout.cp, self.layout.tp,
             "keys and values of the other ranks, once forward and twice backward, x micro-batches",
@@ -111,7 +111,7 @@ class Step:
         """Gradients averaged and weights gathered over the ranks that hold the same (arXiv 1910.02054, section 7)."""
         layout, found = self.layout, []
         for stage in self.stages:
-            dense, experts = stage.dense, stage.experts
+            dense, experts = stage.section.dense, stage.section.experts
             found.append(
                 self._sharded(dense.weights, dense.gradients, layout.replicas, layout.tp)
                 + self._sharded(experts.weights, experts.gradients, layout.expert_replicas, layout.tp * layout.ep)

@@ -21,7 +21,7 @@ from asbuilt.plan.lines import Line
 from asbuilt.plan.optimizers import BY_SHAPE, State
 from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, SIX, Options, require_number
 from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, split
-from asbuilt.plan.stages import Stage, fullest, stages
+from asbuilt.plan.stages import Section, Stage, fullest, sections
 from asbuilt.plan.step import Speed, Step
 from asbuilt.plan.training_lines import against, ladder, logits
 from asbuilt.spec import Model, Part, Pass
@@ -44,6 +44,8 @@ class Subject:
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
         self.active = _folded(model, cost.active_parameters) if model is not None else self.total
         self._kept: dict[tuple[object, ...], Shares] = {}
+        self._pieces: dict[tuple[object, ...], Piece] = {}
+        self._sections: dict[tuple[int, int], list[Section]] = {}
 
     @cached_property
     def experts(self) -> int:
@@ -51,6 +53,14 @@ class Subject:
         parts = dict.fromkeys(child for _, child in children(self.model)) if self.model is not None else ()
         counts = [n for part in parts for _, below in walk(part) for n in below.spreads().values()]
         return math.gcd(*counts) if counts else 1
+
+    def stages(self, options: Options) -> list[Stage]:
+        """Returns the stages that differ; raises InputError for a degree that model or GPUs do not allow."""
+        layout, job, shares = options.layout, options.job, self.shares(options)
+        key = (id(shares), layout.pp)
+        if key not in self._sections:
+            self._sections[key] = sections(shares, layout.pp)
+        return [Stage(section=section, layout=layout, job=job) for section in self._sections[key]]
 
     def shares(self, options: Options) -> Shares:
         """Returns one device's share of each piece; raises InputError for a degree that the model does not allow."""
@@ -62,8 +72,10 @@ class Subject:
             self._check(o)
             run = Pass(tokens=o.seq, batch=o.batch, width=DTYPES[o.dtype])
             at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=o.sequence_parallel)
-            made = self._bare(o, at) if self.model is None else shares(self.model, o.recipe, o.adapters, at)
-            self._kept[key] = made
+            if self.model is None:
+                self._kept[key] = self._bare(o, at)
+            else:
+                self._kept[key] = shares(self.model, o.recipe, o.adapters, at, self._pieces)
         return self._kept[key]
 
     def _check_stages(self, o: Options) -> None:
@@ -166,10 +178,9 @@ class Trial:
 
 def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
     """Returns what `options` come to; raises InputError for what cannot be."""
-    layout, job = options.layout, options.job
-    found = stages(subject.shares(options), layout, job)
-    step = Step(stages=found, layout=layout, job=job, speed=speed_of(machine, options))
-    return Trial(options=options, layout=layout, stages=found, step=step, memory=machine.memory_bytes(),
+    found = subject.stages(options)
+    step = Step(stages=found, layout=found[0].layout, job=found[0].job, speed=speed_of(machine, options))
+    return Trial(options=options, layout=step.layout, stages=found, step=step, memory=machine.memory_bytes(),
                  memory_source=machine.source)  # fmt: skip
 
 

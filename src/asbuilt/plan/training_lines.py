@@ -58,7 +58,7 @@ def _state(stage: Stage, name: str, of: Callable[[State], int], width: int, shar
     """One kind of state; where it is so many bytes a parameter, from the number of parameters."""
     layout, sharded = stage.layout, stage.layout.zero >= sharded_from
     pieces, numbers, value = [], {}, 0
-    groups = (("", stage.dense, layout.replicas), ("experts' ", stage.experts, layout.expert_replicas))
+    groups = (("", stage.section.dense, layout.replicas), ("experts' ", stage.section.experts, layout.expert_replicas))
     for whose, state, ranks in groups:
         whole, ways = of(state), ranks if sharded else 1
         value += split(whole, ways)
@@ -100,12 +100,12 @@ def _moments(stage: Stage) -> Iterator[Line]:
 
 def _activations(stage: Stage) -> Line:
     """Micro-batches at once x blocks x what one block keeps, kind by kind."""
-    way, several = stage.job.checkpointing, len(stage.blocks) > 1
+    way, several = stage.job.checkpointing, len(stage.section.kinds) > 1
     numbers: dict[str, Number] = {"micro-batches at once": stage.in_flight}
     terms = []
-    for i, (kind, count) in enumerate(stage.blocks.items()):
+    for i, (kind, count) in enumerate(stage.section.kinds):
         which = f" of kind {i + 1}" if several else ""
-        numbers |= {f"blocks{which}": count, f"kept by one{which}": stage.shares.kinds[kind].kept[way]}
+        numbers |= {f"blocks{which}": count, f"kept by one{which}": kind.kept[way]}
         terms.append(f"{{blocks{which}}} × {{kept by one{which}}}")
     formula = f"{{micro-batches at once}} × ({' + '.join(terms)})"
     note = f"checkpointing {way}: {KEEPS[way]}"

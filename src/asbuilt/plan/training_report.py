@@ -65,7 +65,7 @@ def document(plan: TrainPlan) -> dict[str, Any]:
         "money": plan.money,
         "layout": {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "cp": layout.cp,
                    "zero": layout.zero},
-        "stage": {"fullest": stage.number, "micro_batches_in_flight": stage.in_flight},
+        "stage": {"fullest": stage.section.number, "micro_batches_in_flight": stage.in_flight},
         "step": {
             "seconds": step.seconds,
             "tokens": step.tokens,
@@ -141,7 +141,7 @@ def _memory(plan: TrainPlan) -> Table:
         running += int(line.value)
         rows.append((line.name, int(line.value), *_gb(line.value), f"{running / 1e9:,.1f}", line.symbols or line.note))
     rows.append(("per device", plan.per_device_bytes, *_gb(plan.per_device_bytes), "", ""))
-    where = f", pipeline stage {stage.number + 1} of {layout.pp}" if layout.pp > 1 else ""
+    where = f", pipeline stage {stage.section.number + 1} of {layout.pp}" if layout.pp > 1 else ""
     columns = ("memory", "bytes", "GB", "GiB", "GB so far", "formula")
     return Table(f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}", columns, rows)
 
