@@ -20,6 +20,7 @@ from asbuilt.families.table import (
     AdjacentPairs,
     Chain,
     Concat,
+    EachExpert,
     Interleave,
     Layout,
     Same,
@@ -38,7 +39,7 @@ CONFIGS = llama_configs() | gpt2_configs()
 def layouts(draw: st.DrawFn) -> tuple[Layout, list[Shape]]:
     """A layout, and shapes of model tensors that it applies to, matrices or vectors."""
     columns: Shape = draw(st.tuples(SIZES) | st.just(()))
-    kind = draw(st.sampled_from(["same", "transpose", "concat", "interleave", "experts", "pairs", "chain"]))
+    kind = draw(st.sampled_from(["same", "transpose", "concat", "interleave", "experts", "each", "pairs", "chain"]))
     sizes = tuple(draw(st.lists(SIZES, min_size=1, max_size=4)))
     shapes: list[Shape] = [(size, *columns) for size in sizes]
     if kind == "same":
@@ -50,6 +51,9 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Shape]]:
     if kind == "interleave":
         groups = draw(SIZES)
         return Interleave(groups, sizes), [(groups * size, *columns) for size in sizes]
+    if kind == "each":
+        experts, inner = draw(SIZES), Chain((Interleave(3, sizes[:2]), Transpose()))
+        return EachExpert(inner), [(experts, 3 * size, *columns) for size in sizes[:2]]
     if kind == "experts":
         experts = draw(SIZES)
         return StackExperts(experts), [(experts, draw(SIZES), *columns)]

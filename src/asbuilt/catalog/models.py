@@ -19,6 +19,7 @@ from asbuilt.families import (
     glm4_moe,
     gpt2,
     gpt_neox,
+    gpt_oss,
     llama,
     mistral,
     mixtral,
@@ -35,7 +36,7 @@ from asbuilt.families import (
     starcoder2,
 )
 from asbuilt.families.dimensions import Dimensions
-from asbuilt.spec import Activation, LinearScaling, Llama3Scaling, Model, Rotary, Router, Scaling
+from asbuilt.spec import Activation, LinearScaling, Llama3Scaling, Model, Rotary, Router, Scaling, YaRN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +256,13 @@ _glm = partial(glm4_moe.build, d_expert=1408, n_dense=1, bias=True,
                router=glm4_moe.usual_router(d_model=4096, n_experts=128, top_k=8))  # fmt: skip
 _akin("glm-4.5-air", 46, 4096, 96, 8, 10944, GLM_SOURCE, family="glm4_moe", build=_glm, vocab=151552, context=131072,
       theta=1e6, d_head=128, d_rotary=64)  # fmt: skip
+
+GPT_OSS_SOURCE = "OpenAI 2025, arXiv 2508.10925, Table 1; config of openai/gpt-oss-20b"
+_gpt_oss = partial(gpt_oss.build, windows=(128, None) * 12,
+                   router=Router(d_model=2880, n_experts=32, top_k=4, renormalise=True, bias=True))  # fmt: skip
+_akin("gpt-oss-20b", 24, 2880, 64, 8, 2880, GPT_OSS_SOURCE, family="gpt_oss", build=_gpt_oss, vocab=201088,
+      context=131072, theta=150000.0, d_head=64,
+      scaling=YaRN(factor=32.0, original_context=4096, truncate=False))  # fmt: skip
 
 
 def _mpt_7b() -> Model:

@@ -26,15 +26,15 @@ def convert(
 ) -> None:
     """Writes the folder `out` with the weights, config, tokenizer and generation settings of `source`.
 
-    `dtype` None keeps what a folder has, tensor by tensor (as buffers always do), and for a GGUF file takes what `load`
-    would. In memory are
+    `dtype` None keeps what a folder has, tensor by tensor (as buffers always do), and for a GGUF file or packed weights
+    takes what `load` would. In memory are
     the entry that is being written and, where the two formats group tensors differently, those read but not yet
     written. Raises InputError as `load` and `save`; whatever is raised, nothing is left behind.
     """
     source = as_source(source)
     contents = Contents(source)
     common = contents.dtype(dtype)
-    own = _own_dtypes(contents) if source.gguf is None else {}
+    own = _own_dtypes(contents) if source.gguf is None and contents.packed is None else {}
     cast = {path: common for e in contents.entries for path in e.paths if path not in contents.buffers or not own}
     write_folder(
         out,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Stored = StoredTensor | GGUFTensor
 Headers = Mapping[str, Stored]
 DTYPES = ("float32", "bfloat16", "float16", "float64")  # those a model can compute in
+PACKED = "U8"  # what packed weights and their scales are stored as
 LISTED = 5  # names shown of each kind of mismatch
 
 
@@ -93,7 +94,9 @@ class Contents:
     def __init__(self, source: Source) -> None:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
         in_gguf = source.gguf is not None
-        self.table = (gguf_table if in_gguf else tensor_table)(source.family, self.spec)
+        self.packed = source.reading.quantization
+        table = gguf_table(source.family, self.spec) if in_gguf else None
+        self.table = table or tensor_table(source.family, self.spec, self.packed)
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
         self.buffers = {path for path, _, _ in buffers(self.spec)}
         self._again = {path: name for name, path in self.table.duplicates.items() if name in self.headers}
@@ -188,10 +191,13 @@ def _mismatches(table: Table, wanted: dict[str, tuple[int, ...]], stored: Header
     yield from _listed(
         "of another shape", [f"{n} is {have}, expected {want}" for n, have, want in shaped if have != want]
     )
+    packed = {name for entry in table.entries if entry.packed for name in entry.names}
     kinds = (
-        (name, getattr(t, "dtype", None) or getattr(t, "type", "")) for name, t in found.items() if not stored_dtype(t)
+        (name, getattr(t, "dtype", None) or getattr(t, "type", ""))
+        for name, t in found.items()
+        if not (isinstance(t, StoredTensor) and t.dtype == PACKED if name in packed else stored_dtype(t))
     )
-    yield from _listed("no readable floats", [f"{name} is {kind}" for name, kind in kinds])
+    yield from _listed("not numbers that can be read", [f"{name} is {kind}" for name, kind in kinds])
 
 
 def _listed(what: str, items: list[str]) -> Iterator[str]:

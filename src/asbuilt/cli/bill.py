@@ -24,6 +24,7 @@ CONVENTIONS = {
     "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
+    "quantization": "how config.json says the weights beside it are packed; a stored byte then counts as one number",
     "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
     "layers that predict tokens further on, which no pass runs",
     "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence",
@@ -53,6 +54,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "parameters_stored": total + sum(extra.values()) if stored is None else stored,
         "stored_extra": extra,
         "stored_bytes": stored_bytes,
+        "quantization": source.reading.quantization,
         "flops": _flops(spec, run),
         "weight_bytes": _weight_bytes(spec, (*WEIGHT_DTYPES, cost.dtype(dtype).name)),
         "cache": _cache(spec, seq, batch, kv_dtype),
@@ -71,9 +73,15 @@ def _stored(source: Source) -> tuple[int | None, int | None]:
         return None, None
     from asbuilt.checkpoint.ggml_types import READABLE
     from asbuilt.checkpoint.load import Contents, stored_bytes, stored_parameters
+    from asbuilt.families import reads_packed
 
-    if source.gguf is None or all(tensor.type in READABLE for tensor in source.gguf.tensors.values()):
-        Contents(source)  # blocks that cannot be read can still be described
+    packed = source.reading.quantization
+    if source.gguf is not None:
+        readable = all(tensor.type in READABLE for tensor in source.gguf.tensors.values())
+    else:
+        readable = packed is None or reads_packed(source.family, packed)
+    if readable:
+        Contents(source)  # what cannot be read can still be described
     return stored_parameters(source), stored_bytes(source)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
+from asbuilt.families.common import QUANTIZATION
 from asbuilt.families.reader import Reading, load_config_file
 from asbuilt.families.table import Table
 from asbuilt.spec import Model, stored_weights
@@ -24,6 +26,7 @@ FAMILIES: dict[str, str] = {
     "gemma3_text": "asbuilt.families.gemma3_text",
     "glm4_moe": "asbuilt.families.glm4_moe",
     "gpt2": "asbuilt.families.gpt2",
+    "gpt_oss": "asbuilt.families.gpt_oss",
     "gpt_neox": "asbuilt.families.gpt_neox",
     "llama": "asbuilt.families.llama",
     "mistral": "asbuilt.families.mistral",
@@ -50,6 +53,7 @@ __all__ = [
     "load_config_file",
     "read_config",
     "read_gguf",
+    "reads_packed",
     "tensor_table",
     "write_config",
 ]
@@ -75,6 +79,8 @@ def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] =
     read = _module(config.get("model_type"), f"{name}: model_type").read
     kept = {key: value for key, value in config.items() if key not in allow_unread}
     reading = read(kept, name)
+    packed = next((config[key] for key in QUANTIZATION if config.get(key) is not None), None)
+    reading = replace(reading, quantization=packed)
     for key in allow_unread:
         if key not in config:
             raise InputError("not in the config", field="allow-unread", value=key, fix=near(key, config))
@@ -113,12 +119,25 @@ def _writes(family: str, spec: Model) -> bool:
     return True
 
 
-def tensor_table(family: str, spec: Model) -> Table:
-    """Returns the names and layouts of the tensors in a checkpoint folder of the family.
+def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None = None) -> Table:
+    """Returns the names and layouts of the tensors in a checkpoint folder of the family, packed as `quantization` says.
 
-    Raises InputError naming a weight of the spec that the family has no name for, or one that the spec lacks.
+    Raises InputError naming a weight of the spec that the family has no name for, or one that the spec lacks, and for
+    weights packed in a way that is not read.
     """
-    return _covering(_module(family, "family").table(spec), spec, family)
+    module = _module(family, "family")
+    if quantization is None:
+        return _covering(module.table(spec), spec, family)
+    method = quantization.get("quant_method")
+    if not reads_packed(family, quantization):
+        raise InputError(f"weights packed so are not read in {family}", field="quantization_config.quant_method",
+                         value=method, fix="use the unquantised checkpoint, or a GGUF file")  # fmt: skip
+    return _covering(module.PACKED[method](spec), spec, family)
+
+
+def reads_packed(family: str, quantization: dict[str, Any]) -> bool:
+    """Returns whether checkpoint folders of the family are read where their weights are packed so."""
+    return quantization.get("quant_method") in getattr(_module(family, "family"), "PACKED", {})
 
 
 def _covering(table: Table, spec: Model, family: str) -> Table:

@@ -65,11 +65,16 @@ IRRELEVANT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+# Where a config says how the weights beside it are stored.
+QUANTIZATION = ("quantization_config", "compression_config")
+PACKERS = ("quant_method", "load_in_8bit", "load_in_4bit")
+
+
 def read_common(reader: ConfigReader, family: str, heads: tuple[str, ...]) -> str | None:
     """Reads what every config may carry and returns the stored dtype, None where it is not said.
 
     `heads` are the class names of the causal language model, the usual one first. Raises InputError for another
-    class, for quantised weights, and for an encoder.
+    class, and for an encoder. How weights are quantised is not what the model is: `read_config` keeps it beside.
     """
     reader.known.add("model_type")
     for reason, keys in IRRELEVANT.items():
@@ -77,9 +82,10 @@ def read_common(reader: ConfigReader, family: str, heads: tuple[str, ...]) -> st
             reader.irrelevant(key, reason)
     _check_architectures(reader, heads)
     reader.irrelevant("auto_map", f"names code beside the weights, which is never imported: {family} is known here")
-    for key in ("quantization_config", "compression_config"):
-        if reader.given(key):
-            raise reader.error(key, "quantised checkpoints are not read", fix="use the unquantised one, or a GGUF file")
+    for key in QUANTIZATION:
+        said = reader.config[key] if reader.given(key) else dict.fromkeys(PACKERS)
+        named = isinstance(said, dict) and any(name in said for name in PACKERS)
+        reader.require(key, named, f"an object with one of {', '.join(PACKERS)}")
     reader.only("is_encoder_decoder", False, None, reason="only the decoder-only model is read")
     reader.only("add_cross_attention", False, None, reason="cross-attention is not read in this family")
     reader.only("cross_attention_hidden_size", None, reason="cross-attention is not read in this family")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -135,15 +135,42 @@ def table(spec: Model, stems: dict[str, str], experts: dict[str, str], family: s
     return replace(whole, entries=(*whole.entries, *_expert_entries(spec, experts)))
 
 
+def stacked_table(
+    spec: Model,
+    stems: dict[str, str],
+    family: str,
+    stored: Callable[[MixtureOfExperts], list[Entry]],
+) -> Table:
+    """Returns the names of a checkpoint folder's tensors where experts are stacked on disk too.
+
+    `stored` gives the entries of the part's own weights, with names below the layer; weights that the part lacks are
+    left out.
+    """
+    whole = shared.table(spec, stems, family, elsewhere=("ffn.body",))
+    entries = []
+    for i, part in sparse_layers(spec):
+        for one in stored(part):
+            if part.holds().keys() >= {*one.paths}:
+                paths = tuple(f"blocks.{i}.ffn.body.{name}" for name in one.paths)
+                names = tuple(f"model.layers.{i}.{name}" for name in one.names)
+                entries.append(replace(one, paths=paths, names=names))
+    return replace(whole, entries=(*whole.entries, *entries))
+
+
+def sparse_layers(spec: Model) -> list[tuple[int, MixtureOfExperts]]:
+    """Returns number and part of the layers whose feed-forward are experts."""
+    branches = [(i, branch) for i, block in enumerate(spec.blocks) for branch in block.branches]
+    bodies = [(i, branch.body) for i, branch in branches if branch.name == "ffn"]
+    return [(i, body) for i, body in bodies if isinstance(body, MixtureOfExperts)]
+
+
 def _expert_entries(spec: Model, patterns: dict[str, str]) -> list[Entry]:
     return [
         Entry(
             paths=(f"blocks.{i}.ffn.body.{part}",),
-            names=tuple(f"model.layers.{i}.{pattern.format(e)}" for e in range(branch.body.n_experts)),
-            layout=StackExperts(branch.body.n_experts),
+            names=tuple(f"model.layers.{i}.{pattern.format(e)}" for e in range(body.n_experts)),
+            layout=StackExperts(body.n_experts),
         )
-        for i, block in enumerate(spec.blocks)
-        for branch in block.branches
-        if branch.name == "ffn" and isinstance(branch.body, MixtureOfExperts)
+        for i, body in sparse_layers(spec)
         for part, pattern in patterns.items()
     ]

@@ -38,12 +38,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a config says: the model, the keys that do not change the model (verbatim), and the stored dtype."""
+    """What a config says: the model, the keys that do not change the model (verbatim), and the stored dtype.
+
+    `quantization` says how the weights beside it are packed, verbatim; None where they are plain numbers.
+    """
 
     spec: Model
     carried: dict[str, Any]
     dtype: str | None
     family: str
+    quantization: dict[str, Any] | None = None
 
 
 class ConfigReader:

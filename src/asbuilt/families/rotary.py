@@ -124,7 +124,7 @@ def _llama3(inner: ConfigReader, original: int, context: int, d_head: int) -> Sc
     factor, low, high = (
         inner.number(key, most=MOST_FACTOR) for key in ("factor", "low_freq_factor", "high_freq_factor")
     )
-    inner.require("high_freq_factor", high > low, f"more than low_freq_factor = {low:g}")
+    inner.require("high_freq_factor", high >= low, f"at least low_freq_factor = {low:g}")
     return Llama3Scaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_context=original)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from asbuilt.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -148,6 +150,71 @@ class StackExperts:
 
 
 @dataclass(frozen=True)
+class EachExpert:
+    """Stacked tensors whose experts are stored in one stack too, each of them through `layout`."""
+
+    layout: Layout
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The layout's shapes, after the number of experts."""
+        return [(built[0][0], *shape) for shape in self.layout.stored_shapes([shape[1:] for shape in built])]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Each expert loaded."""
+        return self._stacked([self.layout.load(own) for own in zip(*stored, strict=True)])
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Each expert saved."""
+        return self._stacked([self.layout.save(own) for own in zip(*built, strict=True)])
+
+    @staticmethod
+    def _stacked(experts: list[list[Tensor]]) -> list[Tensor]:
+        stacks = [tensor.new_empty((len(experts), *tensor.shape)) for tensor in experts[0]]
+        for e, own in enumerate(experts):
+            for stack, tensor in zip(stacks, own, strict=True):
+                stack[e].copy_(tensor)
+        return stacks
+
+
+# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+MX_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """A stack of matrices stored as blocks of 32 numbers of 4 bits along each row, and one power of two per block.
+
+    Open Compute Project 2023, OCP Microscaling Formats (MX) v1.0, section 5: number times 2^(scale - 127); the lower
+    half of a byte comes first. Read to bfloat16, which holds every such number exactly; never written.
+    """
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Bytes (experts, rows, blocks, 16) and scales (experts, rows, blocks)."""
+        ((*rows, columns),) = built
+        if columns % MX_BLOCK:
+            raise InputError("mxfp4 packs rows in blocks", field="columns", value=columns, allowed="a multiple of 32")
+        blocks = columns // MX_BLOCK
+        return [(*rows, blocks, MX_BLOCK // 2), (*rows, blocks)]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Every number times its block's power of two, one matrix after the other, since the way there is wide."""
+        packed, scales = stored
+        numbers = packed.new_empty(0).bfloat16().new_tensor(FP4)
+        matrices = numbers.new_empty((*scales.shape[:-1], scales.shape[-1] * MX_BLOCK))
+        for matrix, own, scale in zip(matrices, packed, scales, strict=True):
+            codes = own.new_empty((*own.shape, 2))
+            codes[..., 0], codes[..., 1] = own & 15, own >> 4
+            blocks = numbers[codes.flatten(-2).int()].ldexp(scale.int().sub(127)[..., None])
+            matrix.copy_(blocks.flatten(-2))
+        return [matrices]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Raises InputError: rounding to 4 bits is no way to keep weights."""
+        raise InputError("mxfp4 is read, not written", field="quantization_config")
+
+
+@dataclass(frozen=True)
 class AdjacentPairs:
     """Query or key rows stored so that rotary pairs are adjacent (2i, 2i+1), while the model pairs halves (i, i+d/2).
 
@@ -209,11 +276,12 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The model's tensors at `paths` are stored under `names`, through `layout`."""
+    """The model's tensors at `paths` are stored under `names`, through `layout`; bytes, where they are `packed`."""
 
     paths: tuple[str, ...]
     names: tuple[str, ...]
     layout: Layout = field(default_factory=Same)
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

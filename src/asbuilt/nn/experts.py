@@ -38,11 +38,10 @@ class Router(PartModule):
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
         soft = part.scoring == "softmax"
         scores_NE = logits_NE.softmax(-1, dtype=wide) if soft else logits_NE.to(wide).sigmoid()
-        if part.correction or part.groups is not None:
-            chosen_Nk = self.choose(scores_NE.detach())
-            weights_Nk = scores_NE.gather(-1, chosen_Nk)
-        else:
-            weights_Nk, chosen_Nk = scores_NE.topk(part.top_k, dim=-1)
+        # sigmoids of large logits are all 1, and what is added to them or up to groups is added to sigmoids
+        plain = not part.correction and part.groups is None
+        chosen_Nk = self.choose((scores_NE if soft or not plain else logits_NE).detach())
+        weights_Nk = scores_NE.gather(-1, chosen_Nk)
         if part.renormalise:
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + part.eps)
         if part.scale != 1.0:

@@ -111,7 +111,7 @@ class Llama3Scaling(Part):
     """Wavelength-dependent interpolation of Llama 3.1 (its published reference code and `rope_type: llama3`).
 
     Wavelengths longer than original/low_freq_factor are divided by `factor`, shorter than original/high_freq_factor
-    kept, between them interpolated.
+    kept, between them interpolated; with both factors equal there is nothing between.
     """
 
     factor: float
@@ -123,7 +123,7 @@ class Llama3Scaling(Part):
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             require_number(self, name)
         require_sizes(self, "original_context")
-        require(self, "high_freq_factor", self.high_freq_factor > self.low_freq_factor, "more than low_freq_factor")
+        require(self, "high_freq_factor", self.high_freq_factor >= self.low_freq_factor, "at least low_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ def _yarn(plain: tuple[float, ...], scaling: YaRN, d: int, theta: float) -> tupl
 def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
     turns = scaling.original_context * frequency / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+    smooth = float(turns >= low) if low == high else min(1.0, max(0.0, (turns - low) / (high - low)))
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
