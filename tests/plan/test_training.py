@@ -8,6 +8,7 @@ import math
 import re
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from asbuilt.errors import InputError
 from asbuilt.plan import Options, Subject, TrainPlan, train
 from asbuilt.plan.explain import explain
 from asbuilt.plan.lines import Line
-from asbuilt.plan.options import CHINCHILLA
+from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA
 from asbuilt.plan.render import html, markdown
 from asbuilt.plan.search import search
 from asbuilt.plan.stages import every_section
@@ -248,3 +249,9 @@ def test_experts_are_divided_by_their_own_degree() -> None:
         plan("mixtral-8x7b", gpus=16, ep=16)
     assert error.value.field == "ep"
     assert "1, 2, 4, 8" in str(error.value)
+
+
+def test_every_assumption_is_in_the_documentation() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "plan-train.md").read_text()
+    for name, words in ASSUMPTIONS.items():
+        assert f"| {name} | {words} |" in written

@@ -47,6 +47,7 @@ OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd-momentum", "muon")
 @click.option("--reserve", type=float, default=0.05, show_default=True, help="Share of memory left alone.")
 @click.option("--node", type=int, default=8, show_default=True, help="GPUs that share the fast link.")
 @click.option("--network", default="50GB/s", show_default=True, help="Per GPU, between nodes.")
+@click.option("--host", default="25GB/s", show_default=True, help="Between a GPU and the host's memory, for --offload.")
 @click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by the time of a step.")
 @click.option(
     "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
@@ -61,6 +62,7 @@ def train(
     parameters: str | None,
     gpu: str,
     network: str,
+    host: str,
     targets: str | None,
     tokens: str | None,
     allow_unread: tuple[str, ...],
@@ -84,6 +86,7 @@ def train(
         targets=None if targets is None else tuple(name.strip() for name in targets.split(",")),
         tokens=None if tokens is None else parse_rate(tokens, "tokens"),
         network=parse_bytes(network, "network", per_second=True),
+        host=parse_bytes(host, "host", per_second=True),
         **fields,
     )
     made = plan(subject, machine, options)

@@ -98,6 +98,10 @@ class Network:
         """Bytes/s of a ring of `size` ranks that stand `stride` apart: as slow as its slowest link."""
         return self.link if size * stride <= self.node else min(self.link, self.between)
 
+    def source(self, size: int, stride: int) -> str:
+        """Where that figure comes from."""
+        return self.named["link" if size * stride <= self.node else "between"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
@@ -106,6 +110,7 @@ class Traffic:
     bytes: int
     seconds: float
     formula: str
+    source: str = ""
 
 
 def ring(size: int) -> float:

@@ -31,6 +31,8 @@ ASSUMPTIONS = {
     "overlap": "data parallelism's traffic runs beside the backward pass, a context's ring beside all computing",
     "loss": "three float32 tensors of the logits' size at once, as PyTorch's cross-entropy has them (measured)",
     "gathered": "ZeRO-3 holds two blocks and what lies outside the blocks whole; ZeRO-2 and 3 one block's gradients",
+    "host step": "an offloaded optimizer's own work on the host takes no time",
+    "predictors": "layers that predict further tokens are not trained",
     "backward": "working room of a block's backward pass is taken to be that of its forward pass",
     "experts": "tokens spread evenly over the experts",
     "adamw-8bit": "one byte a moment, an fp32 scale for 256 of them; tensors under 4,096 numbers in fp32",

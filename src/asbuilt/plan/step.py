@@ -118,7 +118,8 @@ class Step:
             )
         nbytes, seconds = max((sum(b for b, _ in f), sum(s for _, s in f)) for f in found)
         formula = DATA_FORMULAS[layout.zero]
-        return Traffic(bytes=round(nbytes), seconds=seconds, formula=formula)
+        source = self.speed.network.source(layout.replicas, layout.tp)
+        return Traffic(bytes=round(nbytes), seconds=seconds, formula=formula, source=source)
 
     def _sharded(self, weights: int, gradients: int, ranks: int, stride: int) -> list[tuple[float, float]]:
         """(bytes, seconds) of one group."""
@@ -144,11 +145,13 @@ class Step:
         if self.job.offloads_activations:
             nbytes += 2 * stage.activations // stage.in_flight * self.job.accumulate
         formula = "gradients there and weights back, and saved tensors both ways"
-        return Traffic(bytes=nbytes, seconds=nbytes / self.speed.network.host, formula=formula)
+        return Traffic(bytes=nbytes, seconds=nbytes / self.speed.network.host, formula=formula,
+                       source=self.speed.network.named["host"])  # fmt: skip
 
     def _traffic(self, nbytes: float, ranks: int, stride: int, formula: str) -> Traffic:
-        bandwidth = self.speed.network.bandwidth(ranks, stride)
-        return Traffic(bytes=round(nbytes), seconds=nbytes / bandwidth, formula=formula)
+        network = self.speed.network
+        seconds = nbytes / network.bandwidth(ranks, stride)
+        return Traffic(bytes=round(nbytes), seconds=seconds, formula=formula, source=network.source(ranks, stride))
 
     @cached_property
     def communication(self) -> dict[str, Traffic]:
@@ -207,7 +210,8 @@ class Step:
             *(Line(name=f"communication: {name}", unit="seconds", value=traffic.seconds,
                    formula="{bytes one device sends} / {bytes a second}",
                    numbers={"bytes one device sends": traffic.bytes,
-                            "bytes a second": traffic.bytes / traffic.seconds}, note=traffic.formula)
+                            "bytes a second": traffic.bytes / traffic.seconds}, note=traffic.formula,
+                   source=traffic.source)
               for name, traffic in self.communication.items() if traffic.bytes),
             Line(name="one micro-batch", unit="seconds", value=self.micro_seconds,
                  formula="{computing, or the context's ring if longer} + {tensor} + {expert} + {pipeline}",

@@ -75,7 +75,8 @@ def document(plan: TrainPlan) -> dict[str, Any]:
             "waiting_for_data_seconds": step.exposed_seconds,
         },
         "communication": {
-            name: {"bytes": traffic.bytes, "seconds": traffic.seconds, "formula": traffic.formula}
+            name: {"bytes": traffic.bytes, "seconds": traffic.seconds, "formula": traffic.formula,
+                   "source": traffic.source}
             for name, traffic in step.communication.items()
         },
         "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
