@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asbuilt import catalog, cost, families, generate, measure, spec
+    from asbuilt import catalog, cost, families, generate, measure, plan, spec
     from asbuilt.checkpoint.convert import convert
     from asbuilt.checkpoint.load import load
     from asbuilt.checkpoint.save import save
@@ -34,6 +34,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "load": ("asbuilt.checkpoint.load", "load"),
     "measure": ("asbuilt.measure", ""),
     "open_model": ("asbuilt.checkpoint.source", "open_model"),
+    "plan": ("asbuilt.plan", ""),
     "save": ("asbuilt.checkpoint.save", "save"),
     "spec": ("asbuilt.spec", ""),
 }
@@ -52,6 +53,7 @@ __all__ = [
     "load",
     "measure",
     "open_model",
+    "plan",
     "save",
     "spec",
 ]

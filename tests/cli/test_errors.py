@@ -275,6 +275,7 @@ def imported(*words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("models",), ("describe", "llama-3-8b"),
+                                   ("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm"), ("machines",),
                                    *((name, "--help") for name in COMMANDS)], ids=str)  # fmt: skip
 def test_light_commands_import_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not imported(*words) & set(HEAVY)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +89,10 @@ def parse_numbers(text: str) -> Machine:
 
     Raises InputError naming the key that is missing, unknown or not understood.
     """
+    return from_plain(_said(text), "gpu")
+
+
+def _said(text: str) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for item in text.split(","):
         key, equals, value = item.partition("=")
@@ -97,7 +101,42 @@ def parse_numbers(text: str) -> Machine:
             problem = "given twice" if equals else "not understood"
             raise InputError(problem, field="gpu", value=item, allowed="key=value, separated by commas")
         said[key] = value.strip()
-    return from_plain(said, "gpu")
+    return said
+
+
+def with_numbers(machine: Machine, text: str) -> Machine:
+    """Returns the machine with some numbers given otherwise, `bf16=990T,bandwidth=3TB/s`; InputError as above."""
+    said = _said(text)
+    new = from_plain({"memory": machine.memory_gb * GB, "bandwidth": machine.bandwidth} | said, "gpu")
+    same_memory = "memory" not in said
+    return replace(
+        machine,
+        name=said.get("name", machine.name),
+        memory_gb=machine.memory_gb if same_memory else new.memory_gb,
+        reported_gib=new.reported_gib if "reported" in said else machine.reported_gib if same_memory else None,
+        bandwidth=new.bandwidth,
+        rates={**machine.rates, **new.rates},
+        link=new.link or machine.link,
+        note="; ".join(filter(None, (machine.note, f"given otherwise: {', '.join(said)}"))),
+    )
+
+
+def from_calibration(plain: Mapping[str, Any]) -> Machine:
+    """Returns the machine that `asbuilt measure` calibrated, from the plain data of its calibration.
+
+    Its bandwidth is that of reading memory, its rates those of products of matrices. Raises InputError for what is no
+    calibration.
+    """
+    try:
+        found = plain["machine"]
+        rates = {name: float(lines["matrix"]["rate"]) for name, lines in plain["rates"].items() if name in PRECISIONS}
+        numbers = {"memory": int(found["memory_bytes"]), "bandwidth": float(plain["read_bandwidth"]), **rates}
+        processor, threads = str(found["processor"])[:200], int(found["threads"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError("not a calibration", field="machine", value=str(error)[:80],
+                         fix="it is what `asbuilt measure --json` prints") from error  # fmt: skip
+    source = f"measured: {processor}, {threads} threads"
+    return replace(from_plain(numbers, "machine"), name="this", kind="cpu", source=source)
 
 
 def read_toml(path: Path) -> Machine:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from asbuilt.catalog.machine import Link, Machine, parse_numbers, read_toml
+from asbuilt.catalog.machine import Link, Machine, parse_numbers, read_toml, with_numbers
 from asbuilt.errors import InputError, near
 
 MACHINES: dict[str, Machine] = {}
@@ -206,11 +206,14 @@ def find(name: str) -> Machine:
 
 
 def resolve(text: str) -> Machine:
-    """Returns the machine that a person means by `text`: a TOML file, numbers, or a name.
+    """Returns the machine that a person means by `text`: a name, a TOML file, numbers, or a name with other numbers.
 
-    `this`, the measured machine, is found by `asbuilt.measure.this_machine`, which runs it. Raises InputError for what
-    is none of these.
+    The last is `h100-sxm,bf16=990T`. `this`, the measured machine, is found by `asbuilt.measure.this_machine`, which
+    runs it. Raises InputError for what is none of these.
     """
+    name, _, numbers = text.partition(",")
+    if numbers and "=" not in name:
+        return with_numbers(resolve(name), numbers)
     if "=" in text:
         return parse_numbers(text)
     if text.lower().endswith(".toml"):

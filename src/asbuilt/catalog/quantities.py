@@ -45,6 +45,17 @@ def parse_rate(text: str | int | float, field: str) -> float:
     raise InputError("not understood", field=field, value=text, allowed="a rate such as 312T or 989TFLOP/s")
 
 
+TIME = re.compile(NUMBER + r"(s|ms|us|µs)?\s*", re.IGNORECASE)
+SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+
+
+def parse_time(text: str, field: str) -> float:
+    """Returns 0.02 for "20ms"; a bare number is in seconds. Raises InputError for what is no time above 0."""
+    if found := TIME.fullmatch(text):
+        return _bounded(float(found[1]) * SECONDS[(found[2] or "").lower()], field, text)
+    raise InputError("not understood", field=field, value=text, allowed="a time such as 20ms or 0.5s")
+
+
 def _bounded(value: float, field: str, said: object) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value <= LARGEST:
         raise InputError("out of bounds", field=field, value=said, allowed="above 0 and at most 10^21")

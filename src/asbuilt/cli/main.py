@@ -16,6 +16,7 @@ from asbuilt.errors import InputError
 COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "convert", "diff")
 # What the `torch` extra installs: one of these missing is a matter of installation, any other a fault of ours.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
+PLOTS = "matplotlib"  # and that, the `plots` extra
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -46,9 +47,9 @@ class Commands(click.Group):
             raise Refused(str(error)) from error
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing not in EXTRA:
+            if missing not in (*EXTRA, PLOTS):
                 raise
-            fix = "pip install 'asbuilt[torch]'"
+            fix = f"pip install 'asbuilt[{'plots' if missing == PLOTS else 'torch'}]'"
             raise Refused(f"this command needs {missing}, which is not installed: {fix}") from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)

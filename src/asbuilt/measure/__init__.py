@@ -1,6 +1,7 @@
 """Running what was built, and printing the measured figure beside the predicted one."""
 
 from asbuilt.measure.calibrate import Calibration, calibrate
+from asbuilt.measure.machine import this_machine
 from asbuilt.measure.report import Report, Row, measure
 
-__all__ = ["Calibration", "Report", "Row", "calibrate", "measure"]
+__all__ = ["Calibration", "Report", "Row", "calibrate", "measure", "this_machine"]

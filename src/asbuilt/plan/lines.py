@@ -61,3 +61,19 @@ def total(name: str, lines: Mapping[str, Number], **more: str) -> Line:
     """Returns the line that adds up `lines`, name by name."""
     formula = " + ".join(f"{{{key}}}" for key in lines) or "0"
     return Line(name=name, value=sum(lines.values()), formula=formula, numbers=dict(lines), **more)
+
+
+def size(nbytes: Number) -> str:
+    """Returns bytes in units of 1000 and of 1024, both named; negative where something is lacking."""
+    for power, (decimal, binary) in ((3, ("GB", "GiB")), (2, ("MB", "MiB")), (1, ("kB", "KiB"))):
+        if abs(nbytes) >= 1000**power:
+            return f"{nbytes / 1000**power:,.2f} {decimal} ({nbytes / 1024**power:,.2f} {binary})"
+    return f"{nbytes:,} bytes"
+
+
+def time(seconds: float) -> str:
+    """Returns seconds, milliseconds or microseconds with three digits."""
+    for least, factor, unit in ((1, 1, "s"), (1e-3, 1e3, "ms")):
+        if seconds >= least:
+            return f"{seconds * factor:,.3g} {unit}" if seconds * factor < 1000 else f"{seconds * factor:,.0f} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

@@ -197,7 +197,10 @@ class Part:
             if isinstance(value, Part):
                 sharded[field.name] = value.shard(tensor, expert)
             elif isinstance(value, tuple) and any(isinstance(item, Part) for item in value):
-                sharded[field.name] = tuple(x.shard(tensor, expert) if isinstance(x, Part) else x for x in value)
+                own = {
+                    x: x.shard(tensor, expert) for x in dict.fromkeys(value) if isinstance(x, Part)
+                }  # equal ones once
+                sharded[field.name] = tuple(own.get(x, x) for x in value)
         return sharded
 
     def spreads(self) -> dict[str, int]:

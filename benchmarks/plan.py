@@ -1,0 +1,49 @@
+"""How long plans take: one, with the document; and the whole catalogue times all machines. CPU seconds, in one process.
+
+Run as `python benchmarks/plan.py`. The budgets are 50 ms for one plan and 10 s for all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from asbuilt import catalog
+from asbuilt.catalog import machines
+from asbuilt.plan.serving import serve
+
+ONE, ALL = 0.050, 10.0
+
+
+def cpu(work: object) -> float:
+    began = time.process_time()
+    work()  # type: ignore[operator]
+    return time.process_time() - began
+
+
+def first_plans() -> list[float]:
+    """A plan of a model that was not looked at before: built, laid out, planned, written out."""
+    return [cpu(lambda name=name: serve(catalog.find(name).spec(), "h100-sxm").document()) for name in catalog.names()]
+
+
+def whole_catalogue() -> tuple[int, float]:
+    plans, began = 0, time.process_time()
+    for name in catalog.names():
+        spec = catalog.find(name).spec()
+        for machine in machines.names():
+            serve(spec, machine)
+            plans += 1
+    return plans, time.process_time() - began
+
+
+def main() -> None:
+    serve("gpt2", "t4").document()  # imports
+    first = first_plans()
+    print(f"one plan: median {statistics.median(first) * 1e3:.1f} ms, longest {max(first) * 1e3:.1f} ms of CPU "
+          f"(at most {ONE * 1e3:.0f})")  # fmt: skip
+    plans, seconds = whole_catalogue()
+    print(f"{plans:,} plans, all models on all machines: {seconds:.2f} s of CPU (at most {ALL:.0f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""`asbuilt plan serve`: what a machine holds of a model, how many users, how fast, and what to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from asbuilt.cli.output import print_json, table
+from asbuilt.errors import InputError
+
+if TYPE_CHECKING:
+    from asbuilt.catalog import Machine
+    from asbuilt.checkpoint.source import Source
+    from asbuilt.plan import Conventions, ServePlan
+
+THIS, QUANTISED = "this", "quantised"
+LARGEST_FILE = 1 << 24
+SIZES = ("reserve", "overhead", "workspace")
+TIMES = ("latency_target", "first_token_target")
+SWITCHES = ("memory", "utilisation", "reserve", "overhead", "workspace", "page", "block_size", "embedding", "flops",
+            "scores", "count", "windows")  # fmt: skip
+
+
+class Serve(click.Command):
+    """Takes several machines after one `--gpu`, as in `--gpu h100-sxm h200`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `--gpu` before each machine's name that follows one."""
+        return super().parse_args(ctx, list(_spread(args)))
+
+
+def _spread(args: list[str]) -> Iterator[str]:
+    """A word after `--gpu X` that names a machine is one more of them; what is no machine is a model."""
+    after = False
+    for i, word in enumerate(args):
+        value = i > 0 and args[i - 1] == "--gpu"
+        if after and not value and _is_machine(word):
+            yield "--gpu"
+        elif not value:
+            after = word == "--gpu" or word.startswith("--gpu=")
+        yield word
+        after = after or value
+
+
+def _is_machine(word: str) -> bool:
+    if word.startswith("-"):
+        return False
+    from asbuilt.catalog import machines
+
+    try:
+        return word == THIS or bool(machines.resolve(word))
+    except InputError:
+        return False
+
+
+def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The switches, with their meanings in the help."""
+    from asbuilt.plan.conventions import CHOICES, MEANING, Conventions
+
+    for name in reversed(CHOICES):
+        said = "; ".join(f"{value}: {meaning}" for value, meaning in MEANING[name].items())
+        command = click.option(f"--{name}", type=click.Choice(CHOICES[name]), default=getattr(Conventions, name),
+                               show_default=True, help=f"{said[0].upper()}{said[1:]}.")(command)  # fmt: skip
+    return command
+
+
+@click.command(cls=Serve)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("--gpu", "gpus_named", metavar="NAME...", multiple=True, required=True,
+              help="`asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name with "
+              "other numbers (h100-sxm,bf16=990T), or `this`, which is measured.")  # fmt: skip
+@click.option("--gpus", type=int, help="How many of them; as many as the degrees need.")
+@click.option("--tp", type=int, help="Tensor parallel degree; as wide as heads and vocabulary allow within one node.")
+@click.option("--pp", type=int, help="Pipeline stages; what --tp leaves over.")
+@click.option("--ep", type=int, help="Expert parallel degree.")
+@click.option("--context", type=int, help="Tokens of each user; 8192, or the model's context if that is less.")
+@click.option("--prompt", type=int, help="Tokens of the prompt whose first token is timed; one chunk.")
+@click.option("--chunk", type=int, default=2048, show_default=True, help="Tokens prefilled at once.")
+@click.option("--users", "--batch", "users", type=int, help="How many at once; as many as there is room for.")
+@click.option("--dtype", help="Of weights: bf16, fp8, int4, q4_k ...; with scales int4:128, int8:128, fp8:128; "
+              "`quantised`, as a quantization_config says, which is usual where there is one.  [bf16]")  # fmt: skip
+@click.option("--kv-dtype", help="Of the cache; as activations, which are in bf16 unless weights are fp16 or wider.")
+@click.option("--latency-target", metavar="TIME", help="Of one token, such as 20ms.")
+@click.option("--first-token-target", metavar="TIME", help="Of the first token, such as 0.5s.")
+@click.option("--bandwidth-efficiency", type=float, default=1.0, show_default=True, help="Share of bandwidth reached.")
+@click.option("--compute-efficiency", type=float, default=1.0, show_default=True, help="Share of the rate reached.")
+@click.option(
+    "--efficiency", "measured", metavar="FILE", help="Both from a run: what `asbuilt measure --json` printed."
+)
+@click.option("--utilisation", type=float, default=0.9, show_default=True, help="Share of memory that is used.")
+@click.option("--reserve", metavar="SIZE", help="Kept free beside that.")
+@click.option("--overhead", metavar="SIZE", help="One figure in place of activations, logits and workspace.")
+@click.option("--workspace", metavar="SIZE", help="Graphs and libraries; 1GiB, nothing on a CPU.")
+@click.option("--page/--no-page", default=True, show_default=True, help="Whether the cache is in pages.")
+@click.option("--block-size", type=int, default=16, show_default=True, help="Tokens of a page.")
+@_convention_options
+@click.option(
+    "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
+)
+@click.option("--plot", metavar="FILE", help="Pictures of the plans: .svg, .png or .pdf.")
+@click.option("--explain", is_flag=True, help="Every formula with its numbers.")
+@click.option("--markdown", is_flag=True, help="Tables in Markdown.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    models: tuple[str, ...],
+    gpus_named: tuple[str, ...],
+    measured: str | None,
+    allow_unread: tuple[str, ...],
+    plot: str | None,
+    explain: bool,
+    markdown: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  what asbuilt.plan.serve takes, and the switches
+) -> None:
+    """What NAME holds of MODEL, how many users and how fast; several of either make a table. Nothing is run.
+
+    Exit code 1 where it does not fit.
+    """
+    plots = None if plot is None else _plots(Path(plot))
+    plans = list(_plans(models, gpus_named, measured, allow_unread, options))
+    if plots is not None and plot is not None:
+        plots.save(plans, Path(plot))
+    _print(plans, explain=explain, markdown=markdown, as_json=as_json)
+    ctx.exit(0 if all(plan.fits for plan in plans) else 1)
+
+
+def _plots(path: Path) -> ModuleType:
+    """The module that draws, having checked that it can write there."""
+    from asbuilt import plots
+
+    plots.check(path)
+    return plots
+
+
+def _plans(models: tuple[str, ...], gpus: tuple[str, ...], measured: str | None, allow_unread: tuple[str, ...],
+           options: dict[str, Any]) -> Iterator[ServePlan]:  # fmt: skip
+    from asbuilt.checkpoint.source import open_model
+    from asbuilt.plan import serve as plan
+
+    conventions, options = _conventions(options), _times(options)
+    machines = [_machine(name) for name in gpus]
+    for model in models:
+        source = open_model(model, allow_unread=allow_unread)
+        if measured is not None:
+            options |= _efficiency(Path(measured), source)
+        for machine in machines:
+            yield plan(source.spec, machine, name=source.name, conventions=conventions, **_dtype(source, options))
+
+
+def _dtype(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    """The format that is asked for; without one that which the config says its weights are packed in, else bf16."""
+    reading, said = source.reading, options["dtype"]
+    packed = reading.quantization is not None
+    if said != QUANTISED and (said is not None or not packed):
+        return options | {"dtype": said or "bf16"}
+    from asbuilt.plan.quantised import quantised
+
+    return options | {"dtype": quantised(source.spec, reading.quantization, reading.dtype, reading.family)}
+
+
+def _machine(name: str) -> Machine:
+    from asbuilt.catalog import machines
+
+    if name != THIS:
+        return machines.resolve(name)
+    from asbuilt.measure import this_machine
+
+    return this_machine(say=lambda text: click.echo(f"{text} ...", err=True))
+
+
+def _conventions(options: dict[str, Any]) -> Conventions:
+    from asbuilt.catalog.quantities import parse_bytes
+    from asbuilt.plan import Conventions
+
+    said = {name: options.pop(name) for name in SWITCHES}
+    for name in SIZES:
+        if said[name] is not None:
+            zero = said[name].strip() in ("0", "0GB", "0GiB")
+            said[name] = 0.0 if zero else parse_bytes(said[name], name)
+    return Conventions(**{name: value for name, value in said.items() if value is not None})
+
+
+def _times(options: dict[str, Any]) -> dict[str, Any]:
+    from asbuilt.catalog.quantities import parse_time
+
+    given = {name: parse_time(options[name], name.replace("_", "-")) for name in TIMES if options[name] is not None}
+    return options | given
+
+
+def _efficiency(path: Path, source: Source) -> dict[str, float]:
+    from asbuilt.plan.efficiency import from_measured
+
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError("too large", field="efficiency", value=str(path), allowed="16 MiB")
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", field="efficiency", value=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("not JSON", field="efficiency", value=str(path)) from error
+    bandwidth, compute = from_measured(document, source.spec, source.name)
+    return {"bandwidth_efficiency": bandwidth, "compute_efficiency": compute}
+
+
+def _print(plans: list[ServePlan], *, explain: bool, markdown: bool, as_json: bool) -> None:
+    from asbuilt.plan import render
+    from asbuilt.plan.serving_report import compare
+
+    if as_json:
+        many = len(plans) > 1
+        print_json({"plans": [plan.document() for plan in plans]} if many else plans[0].document())
+    elif explain:
+        click.echo("\n\n".join(f"{plan.title}\n\n{plan.explain()}" for plan in plans))
+    else:
+        tables = plans[0].tables() if len(plans) == 1 else [compare(plans), *(_change(plan) for plan in plans)]
+        tables = [made for made in tables if made.rows]
+        if markdown:
+            click.echo(render.markdown(tables), nl=False)
+        for made in tables if not markdown else ():
+            table(made.title, made.columns, made.rows)
+
+
+def _change(plan: ServePlan) -> Any:  # noqa: ANN401
+    from asbuilt.plan.render import Table
+    from asbuilt.plan.serving_report import notes, suggestions
+
+    rows = [*notes(plan).rows, *(tuple(map(str, row[:2])) for row in suggestions(plan).rows[:1])]
+    return Table(plan.title, ("note", ""), rows)

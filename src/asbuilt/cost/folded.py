@@ -1,0 +1,285 @@
+"""The same folds for those who ask often: equal children are walked once, and a device's own part beside the whole.
+
+`cost.weight_bytes`, `cost.cache`, `cost.moved` and `cost.flops` walk every part of a model; a plan asks for hundreds of
+runs. Here the tree is built once with equal neighbours and cousins counted, which changes no figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cached_property
+
+from asbuilt.spec.part import Kind, Part, Pass, Product, Remembered, Weight
+
+Number = int | Fraction
+# bytes of a weight, from its path, its shape and role, and the part that owns it
+Held = Callable[[str, Weight, Part], Fraction]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Node:
+    """A part that is there `count` times; `path` is the first one's, `own` is what one device holds of it."""
+
+    path: str
+    name: str
+    whole: Part
+    own: Part
+    count: int
+    children: tuple[Node, ...]
+
+    def runs(self, run: Pass) -> Iterator[tuple[Node, Pass]]:
+        """Yields every node with the run as its part sees it, parents first."""
+        yield self, run
+        for child in self.children:
+            seen = self.own.child_run(child.name, run)
+            if seen is not None:
+                yield from child.runs(seen)
+
+    def below(self) -> Iterator[Node]:
+        """Yields every node, parents first, those too that have no part in some runs."""
+        yield self
+        for child in self.children:
+            yield from child.below()
+
+
+def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1,
+         times: Callable[[str], int] = lambda name: 1) -> Node:  # fmt: skip
+    """Returns the tree below `whole`, equal children of one field as one; a child is there `times(name)` times."""
+    groups: dict[tuple[str, Part], list[tuple[str, Part, int]]] = {}
+    for (child_name, child), (_, own_child) in zip(whole.children(), own.children(), strict=True):
+        if many := times(child_name):
+            groups.setdefault((child_name.split(".")[0], child), []).append((child_name, own_child, many))
+    children = []
+    for (_, child), group in groups.items():
+        first, own_child, _ = group[0]
+        many = count * sum(n for _, _, n in group)
+        children.append(tree(child, own_child, f"{path}.{first}" if path else first, first, many))
+    return Node(path=path, name=name, whole=whole, own=own, count=count, children=tuple(children))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Census:
+    """A part with equal items of its tuples once, `small`; `order[field][i]` is the item that stands for item i."""
+
+    small: Part
+    order: dict[str, tuple[int, ...]]
+
+
+def census(part: Part) -> Census:
+    """Returns the census of `part`: what is the busiest of its items stays so in `small`."""
+    once, order = {}, {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        if isinstance(value, tuple) and len(value) > 1 and all(isinstance(item, Part) for item in value):
+            number: dict[Part, int] = {}
+            order[f.name] = tuple(number.setdefault(item, len(number)) for item in value)
+            once[f.name] = tuple(number)
+    return Census(small=replace(part, **once), order=order)
+
+
+@dataclass(kw_only=True)
+class Step:
+    """What parts of one kind do in one run: bytes of weights, of looked-up rows and of cache; FLOPs."""
+
+    weights: int = 0
+    lookups: Number = 0
+    cache: Number = 0
+    products: Number = 0
+    scores: Number = 0
+    scores_causal: Number = 0
+
+    def times(self, batch: int) -> Step:
+        """Returns the step of as many sequences; weights are read once."""
+        return Step(weights=self.weights, lookups=self.lookups * batch, cache=self.cache * batch,
+                    products=self.products * batch, scores=self.scores * batch,
+                    scores_causal=self.scores_causal * batch)  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes moved."""
+        return self.weights + math.ceil(self.lookups) + math.ceil(self.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One weight of a node: its bytes on this device, each of `count` times; no node where it is another stage's."""
+
+    name: str
+    weight: Weight
+    nbytes: Number
+    count: int
+    kind: Kind
+    node: Node | None
+    path: str
+
+
+def _whole(number: Fraction) -> Number:
+    """Whole numbers as int, which is ten times as fast."""
+    return number.numerator if number.denominator == 1 else number
+
+
+class Folded:
+    """The folds over a device's part of a model, `own`, whose weights take the bytes that `held` gives the whole ones.
+
+    Experts are spread over `expert` devices, which are `groups` groups with batches of their own. Each of the root's
+    children is there `times(name)` times: a census's items as often as they stand for one, a stage's alone.
+    """
+
+    def __init__(self, whole: Part, held: Held, *, own: Part | None = None, expert: int = 1, groups: int = 1,
+                 times: Callable[[str], int] = lambda name: 1) -> None:  # fmt: skip
+        own = whole if own is None else own
+        self.root = tree(whole, own, times=times)
+        self.held, self.expert, self.groups = held, expert, groups
+        self.nodes = list(self.root.below())
+        self._of_one: dict[tuple[Pass, Number], tuple[dict[Kind, Step], dict[Node, Pass]]] = {}
+
+    @cached_property
+    def stored(self) -> list[Stored]:
+        """Every weight, and of another stage's weights those that are multiplied here too."""
+        found = [entry for node in self.nodes for entry in self._own(node)]
+        here = {entry.path for entry in found}
+        for path in self.multiplied_elsewhere - here:
+            whole = _find(self.root.whole, path)
+            own = _find(self.root.own, path)
+            nbytes = self.held(path, whole[1], whole[0]) * Fraction(own[1].size, whole[1].size)
+            found.append(Stored(name=path, weight=own[1], nbytes=_whole(nbytes), count=1, kind="head", node=None,
+                                path=path))  # fmt: skip
+        return found
+
+    def _own(self, node: Node) -> Iterator[Stored]:
+        wholes, spread = node.whole.holds(), node.own.spreads()
+        for name, weight in node.own.holds().items():
+            path = f"{node.path}.{name}" if node.path else name
+            whole = wholes[name]
+            nbytes = self.held(path, whole, node.whole) * Fraction(weight.size, whole.size)
+            if name in spread:
+                nbytes /= self.expert
+            yield Stored(name=name, weight=weight, nbytes=_whole(nbytes), count=node.count, kind=node.whole.kind,
+                         node=node, path=path)  # fmt: skip
+
+    @cached_property
+    def multiplied_elsewhere(self) -> set[str]:
+        """Full paths of weights that a part multiplies and another one owns."""
+        return {
+            product.weight[1:]
+            for node, run in self.root.runs(Pass(tokens=1))
+            for product in node.own.multiplies(run)
+            if product.weight is not None and product.weight.startswith("/")
+        }
+
+    @cached_property
+    def remembered(self) -> list[tuple[Node, Remembered]]:
+        """Every cached tensor with its node."""
+        return [(node, r) for node in self.nodes for r in node.own.remembers()]
+
+    @cached_property
+    def weight_bytes(self) -> dict[Kind, int]:
+        """Bytes of weights by kind of part, rounded up."""
+        by_kind: dict[Kind, Fraction] = {}
+        for entry in self.stored:
+            by_kind[entry.kind] = by_kind.get(entry.kind, Fraction(0)) + entry.nbytes * entry.count
+        return {kind: math.ceil(nbytes) for kind, nbytes in by_kind.items()}
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(self.weight_bytes.values())
+
+    @cached_property
+    def active_parameters(self) -> Number:
+        """Parameters that one token uses, as `cost.active_parameters`; on one device."""
+        one = Pass(tokens=1)
+        return sum((e.weight.size * e.count * (e.node.own.share(e.name, one) if e.node is not None else 0)
+                    for e in self.stored), 0)  # fmt: skip
+
+    def cache_numbers(self, tokens: int, kept: Callable[[Remembered, int], int] = Remembered.tokens_kept) -> int:
+        """Returns how many numbers the cache of one sequence holds; `kept` says for how many tokens."""
+        return sum(node.count * r.size * kept(r, tokens) for node, r in self.remembered)
+
+    def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
+        """Returns what one run moves and multiplies, by kind of part; `kv_bytes` are those of one cached number.
+
+        What a batch multiplies, looks up and caches is that of one sequence times the batch, as the tests prove for
+        every part; of the weights, how many experts are hit depends on the whole batch.
+        """
+        one = replace(run, batch=1)
+        if (one, kv_bytes) not in self._of_one:
+            self._of_one[one, kv_bytes] = self._step_of_one(one, kv_bytes), dict(self.root.runs(one))
+        of_one, seen = self._of_one[one, kv_bytes]
+        steps: dict[Kind, Step] = {kind: step.times(run.batch) for kind, step in of_one.items()}
+        for entry in self._chosen:
+            if entry.node is not None and entry.node in seen:
+                own = self._run_of(entry.node, replace(seen[entry.node], batch=run.batch))
+                share = entry.node.own.share(entry.name, own)
+                steps[entry.kind].weights += math.ceil(entry.nbytes * share) * entry.count
+        return steps
+
+    @cached_property
+    def _chosen(self) -> list[Stored]:
+        """Weights of which a run may read a share."""
+        return [e for e in self.stored if e.node is not None and type(e.node.own).share is not Part.share]
+
+    def _step_of_one(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
+        """The step of one sequence, without the weights of which it may read a share."""
+        kinds: list[Kind] = [*(entry.kind for entry in self.stored), *(node.whole.kind for node in self.nodes)]
+        steps: dict[Kind, Step] = {kind: Step() for kind in kinds}
+        seen, chosen = dict(self.root.runs(run)), {id(entry) for entry in self._chosen}
+        for entry in self.stored:
+            if entry.node is not None and entry.node not in seen:
+                continue
+            if entry.node is None or entry.weight.role != "table":
+                steps[entry.kind].weights += 0 if id(entry) in chosen else math.ceil(entry.nbytes) * entry.count
+            else:
+                row = _whole(Fraction(entry.nbytes, entry.weight.shape[0]))
+                steps[entry.kind].lookups += row * seen[entry.node].rows * entry.count
+                if entry.path in self.multiplied_elsewhere:
+                    steps["head"].weights += math.ceil(entry.nbytes)
+        length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
+        for node, r in self.remembered:
+            steps[node.whole.kind].cache += node.count * r.size * r.tokens_kept(length[r.of]) * kv_bytes
+        for node in seen:
+            self._multiply(steps[node.whole.kind], node, self._run_of(node, seen[node]))
+        return steps
+
+    def _run_of(self, node: Node, run: Pass) -> Pass:
+        """Experts see the rows of all groups."""
+        return replace(run, batch=run.batch * self.groups) if self.groups > 1 and node.own.spreads() else run
+
+    def _multiply(self, step: Step, node: Node, run: Pass) -> None:
+        spread = node.own.spreads() if self.expert > 1 else {}
+        for product in node.own.multiplies(run):
+            share = Fraction(node.count, self.expert) if product.weight in spread else node.count
+            if product.weight is None:
+                step.scores += product.flops * share
+                step.scores_causal += product.causal_flops * share
+            else:
+                step.products += product.flops * share
+
+    def contracted(self, run: Pass) -> list[tuple[Node, Product]]:
+        """Returns the products whose inner dimension is divided among devices: their results are to be added."""
+        found = []
+        wholes = {node: node.whole.multiplies(seen) for node, seen in self.root.runs(run)}
+        for node, seen in self.root.runs(run):
+            for whole, own in zip(wholes[node], node.own.multiplies(seen), strict=True):
+                if own.weight is not None and own.b < whole.b:
+                    found.append((node, own))
+        return found
+
+
+def _find(root: Part, path: str) -> tuple[Part, Weight]:
+    """Returns the part and its weight at a full path."""
+    part, rest = root, path
+    while rest:
+        held = part.holds()
+        if rest in held:
+            return part, held[rest]
+        for name, child in part.children():
+            if rest.startswith(f"{name}."):
+                part, rest = child, rest[len(name) + 1 :]
+                break
+        else:
+            break
+    raise KeyError(path)

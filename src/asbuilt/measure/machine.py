@@ -1,0 +1,14 @@
+"""The measured machine, in the words of the catalogue: what `--gpu this` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from asbuilt.catalog.machine import Machine, from_calibration
+from asbuilt.measure.calibrate import calibrate
+
+
+def this_machine(*, refresh: bool = False, say: Callable[[str], None] = lambda text: None) -> Machine:
+    """Returns this machine as calibrated: read bandwidth, and the rates of products of matrices."""
+    return from_calibration(asdict(calibrate(refresh=refresh, say=say)))

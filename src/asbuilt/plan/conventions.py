@@ -1,0 +1,110 @@
+"""What published answers differ by, as switches; and what is assumed where no declaration and no data sheet says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
+from asbuilt.errors import InputError
+
+GIB = 2**30
+# Assumptions. An engine takes this share of the device; the rest is for the driver's context and other processes.
+UTILISATION = 0.90
+# Captured graphs, library workspaces and communication buffers; nothing on a processor of the usual kind.
+WORKSPACE = 1 * GIB
+CPU_WORKSPACE = 0
+# Tokens that an engine prefills at once, which is what activations are sized by.
+CHUNK = 2048
+# Tokens per page of a paged cache.
+BLOCK_SIZE = 16
+# The sampler keeps per sequence and token of the vocabulary: a float32 copy of the logits, and probabilities.
+SAMPLER_BYTES = 8
+# Devices of one machine that are joined by fast links: tensor parallelism is not chosen wider than that.
+NODE = 8
+
+Embedding = Literal["lookup", "read"]
+FlopsConvention = Literal["declared", "2n", "2n-rounded"]
+Scores = Literal["causal", "full"]
+Count = Literal["floor", "nearest"]
+Windows = Literal["held", "full"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "memory": MEMORY_CONVENTIONS,
+    "embedding": ("lookup", "read"),
+    "flops": ("declared", "2n", "2n-rounded"),
+    "scores": ("causal", "full"),
+    "count": ("floor", "nearest"),
+    "windows": ("held", "full"),
+}
+MEANING = {
+    "memory": {
+        "reported": "device memory is what the driver reports",
+        "vendor": "device memory is the vendor's number times 10^9 bytes",
+        "binary": "device memory is the vendor's number times 2^30 bytes, which is what the chips hold",
+    },
+    "embedding": {
+        "lookup": "of an embedding that no head multiplies, a step reads the rows it looks up",
+        "read": "a step is charged with reading the whole embedding too",
+    },
+    "flops": {
+        "declared": "FLOPs are those of the declared products: looking up an embedding multiplies nothing",
+        "2n": "2 FLOPs are charged for every (active) parameter, the embedding's too, and none for scores",
+        "2n-rounded": "the same with the number of parameters rounded to three digits, as models are named",
+    },
+    "scores": {
+        "causal": "masked pairs are skipped, as fused attention does",
+        "full": "masked pairs are multiplied too",
+    },
+    "count": {
+        "floor": "a user counts when the whole cache is there",
+        "nearest": "users are rounded to the nearest whole number",
+    },
+    "windows": {
+        "held": "layers with a window keep that window",
+        "full": "layers with a window keep every token, as engines without a hybrid cache do",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """The switches; `MEANING` says what each of them means.
+
+    `overhead`, in bytes, stands in one figure for activations, logits and workspace. `reserve` is kept free beside what
+    `utilisation` leaves.
+    """
+
+    memory: MemoryConvention = "reported"
+    utilisation: float = UTILISATION
+    reserve: float = 0
+    overhead: float | None = None
+    workspace: float | None = None
+    page: bool = True
+    block_size: int = BLOCK_SIZE
+    embedding: Embedding = "lookup"
+    flops: FlopsConvention = "declared"
+    scores: Scores = "causal"
+    count: Count = "floor"
+    windows: Windows = "held"
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise InputError("not allowed", field=name, value=getattr(self, name), allowed=", ".join(allowed))
+        if not 0 < self.utilisation <= 1:
+            raise InputError("out of bounds", field="utilisation", value=self.utilisation, allowed="above 0, at most 1")
+        if not 1 <= self.block_size <= 2**20:
+            raise InputError("out of bounds", field="block-size", value=self.block_size, allowed="1 to 2^20 tokens")
+
+    def plain(self) -> dict[str, object]:
+        """Returns the switches as they stand."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def others(self, names: tuple[str, ...]) -> Iterator[tuple[str, str, Conventions]]:
+        """Yields (switch, value, conventions) for every other setting of the named switches, one changed at a time."""
+        for name in names:
+            for value in CHOICES[name]:
+                if value != getattr(self, name):
+                    yield name, value, replace(self, **{name: value})

@@ -1,0 +1,50 @@
+"""What share of the roofs a measured run reached, from what `asbuilt measure --json` printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from asbuilt.catalog.machine import from_calibration
+from asbuilt.errors import InputError
+from asbuilt.plan.conventions import Conventions
+from asbuilt.plan.devices import Placement
+from asbuilt.plan.ladder import Capacity
+from asbuilt.plan.precision import precision
+from asbuilt.plan.roofline import Roofline
+from asbuilt.spec import Model
+
+DECODE, PREFILL = re.compile(r"decode after (\d{1,9}) tokens"), re.compile(r"prefill, (\d{1,9}) tokens")
+
+
+def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[float, float]:
+    """Returns the shares of bandwidth and of rate that a `measure` run of this model reached on its own machine.
+
+    Decode says what of the bandwidth, prefill what of the rate; a share above 1 is 1. Raises InputError for a run of
+    another model, and for what is no such document.
+    """
+    measured = document.get("model") if isinstance(document, Mapping) else None
+    if measured != name:
+        raise InputError("measured of another model", field="efficiency", value=measured, allowed=name)
+    machine = from_calibration(document.get("machine") or {})
+    dtype = precision(str(document.get("dtype")))
+    decode, prefill = _row(document, DECODE), _row(document, PREFILL)
+    capacity = Capacity(spec=spec, machine=machine, layout=Placement(), precision=dtype, kv_dtype=dtype.activation,
+                        chunk=prefill[0], conventions=Conventions())  # fmt: skip
+    roofline = Roofline(capacity=capacity)
+    step = roofline.decode(1, decode[0] + 1).seconds
+    prompt = roofline.prefill(prefill[0]).seconds
+    return min(1.0, step * decode[1]), min(1.0, prompt * prefill[1] / prefill[0])
+
+
+def _row(document: Mapping[str, Any], pattern: re.Pattern[str]) -> tuple[int, float]:
+    """Tokens and measured tokens/s of the row that the pattern names."""
+    rows = document.get("rows")
+    for row in rows if isinstance(rows, list) else []:
+        found = pattern.fullmatch(str(row.get("figure"))) if isinstance(row, Mapping) else None
+        speed = row.get("measured") if found else None
+        if found and isinstance(speed, int | float) and 0 < speed < 1e12 and int(found[1]) > 0:
+            return int(found[1]), float(speed)
+    raise InputError("no such row", field="efficiency: rows", value=pattern.pattern,
+                     fix="it is what `asbuilt measure --json` prints")  # fmt: skip

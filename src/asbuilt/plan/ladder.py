@@ -1,0 +1,256 @@
+"""From the card to the users: memory, reserve, weights, activations, logits, workspace, cache, tokens, users."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from asbuilt import cost
+from asbuilt.catalog import Machine
+from asbuilt.cost.folded import Folded
+from asbuilt.plan.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
+from asbuilt.plan.devices import Device, Placement, Stage, device
+from asbuilt.plan.lines import Line
+from asbuilt.plan.precision import Precision, cache_bytes
+from asbuilt.spec import Model, Pass
+from asbuilt.spec.part import Remembered
+
+ENDLESS = 2**62
+DECLARED = "declared by the parts"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Capacity:
+    """What one device of a layout holds beside its weights; every figure is per device unless it says otherwise."""
+
+    spec: Model
+    machine: Machine
+    layout: Placement
+    precision: Precision
+    kv_dtype: str
+    chunk: int
+    conventions: Conventions
+
+    @cached_property
+    def device(self) -> Device:
+        """The stages, and what one device has of the model."""
+        return device(self.spec, self.layout, self.precision)
+
+    @cached_property
+    def alone(self) -> Folded:
+        """The folds of the whole model, as if one device had it."""
+        return device(self.spec, Placement(), self.precision).stages[0].folds
+
+    @cached_property
+    def kv_bytes(self) -> Fraction | int:
+        """Bytes of one cached number."""
+        return cache_bytes(self.kv_dtype)
+
+    @cached_property
+    def memory(self) -> int:
+        """Bytes of one device, by convention."""
+        return self.machine.memory_bytes(self.conventions.memory)
+
+    @cached_property
+    def reserve(self) -> int:
+        """Bytes that are left to others."""
+        return reserved(self.memory, self.conventions)
+
+    @cached_property
+    def activations(self) -> int:
+        """The most bytes alive while a chunk is prefilled, logits for its last token."""
+        return self.device.works(Pass(tokens=self.chunk, logits="last", width=self.precision.width))
+
+    @cached_property
+    def logits(self) -> int:
+        """Bytes per sequence of its logits in the activations' dtype, a float32 copy of them, and probabilities."""
+        one = Pass(tokens=1, width=self.precision.width)
+        return cost.logits_bytes(self.spec, one) // self.precision.width * (self.precision.width + SAMPLER_BYTES)
+
+    @cached_property
+    def workspace(self) -> int:
+        """Bytes for graphs and libraries."""
+        if self.conventions.workspace is not None:
+            return math.ceil(self.conventions.workspace)
+        return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
+
+    def fixed(self, stage: Stage) -> int:
+        """Bytes that are taken whatever the number of users."""
+        weights = stage.folds.total_bytes
+        if self.conventions.overhead is not None:
+            return self.reserve + weights + math.ceil(self.conventions.overhead)
+        return self.reserve + weights + self.activations + self.workspace
+
+    def scratch(self, stage: Stage) -> int:
+        """Bytes of logits and sampler per sequence."""
+        return self.logits if stage.last and self.conventions.overhead is None else 0
+
+    def numbers(self, stage: Stage, context: int) -> int:
+        """Cached numbers of one sequence in this stage, as the engine holds them: paged or not, windows held or not."""
+        block = self.conventions.block_size if self.conventions.page else 1
+        return held_numbers(stage, context, block, whole=self.conventions.windows == "full")
+
+    def per_user(self, stage: Stage, context: int) -> int:
+        """Cache bytes of one sequence of `context` tokens in this stage."""
+        return math.ceil(self.numbers(stage, context) * self.kv_bytes)
+
+    def in_group(self, stage: Stage, context: int) -> int | float:
+        """Sequences that a group of attention holds in this stage, rounded by convention; infinite without a cache."""
+        left = self.memory - self.fixed(stage)
+        each = self.per_user(stage, context) + self.scratch(stage)
+        if left < 0:
+            return 0
+        if not each:
+            return math.inf
+        return left // each if self.conventions.count == "floor" else int(Fraction(left, each) + Fraction(1, 2))
+
+    def tightest(self, context: int) -> Stage:
+        """The stage that holds the fewest sequences."""
+        return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s)))
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether every stage has room for what is taken whatever the number of users."""
+        return all(self.fixed(stage) <= self.memory for stage in self.device.stages)
+
+    def users(self, context: int) -> int | float:
+        """Sequences of `context` tokens that all devices hold together."""
+        return self.in_group(self.tightest(context), context) * self.layout.groups * self.layout.replicas
+
+    def weight_bytes(self) -> int:
+        """Bytes of the heaviest device's weights."""
+        return max(stage.folds.total_bytes for stage in self.device.stages)
+
+
+def reserved(memory: int, conventions: Conventions) -> int:
+    """Returns the bytes of a device's memory that are left to others."""
+    return math.ceil(memory * (1 - conventions.utilisation) + conventions.reserve)
+
+
+def held_numbers(stage: Stage, context: int, block: int, *, whole: bool) -> int:
+    """Returns the numbers that pages of `block` tokens hold of one sequence in a stage."""
+    key = (context, block, whole)
+    if key not in stage.held:
+        if len(stage.held) > 1000:
+            stage.held.clear()
+        stage.held[key] = stage.folds.cache_numbers(context, lambda r, n: held_tokens(r, n, block, whole=whole))
+    return stage.held[key]
+
+
+def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool = False) -> int:
+    """Returns for how many tokens an engine with pages of `block` tokens keeps `r`, a window whole where asked.
+
+    A window of w tokens lies over at most ceil((w-1)/block) + 1 pages, of which the first is partly left behind.
+    """
+    longest = r.tokens_kept(ENDLESS)
+    pages = math.ceil(tokens / block)
+    if longest <= 1 or block == 1:  # a state has no pages
+        return tokens if whole and longest > 1 else r.tokens_kept(tokens)
+    if longest < ENDLESS and not whole:
+        pages = min(pages, math.ceil((longest - 1) / block) + 1)
+    return pages * block
+
+
+def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
+    """Returns the lines from device memory to cache of a device of the tightest stage, `users` in its group."""
+    stage = capacity.tightest(context)
+    lines = [_memory(capacity), _reserve(capacity), _weights(capacity, stage)]
+    if capacity.conventions.overhead is not None:
+        overhead = math.ceil(capacity.conventions.overhead)
+        lines.append(Line(name="overhead", value=overhead, formula="{given}", numbers={"given": overhead},
+                          source="given: one figure for activations, logits and workspace"))  # fmt: skip
+    else:
+        lines += [_activations(capacity), _logits(capacity, stage, users), _workspace(capacity)]
+    numbers = {line.name: line.value for line in lines}
+    names = [*numbers]
+    formula = f"{{{names[0]}}}" + "".join(f" − {{{name}}}" for name in names[1:])
+    left = numbers[names[0]] - sum(numbers[name] for name in names[1:])
+    note = "" if left >= 0 else "nothing is left: it does not fit"
+    return (*lines, Line(name="cache budget", value=left, formula=formula, numbers=numbers, note=note))
+
+
+def _memory(capacity: Capacity) -> Line:
+    machine, convention = capacity.machine, capacity.conventions.memory
+    if convention == "reported" and machine.reported_gib is not None:
+        formula, numbers = "floor({reported GiB} × {bytes in a GiB})", {"reported GiB": machine.reported_gib}
+        numbers["bytes in a GiB"] = 2**30
+    else:
+        unit = 2**30 if convention == "binary" else 10**9
+        formula, numbers = "floor({vendor's number} × {bytes})", {"vendor's number": machine.memory_gb, "bytes": unit}
+    return Line(name="device memory", value=capacity.memory, formula=formula, numbers=numbers, source=machine.source)
+
+
+def _reserve(capacity: Capacity) -> Line:
+    c = capacity.conventions
+    return Line(
+        name="reserve",
+        value=capacity.reserve,
+        formula="ceil({device memory} × (1 − {utilisation}) + {kept free})",
+        numbers={"device memory": capacity.memory, "utilisation": c.utilisation, "kept free": c.reserve},
+        source="utilisation: an assumption, as engines default" if c.utilisation == 0.9 else "utilisation: given",
+    )
+
+
+def _weights(capacity: Capacity, stage: Stage) -> Line:
+    parts = {f"{kind} weights": nbytes for kind, nbytes in stage.folds.weight_bytes.items() if nbytes}
+    formula = " + ".join(f"{{{name}}}" for name in parts) or "0"
+    layout, note = capacity.layout, capacity.precision.note
+    if layout.per_copy > 1:
+        whose = f"one device of tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
+        note = f"{whose}; {note}" if note else whose
+    return Line(name="weights", value=sum(parts.values()), formula=formula, numbers=parts, note=note,
+                source=f"{DECLARED}, in {capacity.precision.name}")  # fmt: skip
+
+
+def _activations(capacity: Capacity) -> Line:
+    return Line(name="activations", value=capacity.activations, formula="{busiest moment of one chunk}",
+                numbers={"busiest moment of one chunk": capacity.activations}, source=DECLARED,
+                note=f"prefilling {capacity.chunk:,} tokens at once in {capacity.precision.activation}")  # fmt: skip
+
+
+def _logits(capacity: Capacity, stage: Stage, users: int) -> Line:
+    each = capacity.scratch(stage)
+    per_token = capacity.precision.width + SAMPLER_BYTES
+    numbers = {"sequences": users, "vocabulary": each // per_token, "bytes": per_token}
+    return Line(name="logits and sampler", value=users * each, formula="{sequences} × {vocabulary} × {bytes}",
+                numbers=numbers,
+                source="bytes: logits as activations are, a float32 copy, probabilities; an assumption")  # fmt: skip
+
+
+def _workspace(capacity: Capacity) -> Line:
+    given = capacity.conventions.workspace is not None
+    return Line(name="graphs and workspace", value=capacity.workspace, formula="{allowance}",
+                numbers={"allowance": capacity.workspace}, source="given" if given else "an assumption")  # fmt: skip
+
+
+def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[Line, ...]:
+    """Returns the lines from the cache budget to tokens and users."""
+    stage, c = capacity.tightest(context), capacity.conventions
+    cache, scratch = capacity.per_user(stage, context), capacity.scratch(stage)
+    size = {"cached numbers": capacity.numbers(stage, context), "bytes": float(capacity.kv_bytes)}
+    paged = f"pages of {c.block_size} tokens" if c.page else "no pages"
+    lines = [Line(name="cache per user", value=cache, formula="ceil({cached numbers} × {bytes})", numbers=size,
+                  source=f"{DECLARED}, in {capacity.kv_dtype}", note=f"{context:,} tokens, {paged}")]  # fmt: skip
+    if cache:
+        lines.append(Line(name="cache tokens", value=tokens(capacity, stage, context, budget), unit="tokens",
+                          formula="floor(max(0, {cache budget}) × {context} / {cache per user})",
+                          numbers={"cache budget": budget, "context": context, "cache per user": cache}))  # fmt: skip
+    left = capacity.memory - capacity.fixed(stage)
+    many = capacity.layout.groups * capacity.layout.replicas
+    if cache + scratch:
+        half = 0.5 if c.count == "nearest" else 0
+        lines.append(Line(
+            name="users", value=users, unit="users at this context",
+            formula="floor(max(0, {room for users}) / ({cache per user} + {logits per user}) + {rounding}) × {groups}",
+            numbers={"room for users": left, "cache per user": cache, "logits per user": scratch, "rounding": half,
+                     "groups": many},
+            note="room for users: the cache budget with no user's logits taken off"))  # fmt: skip
+    return tuple(lines)
+
+
+def tokens(capacity: Capacity, stage: Stage, context: int, budget: int) -> int:
+    """Returns how many tokens the cache budget holds, in sequences of `context` tokens."""
+    each = capacity.per_user(stage, context)
+    return max(0, budget) * context // each if each else 0

@@ -1,0 +1,408 @@
+"""What a machine holds of a model and how fast it serves it: one call, one typed result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from asbuilt import cost
+from asbuilt.catalog import Machine, find, machines
+from asbuilt.errors import InputError
+from asbuilt.plan import limits, render, serving_report
+from asbuilt.plan.conventions import CHUNK, MEANING, Conventions
+from asbuilt.plan.devices import Placement, place, unplanned
+from asbuilt.plan.explain import explain
+from asbuilt.plan.ladder import Capacity, counted, held_numbers, ladder
+from asbuilt.plan.lines import Line
+from asbuilt.plan.precision import Precision, cache_bytes, precision
+from asbuilt.plan.roofline import Bound, Roofline, Run
+from asbuilt.spec import Model
+
+LARGEST_CONTEXT = 10**9
+LARGEST_USERS = 10**9
+USUAL_CONTEXT = 8192
+SWEEP = tuple(2**i for i in range(11))
+# What changes how many there are, and what changes how fast they are.
+OF_USERS, OF_SPEED = ("memory", "windows", "count"), ("embedding", "flops", "scores")
+# Beyond this share of difference another convention's answer is printed.
+MATTERS = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """One prompt alone: seconds to the first token, and what binds."""
+
+    prompt: int
+    seconds: float
+    bound: Bound
+    run: Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """One step of `batch` sequences at the context: seconds, tokens/s, what binds, tokens/s by either roof."""
+
+    batch: int
+    seconds_per_step: float
+    overlapped_seconds: float
+    tokens_per_second: float
+    tokens_per_second_per_user: float
+    memory_tokens_per_second: float
+    compute_tokens_per_second: float
+    bound: Bound
+    run: Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caches:
+    """Bytes of one sequence's cache over all devices of a copy: the least there must be, our object, a paged engine."""
+
+    minimum: int
+    object: int
+    paged: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """What another setting of one convention would answer, where that differs."""
+
+    switch: str
+    value: str
+    users: int
+    tokens_per_second: float
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked, checked."""
+
+    name: str
+    context: int
+    prompt: int
+    users: int | None
+    latency: float | None
+    first_token: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServePlan:
+    """The whole answer; `document` is it as plain data, `tables` as tables, `explain` as a derivation.
+
+    `refused` lists (path, part, figure, why) for what cannot be planned; the figures concerned are None. What answers
+    further questions (limits, sweep, suggestions) is worked out when it is asked for.
+    """
+
+    asked: Asked
+    roofline: Roofline
+    fits: bool
+    ladder: tuple[Line, ...]
+    counted: tuple[Line, ...]
+    weight_bytes: int
+    kv_budget_bytes: int
+    cache_tokens: int | None
+    users: int | None
+    prefill: Prefill
+    decode: Decode | None
+    targets: dict[str, bool]
+    warnings: tuple[str, ...]
+    refused: tuple[tuple[str, str, str, str], ...]
+
+    @property
+    def capacity(self) -> Capacity:
+        """What was laid out where."""
+        return self.roofline.capacity
+
+    @property
+    def machine(self) -> Machine:
+        """The machine."""
+        return self.capacity.machine
+
+    @property
+    def layout(self) -> Placement:
+        """How the model lies over devices."""
+        return self.capacity.layout
+
+    @property
+    def precision(self) -> Precision:
+        """How weights are held."""
+        return self.capacity.precision
+
+    @property
+    def conventions(self) -> Conventions:
+        """The switches."""
+        return self.capacity.conventions
+
+    @property
+    def context(self) -> int:
+        """Tokens per sequence."""
+        return self.asked.context
+
+    @property
+    def wanted(self) -> int:
+        """How many users are asked for."""
+        return self.asked.users or 1
+
+    @cached_property
+    def largest_context(self) -> int | None:
+        """The most tokens per sequence, up to what the model was made for, at which the users fit."""
+        if self.users is None:
+            return None
+        return limits.largest_context(self.capacity, self.wanted, self.capacity.spec.max_positions)
+
+    @cached_property
+    def largest_batch(self) -> int | None:
+        """The most sequences that fit and whose step is within the target."""
+        if self.users is None or self.asked.latency is None:
+            return self.users
+        return limits.largest_batch(self.roofline, self.context, self.users, self.asked.latency)
+
+    @cached_property
+    def smallest_count(self) -> int | None:
+        """The fewest of this machine on which the users fit, of those tried."""
+        return None if self.users is None else limits.smallest_count(self.capacity, self.context, self.wanted)
+
+    @cached_property
+    def smallest_card(self) -> str | None:
+        """The name of the card with the least memory that alone holds the users."""
+        card = None if self.users is None else limits.smallest_card(self.capacity, self.context, self.wanted)
+        return None if card is None else card.name
+
+    @cached_property
+    def caches(self) -> Caches | None:
+        """The three cache numbers."""
+        return None if self.users is None else _caches(self.capacity, self.context)
+
+    @cached_property
+    def sweep(self) -> tuple[Decode, ...]:
+        """Steps of growing batches."""
+        return () if self.users is None else tuple(_decode(self.roofline, batch, self.context) for batch in SWEEP)
+
+    @cached_property
+    def knee(self) -> int | None:
+        """The smallest batch from which FLOPs take as long as bytes."""
+        return None if self.users is None else self.roofline.knee(self.context)
+
+    @cached_property
+    def suggestions(self) -> tuple[limits.Suggestion, ...]:
+        """What to change where the users do not fit, best first."""
+        if self.users is None or (self.capacity.holds_weights and self.users >= self.wanted):
+            return ()
+        return limits.suggest(self.capacity, self.context, self.wanted)
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What other conventions would answer, where that differs."""
+        return () if self.decode is None else _alternatives(self.roofline, self.context, self.users or 0, self.decode)
+
+    def document(self) -> dict[str, Any]:
+        """Returns the answer as plain data: keys only ever get more."""
+        return serving_report.document(self)
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Every figure with its derivation, in the order a person would derive them aloud."""
+        return (*self.ladder, *self.counted, *serving_report.time_lines(self))
+
+    def explain(self) -> str:
+        """Returns every formula with its numbers put in."""
+        return "\n".join(explain(self.lines))
+
+    def tables(self) -> list[render.Table]:
+        """Returns the answer as tables."""
+        return serving_report.tables(self)
+
+    def markdown(self) -> str:
+        """Returns the tables for a document."""
+        return render.markdown(self.tables())
+
+    def _repr_html_(self) -> str:
+        return render.html(self.tables())
+
+    @property
+    def title(self) -> str:
+        """The question in one line."""
+        layout = self.layout
+        many = f"{layout.gpus} x " if layout.gpus > 1 else ""
+        how = f" (tp {layout.tp}, pp {layout.pp}, ep {layout.ep})" if layout.gpus > 1 else ""
+        return (f"{self.asked.name} in {self.precision.name} on {many}{self.machine.name}{how}, "
+                f"{self.context:,} tokens, cache in {self.capacity.kv_dtype}")  # fmt: skip
+
+
+def serve(
+    model: Model | str,
+    gpu: Machine | str,
+    *,
+    name: str | None = None,
+    gpus: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    ep: int | None = None,
+    context: int | None = None,
+    prompt: int | None = None,
+    chunk: int = CHUNK,
+    users: int | None = None,
+    dtype: str | Precision = "bf16",
+    kv_dtype: str | None = None,
+    latency_target: float | None = None,
+    first_token_target: float | None = None,
+    bandwidth_efficiency: float = 1.0,
+    compute_efficiency: float = 1.0,
+    conventions: Conventions | None = None,
+) -> ServePlan:
+    """Returns what `gpu` holds of `model` and how fast it serves it; nothing is run.
+
+    `model` is a description or a catalogue name, `gpu` a machine or what `--gpu` takes. `users` is how many sequences
+    are wanted, None for as many as there is room for; `context` is in tokens, 8,192 or the model's if that is less.
+    Targets are in seconds. Raises InputError naming the argument that is wrong.
+    """
+    spec = find(model).spec() if isinstance(model, str) else model
+    machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
+    context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
+    chunk = min(chunk, context) if chunk >= 1 else chunk
+    prompt = min(context, chunk) if prompt is None else prompt
+    _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT), prompt=(prompt, context),
+             users=(1 if users is None else users, LARGEST_USERS))  # fmt: skip
+    _require_positive(latency_target=latency_target, first_token_target=first_token_target)
+    _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
+    held = precision(dtype) if isinstance(dtype, str) else dtype
+    kv = held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
+    cache_bytes(kv)
+    capacity = Capacity(
+        spec=spec, machine=machine, layout=place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep), precision=held, kv_dtype=kv,
+        chunk=chunk, conventions=conventions or Conventions(),
+    )  # fmt: skip
+    roofline = Roofline(capacity=capacity, bandwidth_efficiency=bandwidth_efficiency,
+                        compute_efficiency=compute_efficiency)  # fmt: skip
+    asked = Asked(name=name or spec.name, context=context, prompt=prompt, users=users, latency=latency_target,
+                  first_token=first_token_target)  # fmt: skip
+    return _answer(roofline, asked)
+
+
+def _require(**bounds: tuple[int, int]) -> None:
+    for field, (value, most) in bounds.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise InputError("out of bounds", field=field, value=value, allowed=f"a whole number from 1 to {most:,}")
+
+
+def _require_positive(**values: float | None) -> None:
+    for field, value in values.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError("out of bounds", field=field, value=value, allowed="a time above 0")
+
+
+def _require_share(**values: float) -> None:
+    for field, value in values.items():
+        if not 0 < value <= 1:
+            raise InputError("out of bounds", field=field, value=value, allowed="above 0, at most 1")
+
+
+def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
+    capacity, context = roofline.capacity, asked.context
+    refused = unplanned(capacity.spec)
+    decodes = not any(figure == "decode" for _, _, figure, _ in refused)
+    room = capacity.users(context) if decodes else 0
+    most = int(min(room, LARGEST_USERS)) if decodes else 0
+    batch = asked.users or max(1, most)
+    group = math.ceil(batch / (capacity.layout.groups * capacity.layout.replicas)) if decodes else 1
+    steps = ladder(capacity, context, group if asked.users or most else 0)
+    budget = int(steps[-1].value)
+    fitting = capacity.holds_weights and decodes and most >= (asked.users or 1)
+    prefill = _prefill(roofline, asked.prompt)
+    decode = _decode(roofline, batch, context) if decodes else None
+    targets = _targets(asked, prefill, decode)
+    return ServePlan(
+        asked=asked,
+        roofline=roofline,
+        fits=fitting and all(targets.values()),
+        ladder=steps,
+        counted=counted(capacity, context, budget, most) if decodes else (),
+        weight_bytes=capacity.weight_bytes(),
+        kv_budget_bytes=max(0, budget),
+        cache_tokens=_cache_tokens(capacity, context, budget) if decodes else None,
+        users=most if decodes else None,
+        prefill=prefill,
+        decode=decode,
+        targets=targets,
+        warnings=tuple(_warnings(roofline, asked)),
+        refused=refused,
+    )
+
+
+def _prefill(roofline: Roofline, prompt: int) -> Prefill:
+    run = roofline.prefill(prompt)
+    return Prefill(prompt=prompt, seconds=run.seconds, bound=run.bound, run=run)
+
+
+def _decode(roofline: Roofline, batch: int, context: int) -> Decode:
+    run = roofline.decode(batch, context)
+    seconds = run.seconds
+    return Decode(
+        batch=batch,
+        seconds_per_step=seconds,
+        overlapped_seconds=run.overlapped_seconds,
+        tokens_per_second=batch / seconds,
+        tokens_per_second_per_user=1 / seconds,
+        memory_tokens_per_second=batch / run.memory_seconds,
+        compute_tokens_per_second=batch / run.compute_seconds,
+        bound=run.bound,
+        run=run,
+    )
+
+
+def _targets(asked: Asked, prefill: Prefill, decode: Decode | None) -> dict[str, bool]:
+    met = {}
+    if asked.latency is not None and decode is not None:
+        met["time per token"] = decode.seconds_per_step <= asked.latency
+    if asked.first_token is not None:
+        met["time to first token"] = prefill.seconds <= asked.first_token
+    return met
+
+
+def _cache_tokens(capacity: Capacity, context: int, budget: int) -> int:
+    each = capacity.per_user(capacity.tightest(context), context)
+    return max(0, budget) * context // each if each else 0
+
+
+def _caches(capacity: Capacity, context: int) -> Caches:
+    """Of the whole model, so a cache that devices hold several times counts once."""
+    alone = replace(capacity, layout=Placement()).device.stages[0]
+    numbers, block = alone.folds.cache_numbers(context), capacity.conventions.block_size
+    paged = held_numbers(alone, context, block, whole=capacity.conventions.windows == "full")
+    return Caches(
+        minimum=math.ceil(numbers * capacity.kv_bytes),
+        object=numbers * capacity.precision.width,
+        paged=math.ceil(paged * capacity.kv_bytes),
+    )
+
+
+def _alternatives(roofline: Roofline, context: int, users: int, decode: Decode) -> tuple[Alternative, ...]:
+    now, found = roofline.capacity.conventions, []
+    for switch, value, other in now.others((*OF_USERS, *OF_SPEED)):
+        capacity = replace(roofline.capacity, conventions=other)
+        then, speed = users, decode.tokens_per_second
+        if switch in OF_USERS:
+            then = int(min(capacity.users(context), LARGEST_USERS))
+        else:
+            speed = decode.batch / replace(roofline, capacity=capacity).decode(decode.batch, context).seconds
+        if then != users or abs(speed / decode.tokens_per_second - 1) > MATTERS:
+            found.append(Alternative(switch=switch, value=value, users=then, tokens_per_second=speed,
+                                     meaning=MEANING[switch][value]))  # fmt: skip
+    return tuple(found)
+
+
+def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
+    capacity = roofline.capacity
+    if asked.context > capacity.spec.max_positions:
+        yield (f"{asked.context:,} tokens are beyond the model's context of {capacity.spec.max_positions:,}: "
+               "what it costs is right, what it says there is not to be relied on")  # fmt: skip
+    for (_, used), wanted in zip(
+        roofline.rates, (capacity.precision.compute, capacity.precision.activation), strict=True
+    ):
+        if used != wanted:
+            yield f"{capacity.machine.name} has no rate of its own for {wanted}: products run at its {used} rate"
+    if capacity.layout.per_copy > 1 and capacity.machine.link is None:
+        yield f"no link is known for {capacity.machine.name}: what devices pass to each other is left out of the times"

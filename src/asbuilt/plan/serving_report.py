@@ -1,0 +1,271 @@
+"""A serving plan as plain data, as tables for people, documents and notebooks, and the lines that derive its times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from asbuilt.plan.lines import Line, size, time
+from asbuilt.plan.render import Cell, Table
+
+if TYPE_CHECKING:
+    from asbuilt.plan.roofline import Run
+    from asbuilt.plan.serving import Decode, ServePlan
+
+
+def document(plan: ServePlan) -> dict[str, Any]:
+    """Returns the plan as plain data."""
+    return {
+        "model": plan.asked.name,
+        "machine": plan.machine.name,
+        "layout": asdict(plan.layout) | {"replicas": plan.layout.replicas},
+        "dtype": plan.precision.name,
+        "kv_dtype": plan.capacity.kv_dtype,
+        "context": plan.context,
+        "fits": plan.fits,
+        "ladder": [_ladder_line(line) for line in plan.ladder],
+        "weight_bytes": plan.weight_bytes,
+        "kv_budget_bytes": plan.kv_budget_bytes,
+        "cache_tokens": plan.cache_tokens,
+        "users": plan.users,
+        "largest_context": plan.largest_context,
+        "largest_batch": plan.largest_batch,
+        "smallest_count": plan.smallest_count,
+        "smallest_card": plan.smallest_card,
+        "cache_bytes": None if plan.caches is None else asdict(plan.caches),
+        "components": [_component(c) for c in (plan.decode or plan.prefill).run.components],
+        "prefill": {"prompt": plan.prefill.prompt, "seconds": plan.prefill.seconds, "bound": plan.prefill.bound},
+        "decode": None if plan.decode is None else _decode(plan.decode),
+        "sweep": [_decode(step) for step in plan.sweep],
+        "knee": plan.knee,
+        "targets": plan.targets,
+        "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
+        "conventions": plan.conventions.plain(),
+        "alternatives": [asdict(alternative) for alternative in plan.alternatives],
+        "efficiency": {"bandwidth": plan.roofline.bandwidth_efficiency, "compute": plan.roofline.compute_efficiency},
+        "warnings": list(plan.warnings),
+        "refused": [dict(zip(("path", "part", "figure", "reason"), row, strict=True)) for row in plan.refused],
+    }
+
+
+def _ladder_line(line: Line) -> dict[str, Any]:
+    return {"line": line.name, "bytes": line.value, "formula": line.symbols, "numbers": dict(line.numbers),
+            "source": line.source, "note": line.note}  # fmt: skip
+
+
+def _component(c: Any) -> dict[str, Any]:  # noqa: ANN401
+    return asdict(c) | {"moved": c.moved, "flops": c.flops, "seconds": c.seconds, "bound": c.bound}
+
+
+def _decode(step: Decode) -> dict[str, Any]:
+    names = ("batch", "seconds_per_step", "overlapped_seconds", "tokens_per_second", "tokens_per_second_per_user",
+             "memory_tokens_per_second", "compute_tokens_per_second", "bound")  # fmt: skip
+    return {name: _finite(getattr(step, name)) for name in names}
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tables(plan: ServePlan) -> list[Table]:
+    """Returns the answer first, then how it comes about."""
+    found = [_answer(plan), suggestions(plan), _ladder(plan), _components(plan), _times(plan), _sweep(plan),
+             _caches(plan), _alternatives(plan), notes(plan)]  # fmt: skip
+    return [table for table in found if table.rows]
+
+
+def _answer(plan: ServePlan) -> Table:
+    wanted = plan.wanted
+    rows: list[tuple[Cell, ...]] = [("fits", ("yes" if plan.fits else "no") + _missed(plan))]
+    if plan.users is not None:
+        rows += [
+            (f"users at {plan.context:,} tokens", f"{plan.users:,}"),
+            ("tokens in the cache", f"{plan.cache_tokens:,}"),
+            (f"largest context for {wanted:,} user{'s' * (wanted > 1)}", _most(plan)),
+            ("largest batch within the target" if "time per token" in plan.targets else "largest batch",
+             f"{plan.largest_batch:,}"),
+            ("smallest single card", plan.smallest_card or "none in the catalogue"),
+            (f"fewest {plan.machine.name}", "none of the counts tried" if plan.smallest_count is None
+             else f"{plan.smallest_count:,}"),
+        ]  # fmt: skip
+    rows.append((f"time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
+    if plan.decode is not None:
+        rows += [(f"time per token, batch {plan.decode.batch:,}", _time(plan.decode)),
+                 ("tokens/s, and for each user", f"{plan.decode.tokens_per_second:,.4g}, "
+                  f"{plan.decode.tokens_per_second_per_user:,.4g}")]  # fmt: skip
+    return Table(plan.title, ("", "answer"), rows)
+
+
+def _most(plan: ServePlan) -> str:
+    most = plan.roofline.capacity.spec.max_positions
+    return f"{plan.largest_context:,}" + (" (all that the model was made for)" if plan.largest_context == most else "")
+
+
+def _missed(plan: ServePlan) -> str:
+    missed = [name for name, met in plan.targets.items() if not met]
+    return f": {' and '.join(missed)} beyond the target" if missed else ""
+
+
+def _time(timed: Any) -> str:  # noqa: ANN401
+    seconds = getattr(timed, "seconds_per_step", None) or timed.seconds
+    return f"{time(seconds)}, {timed.bound} binds"
+
+
+def _ladder(plan: ServePlan) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for i, line in enumerate(plan.ladder):
+        last = i == len(plan.ladder) - 1
+        sign = "" if i == 0 else "= " if last else "− "
+        rows.append(
+            (sign + line.name, int(line.value), size(line.value), "; ".join(filter(None, (line.source, line.note))))
+        )
+    for line in plan.counted:
+        value = size(line.value) if line.unit == "bytes" else line.unit
+        rows.append((line.name, int(line.value), value, "; ".join(filter(None, (line.symbols, line.note)))))
+    return Table("From the card to the users, one device", ("line", "value", "", "from"), rows)
+
+
+def _components(plan: ServePlan) -> Table:
+    timed = plan.decode or plan.prefill
+    batch = getattr(timed, "batch", 1)
+    what = f"one decode step of {batch:,} at {plan.context:,} tokens" if plan.decode else "one prefill"
+    rows: list[tuple[Cell, ...]] = [
+        (c.kind, c.stored, c.weights + c.lookups, c.cache, round(c.flops / batch), time(c.seconds), c.bound)
+        for c in timed.run.components
+    ]
+    sums = [sum(int(row[i]) for row in rows) for i in range(1, 5)]
+    rows.append(("total", *sums, time(timed.run.seconds), timed.bound))
+    columns = (
+        "component",
+        "bytes stored",
+        "weight bytes moved",
+        "cache bytes moved",
+        "FLOPs per token",
+        "time",
+        "bound",
+    )
+    return Table(f"Stored, moved and multiplied on one device in {what}", columns, rows)
+
+
+def _times(plan: ServePlan) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, timed in (("prefill", plan.prefill), ("decode step", plan.decode)):
+        if timed is not None:
+            run = timed.run
+            roofs = (
+                time(run.memory_seconds),
+                time(run.compute_seconds),
+                time(run.link_seconds) if run.link_seconds else "",
+            )
+            rows.append((name, *roofs, time(run.seconds), time(run.overlapped_seconds), timed.bound))
+    columns = ("", "bytes / bandwidth", "FLOPs / rate", "links", "component by component", "all at once", "bound")
+    (rate, precision), _ = plan.roofline.rates
+    where = f"{plan.roofline.bandwidth / 1e9:,g} GB/s, {rate / 1e12:,g} TFLOP/s in {precision}"
+    return Table(f"Time, at {where}", columns, rows)
+
+
+def _sweep(plan: ServePlan) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (s.batch, time(s.seconds_per_step), time(s.run.memory_seconds), time(s.run.compute_seconds),
+         f"{s.tokens_per_second:,.4g}", f"{s.tokens_per_second_per_user:,.4g}", s.bound,
+         "yes" if s.batch <= (plan.users or 0) else "no")
+        for s in plan.sweep
+    ]  # fmt: skip
+    knee = "at no batch do FLOPs take as long as bytes" if plan.knee is None else f"the knee is at {plan.knee:,}"
+    columns = ("batch", "step", "bytes", "FLOPs", "tokens/s", "for each user", "bound", "fits")
+    return Table(f"Decode by batch: {knee}", columns, rows)
+
+
+def _caches(plan: ServePlan) -> Table:
+    if plan.caches is None:
+        return Table("", (), [])
+    c, block, kv = plan.caches, plan.conventions.block_size, plan.capacity.kv_dtype
+    rows: list[tuple[Cell, ...]] = [
+        (
+            "the least there must be",
+            c.minimum,
+            size(c.minimum),
+            f"in {kv}; windows hold their window",
+        ),
+        ("our cache object", c.object, size(c.object), f"in {plan.precision.activation}, which it is kept in"),
+        ("a paged engine", c.paged, size(c.paged), f"in {kv}, pages of {block} tokens"),
+    ]
+    return Table(f"Cache of one sequence of {plan.context:,} tokens, whole model", ("", "bytes", "size", "how"), rows)
+
+
+def suggestions(plan: ServePlan) -> Table:
+    """Returns what to change; no rows where the users fit."""
+    rows: list[tuple[Cell, ...]] = [
+        (s.change, s.option, "fits" if s.fits else "not enough", s.effect) for s in plan.suggestions
+    ]
+    return Table("What to change, best first", ("change", "option", "", "effect"), rows)
+
+
+def _alternatives(plan: ServePlan) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (f"--{a.switch} {a.value}", f"{a.users:,}", f"{a.tokens_per_second:,.4g}", a.meaning) for a in plan.alternatives
+    ]
+    title = "Conventions that matter here: what another one would answer"
+    return Table(title, ("convention", "users", "tokens/s", "meaning"), rows)
+
+
+def notes(plan: ServePlan) -> Table:
+    """Returns warnings, and what is refused."""
+    rows: list[tuple[Cell, ...]] = [("warning", warning) for warning in plan.warnings]
+    rows += [(f"refused: {figure}", f"{path or 'model'} ({part}): {why}") for path, part, figure, why in plan.refused]
+    return Table("Notes", ("", ""), rows)
+
+
+def compare(plans: Sequence[ServePlan]) -> Table:
+    """Returns one line for each plan."""
+    columns = ("model", "machine", "layout", "fits", "weights a device, GB", "users", "largest context", "first token",
+               "batch", "time per token", "tokens/s", "for each user", "bound")  # fmt: skip
+    return Table(f"{len(plans)} plans", columns, [_compared(plan) for plan in plans])
+
+
+def _compared(plan: ServePlan) -> tuple[Cell, ...]:
+    layout, step = plan.layout, plan.decode
+    how = f"{layout.gpus} (tp {layout.tp}, pp {layout.pp}, ep {layout.ep})" if layout.gpus > 1 else "1"
+    first = (plan.asked.name, plan.machine.name, how, "yes" if plan.fits else "no", f"{plan.weight_bytes / 1e9:,.2f}",
+             _or_dash(plan.users), _or_dash(plan.largest_context), time(plan.prefill.seconds))  # fmt: skip
+    if step is None:
+        return (*first, "-", "-", "-", "-", plan.prefill.bound)
+    return (*first, f"{step.batch:,}", time(step.seconds_per_step), f"{step.tokens_per_second:,.4g}",
+            f"{step.tokens_per_second_per_user:,.4g}", step.bound)  # fmt: skip
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def time_lines(plan: ServePlan) -> Iterator[Line]:
+    """Yields the lines of prefill and decode: each component, the whole, and tokens/s."""
+    yield from _run_lines(plan, f"prefill of {plan.prefill.prompt:,}", plan.prefill.run)
+    if plan.decode is not None:
+        step = plan.decode
+        name = f"decode step of {step.batch:,}"
+        yield from _run_lines(plan, name, step.run)
+        yield Line(name="tokens/s", value=step.tokens_per_second, unit="tokens/s", formula="{batch} / {time of a step}",
+                   numbers={"batch": step.batch, "time of a step": step.seconds_per_step})  # fmt: skip
+
+
+def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
+    (rate, _), (score_rate, _) = plan.roofline.rates
+    source = f"bandwidth and rates: {plan.machine.source}"
+    parts = {}
+    for c in run.components:
+        if not c.seconds:
+            continue
+        numbers = {"bytes": c.moved, "bandwidth": plan.roofline.bandwidth, "product FLOPs": c.products, "rate": rate,
+                   "score FLOPs": c.scores, "score rate": score_rate}  # fmt: skip
+        yield Line(
+            name=f"{name}: {c.kind}", value=c.seconds, unit="seconds", numbers=numbers, source=source,
+            formula="max({bytes} / {bandwidth}, {product FLOPs} / {rate} + {score FLOPs} / {score rate})",
+            note=f"{c.bound} binds",
+        )  # fmt: skip
+        parts[c.kind] = c.seconds
+    formula = "{times} × (" + " + ".join(f"{{{kind}}}" for kind in parts) + ") + {links}"
+    yield Line(name=name, value=run.seconds, unit="seconds", formula=formula,
+               numbers={"times": run.times, **parts, "links": run.link_seconds})  # fmt: skip

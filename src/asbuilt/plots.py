@@ -1,0 +1,108 @@
+"""Pictures of a serving plan as files: the ladder, time by batch under its two roofs, users by context.
+
+The only place that needs matplotlib, which the `plots` extra installs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asbuilt.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from asbuilt.plan.serving import ServePlan
+
+SUFFIXES = (".svg", ".png", ".pdf")
+POINTS = 48
+# Told apart by people who see few colours, too (Okabe and Ito 2008).
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+
+
+def check(path: Path) -> None:
+    """Raises InputError for a file that could not be written: another suffix, or a folder that is not there."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError("not a picture", field="plot", value=str(path), allowed=", ".join(SUFFIXES))
+    if not path.resolve().parent.is_dir():
+        raise InputError("no such folder", field="plot", value=str(path.parent))
+
+
+def save(plans: list[ServePlan], path: Path) -> None:
+    """Writes three pictures for each plan, one plan below the other, to `path`.
+
+    Raises InputError as `check` does, and ModuleNotFoundError without matplotlib.
+    """
+    check(path)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # the same plan gives the same bytes, so a picture in a repository changes only when its figures do
+    with rc_context({"svg.hashsalt": "asbuilt", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(15, 4.6 * len(plans)), layout="constrained")
+        grid = figure.subplots(len(plans), 3, squeeze=False)
+        for row, plan in zip(grid, plans, strict=True):
+            _ladder(row[0], plan)
+            _by_batch(row[1], plan)
+            _by_context(row[2], plan)
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        try:
+            figure.savefig(path, metadata=metadata)
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", field="plot", value=str(path)) from error
+
+
+def _ladder(axes: Axes, plan: ServePlan) -> None:
+    """What takes the memory of one device, as one bar."""
+    bottom = 0.0
+    for line, colour in zip(plan.ladder[1:], COLOURS, strict=False):
+        height = max(0.0, line.value / 1e9)
+        axes.bar(0, height, bottom=bottom, color=colour, label=f"{line.name}, {height:,.1f} GB", width=0.5)
+        bottom += height
+    memory = plan.ladder[0].value / 1e9
+    axes.axhline(memory, color="black", linewidth=1, linestyle="--", label=f"device memory, {memory:,.1f} GB")
+    axes.set_xlim(-0.5, 2.2)
+    axes.set_xticks([])
+    axes.set_ylabel("GB (10^9 bytes), one device")
+    axes.legend(loc="center right", fontsize="small", frameon=False)
+    axes.set_title(plan.title, fontsize="small", loc="left", wrap=True)
+
+
+def _by_batch(axes: Axes, plan: ServePlan) -> None:
+    """A step's time and the two roofs by batch."""
+    batches = [step.batch for step in plan.sweep]
+    if not batches:
+        return _nothing(axes, "nothing is decoded")
+    axes.loglog(batches, [s.seconds_per_step * 1e3 for s in plan.sweep], color="black", label="a step")
+    axes.loglog(batches, [s.run.memory_seconds * 1e3 for s in plan.sweep], color=COLOURS[0], linestyle="--",
+                label="bytes / bandwidth")  # fmt: skip
+    axes.loglog(batches, [s.run.compute_seconds * 1e3 for s in plan.sweep], color=COLOURS[5], linestyle=":",
+                label="FLOPs / rate")  # fmt: skip
+    if plan.users:
+        axes.axvline(plan.users, color=COLOURS[7], linewidth=1, label=f"{plan.users:,} users fit")
+    axes.set_xlabel("sequences at once")
+    axes.set_ylabel("milliseconds per step")
+    axes.legend(fontsize="small", frameon=False)
+    return None
+
+
+def _by_context(axes: Axes, plan: ServePlan) -> None:
+    """How many users there is room for by tokens of each."""
+    most = max(plan.capacity.spec.max_positions, plan.context, 2)
+    contexts = sorted({max(1, round(most ** (i / POINTS))) for i in range(POINTS + 1)} | {plan.context})
+    users = [plan.capacity.users(context) for context in contexts] if plan.users is not None else []
+    if not any(users):
+        return _nothing(axes, "no user fits at any length")
+    axes.loglog(contexts, [count or float("nan") for count in users], color=COLOURS[0])
+    if plan.users:
+        axes.plot([plan.context], [plan.users], "o", color="black", label=f"{plan.users:,} at {plan.context:,} tokens")
+        axes.legend(fontsize="small", frameon=False)
+    axes.set_xlabel("tokens of each user")
+    axes.set_ylabel("users")
+    return None
+
+
+def _nothing(axes: Axes, why: str) -> None:
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
+    axes.set_axis_off()

@@ -1,0 +1,391 @@
+"""Serving plans: published answers by their conventions, caches, derivations, layouts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from formulas import worked_out
+
+from asbuilt import InputError, catalog, cost
+from asbuilt.catalog import Machine, machines
+from asbuilt.plan import Conventions, serve
+from asbuilt.plan.devices import degrees, device, place, unplanned
+from asbuilt.plan.precision import precision
+from asbuilt.spec import Pass
+
+GB, GIB = 10**9, 2**30
+LLAMA = catalog.find("llama-3-8b").spec()
+KEYS = {
+    "fits", "ladder", "weight_bytes", "kv_budget_bytes", "cache_tokens", "users", "largest_context", "largest_batch",
+    "prefill", "decode", "suggestions", "conventions",
+}  # fmt: skip
+
+
+def test_three_published_answers_for_one_card() -> None:
+    """Llama-3-8B at 8k on 80 GB: 53, 54 and 55 to 60 users, each by the convention it was reckoned in."""
+    reported = serve(LLAMA, "h100-sxm", context=8192, conventions=Conventions(overhead=3 * GIB))
+    assert reported.users == 53
+    assert reported.kv_budget_bytes / GIB == pytest.approx(53.7, abs=0.05)
+    usable = Conventions(memory="vendor", utilisation=1, reserve=3 * GB, overhead=3 * GB, count="nearest")
+    vendor = serve(LLAMA, "a100-80gb", context=8192, conventions=usable)
+    assert (vendor.users, vendor.cache_tokens) == (54, 442_043)
+    low = Conventions(memory="vendor", utilisation=1, overhead=4 * GB)
+    high = Conventions(memory="binary", utilisation=1, overhead=5 * GIB)
+    assert [serve(LLAMA, "a100-80gb", context=8192, conventions=c).users for c in (low, high)] == [55, 60]
+
+
+@pytest.mark.parametrize(("gpu", "read", "lookup"), [("a100-80gb", 127, 136), ("h100-sxm", 209, 223)])
+def test_published_speeds(gpu: str, read: int, lookup: int) -> None:
+    """Of one sequence at its first token, with all weights read, and without the embedding that nobody reads."""
+    for conventions, published in ((Conventions(embedding="read"), read), (Conventions(), lookup)):
+        plan = serve(LLAMA, gpu, context=1, users=1, conventions=conventions)
+        assert plan.decode is not None
+        assert round(plan.decode.tokens_per_second) == published
+        assert plan.decode.bound == "memory"
+
+
+def test_published_speeds_if_compute_bound() -> None:
+    """19,427 comes of 2N, and 61,644 of 2N with N rounded to 8.03e9: with all its digits it is 61,642."""
+    found = {}
+    for gpu, rate in (("a100-80gb", "312T"), ("h100-sxm", "990T")):
+        for flops in ("2n", "2n-rounded", "declared"):
+            plan = serve(LLAMA, machines.resolve(f"{gpu},bf16={rate}"), context=1, users=1,
+                         conventions=Conventions(flops=flops))  # fmt: skip
+            assert plan.decode is not None
+            found[gpu, flops] = round(plan.decode.compute_tokens_per_second)
+    assert found["a100-80gb", "2n"] == found["a100-80gb", "2n-rounded"] == 19_427
+    assert (found["h100-sxm", "2n-rounded"], found["h100-sxm", "2n"]) == (61_644, 61_642)
+    assert found["h100-sxm", "declared"] > found["h100-sxm", "2n"]  # the embedding multiplies nothing
+
+
+CACHES = {"llama-3.1-8b": 16.000, "gemma-3-4b": 2.613, "gpt-oss-20b": 3.003, "deepseek-v3": 8.578}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_cache_of_131072_tokens(name: str) -> None:
+    if name not in catalog.names():
+        pytest.skip(f"{name} is not in the catalogue yet")
+    caches = serve(name, "h200", context=131072).caches
+    assert caches is not None
+    assert round(caches.minimum / GIB, 3) == CACHES[name]
+    assert caches.minimum == caches.object <= caches.paged
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_experts_touched_rise_with_the_batch(name: str) -> None:
+    if name not in catalog.names():
+        pytest.skip(f"{name} is not in the catalogue yet")
+    spec = catalog.find(name).spec()
+    moved = []
+    for batch in (1, 8, 64, 512):
+        plan = serve(spec, "h200", context=4096, users=batch)
+        assert plan.decode is not None
+        moved.append(sum(c.weights for c in plan.decode.run.components))
+        plain = cost.moved(spec, Pass(tokens=1, batch=batch, past=4095), "bf16", "bf16")
+        assert moved[-1] == sum(plain.weights.values())
+    assert moved == sorted(moved)
+    assert moved[0] < moved[1] < moved[2]
+    assert moved[3] <= cost.weight_bytes(spec, "bf16")
+
+
+def test_mixtral_uses_twelve_of_forty_seven_billion() -> None:
+    spec = catalog.find("mixtral-8x7b").spec()
+    assert cost.active_parameters(spec) == 12_879_925_248
+    plan = serve(spec, "h200", context=1, users=1, conventions=Conventions(flops="2n"))
+    assert plan.decode is not None
+    flops = sum(c.flops for c in plan.decode.run.components)
+    assert flops == pytest.approx(2 * 12_879_925_248)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gemma-3-4b", "mixtral-8x7b", "gpt2"])
+@pytest.mark.parametrize("gpu", ["h100-sxm", "l4", "cpu-2core"])
+def test_every_line_gives_its_value(name: str, gpu: str) -> None:
+    plan = serve(name, gpu, context=1000, prompt=700, chunk=256)
+    assert len(plan.lines) > 15
+    for line in plan.lines:
+        assert worked_out(line) == pytest.approx(line.value, rel=1e-9), line
+        assert line.symbols in plan.explain()
+        assert line.figures in plan.explain()
+
+
+def test_figures_are_those_of_the_cost_module() -> None:
+    plan = serve(LLAMA, "h100-sxm", context=5000, users=7)
+    run = Pass(tokens=1, batch=7, past=4999)
+    assert plan.decode is not None
+    components = plan.decode.run.components
+    assert plan.weight_bytes == sum(c.stored for c in components) == cost.weight_bytes(LLAMA, "bf16")
+    assert sum(c.moved for c in components) == cost.moved(LLAMA, run, "bf16", "bf16").total
+    assert sum(c.flops for c in components) == cost.flops(LLAMA, run).forward_causal
+    activations = {line.name: line.value for line in plan.ladder}["activations"]
+    assert activations == LLAMA.works(Pass(tokens=2048, logits="last"))
+
+
+def test_the_document() -> None:
+    document = json.loads(json.dumps(serve(LLAMA, "h100-sxm").document()))
+    assert {*document} >= KEYS
+    assert document["ladder"][0]["line"] == "device memory"
+    taken = sum(line["bytes"] for line in document["ladder"][1:-1])
+    assert document["ladder"][0]["bytes"] - taken == document["ladder"][-1]["bytes"] == document["kv_budget_bytes"]
+    assert {"seconds", "bound"} <= {*document["prefill"]}
+    wanted = {"seconds_per_step", "tokens_per_second", "tokens_per_second_per_user", "bound"}
+    assert wanted <= {*document["decode"]}
+
+
+def test_times_are_roofs() -> None:
+    """One prompt's FLOPs over the rate, one step's bytes over the bandwidth; half the efficiency is twice the time."""
+    machine = Machine(name="slow", memory_gb=80, bandwidth=1e12, rates={"bf16": 1e14})
+    plan = serve(LLAMA, machine, context=4096, prompt=2048, users=1)
+    assert plan.decode is not None
+    assert plan.decode.run.memory_seconds == cost.moved(LLAMA, Pass(tokens=1, past=4095), "bf16", "bf16").total / 1e12
+    flops = cost.flops(LLAMA, Pass(tokens=2048, logits="last")).forward_causal
+    assert plan.prefill.run.compute_seconds == pytest.approx(flops / 1e14)
+    half = serve(LLAMA, machine, context=4096, prompt=2048, users=1, bandwidth_efficiency=0.5, compute_efficiency=0.5)
+    assert half.decode is not None
+    assert half.decode.seconds_per_step == pytest.approx(2 * plan.decode.seconds_per_step)
+    assert half.prefill.seconds == pytest.approx(2 * plan.prefill.seconds)
+
+
+def test_a_chunked_prompt_costs_as_many_flops() -> None:
+    """And reads its weights once for each chunk."""
+    machine = Machine(name="slow", memory_gb=80, bandwidth=1e12, rates={"bf16": 1e14})
+    whole, chunked = (serve(LLAMA, machine, context=4096, prompt=4096, chunk=chunk).prefill for chunk in (4096, 512))
+    assert chunked.run.compute_seconds == pytest.approx(whole.run.compute_seconds, rel=1e-3)
+    ffn = [next(c for c in p.run.components if c.kind == "ffn").weights for p in (whole, chunked)]
+    assert ffn[1] == 8 * ffn[0]
+
+
+def test_fp8_multiplies_at_its_own_rate_where_there_is_one() -> None:
+    fast, slow = (serve(LLAMA, gpu, dtype="fp8", prompt=2048) for gpu in ("h100-sxm", "a100-80gb"))
+    assert fast.roofline.rates[0][1] == "fp8"
+    assert slow.roofline.rates[0][1] == "bf16"
+    assert not fast.warnings
+    assert any("no rate of its own for fp8" in warning for warning in slow.warnings)
+
+
+def test_group_scales() -> None:
+    """4 bits, and for each group of 128 a scale of 16 bits and a zero point of 4; the rest in bf16."""
+    matrices = sum(n for kind, n in cost.parameters(LLAMA).items() if kind in ("attention", "ffn"))
+    others = cost.total_parameters(LLAMA) - matrices
+    for name, each in (("int4:128", 0.5 + 2.5 / 128), ("int8:64", 1 + 2 / 64), ("fp8:128", 1 + 4 / 128**2)):
+        assert serve(LLAMA, "h100-sxm", dtype=name).weight_bytes == pytest.approx(matrices * each + others * 2, abs=8)
+    for name in ("int4", "q4_k", "fp8", "fp32"):
+        assert serve(LLAMA, "h100-sxm", dtype=name).weight_bytes == pytest.approx(cost.weight_bytes(LLAMA, name), abs=8)
+
+
+def test_windows() -> None:
+    spec = catalog.find("gemma-3-4b").spec()
+    held, full = (serve(spec, "l4", context=32768, conventions=Conventions(windows=w)) for w in ("held", "full"))
+    assert held.users is not None
+    assert full.users is not None
+    assert held.users > 4 * full.users
+    assert any(a.switch == "windows" and a.users == full.users for a in held.alternatives)
+
+
+def test_pages_round_up() -> None:
+    whole, paged = (serve(LLAMA, "h100-sxm", context=1001, conventions=Conventions(page=page, block_size=256))
+                    for page in (False, True))  # fmt: skip
+    assert whole.users is not None
+    assert paged.users is not None
+    assert whole.caches is not None
+    assert whole.caches.paged / whole.caches.minimum == 1024 / 1001
+    assert paged.users < whole.users
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32])
+def test_tensor_parallel(tp: int) -> None:
+    """Weights are divided, norms aside; so is the cache, until there are more devices than key/value heads."""
+    plan = serve(LLAMA, "h100-sxm", tp=tp)
+    cached = {line.name: line.value for line in plan.counted}["cache per user"]
+    assert cached == GIB / min(tp, 8)
+    assert plan.weight_bytes == cost.weight_bytes(LLAMA.shard(tp), "bf16")
+    assert plan.layout.gpus == tp
+
+
+def test_pipeline_stages_hold_the_whole_between_them() -> None:
+    for name in ("llama-3-8b", "gpt2", "gemma-3-4b"):
+        spec = catalog.find(name).spec()
+        for pp in (1, 2, 3, 5):
+            found = device(spec, place(spec, gpus=pp, tp=1, pp=pp, ep=None), precision("bf16"))
+            held = sum(stage.folds.total_bytes * stage.count for stage in found.stages)
+            table = cost.weight_bytes(spec.embedding, "bf16")
+            tied = pp > 1 and "weight" not in spec.head.holds()
+            assert held == cost.weight_bytes(spec, "bf16") + table * tied  # the last stage multiplies a copy of it
+            assert sum(stage.count for stage in found.stages) == pp
+            cached = sum(stage.folds.cache_numbers(100) * stage.count for stage in found.stages)
+            assert 2 * cached == cost.cache(spec, 100, "bf16").at_seq
+
+
+def test_what_is_not_said_is_chosen() -> None:
+    def chosen(name: str, gpus: int) -> tuple[int, int, int]:
+        made = place(catalog.find(name).spec(), gpus=gpus, tp=None, pp=None, ep=None)
+        return made.tp, made.pp, made.replicas
+
+    assert chosen("llama-3-70b", 8) == (8, 1, 1)
+    assert chosen("llama-3-70b", 16) == (8, 2, 1)
+    assert chosen("falcon-7b", 4) == (1, 4, 1)  # 71 heads
+    assert chosen("gpt2", 24) == (1, 1, 24)  # an odd vocabulary, and fewer layers than devices
+
+
+def test_links_take_time() -> None:
+    slow = replace(machines.find("h100-sxm"), link=None)
+    linked, silent = (serve("llama-3-70b", gpu, tp=8) for gpu in ("h100-sxm", slow))
+    assert linked.decode is not None
+    assert silent.decode is not None
+    # a ring sum after attention and after the feed-forward of every layer, at 450 GB/s
+    assert linked.decode.run.link_seconds == pytest.approx(
+        80 * 2 * linked.decode.batch * 8192 * 2 * 2 * 7 / 8 / 450e9)  # fmt: skip
+    assert silent.decode.run.link_seconds == 0
+    assert any("link" in warning for warning in silent.warnings)
+
+
+def test_experts_over_devices() -> None:
+    spec = catalog.find("qwen3-30b-a3b").spec()
+    one, many = serve(spec, "h100-sxm"), serve(spec, "h100-sxm", tp=1, ep=8)
+    assert many.layout.groups == 8
+    held = {c.kind: c.stored for c in many.prefill.run.components}
+    whole = {c.kind: c.stored for c in one.prefill.run.components}
+    assert held["ffn"] == whole["ffn"] / 8
+    assert held["attention"] == whole["attention"]
+    assert one.users is not None
+    assert many.users is not None
+    assert many.users > 8 * one.users
+
+
+def test_suggestions_are_true_and_best_first() -> None:
+    """Each is made, and does what it says; those that fit come first."""
+    plan = serve("llama-3-70b", "h100-sxm", users=4)
+    assert not plan.fits
+    fits = [s.fits for s in plan.suggestions]
+    assert fits == sorted(fits, reverse=True)
+    assert fits[0]
+    for said in plan.suggestions:
+        words = said.option.split()
+        named = {a.removeprefix("--").replace("-", "_"): b for a, b in zip(words[::2], words[1::2], strict=True)}
+        numbers = {k: int(v) for k, v in named.items() if k in ("gpus", "context", "users")}
+        texts = {k: v for k, v in named.items() if k in ("dtype", "kv_dtype")}
+        made = serve("llama-3-70b", named.get("gpu", "h100-sxm"), **({"users": 4} | texts | numbers))  # type: ignore[arg-type]
+        assert (made.fits, made.users) == (said.fits, said.users), said
+    assert serve("llama-3-8b", "h100-sxm").suggestions == ()
+
+
+def test_fewer_or_shorter_are_suggested_where_there_is_room_for_some() -> None:
+    options = [s.option for s in serve("llama-3-8b", "h100-sxm", users=100).suggestions]
+    assert "--users 55" in options
+    assert any(option.startswith("--context ") for option in options)
+
+
+def test_smallest_card_and_count() -> None:
+    plan = serve("llama-3-70b", "h100-sxm")
+    assert plan.smallest_count == 2
+    assert plan.smallest_card is not None
+    assert serve("llama-3-70b", plan.smallest_card).fits
+    assert serve("llama-3-70b", "h100-sxm", gpus=2).fits
+
+
+def test_targets() -> None:
+    met = serve(LLAMA, "h100-sxm", latency_target=0.010)
+    assert met.largest_batch is not None
+    assert met.users is not None
+    assert 1 < met.largest_batch < met.users
+    for batch, ok in ((met.largest_batch, True), (met.largest_batch + 1, False)):
+        plan = serve(LLAMA, "h100-sxm", users=batch, latency_target=0.010, first_token_target=1)
+        assert (plan.fits, plan.targets) == (ok, {"time per token": ok, "time to first token": True})
+    assert serve(LLAMA, "h100-sxm", users=1, latency_target=1e-6).largest_batch == 0
+
+
+def test_a_context_beyond_the_model_s_is_told_and_planned() -> None:
+    plan = serve(LLAMA, "h100-sxm", context=20000)
+    assert any("beyond the model's context of 8,192" in warning for warning in plan.warnings)
+    assert plan.users == 22
+    assert plan.largest_context == 8192
+
+
+def test_what_cannot_be_planned_is_refused_by_name_and_the_rest_is_exact() -> None:
+    """Attention that sees all tokens at once remembers nothing, so nothing is decoded."""
+    blocks = tuple(
+        replace(block, branches=tuple(
+            replace(b, body=replace(b.body, causal=False)) if hasattr(b.body, "causal") else b for b in block.branches))
+        for block in LLAMA.blocks
+    )  # fmt: skip
+    spec = replace(LLAMA, blocks=blocks)
+    assert [(part, figure) for _, part, figure, _ in unplanned(spec)] == [("Attention", "decode")]
+    plan = serve(spec, "h100-sxm")
+    assert not plan.fits
+    assert plan.weight_bytes == cost.weight_bytes(spec, "bf16")
+    assert plan.prefill.seconds > 0
+    assert (plan.users, plan.decode, plan.largest_context, plan.caches) == (None,) * 4
+    document = plan.document()
+    assert document["refused"][0]["part"] == "Attention"
+    assert "remembers nothing" in plan.markdown()
+
+
+WRONG = [
+    ({"tp": 3}, "tp", "1, 2, 4, 8, 16, 32"),
+    ({"tp": 0}, "tp", ""),
+    ({"gpus": -1}, "gpus", ""),
+    ({"gpus": 3, "tp": 2}, "gpus", "a multiple of 2"),
+    ({"pp": 33}, "pp", "1 to 32"),
+    ({"ep": 2}, "ep", "1"),
+    ({"context": 0}, "context", ""),
+    ({"context": 10**10}, "context", ""),
+    ({"context": -5}, "context", ""),
+    ({"prompt": 9000}, "prompt", "8,192"),
+    ({"users": 0}, "users", ""),
+    ({"chunk": 0}, "chunk", ""),
+    ({"dtype": "bf17"}, "dtype", "bf16"),
+    ({"dtype": "int4:1"}, "dtype", ""),
+    ({"kv_dtype": "q4_k"}, "kv-dtype", ""),
+    ({"latency_target": 0.0}, "latency_target", ""),
+    ({"latency_target": math.nan}, "latency_target", ""),
+    ({"bandwidth_efficiency": 1.5}, "bandwidth_efficiency", ""),
+    ({"compute_efficiency": 0.0}, "compute_efficiency", ""),
+]
+
+
+@pytest.mark.parametrize(("said", "field", "allowed"), WRONG, ids=str)
+def test_wrong_questions(said: dict[str, object], field: str, allowed: str) -> None:
+    with pytest.raises(InputError) as refused:
+        serve(LLAMA, "h100-sxm", **said)  # type: ignore[arg-type]
+    assert refused.value.field == field
+    assert allowed in refused.value.allowed
+
+
+@pytest.mark.parametrize("said", [{"utilisation": 0.0}, {"utilisation": 1.1}, {"block_size": 0}, {"memory": "x"}],
+                         ids=str)  # fmt: skip
+def test_wrong_conventions(said: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        Conventions(**said)  # type: ignore[arg-type]
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(InputError, match="h100-sxm"):
+        serve(LLAMA, "h100")
+    with pytest.raises(InputError, match="llama-3-8b"):
+        serve("llama-3-9b", "h100-sxm")
+
+
+def test_wrong_experts() -> None:
+    with pytest.raises(InputError, match=r"1, 2, 4, 8"):
+        serve("mixtral-8x7b", "h100-sxm", ep=3)
+    assert serve("bloom-176b", "h200", tp=7).layout.tp == 7
+    with pytest.raises(InputError, match="no experts"):
+        serve("bloom-176b", "h200", tp=7, ep=2)
+
+
+def test_degrees() -> None:
+    assert degrees(LLAMA) == [1, 2, 4, 8, 16, 32]
+    assert degrees(catalog.find("gpt2").spec()) == [1]
+
+
+def test_for_notebooks_and_documents() -> None:
+    plan = serve(LLAMA, "h100-sxm", name="<b>mine|yours</b>")
+    assert "&lt;b&gt;mine" in plan._repr_html_()
+    assert "<b>mine" not in plan._repr_html_()
+    text = plan.markdown()
+    for table in plan.tables():
+        widths = {line.replace("\\|", "").count("|") for line in text.split(f"### {table.title}")[1].split("###")[0]
+                  .splitlines() if line.startswith("|")}  # fmt: skip
+        assert widths == {len(table.columns) + 1}
