@@ -24,7 +24,7 @@ SMALL = {
     "max_position_embeddings": 128,
     "head_dim": 16,
 }
-AKIN = ("qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo", "starcoder2")
+AKIN = ("qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo", "starcoder2", "cohere")
 WINDOWED = ("qwen2", "qwen3", "smollm3")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -88,7 +88,15 @@ def test_a_head_is_128_wide_in_qwen3() -> None:
 
 def test_ties_unless_said() -> None:
     tied = {name for name in AKIN if isinstance(spec_of(name).head, TiedHead)}
-    assert tied == {"smollm3", "starcoder2"}
+    assert tied == {"smollm3", "starcoder2", "cohere"}
+
+
+def test_cohere_turns_adjacent_pairs_and_scales_its_logits() -> None:
+    spec = spec_of("cohere")
+    rotaries = [part for _, part in walk(spec) if isinstance(part, Rotary)]
+    assert {(rotary.pairing, rotary.theta) for rotary in rotaries} == {("adjacent", 500000.0)}
+    assert spec.head is not None
+    assert spec.head.scale == 0.0625
 
 
 BAD: list[tuple[str, str, object]] = [
@@ -112,6 +120,8 @@ BAD: list[tuple[str, str, object]] = [
     ("starcoder2", "mlp_type", "gated"),
     ("starcoder2", "norm_type", "rms_norm"),
     ("starcoder2", "use_bias", 1),
+    ("cohere", "use_qk_norm", True),
+    *(("cohere", "logit_scale", value) for value in (None, 0, -0.0625, "0.0625")),
 ]  # fmt: skip
 
 
@@ -131,9 +141,10 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "olmo2": {"attention_bias": st.booleans()},
     "olmo": {"attention_bias": st.booleans(), "clip_qkv": st.none()},
     "starcoder2": {"use_bias": st.booleans(), "sliding_window": st.none() | st.integers(1, 9)},
+    "cohere": {"attention_bias": st.booleans(), "logit_scale": st.floats(1e-3, 8.0), "use_qk_norm": st.just(False)},
 }  # fmt: skip
 OWN["qwen3"] = OWN["qwen2"] | OWN["olmo2"] | {"sliding_window": st.integers(1, 9)}
-EPS = {"olmo": "rms_norm_eps", "starcoder2": "norm_epsilon"}
+EPS = {"olmo": "rms_norm_eps", "starcoder2": "norm_epsilon", "cohere": "layer_norm_eps"}
 
 
 @st.composite

@@ -14,6 +14,7 @@ from functools import partial
 from asbuilt.errors import InputError, near
 from asbuilt.families import (
     bloom,
+    cohere,
     falcon,
     gemma,
     glm4_moe,
@@ -225,6 +226,10 @@ STARCODER2_SOURCE = "Lozhkov et al. 2024, arXiv 2402.19173, Table 6; config of b
 _akin("starcoder2-3b", 30, 3072, 24, 2, 12288, STARCODER2_SOURCE, "float32", family="starcoder2",
       build=partial(starcoder2.build, window=4096), vocab=49152, context=16384, theta=999999.4420358813,
       activation="gelu_tanh", tied=True)  # fmt: skip
+
+COMMAND_R_SOURCE = "Cohere 2024, the model card of Command R; config of CohereForAI/c4ai-command-r-v01"
+_akin("command-r-35b", 40, 8192, 64, 64, 22528, COMMAND_R_SOURCE, "float16", family="cohere", build=cohere.build,
+      vocab=256000, context=8192, theta=8e6, tied=True)  # fmt: skip
 
 
 def _bloom(name: str, layers: int, d_model: int, heads: int, dtype: str, source: str) -> None:

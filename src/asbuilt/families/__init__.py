@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # model_type, which is also general.architecture in GGUF, to the module that reads it; imported when first asked for
 FAMILIES: dict[str, str] = {
     "bloom": "asbuilt.families.bloom",
+    "cohere": "asbuilt.families.cohere",
     "falcon": "asbuilt.families.falcon",
     "gemma": "asbuilt.families.gemma",
     "gemma2": "asbuilt.families.gemma2",

@@ -27,6 +27,7 @@ from asbuilt.spec import (
     MixtureOfExperts,
     Model,
     Norm,
+    Parallel,
     Part,
     Rotary,
     TiedHead,
@@ -76,8 +77,9 @@ class Dimensions:
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
         window: int | None = None,
+        scale: float | None = None,
     ) -> Attention:
-        """Returns attention whose heads are `turned`, or have no positions."""
+        """Returns attention whose heads are `turned`, or have no positions; scores times `scale`, None the usual."""
         return Attention(
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -89,6 +91,7 @@ class Dimensions:
             q_norm=q_norm,
             k_norm=k_norm,
             window=window,
+            scale=None if scale == self.head_width**-0.5 else scale,
         )
 
     def gated(self, bias: bool = False) -> GatedMLP:
@@ -99,22 +102,29 @@ class Dimensions:
         """Returns the feed-forward part of two matrices."""
         return MLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias)
 
-    def model(self, blocks: tuple[Block, ...], norm: Norm) -> Model:
-        """Returns the model of these blocks, with `norm` before the head."""
+    def model(
+        self, blocks: tuple[Block, ...], norm: Norm, *, embedding_scale: float = 1.0, logit_scale: float = 1.0
+    ) -> Model:
+        """Returns the model of these blocks, with `norm` before the head; what is looked up, and logits, are scaled."""
         return Model(
-            embedding=TokenEmbedding(n_vocab=self.n_vocab, d_model=self.d_model),
+            embedding=TokenEmbedding(n_vocab=self.n_vocab, d_model=self.d_model, scale=embedding_scale),
             blocks=blocks,
-            head=(TiedHead if self.tied else Head)(d_model=self.d_model, n_vocab=self.n_vocab),
+            head=(TiedHead if self.tied else Head)(d_model=self.d_model, n_vocab=self.n_vocab, scale=logit_scale),
             max_positions=self.max_positions,
             norm=norm,
             name=self.name,
         )
 
 
-def pre_norm(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
-    """Returns the block x + attention(norm(x)), then the same of the feed-forward part."""
-    first, second = Branch(name="attention", body=attention, norm=norm), Branch(name="ffn", body=ffn, norm=norm)
-    return Block(branches=(first, second))
+def pre_norm(attention: Attention, ffn: FeedForward, norm: Norm, scale: float = 1.0) -> Block:
+    """Returns the block x + scale * attention(norm(x)), then the same of the feed-forward part."""
+    bodies: dict[str, Attention | FeedForward] = {"attention": attention, "ffn": ffn}
+    return Block(branches=tuple(Branch(name=name, body=bodies[name], norm=norm, scale=scale) for name in bodies))
+
+
+def side_by_side(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
+    """Returns the block x + attention(norm(x)) + ffn(norm(x)), its one branch named `parallel`."""
+    return Block(branches=(Branch(name="parallel", body=Parallel(attention=attention, ffn=ffn), norm=norm),))
 
 
 def read_dimensions(reader: ConfigReader, defaults: Mapping[str, Any]) -> Dimensions:
@@ -169,11 +179,29 @@ def first_parts(spec: Model, family: str, ffn_kind: type[F]) -> tuple[Attention,
     named = {branch.name: branch for branch in spec.blocks[0].branches}
     if list(named) != ["attention", "ffn"]:
         raise InputError(f"{family} has two branches", field="blocks.0", value=list(named), allowed="attention, ffn")
-    attention, ffn = named["attention"].body, named["ffn"].body
+    bodies = {f"{name}.body": branch.body for name, branch in named.items()}
+    return _expected(bodies, family, ffn_kind)
+
+
+def first_parallel_parts(spec: Model, family: str, ffn_kind: type[F]) -> tuple[Attention, F]:
+    """Returns the same of a block whose two parts stand side by side."""
+    names = [branch.name for branch in spec.blocks[0].branches]
+    if names != ["parallel"]:
+        raise InputError(f"{family} has one branch", field="blocks.0", value=names, allowed="parallel")
+    body = spec.blocks[0].branches[0].body
+    if not isinstance(body, Parallel):
+        raise wrong_part(family, "blocks.0.parallel.body", body, Parallel)
+    bodies: dict[str, Part] = {"parallel.body.attention": body.attention, "parallel.body.ffn": body.ffn}
+    return _expected(bodies, family, ffn_kind)
+
+
+def _expected(bodies: Mapping[str, Part], family: str, ffn_kind: type[F]) -> tuple[Attention, F]:
+    """Returns the two parts by path in the first block, attention first; raises InputError where one is another."""
+    (path, attention), (ffn_path, ffn) = bodies.items()
     if not isinstance(attention, Attention):
-        raise wrong_part(family, "blocks.0.attention.body", attention, Attention)
+        raise wrong_part(family, f"blocks.0.{path}", attention, Attention)
     if not isinstance(ffn, ffn_kind):
-        raise wrong_part(family, "blocks.0.ffn.body", ffn, ffn_kind)
+        raise wrong_part(family, f"blocks.0.{ffn_path}", ffn, ffn_kind)
     return attention, ffn
 
 
@@ -190,9 +218,10 @@ def final_norm(spec: Model, family: str, kind: type[Norm]) -> Norm:
 
 
 def attentions(spec: Model) -> list[Attention]:
-    """Returns the attention of every block's first branch, where it is one."""
+    """Returns the attention of every block's first branch, where it is one or stands beside another part."""
     bodies = [block.branches[0].body for block in spec.blocks]
-    return [body for body in bodies if isinstance(body, Attention)]
+    found = [body.attention if isinstance(body, Parallel) else body for body in bodies]
+    return [body for body in found if isinstance(body, Attention)]
 
 
 def write_dimensions(spec: Model, family: str, head: str, ffn: FeedForward) -> dict[str, Any]:
