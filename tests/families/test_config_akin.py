@@ -24,7 +24,7 @@ SMALL = {
     "max_position_embeddings": 128,
     "head_dim": 16,
 }
-AKIN = ("qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo", "starcoder2", "cohere")
+AKIN = ("qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo", "starcoder2", "cohere", "granite")
 WINDOWED = ("qwen2", "qwen3", "smollm3")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -99,6 +99,20 @@ def test_cohere_turns_adjacent_pairs_and_scales_its_logits() -> None:
     assert spec.head.scale == 0.0625
 
 
+@given(divisor=st.decimals("0.001", "1000", places=3).map(float))
+def test_granite_divides_its_logits_and_says_so_again(divisor: float) -> None:
+    spec = spec_of("granite", logits_scaling=divisor)
+    assert spec.head is not None
+    assert spec.head.scale == 1 / divisor
+    assert write_config("granite", spec, {}, None)["logits_scaling"] == divisor
+
+
+def test_granite_scores_are_multiplied_as_said() -> None:
+    scales = {value: attentions(spec_of("granite", attention_multiplier=value))[0].scale for value in (0.25, 0.3)}
+    assert scales == {0.25: None, 0.3: 0.3}  # heads of 16: a quarter is the usual
+    assert attentions(spec_of("granite"))[0].scale == 1.0
+
+
 BAD: list[tuple[str, str, object]] = [
     *((name, "head_dim", value) for name in AKIN for value in (15, 0, "16")),
     *((name, "num_key_value_heads", 3) for name in AKIN),
@@ -122,6 +136,9 @@ BAD: list[tuple[str, str, object]] = [
     ("starcoder2", "use_bias", 1),
     ("cohere", "use_qk_norm", True),
     *(("cohere", "logit_scale", value) for value in (None, 0, -0.0625, "0.0625")),
+    *(("granite", f"{name}_multiplier", value) for name in ("embedding", "attention", "residual")
+      for value in (None, 0, -1.0, True)),
+    *(("granite", "logits_scaling", value) for value in (None, 0, -8.0, 1e-320)),
 ]  # fmt: skip
 
 
@@ -142,6 +159,9 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "olmo": {"attention_bias": st.booleans(), "clip_qkv": st.none()},
     "starcoder2": {"use_bias": st.booleans(), "sliding_window": st.none() | st.integers(1, 9)},
     "cohere": {"attention_bias": st.booleans(), "logit_scale": st.floats(1e-3, 8.0), "use_qk_norm": st.just(False)},
+    "granite": {"attention_bias": st.booleans(), "mlp_bias": st.booleans(),
+                "embedding_multiplier": st.integers(1, 20), "attention_multiplier": st.floats(1e-3, 2.0),
+                "residual_multiplier": st.floats(1e-3, 2.0), "logits_scaling": st.integers(1, 20) | st.floats(0.1, 50)},
 }  # fmt: skip
 OWN["qwen3"] = OWN["qwen2"] | OWN["olmo2"] | {"sliding_window": st.integers(1, 9)}
 EPS = {"olmo": "rms_norm_eps", "starcoder2": "norm_epsilon", "cohere": "layer_norm_eps"}

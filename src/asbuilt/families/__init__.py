@@ -29,6 +29,7 @@ FAMILIES: dict[str, str] = {
     "gpt2": "asbuilt.families.gpt2",
     "gpt_oss": "asbuilt.families.gpt_oss",
     "gpt_neox": "asbuilt.families.gpt_neox",
+    "granite": "asbuilt.families.granite",
     "llama": "asbuilt.families.llama",
     "mistral": "asbuilt.families.mistral",
     "mixtral": "asbuilt.families.mixtral",
