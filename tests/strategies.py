@@ -47,6 +47,7 @@ from asbuilt.spec import (
     Predictor,
     QueryTemperature,
     RelativeBuckets,
+    RelativeProjection,
     RMSNorm,
     Rotary,
     Router,
@@ -128,7 +129,9 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     window = draw(st.none() | st.integers(1, 7))
     alibi = st.builds(Alibi, n_heads=st.just(heads), bias_max=st.sampled_from((8.0, 5.0)))
     turned = rotaries(d_head) if d_head > 1 else st.nothing()
-    positions = draw(st.none() | turned | alibi)
+    far = st.just(RelativeProjection(d_model=2 * draw(st.integers(1, 3)), n_heads=heads, d_head=d_head))
+    positions = draw(st.none() | turned | alibi | (far if window is None and causal else st.nothing()))
+    chunks = window is None and causal and not isinstance(positions, RelativeProjection)
     q_norm = draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head)))))
     k_norm = draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head)))))
     orders = isinstance(positions, Rotary) and (q_norm is not None or k_norm is not None)
@@ -145,7 +148,7 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         k_norm=k_norm,
         rotate_first=orders and draw(st.booleans()),
         window=window,
-        chunk=draw(st.none() | st.integers(1, 7)) if window is None and causal else None,
+        chunk=draw(st.none() | st.integers(1, 7)) if chunks else None,
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
@@ -330,6 +333,8 @@ def stacks(
     blocks = []
     for _ in range(draw(st.integers(1, 2))):
         own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
+        if isinstance(drawn.positions, RelativeProjection):  # looks back alone
+            drawn = replace(drawn, positions=None)
         body = replace(drawn, causal=causal, chunk=drawn.chunk if causal else None)
         if table is not None:
             buckets = RelativeBuckets(n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))),

@@ -14,6 +14,7 @@ from functools import partial
 from asbuilt.errors import InputError, near
 from asbuilt.families import (
     bloom,
+    chinchilla,
     cohere,
     falcon,
     gemma,
@@ -29,6 +30,7 @@ from asbuilt.families import (
     olmo2,
     olmoe,
     opt,
+    palm,
     phi,
     phi3,
     qwen2,
@@ -163,6 +165,26 @@ def _opt_1_3b() -> Model:
 
 
 OPT_SOURCE = "Zhang et al. 2022, arXiv 2205.01068, Table 1; config of facebook/opt-1.3b"
+PALM_SOURCE = "Chowdhery et al. 2022, arXiv 2204.02311, Table 1 and section 2; no weights published"
+CHINCHILLA_SOURCE = "Hoffmann et al. 2022, arXiv 2203.15556, Table 4; no weights published"
+
+
+def _palm(name: str, layers: int, d_model: int, heads: int) -> None:
+    make = partial(palm.build, n_vocab=256000, d_model=d_model, n_layers=layers, n_heads=heads, d_head=256,
+                   d_ff=4 * d_model, max_positions=2048, name=name)  # fmt: skip
+    ROWS[name] = Entry(name=name, family="palm", source=PALM_SOURCE, dtype=None, make=make)
+
+
+def _chinchilla_70b() -> Model:
+    return chinchilla.build(n_vocab=32000, d_model=8192, n_layers=80, n_heads=64, d_head=128, d_ff=32768,
+                            max_positions=2048, name="chinchilla-70b")  # fmt: skip
+
+
+_palm("palm-8b", 32, 4096, 16)
+_palm("palm-62b", 64, 8192, 32)
+_palm("palm-540b", 118, 18432, 48)
+ROWS["chinchilla-70b"] = Entry(name="chinchilla-70b", family="chinchilla", source=CHINCHILLA_SOURCE, dtype=None,
+                               make=_chinchilla_70b)  # fmt: skip
 ROWS["opt-1.3b"] = Entry(name="opt-1.3b", family="opt", source=OPT_SOURCE, dtype="float16", make=_opt_1_3b)
 
 

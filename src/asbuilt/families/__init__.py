@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # model_type, which is also general.architecture in GGUF, to the module that reads it; imported when first asked for
 FAMILIES: dict[str, str] = {
     "bloom": "asbuilt.families.bloom",
+    "chinchilla": "asbuilt.families.chinchilla",
     "cohere": "asbuilt.families.cohere",
     "falcon": "asbuilt.families.falcon",
     "gemma": "asbuilt.families.gemma",
@@ -38,6 +39,7 @@ FAMILIES: dict[str, str] = {
     "olmo2": "asbuilt.families.olmo2",
     "olmoe": "asbuilt.families.olmoe",
     "opt": "asbuilt.families.opt",
+    "palm": "asbuilt.families.palm",
     "phi": "asbuilt.families.phi",
     "phi3": "asbuilt.families.phi3",
     "qwen2": "asbuilt.families.qwen2",

@@ -20,9 +20,11 @@ from asbuilt.nn.cross import CrossAttention
 from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.latent import LatentAttention
 from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.relative import ProjectedDistances
 from asbuilt.nn.step import Sight, Step
 from asbuilt.spec import attention, cross, experts, feedforward, latent, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
+from asbuilt.spec.relative import RelativeProjection
 
 if TYPE_CHECKING:
     from asbuilt.generate.cache import Cache
@@ -139,6 +141,10 @@ class Attention(PartModule):
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
         self.sight = Sight(part.causal, part.window, part.chunk, alibi, relative)
+        self.distances = None
+        if isinstance(part.positions, RelativeProjection):
+            self.positions = ProjectedDistances(part.positions, f"{path}.positions")
+            self.distances = self.positions
         if not part.sinks:
             self.register_parameter("sinks", None)
 
@@ -150,16 +156,17 @@ class Attention(PartModule):
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if step.cache is not None and part.causal:
             k, v = step.cache.layers[self.path].update((k, v), step)
+        learned = self.sight.relative is not None or self.distances is not None
         y = attend(
             q.transpose(1, 2),
             k,
             v,
-            step.mask(self.sight, q.dtype),
+            step.mask(self.sight, q.dtype) if self.distances is None else self.distances(q, step, self.scale),
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
             # fused kernels give no gradient to what is added to the scores
-            kernel=step.kernel if self.sight.relative is None else "reference",
+            kernel="reference" if learned else step.kernel,
         )
         return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
 

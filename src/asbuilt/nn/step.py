@@ -64,6 +64,7 @@ class Step:
         self.kernel: Kernel = kernel
         self._turns: dict[tuple[Rotary, torch.dtype], Turn] = {}
         self._masks: dict[Sight, Mask] = {}
+        self._sinusoids: dict[tuple[int, torch.dtype], Tensor] = {}
         self._temperatures: dict[tuple[QueryTemperature, torch.dtype], Tensor] = {}
 
     @cached_property
@@ -115,6 +116,23 @@ class Step:
             steps = torch.floor((self.positions_BT + 1).float() / part.floor)
             self._temperatures[part, dtype] = (1 + part.scale * torch.log1p(steps)).to(dtype)[:, :, None, None]
         return self._temperatures[part, dtype]
+
+    @cached_property
+    def distances(self) -> tuple[Tensor, Tensor]:
+        """How far before each query each key lies, and which keys are hidden, both (B or 1, T, S); no window."""
+        behind = self.positions_BT[:, :, None] - self.keys(None)[:, None, :]
+        return behind.clamp(0, max(self.lengths) - 1), ~self._seen(Sight())
+
+    def sinusoids(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Returns sines and then cosines of every distance up to the longest row (L, width), made once for all layers.
+
+        Distance d and pair i have the angle d / 10000^(2i / width).
+        """
+        if (width, dtype) not in self._sinusoids:
+            pairs = torch.arange(0, width, 2, device=self.device, dtype=torch.float32)
+            angles = torch.arange(max(self.lengths), device=self.device)[:, None] / 10000 ** (pairs / width)
+            self._sinusoids[width, dtype] = torch.cat((angles.sin(), angles.cos()), -1).to(dtype)
+        return self._sinusoids[width, dtype]
 
     def keys(self, window: int | None) -> Tensor:
         """Returns the positions (B or 1, S) of the keys a layer with this window multiplies, -1 where there is none."""

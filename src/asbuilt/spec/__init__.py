@@ -64,6 +64,7 @@ from asbuilt.spec.positions import (
     Scaling,
     YaRN,
 )
+from asbuilt.spec.relative import RelativeProjection
 
 __all__ = [
     "ACTIVATIONS",
@@ -109,6 +110,7 @@ __all__ = [
     "QueryTemperature",
     "RMSNorm",
     "RelativeBuckets",
+    "RelativeProjection",
     "Remembered",
     "Role",
     "Rotary",

@@ -25,6 +25,7 @@ from asbuilt.spec.part import (
     require_sizes,
 )
 from asbuilt.spec.positions import Alibi, QueryTemperature, RelativeBuckets, Rotary
+from asbuilt.spec.relative import RelativeProjection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Attention(Part):
     n_kv_heads: int
     d_head: int
     causal: bool = True
-    positions: Rotary | Alibi | RelativeBuckets | None = None
+    positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
     bias: bool = False
     output_bias: bool = False
     q_norm: Norm | None = None
@@ -76,6 +77,11 @@ class Attention(Part):
         if isinstance(self.positions, Alibi):
             same = self.positions.n_heads == self.n_heads
             require(self, "positions", same, f"slopes for n_heads = {self.n_heads}")
+        if isinstance(self.positions, RelativeProjection):
+            same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
+            require(self, "positions", same, f"{self.n_heads} heads of {self.d_head}, as here")
+            whole = self.causal and self.reach is None
+            require(self, "positions", whole, "no projection of distances with a window, or both ways")
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
             fits = norm is None or norm.d in (self.d_head, whole)
@@ -114,7 +120,7 @@ class Attention(Part):
             "k_norm": self._shard_norm(self.k_norm, self.d_kv, kv_heads),
         }
         positions = self.positions
-        if isinstance(positions, Alibi):
+        if isinstance(positions, Alibi | RelativeProjection):
             positions = replace(positions, n_heads=heads)
         return replace(self, n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
 
@@ -203,7 +209,7 @@ class Attention(Part):
 
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
         """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
-        if isinstance(self.positions, Alibi | RelativeBuckets):
+        if isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
         if self.reach is not None and run.tokens > self.reach:
             return "bool"
@@ -272,7 +278,9 @@ class Attention(Part):
         return max(masking, softmax)
 
     def _uses_reference(self, run: Pass) -> bool:
-        learned = isinstance(self.positions, RelativeBuckets)  # fused kernels give no gradient to what is added
+        learned = isinstance(
+            self.positions, RelativeBuckets | RelativeProjection
+        )  # fused kernels give no gradient to what is added
         return run.kernel == "reference" or self.softcap is not None or self.sinks or learned
 
     def remembers(self) -> tuple[Remembered, ...]:

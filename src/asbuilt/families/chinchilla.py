@@ -1,0 +1,83 @@
+"""Chinchilla: RMSNorm, MLP of two matrices, positions as in Transformer-XL (Hoffmann et al. 2022, arXiv 2203.15556).
+
+As Gopher (Rae et al. 2021, arXiv 2112.11446, section 3.1). Biases, and the two vectors per head that Transformer-XL
+adds to queries, are in no published count and are left out; the activation is not published, and GELU is assumed. No
+weights were published, so there are no names of tensors: a config of this form is described, costed and built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asbuilt.errors import InputError
+from asbuilt.families.common import MOST_LAYERS, config_of, read_common, require_same
+from asbuilt.families.dimensions import first_parts, pre_norm
+from asbuilt.families.reader import ConfigReader, Reading
+from asbuilt.families.table import Table
+from asbuilt.spec import MLP, Attention, Head, Model, RelativeProjection, RMSNorm, TiedHead, TokenEmbedding
+
+FAMILY = "chinchilla"
+
+
+def build(*, n_vocab: int, d_model: int, n_layers: int, n_heads: int, d_head: int, d_ff: int, max_positions: int,
+          tied: bool = True, name: str = FAMILY) -> Model:  # fmt: skip
+    """Returns the model of these dimensions; every layer projects the distances' sinusoids with a matrix of its own."""
+    attention = Attention(d_model=d_model, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head,
+                          positions=RelativeProjection(d_model=d_model, n_heads=n_heads, d_head=d_head))  # fmt: skip
+    norm = RMSNorm(d=d_model)
+    block = pre_norm(attention, MLP(d_model=d_model, d_ff=d_ff, activation="gelu"), norm)
+    return Model(
+        name=name,
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+        blocks=(block,) * n_layers,
+        norm=norm,
+        head=(TiedHead if tied else Head)(d_model=d_model, n_vocab=n_vocab),
+        max_positions=max_positions,
+    )
+
+
+def read(config: dict[str, Any], name: str) -> Reading:
+    """Returns what a config.json of this form says; raises InputError naming the key at fault."""
+    reader = ConfigReader(config, name)
+    dtype = read_common(reader, FAMILY, ())
+    reader.only("relative_position", "transformer-xl", reason="this family projects the sinusoids of distances")
+    d_model = reader.size("hidden_size")
+    reader.require("hidden_size", d_model % 2 == 0, "an even number: a sine and a cosine of each frequency")
+    spec = build(
+        n_vocab=reader.size("vocab_size"),
+        d_model=d_model,
+        n_layers=reader.size("num_hidden_layers", most=MOST_LAYERS),
+        n_heads=reader.size("num_attention_heads"),
+        d_head=reader.size("head_dim"),
+        d_ff=reader.size("intermediate_size"),
+        max_positions=reader.size("max_position_embeddings", default=2048),
+        tied=reader.flag("tie_word_embeddings", default=True),
+        name=name,
+    )
+    reader.finish()
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+
+
+def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
+    attention, ffn = first_parts(spec, FAMILY, MLP)
+    written = {
+        "model_type": FAMILY,
+        "vocab_size": spec.embedding.n_vocab,
+        "hidden_size": spec.d_model,
+        "num_hidden_layers": spec.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "head_dim": attention.d_head,
+        "intermediate_size": ffn.d_ff,
+        "max_position_embeddings": spec.max_positions,
+        "tie_word_embeddings": isinstance(spec.head, TiedHead),
+    }
+    config = config_of(written, carried, dtype)
+    require_same(spec, read(config, spec.name).spec, FAMILY)
+    return config
+
+
+def table(spec: Model) -> Table:
+    """Raises InputError: there are no checkpoints of this family."""
+    raise InputError("no checkpoints of this family were published, so its tensors have no names", field="family",
+                     value=FAMILY, fix="write the spec as JSON")  # fmt: skip

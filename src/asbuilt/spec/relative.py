@@ -1,0 +1,58 @@
+"""Relative positions that the query itself weighs: a projection of sinusoids of the distance.
+
+Dai et al. 2019 (Transformer-XL, arXiv 1901.02860), section 3.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from asbuilt.spec.part import Part, Pass, Product, Saved, Weight, divided, require, require_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeProjection(Part):
+    """Scores get q . (W s(d)), s(d) the sinusoids of the distance d to the key, before they are scaled.
+
+    The terms that Transformer-XL adds with two learned vectors per head are left out: they do not depend on the query.
+    """
+
+    kind = "attention"
+    d_model: int
+    n_heads: int
+    d_head: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_heads", "d_head")
+        require(self, "d_model", self.d_model % 2 == 0, "an even number: a sine and a cosine of each frequency")
+
+    def holds(self) -> dict[str, Weight]:
+        """W (n_heads*d_head, d_model)."""
+        return {"weight": Weight(shape=(self.n_heads * self.d_head, self.d_model), role="matrix")}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds the rows of its n_heads / tensor heads."""
+        return replace(self, n_heads=divided(self, "n_heads", tensor))
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """The sinusoids of every distance with W, and each query with the result of every distance."""
+        distances, pairs = run.past + run.tokens, run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
+        needed = 2 * run.batch * self.n_heads * self.d_head * pairs
+        return (
+            Product(name="distances", a=distances, b=self.d_model, c=self.n_heads * self.d_head, weight="weight"),
+            Product(name="by distance", a=run.rows, b=self.d_head, c=distances, n=self.n_heads, needed=needed),
+        )
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Sinusoids, distances of pairs and which are hidden, for all layers; queries, W s(d), and what they give."""
+        length, query = run.past + run.tokens, run.rows * self.n_heads * self.d_head
+        pairs = run.tokens * length
+        return (
+            Saved(name=f"sinusoids {self.d_model}", size=length * self.d_model, shared=True),
+            Saved(name="distances", size=pairs, width="int64", shared=True),
+            Saved(name="ahead", size=pairs, width="bool", shared=True),
+            Saved(name="queries", size=query),
+            Saved(name="projected", size=length * self.n_heads * self.d_head),
+            Saved(name="by distance", size=run.rows * self.n_heads * length),
+        )
