@@ -17,7 +17,7 @@ from asbuilt.spec import Model, stored_weights
 if TYPE_CHECKING:
     from asbuilt.checkpoint.gguf import GGUFFile
 
-# model_type, which is also general.architecture in GGUF, to the module that reads it; imported when first asked for
+# model_type, also general.architecture where GGUF files are read, to the module that reads it; imported when asked for
 FAMILIES: dict[str, str] = {
     "bloom": "asbuilt.families.bloom",
     "chinchilla": "asbuilt.families.chinchilla",
@@ -111,8 +111,11 @@ def write_config(family: str, spec: Model, carried: dict[str, Any], dtype: str |
 
 
 def families_that_write(spec: Model) -> list[str]:
-    """Returns the families whose config can express `spec`: a spec does not name its family."""
-    return [family for family in FAMILIES if _writes(family, spec)]
+    """Returns the families whose config can express `spec`, llama first as the one that most programs read.
+
+    A spec does not name its family, and one with more to say can say what a plainer one does.
+    """
+    return [family for family in sorted(FAMILIES, key=lambda name: name != "llama") if _writes(family, spec)]
 
 
 def _writes(family: str, spec: Model) -> bool:
