@@ -32,6 +32,8 @@ ROUNDED = {
     "llama-3.2-3b": 3.21,
     "smollm2-360m": 0.362,
     "tinyllama-1.1b": 1.10,
+    "palm-8b": 8.63,
+    "palm-62b": 62.50,
 }
 
 
