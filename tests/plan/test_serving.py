@@ -211,6 +211,7 @@ def test_pipeline_stages_hold_the_whole_between_them() -> None:
             found = device(spec, place(spec, gpus=pp, tp=1, pp=pp, ep=None), precision("bf16"))
             held = sum(stage.folds.total_bytes * stage.count for stage in found.stages)
             table = cost.weight_bytes(spec.embedding, "bf16")
+            assert spec.head is not None
             tied = pp > 1 and "weight" not in spec.head.holds()
             assert held == cost.weight_bytes(spec, "bf16") + table * tied  # the last stage multiplies a copy of it
             assert sum(stage.count for stage in found.stages) == pp

@@ -2,6 +2,6 @@
 
 from asbuilt.measure.calibrate import Calibration, calibrate
 from asbuilt.measure.machine import this_machine
-from asbuilt.measure.report import Report, Row, measure
+from asbuilt.measure.report import Report, Row, counted, measure
 
-__all__ = ["Calibration", "Report", "Row", "calibrate", "measure", "this_machine"]
+__all__ = ["Calibration", "Report", "Row", "calibrate", "counted", "measure", "this_machine"]

@@ -72,14 +72,15 @@ def measure(
     """
     dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
     machine = calibrate(refresh=refresh, say=say)
-    rows = tuple(_rows(model, dtype, machine, say))
+    rows = (*counted(model, say=say), *_timed(model, dtype, machine, say))
     return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=rows)
 
 
-def _rows(model: Model, dtype: str, machine: Calibration, say: Callable[[str], None]) -> Iterator[Row]:
+def counted(model: Model, *, say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
+    """Yields the rows that are no speeds: what is counted, not timed, whatever else the machine does meanwhile."""
     spec, width = model.spec, model.any_weight.element_size()
-    context = spec.max_positions
-    tokens, prompt, steps = min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
+    dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
+    tokens = min(PREFILL, spec.max_positions)
     whole = Pass(tokens=tokens, width=width)
     last = Pass(tokens=tokens, width=width, logits="last")
 
@@ -100,6 +101,10 @@ def _rows(model: Model, dtype: str, machine: Calibration, say: Callable[[str], N
     peak = cost.weight_bytes(spec, dtype) + cache.at_seq + spec.works(last)
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), MEMORY)
 
+
+def _timed(model: Model, dtype: str, machine: Calibration, say: Callable[[str], None]) -> Iterator[Row]:
+    spec, context = model.spec, model.spec.max_positions
+    tokens, prompt, steps = min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
     wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
     seconds = trace(spec, tokens=tokens, past=0, dtype=wanted).seconds(machine, dtype)
     yield _row(

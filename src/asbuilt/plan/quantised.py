@@ -132,7 +132,8 @@ def _bitsandbytes(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
 def _compressed(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
     """compressed-tensors: one rule for all linear maps; more rules than one are refused."""
     groups = said.get("config_groups")
-    rules = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    groups = groups if isinstance(groups, dict) else {}
+    rules = [g.get("weights") for g in groups.values() if isinstance(g, dict)]
     rules = [rule for rule in rules if isinstance(rule, dict)]
     if not rules or any(rule != rules[0] for rule in rules):
         raise InputError("one rule for all weights is planned", field=f"{FIELD}.config_groups", value=len(rules))

@@ -1,0 +1,125 @@
+"""What plans predict beside what is measured, on models that fit a small machine; prints the table of docs/plan.md.
+
+    python benchmarks/predictions.py             # all, some minutes; on a quiet machine, since speeds are timed
+    python benchmarks/predictions.py --counted   # bytes and FLOPs only: nothing is timed
+
+SmolLM2-135M, and random weights of five other families: none of their figures depends on the weights. Weights, cache
+and the peak of prefill are those of `asbuilt.plan.serve`; speeds are predicted by the calibrated machine, which never
+sees a model. The last column is the share of the plan's floor (bytes over bandwidth, FLOPs over rate) that was reached.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+
+from asbuilt import catalog, measure, plan
+from asbuilt.catalog import Machine
+from asbuilt.families import gemma, gpt2, gpt_neox, mixtral, qwen3
+from asbuilt.families.dimensions import Dimensions
+from asbuilt.measure.report import PREFILL, PROMPT
+from asbuilt.nn import build
+from asbuilt.spec import Model, Rotary, Router
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+CONTEXT = 1024
+
+
+def dimensions(name: str) -> Dimensions:
+    return Dimensions(n_vocab=16384, d_model=512, n_layers=8, n_heads=8, n_kv_heads=4, d_ff=1408, max_positions=CONTEXT,
+                      rotary=Rotary(d_rotary=64), name=name)  # fmt: skip
+
+
+def a_gpt2() -> Model:
+    return gpt2.build(n_vocab=16384, d_model=640, n_layers=10, n_heads=10, max_positions=CONTEXT, name="gpt2-like")
+
+
+def a_gpt_neox() -> Model:
+    return gpt_neox.build(n_vocab=16384, d_model=512, n_layers=8, n_heads=8, d_ff=2048, max_positions=CONTEXT,
+                          rotary=Rotary(d_rotary=16), name="gpt-neox-like")  # fmt: skip
+
+
+def a_gemma3() -> Model:
+    """Windows of 128 on five of six layers, normed on both sides."""
+    rotary = Rotary(d_rotary=64)
+    layers = tuple((rotary, None if i % 6 == 5 else 128) for i in range(12))
+    return gemma.build(n_vocab=16384, d_model=512, n_heads=8, n_kv_heads=4, d_head=64, d_ff=1408, max_positions=CONTEXT,
+                       layers=layers, sandwich=True, head_norms=True, name="gemma3-like")  # fmt: skip
+
+
+def a_mixtral() -> Model:
+    return mixtral.build(dimensions("mixtral-like"), Router(d_model=512, n_experts=8, top_k=2, renormalise=True))
+
+
+def a_qwen3() -> Model:
+    return qwen3.build(dimensions("qwen3-like"))
+
+
+MODELS: tuple[Callable[[], Model], ...] = (
+    lambda: catalog.find("smollm2-135m").spec(),
+    a_gpt2,
+    a_gpt_neox,
+    a_gemma3,
+    a_qwen3,
+    a_mixtral,
+)
+
+
+def planned(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
+    """The plan's own figures, under the names that `measure` gives them."""
+    tokens = min(PREFILL, spec.max_positions)
+    made = plan.serve(spec, machine, dtype=dtype, context=tokens, chunk=tokens, prompt=tokens, users=1)
+    lines = {line.name: line.value for line in made.ladder}
+    assert made.caches is not None
+    return {
+        f"weights, {dtype}": made.weight_bytes,
+        f"cache, {tokens} tokens": made.caches.minimum,
+        f"peak memory of prefill, {tokens} tokens": made.weight_bytes + made.caches.minimum + lines["activations"],
+    }
+
+
+def floors(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
+    """The plan's tokens/s if the machine's roofs were reached."""
+    tokens = min(PREFILL, spec.max_positions)
+    prefill = plan.serve(spec, machine, dtype=dtype, context=tokens, chunk=tokens, prompt=tokens).prefill
+    decode = plan.serve(spec, machine, dtype=dtype, context=PROMPT + 32, users=1).decode
+    assert decode is not None
+    return {
+        f"prefill, {tokens} tokens": tokens / prefill.seconds,
+        f"decode after {PROMPT} tokens": decode.tokens_per_second,
+    }
+
+
+def rows(dtype: str, counted: bool) -> Iterator[tuple[str, ...]]:
+    machine = catalog.machines.find("cpu-2core") if counted else measure.this_machine()
+    for make in MODELS:
+        spec = make()
+        model = build(spec, dtype=DTYPES[dtype]).eval()
+        found = measure.counted(model) if counted else measure.measure(model).rows
+        said, floor = planned(spec, dtype, machine), floors(spec, dtype, machine)
+        for row in found:
+            assert said.get(row.figure, row.predicted) == row.predicted, (row.figure, said[row.figure], row.predicted)
+            reached = f"{row.measured / floor[row.figure]:.0%}" if row.figure in floor and not counted else ""
+            error = "0" if row.predicted == row.measured else f"{row.error:+.2%}"
+            allowed = f"within {row.tolerance:.0%}" if row.tolerance else "exact"
+            yield (spec.name, dtype, row.figure, f"{row.predicted:,.4g}" if row.timed else f"{row.predicted:,}",
+                   f"{row.measured:,.4g}" if row.timed else f"{row.measured:,}", error,
+                   allowed if row.ok else f"MISSED: {allowed}", reached)  # fmt: skip
+
+
+def main() -> None:
+    counted = "--counted" in sys.argv[1:]
+    print("| model | dtype | figure | predicted | measured | difference | | of the floor |")
+    print("|---|---|---|---:|---:|---:|---|---:|")
+    missed = False
+    for dtype in DTYPES:
+        for row in rows(dtype, counted):
+            missed = missed or row[6].startswith("MISSED")
+            print("| " + " | ".join(row) + " |", flush=True)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
