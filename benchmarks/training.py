@@ -24,7 +24,7 @@ from asbuilt.nn.modules import Model
 from asbuilt.plan import train
 from asbuilt.plan.render import Table, markdown
 
-NAMES = ("smollm2-135m", "gpt2", "pythia-160m", "opt-125m", "qwen2.5-0.5b")
+NAMES = ("smollm2-135m", "gpt2", "pythia-70m", "qwen3-0.6b", "bloom-560m")
 BLOCKS, SEQ, BATCH = 2, 128, 1
 HERE = Machine(name="here", memory_gb=64, bandwidth=1e10, rates={"fp32": 1e11})
 

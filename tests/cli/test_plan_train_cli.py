@@ -93,3 +93,11 @@ def test_beyond_the_context_is_a_warning(run: Run) -> None:
     result = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--seq", 4096, "--json")
     assert result.exit_code == 0
     assert "beyond the context" in result.stderr
+
+
+def test_a_machine_by_numbers_or_file(run: Run, tmp_path: Path) -> None:
+    numbers = run("plan", "train", "gpt2", "--gpu", "memory=80GB,bandwidth=2TB/s,bf16=312T,link=300GB/s", "--json")
+    assert numbers.exit_code == 0
+    file = tmp_path / "mine.toml"
+    file.write_text('memory = "1GB"\nbandwidth = "2TB/s"\nbf16 = "312T"\n')
+    assert run("plan", "train", "gpt2", "--gpu", file, "--json").exit_code == 1

@@ -79,7 +79,7 @@ def train(
     from asbuilt.plan.search import search
     from asbuilt.plan.training import plan
 
-    machine = machines.find(gpu)
+    machine = machines.resolve(gpu)
     subject, seq = _subject(model, parameters, allow_unread, fields.pop("seq"))
     options = Options(
         seq=seq,

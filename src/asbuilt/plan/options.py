@@ -32,6 +32,8 @@ ASSUMPTIONS = {
     "loss": "three float32 tensors of the logits' size at once, as PyTorch's cross-entropy has them (measured)",
     "gathered": "ZeRO-3 holds two blocks and what lies outside the blocks whole; ZeRO-2 and 3 one block's gradients",
     "host step": "an offloaded optimizer's own work on the host takes no time",
+    "selective": "what selective checkpointing makes again takes no time",
+    "kernel": "attention as this library runs it: with sinks or capped scores the scores are kept, unless made again",
     "predictors": "layers that predict further tokens are not trained",
     "backward": "working room of a block's backward pass is taken to be that of its forward pass",
     "experts": "tokens spread evenly over the experts",

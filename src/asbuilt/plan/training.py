@@ -324,7 +324,7 @@ def train(
     from asbuilt.catalog import find, machines
 
     spec = find(model).spec() if isinstance(model, str) else model
-    machine = machines.find(gpu) if isinstance(gpu, str) else gpu
+    machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     known = {field.name for field in fields(Options)}
     for name in changes:
         if name not in known:
