@@ -1,10 +1,12 @@
-"""Pictures of a serving plan as files: the ladder, time by batch under its two roofs, users by context.
+"""Pictures of plans as files: the ladder, time by batch under its two roofs, users by context; what training holds.
 
 The only place that needs matplotlib, which the `plots` extra installs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,9 @@ from asbuilt.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from asbuilt.plan.lines import Line, Number
     from asbuilt.plan.serving import ServePlan
+    from asbuilt.plan.training import TrainPlan
 
 SUFFIXES = (".svg", ".png", ".pdf")
 POINTS = 48
@@ -34,18 +38,33 @@ def save(plans: list[ServePlan], path: Path) -> None:
 
     Raises InputError as `check` does, and ModuleNotFoundError without matplotlib.
     """
+    _save(path, len(plans), 3, lambda row, i: _serving(row, plans[i]))
+
+
+def save_training(plan: TrainPlan, path: Path) -> None:
+    """Writes what the fullest device holds, and where a step's time goes, to `path`; raises as `save` does."""
+
+    def draw(row: Sequence[Axes], _: int) -> None:
+        memory, reserve = plan.trial.memory, plan.trial.reserve
+        title = f"{plan.model} on {plan.trial.layout.gpus} x {plan.machine.name}, {plan.trial.layout.said}"
+        _bar(row[0], plan.ladder[:-1], memory - reserve, "memory without the reserve", title)
+        _seconds(row[1], plan)
+
+    _save(path, 1, 2, draw)
+
+
+def _save(path: Path, rows: int, columns: int, draw: Callable[[Sequence[Axes], int], None]) -> None:
+    """Writes rows of pictures, each drawn by `draw`."""
     check(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     # the same plan gives the same bytes, so a picture in a repository changes only when its figures do
     with rc_context({"svg.hashsalt": "asbuilt", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(15, 4.6 * len(plans)), layout="constrained")
-        grid = figure.subplots(len(plans), 3, squeeze=False)
-        for row, plan in zip(grid, plans, strict=True):
-            _ladder(row[0], plan)
-            _by_batch(row[1], plan)
-            _by_context(row[2], plan)
+        figure = Figure(figsize=(5 * columns, 4.6 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for i, row in enumerate(grid):
+            draw(row, i)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         try:
             figure.savefig(path, metadata=metadata)
@@ -53,20 +72,37 @@ def save(plans: list[ServePlan], path: Path) -> None:
             raise InputError(f"cannot be written: {error.strerror}", field="plot", value=str(path)) from error
 
 
-def _ladder(axes: Axes, plan: ServePlan) -> None:
+def _serving(row: Sequence[Axes], plan: ServePlan) -> None:
+    _bar(row[0], plan.ladder[1:], plan.ladder[0].value, "device memory", plan.title)
+    _by_batch(row[1], plan)
+    _by_context(row[2], plan)
+
+
+def _bar(axes: Axes, lines: Sequence[Line], memory: Number, named: str, title: str) -> None:
     """What takes the memory of one device, as one bar."""
     bottom = 0.0
-    for line, colour in zip(plan.ladder[1:], COLOURS, strict=False):
+    for line, colour in zip(lines, cycle(COLOURS), strict=False):
         height = max(0.0, line.value / 1e9)
         axes.bar(0, height, bottom=bottom, color=colour, label=f"{line.name}, {height:,.1f} GB", width=0.5)
         bottom += height
-    memory = plan.ladder[0].value / 1e9
-    axes.axhline(memory, color="black", linewidth=1, linestyle="--", label=f"device memory, {memory:,.1f} GB")
+    axes.axhline(memory / 1e9, color="black", linewidth=1, linestyle="--", label=f"{named}, {memory / 1e9:,.1f} GB")
     axes.set_xlim(-0.5, 2.2)
     axes.set_xticks([])
     axes.set_ylabel("GB (10^9 bytes), one device")
     axes.legend(loc="center right", fontsize="small", frameon=False)
-    axes.set_title(plan.title, fontsize="small", loc="left", wrap=True)
+    axes.set_title(title, fontsize="small", loc="left", wrap=True)
+
+
+def _seconds(axes: Axes, plan: TrainPlan) -> None:
+    """Seconds of a step by what takes them; what runs beside computing is drawn too."""
+    step = plan.trial.step
+    parts = {"computing": step.compute_seconds * plan.trial.options.accumulate}
+    parts |= {name: traffic.seconds for name, traffic in step.communication.items() if traffic.bytes}
+    parts["one step"] = step.seconds
+    axes.barh(list(parts), list(parts.values()), color=[COLOURS[i % len(COLOURS)] for i in range(len(parts))])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.set_title(f"one step of {step.tokens:,} tokens", fontsize="small", loc="left")
 
 
 def _by_batch(axes: Axes, plan: ServePlan) -> None:

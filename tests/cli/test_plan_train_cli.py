@@ -101,3 +101,15 @@ def test_a_machine_by_numbers_or_file(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('memory = "1GB"\nbandwidth = "2TB/s"\nbf16 = "312T"\n')
     assert run("plan", "train", "gpt2", "--gpu", file, "--json").exit_code == 1
+
+
+def test_a_picture(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = (*LLAMA, "--gpus", 16, "--tp", 2, "--zero", 3, "--checkpointing", "full", "--plot")
+    assert run(*words, tmp_path / "a.svg").exit_code == run(*words, tmp_path / "b.svg").exit_code == 0
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn == (tmp_path / "b.svg").read_text()
+    ladder = json.loads(run(*words[:-1], "--json").stdout)["ladder"]
+    assert all(f"{step['line']}, {step['bytes'] / 1e9:,.1f} GB" in drawn for step in ladder)
+    refused = run(*words, tmp_path / "a.txt")
+    assert (refused.exit_code, refused.stdout) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from asbuilt.cli.output import print_json, table
 
 if TYPE_CHECKING:
+    from asbuilt.catalog import Machine
     from asbuilt.plan.search import Ranked
     from asbuilt.plan.training import Subject, TrainPlan
 
@@ -52,6 +54,7 @@ OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd-momentum", "muon")
 @click.option(
     "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
 )
+@click.option("--plot", metavar="FILE", help="Memory and a step's time as a picture: .svg, .png or .pdf.")
 @click.option("--explain", is_flag=True, help="Every formula with its numbers.")
 @click.option("--markdown", is_flag=True, help="Tables in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
@@ -67,19 +70,22 @@ def train(
     tokens: str | None,
     allow_unread: tuple[str, ...],
     searching: bool,
+    plot: str | None,
     explain: bool,
     markdown: bool,
     as_json: bool,
     **fields: Any,  # noqa: ANN401  the options that Options checks
 ) -> None:
     """What training MODEL takes: memory, FLOPs, time, money. Exits 1 where it does not fit."""
-    from asbuilt.catalog import machines
+    from asbuilt import plots
     from asbuilt.catalog.quantities import parse_bytes, parse_rate
     from asbuilt.plan.options import Options
     from asbuilt.plan.search import search
     from asbuilt.plan.training import plan
 
-    machine = machines.resolve(gpu)
+    if plot is not None:
+        plots.check(Path(plot))
+    machine = _machine(gpu)
     subject, seq = _subject(model, parameters, allow_unread, fields.pop("seq"))
     options = Options(
         seq=seq,
@@ -92,7 +98,20 @@ def train(
     made = plan(subject, machine, options)
     ranked = search(subject, machine, options) if searching else None
     _print(made, ranked, explain=explain, markdown=markdown, as_json=as_json)
+    if plot is not None:
+        plots.save_training(made, Path(plot))
     ctx.exit(0 if (ranked.fitting if ranked is not None else made.fits) else 1)
+
+
+def _machine(name: str) -> Machine:
+    """The machine of that name, or this one, measured."""
+    from asbuilt.catalog import machines
+
+    if name != "this":
+        return machines.resolve(name)
+    from asbuilt.measure import this_machine
+
+    return this_machine(say=lambda text: click.echo(f"{text} ...", err=True))
 
 
 def _subject(
