@@ -30,6 +30,7 @@ ASSUMPTIONS = {
     "link": "32 GB/s where the machine's row names no link: PCIe 4 x16",
     "overlap": "data parallelism's traffic runs beside the backward pass, a context's ring beside all computing",
     "loss": "three float32 tensors of the logits' size at once, as PyTorch's cross-entropy has them (measured)",
+    "gradient": "the head's new gradient lies beside the one it is added to; of a tied table three (measured)",
     "gathered": "ZeRO-3 holds two blocks and what lies outside the blocks whole; ZeRO-2 and 3 one block's gradients",
     "host step": "an offloaded optimizer's own work on the host takes no time",
     "selective": "what selective checkpointing makes again takes no time",

@@ -10,13 +10,15 @@ from typing import Literal
 
 from asbuilt.plan.layout import Layout
 from asbuilt.plan.optimizers import Pieces, Recipe, State
-from asbuilt.plan.shares import Checkpointing, Lora, Piece, Shares, split
+from asbuilt.plan.shares import LOGITS_WIDTH, Checkpointing, Lora, Piece, Shares, split
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
 # Cross-entropy in PyTorch has three float32 tensors of the logits' size alive at once as its backward pass starts:
 # log-probabilities, their gradient, and the gradient of the logits. Measured, as tests/plan/test_reality.py does.
 LOGITS_ALIVE = 3
+# A tied table's gradient from the head, that from the embedding, and their sum. Measured, by benchmarks/training.py.
+TABLES_ALIVE = 3
 # FSDP gathers the next block while one is computed.
 BLOCKS_GATHERED = 2
 
@@ -221,6 +223,27 @@ class Stage:
         return max(kind.kept["none"] - kind.kept[way] + kind.room for kind, _ in self.section.kinds)
 
     @cached_property
+    def gradient_room(self) -> int:
+        """A new gradient of the head's matrix beside the one it is added to, and the logits' gradient.
+
+        A tied table's waits for the embedding's, and their sum for the last: three of them when all else is gone. From
+        ZeRO-2 on new gradients are counted as those that are not scattered yet.
+        """
+        if not self.section.last or self.layout.zero >= 2:
+            return 0
+        tied = self.shares.copied.gradients
+        logits = self.logits * self.job.width // LOGITS_WIDTH
+        new = logits + max(tied, self.shares.after.dense.gradients) if self.shares.rows else 0
+        gone = self.outside + (0 if self.job.offloads_activations else self.activations)
+        alone = TABLES_ALIVE * tied - gone if self.section.first else 0
+        return max(new, alone)
+
+    @property
+    def room(self) -> int:
+        """The most that comes on top of what is kept, at whichever moment."""
+        return max(self.loss_room, self.again_room, self.gradient_room)
+
+    @cached_property
     def on_host(self) -> int:
         """Bytes of this device's that lie in the host's memory."""
         state = self.state
@@ -230,8 +253,7 @@ class Stage:
     @cached_property
     def total(self) -> int:
         """All that the device holds at its fullest."""
-        room = max(self.loss_room, self.again_room)
-        kept = self.activations + self.outside + room
+        kept = self.activations + self.outside + self.room
         return self.state.total + self.gathered + self.scattered + kept - self.on_host
 
 

@@ -86,7 +86,10 @@ def _moments(stage: Stage) -> Iterator[Line]:
     yield Line(name="gradients before they are scattered", value=stage.scattered, source=ASSUMPTIONS["gathered"])
     yield _activations(stage)
     yield Line(name="outside the blocks", value=stage.outside, note="inputs of the final norm and head, tokens, tables")
-    if stage.loss_room >= stage.again_room:
+    if stage.room == stage.gradient_room > max(stage.loss_room, stage.again_room):
+        yield Line(name="the head's gradient", value=stage.room, source=ASSUMPTIONS["gradient"],
+                   note="more than the loss or a block's backward pass needs")  # fmt: skip
+    elif stage.loss_room >= stage.again_room:
         gradient = stage.loss_room - LOGITS_ALIVE * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
         formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])
