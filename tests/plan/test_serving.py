@@ -323,6 +323,14 @@ def test_what_cannot_be_planned_is_refused_by_name_and_the_rest_is_exact() -> No
     assert "remembers nothing" in plan.markdown()
 
 
+def test_published_models_are_planned() -> None:
+    """All that decode are; what is inside an attention part is that part's affair."""
+    for name in catalog.names():
+        spec = catalog.find(name).spec()
+        if spec.head is not None:
+            assert unplanned(spec) == (), name
+
+
 WRONG = [
     ({"tp": 3}, "tp", "1, 2, 4, 8, 16, 32"),
     ({"tp": 0}, "tp", ""),

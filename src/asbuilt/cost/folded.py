@@ -15,6 +15,8 @@ from functools import cached_property
 from asbuilt.spec.part import Kind, Part, Pass, Product, Remembered, Weight
 
 Number = int | Fraction
+# Runs whose step is kept, for each model and layout.
+MOST_KEPT = 1000
 # bytes of a weight, from its path, its shape and role, and the part that owns it
 Held = Callable[[str, Weight, Part], Fraction]
 
@@ -91,11 +93,17 @@ class Step:
     scores: Number = 0
     scores_causal: Number = 0
 
-    def times(self, batch: int) -> Step:
-        """Returns the step of as many sequences; weights are read once."""
-        return Step(weights=self.weights, lookups=self.lookups * batch, cache=self.cache * batch,
-                    products=self.products * batch, scores=self.scores * batch,
-                    scores_causal=self.scores_causal * batch)  # fmt: skip
+    def grown(self, two: Step, batch: int) -> Step:
+        """Returns the step of `batch` sequences from this one, of one sequence, and that of two; weights stay."""
+        more = batch - 1
+        return Step(
+            weights=self.weights,
+            lookups=self.lookups + more * (two.lookups - self.lookups),
+            cache=self.cache + more * (two.cache - self.cache),
+            products=self.products + more * (two.products - self.products),
+            scores=self.scores + more * (two.scores - self.scores),
+            scores_causal=self.scores_causal + more * (two.scores_causal - self.scores_causal),
+        )
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +142,7 @@ class Folded:
         self.root = tree(whole, own, times=times)
         self.held, self.expert, self.groups = held, expert, groups
         self.nodes = list(self.root.below())
-        self._of_one: dict[tuple[Pass, Number], tuple[dict[Kind, Step], dict[Node, Pass]]] = {}
+        self._of_few: dict[tuple[Pass, Number], tuple[dict[Kind, Step], dict[Kind, Step], dict[Node, Pass]]] = {}
 
     @cached_property
     def stored(self) -> list[Stored]:
@@ -202,14 +210,17 @@ class Folded:
     def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
         """Returns what one run moves and multiplies, by kind of part; `kv_bytes` are those of one cached number.
 
-        What a batch multiplies, looks up and caches is that of one sequence times the batch, as the tests prove for
-        every part; of the weights, how many experts are hit depends on the whole batch.
+        Each sequence more multiplies, looks up and caches as much as the one before it, as the tests prove for every
+        part; of the weights, how many experts are hit depends on the whole batch.
         """
         one = replace(run, batch=1)
-        if (one, kv_bytes) not in self._of_one:
-            self._of_one[one, kv_bytes] = self._step_of_one(one, kv_bytes), dict(self.root.runs(one))
-        of_one, seen = self._of_one[one, kv_bytes]
-        steps: dict[Kind, Step] = {kind: step.times(run.batch) for kind, step in of_one.items()}
+        if (one, kv_bytes) not in self._of_few:
+            if len(self._of_few) >= MOST_KEPT:
+                self._of_few.clear()
+            first, second = (self._without_choice(replace(run, batch=batch), kv_bytes) for batch in (1, 2))
+            self._of_few[one, kv_bytes] = first, second, dict(self.root.runs(one))
+        first, second, seen = self._of_few[one, kv_bytes]
+        steps: dict[Kind, Step] = {kind: step.grown(second[kind], run.batch) for kind, step in first.items()}
         for entry in self._chosen:
             if entry.node is not None and entry.node in seen:
                 own = self._run_of(entry.node, replace(seen[entry.node], batch=run.batch))
@@ -222,8 +233,8 @@ class Folded:
         """Weights of which a run may read a share."""
         return [e for e in self.stored if e.node is not None and type(e.node.own).share is not Part.share]
 
-    def _step_of_one(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
-        """The step of one sequence, without the weights of which it may read a share."""
+    def _without_choice(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
+        """The step without the weights of which it may read a share."""
         kinds: list[Kind] = [*(entry.kind for entry in self.stored), *(node.whole.kind for node in self.nodes)]
         steps: dict[Kind, Step] = {kind: Step() for kind in kinds}
         seen, chosen = dict(self.root.runs(run)), {id(entry) for entry in self._chosen}
@@ -239,7 +250,7 @@ class Folded:
                     steps["head"].weights += math.ceil(entry.nbytes)
         length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
         for node, r in self.remembered:
-            steps[node.whole.kind].cache += node.count * r.size * r.tokens_kept(length[r.of]) * kv_bytes
+            steps[node.whole.kind].cache += run.batch * node.count * r.size * r.tokens_kept(length[r.of]) * kv_bytes
         for node in seen:
             self._multiply(steps[node.whole.kind], node, self._run_of(node, seen[node]))
         return steps

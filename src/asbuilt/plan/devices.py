@@ -10,7 +10,7 @@ from asbuilt.cost.folded import Census, Folded, census
 from asbuilt.errors import InputError
 from asbuilt.plan.conventions import NODE
 from asbuilt.plan.precision import Precision
-from asbuilt.spec import Model, Part, Pass, runs, walk
+from asbuilt.spec import Kind, Model, Part, Pass, runs, walk
 
 MOST_GPUS = 2**20
 MOST_DEGREE = 1024
@@ -239,12 +239,24 @@ def unplanned(spec: Model) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
+    """A part within another of its kind is that one's affair: what it caches and where it works is declared there."""
     if getattr(small, "head", small) is None:
         yield "", type(small).__name__, "decode", "it has no head, so it makes no tokens"
-    for path, part, run in runs(small, Pass(tokens=1, past=8)):
+    whole, step = Pass(tokens=2), Pass(tokens=1, past=8)
+    for path, part, run in _outermost(small, step):
         mixes = part.kind in ("attention", "ssm") and any(p.weight is None for p in part.multiplies(run))
         if mixes and not part.remembers():
             yield path, type(part).__name__, "decode", "it remembers nothing, so tokens cannot be made one by one"
-    for path, part, run in runs(small, Pass(tokens=2)):
+    for path, part, run in _outermost(small, whole):
         if part.multiplies(run) and not part.works(run):
             yield path, type(part).__name__, "activations", "it does not declare the room it works in"
+
+
+def _outermost(small: Part, run: Pass) -> Iterator[tuple[str, Part, Pass]]:
+    """Yields what has a part in the run and lies in no part of its own kind."""
+    kinds: dict[str, Kind] = {}
+    for path, part, seen in runs(small, run):
+        around = [".".join(path.split(".")[:i]) for i in range(1, path.count(".") + 1)]
+        kinds[path] = part.kind
+        if part.kind == "other" or part.kind not in {kinds.get(name) for name in around}:
+            yield path, part, seen
