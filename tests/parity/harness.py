@@ -179,9 +179,12 @@ def transformers_loads(folder: Path, attention: str = "eager", kind: Kind = CAUS
 
 
 def asbuilt_saves(config: PreTrainedConfig, seed: int, folder: Path) -> None:
-    """Writes a randomised asbuilt model of the config, under our own config.json."""
+    """Writes a randomised asbuilt model of the config, under our own config.json.
+
+    Prediction layers are left out, as transformers does: it takes them for tensors of another model.
+    """
     reading = read_config(config.to_dict(), folder.name)
-    model = build(reading.spec, seed=None)
+    model = build(replace(reading.spec, predictors=()), seed=None)
     randomise(model, seed)
     save(model, folder, family=reading.family, carried=reading.carried)
 

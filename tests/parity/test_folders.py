@@ -31,6 +31,8 @@ from asbuilt.generate.decode import generate
 # Families that transformers lacks, and what proves them.
 ELSEWHERE = {
     "chinchilla": "tests/families/test_papers.py: the paper's equations, written out",
+    "deepseek": "tests/families/test_deepseek.py: the paper's equations, written out",
+    "kimi_k2": "tests/families/test_deepseek.py: deepseek_v3 under another name, by its own case",
     "palm": "tests/families/test_papers.py: the paper's equations, written out",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from asbuilt.errors import InputError, near
@@ -16,12 +16,15 @@ from asbuilt.families import (
     bloom,
     chinchilla,
     cohere,
+    deepseek,
+    deepseek_v3,
     falcon,
     gemma,
     glm4_moe,
     gpt2,
     gpt_neox,
     gpt_oss,
+    latent,
     llama,
     mistral,
     mixtral,
@@ -39,7 +42,19 @@ from asbuilt.families import (
     starcoder2,
 )
 from asbuilt.families.dimensions import Dimensions
-from asbuilt.spec import Activation, LinearScaling, Llama3Scaling, Model, Rotary, Router, Scaling, YaRN
+from asbuilt.spec import (
+    Activation,
+    ExpertGroups,
+    LatentAttention,
+    LinearScaling,
+    Llama3Scaling,
+    Model,
+    RMSNorm,
+    Rotary,
+    Router,
+    Scaling,
+    YaRN,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +305,63 @@ _gpt_oss = partial(gpt_oss.build, windows=(128, None) * 12,
 _akin("gpt-oss-20b", 24, 2880, 64, 8, 2880, GPT_OSS_SOURCE, family="gpt_oss", build=_gpt_oss, vocab=201088,
       context=131072, theta=150000.0, d_head=64,
       scaling=YaRN(factor=32.0, original_context=4096, truncate=False))  # fmt: skip
+
+
+DEEPSEEK_SOURCE = "Dai et al. 2024, arXiv 2401.06066, Table 1; config of deepseek-ai/deepseek-moe-16b-base"
+_deepseek = partial(deepseek.build, router=Router(d_model=2048, n_experts=64, top_k=6), d_expert=1408, n_shared=2,
+                    n_dense=1)  # fmt: skip
+_akin("deepseek-moe-16b", 28, 2048, 16, 16, 10944, DEEPSEEK_SOURCE, family="deepseek", build=_deepseek, vocab=102400,
+      context=4096)  # fmt: skip
+
+
+def _deepseek_attention(d_model: int) -> LatentAttention:
+    """What both large ones have: 128 heads, of which each query has rank 1536 and all keys and values rank 512."""
+    yarn = YaRN(factor=40.0, original_context=4096, attention_factor=1.0)
+    norms = (RMSNorm(d=rank, eps=latent.INNER_EPS) for rank in (1536, 512))
+    return LatentAttention(
+        d_model=d_model,
+        n_heads=128,
+        q_rank=1536,
+        kv_rank=512,
+        d_nope=128,
+        d_rope=64,
+        d_value=128,
+        q_norm=next(norms),
+        kv_norm=next(norms),
+        positions=Rotary(d_rotary=64, pairing="adjacent", scaling=yarn),
+        mscale=1.0,
+    )
+
+
+def _deepseek_v2() -> Model:
+    groups = ExpertGroups(n_groups=8, top_groups=3, score="best")
+    router = Router(d_model=5120, n_experts=160, top_k=6, groups=groups, scale=16.0)
+    return latent.build(_deepseek_attention(5120), router, n_vocab=102400, n_layers=60, n_dense=1, d_ff=12288,
+                        d_expert=1536, n_shared=2, max_positions=163840, name="deepseek-v2")  # fmt: skip
+
+
+def _deepseek_v3() -> Model:
+    groups = ExpertGroups(n_groups=8, top_groups=4, score="two_best")
+    router = replace(deepseek_v3.usual_router(7168, 256, 8, 2.5), groups=groups)
+    return latent.build(_deepseek_attention(7168), router, n_vocab=129280, n_layers=61, n_dense=3, d_ff=18432,
+                        d_expert=2048, n_shared=1, max_positions=163840, n_predictors=1,
+                        name="deepseek-v3")  # fmt: skip
+
+
+ROWS["deepseek-v2"] = Entry(
+    name="deepseek-v2",
+    family="deepseek_v2",
+    source="DeepSeek-AI 2024, arXiv 2405.04434, section 3.1.2; config of deepseek-ai/DeepSeek-V2",
+    dtype="bfloat16",
+    make=_deepseek_v2,
+)
+ROWS["deepseek-v3"] = Entry(
+    name="deepseek-v3",
+    family="deepseek_v3",
+    source="DeepSeek-AI 2024, arXiv 2412.19437, section 4.2; config of deepseek-ai/DeepSeek-V3",
+    dtype="bfloat16",
+    make=_deepseek_v3,
+)
 
 
 def _mpt_7b() -> Model:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt import cost
 from asbuilt.cost.dtypes import BLOCKS, PLAIN
+from asbuilt.families.scales import block_scales
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, weights
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ CONVENTIONS = {
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
     "quantization": "how config.json says the weights beside it are packed; a stored byte then counts as one number",
     "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
-    "layers that predict tokens further on, which no pass runs",
-    "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence",
+    "layers that predict tokens further on, which no pass runs; scales: of 8-bit weights, where config.json says so",
+    "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence; "
+    "expanded: if every head's keys and values were kept, not the latents that hold them",
     "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
     "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",
     "decode": "one step of one token per sequence; weights read once, the cache read and written, activations left out",
@@ -44,7 +46,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
     width = int(PLAIN[activation_dtype(dtype)])
     counts = cost.parameters(spec)
     total = sum(counts.values())
-    extra = cost.stored_extra(spec)
+    extra = cost.stored_extra(spec) | {"scales": block_scales(source.family, spec, source.reading.quantization)}
     stored, stored_bytes = _stored(source)
     return {
         "name": source.name,
@@ -124,6 +126,7 @@ def _cache(spec: Model, seq: int, batch: int, dtype: str) -> dict[str, Any]:
         "window_bytes": bill.window,
         "fixed_bytes": bill.fixed,
         "bytes_per_source_token": bill.per_source_token,
+        "bytes_per_token_expanded": bill.expanded,
         "bytes_at_seq": bill.at_seq,
         "bytes_at_seq_batch": bill.at_seq * batch,
     }

@@ -130,6 +130,8 @@ def _print_memory(bill: dict[str, Any]) -> None:
 
 def _print_cache(cache: dict[str, Any], decode: dict[str, Any]) -> None:
     rows = [("per token", cache["bytes_per_token"])]
+    if cache["bytes_per_token_expanded"] != cache["bytes_per_token"]:
+        rows.append(("per token, were keys and values kept", cache["bytes_per_token_expanded"]))
     if cache["window_bytes"]:
         rows.append(("per token once windows are full", cache["bytes_per_token_unbounded"]))
         rows.append(("full windows", cache["window_bytes"]))

@@ -124,7 +124,8 @@ class CacheBill:
 
     `per_token` grows while every layer still keeps all tokens, `unbounded` once the windows are full; `window` is what
     full windows hold, `fixed` what does not depend on length. `per_source_token` is for each token that an encoder
-    read; `at_seq` counts these too.
+    read; `at_seq` counts these too. `expanded` is what each token would take if every head's keys and values were kept
+    in place of the latents that they are read out of.
     """
 
     per_token: int
@@ -132,6 +133,7 @@ class CacheBill:
     window: int
     fixed: int
     per_source_token: int
+    expanded: int
     at_seq: int
 
 
@@ -154,6 +156,7 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
         window=math.ceil(size * sum(r.size * r.window for r in remembered if r.window is not None)),
         fixed=0,
         per_source_token=math.ceil(size * read),
+        expanded=math.ceil(size * sum(r.expanded for r in remembered)),
         at_seq=math.ceil(size * at_seq),
     )
 

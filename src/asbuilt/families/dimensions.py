@@ -24,6 +24,7 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
+    Mixer,
     MixtureOfExperts,
     Model,
     Norm,
@@ -116,9 +117,9 @@ class Dimensions:
         )
 
 
-def pre_norm(attention: Attention, ffn: FeedForward, norm: Norm, scale: float = 1.0) -> Block:
+def pre_norm(attention: Mixer, ffn: FeedForward, norm: Norm, scale: float = 1.0) -> Block:
     """Returns the block x + scale * attention(norm(x)), then the same of the feed-forward part."""
-    bodies: dict[str, Attention | FeedForward] = {"attention": attention, "ffn": ffn}
+    bodies: dict[str, Mixer | FeedForward] = {"attention": attention, "ffn": ffn}
     return Block(branches=tuple(Branch(name=name, body=bodies[name], norm=norm, scale=scale) for name in bodies))
 
 

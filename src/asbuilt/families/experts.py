@@ -96,7 +96,9 @@ def write_grouped_router(router: Router, carried: Mapping[str, Any]) -> dict[str
 
 def read_first_dense(reader: ConfigReader, n_layers: int, default: int) -> int:
     """Returns how many of the first layers have no experts; raises InputError where none is left that has."""
-    return reader.size("first_k_dense_replace", default=default, least=0, most=n_layers - 1)
+    count = reader.size("first_k_dense_replace", default=default, least=0)
+    reader.require("first_k_dense_replace", count < n_layers, f"less than the {n_layers} layers")
+    return count
 
 
 def first_dense(spec: Model) -> int:
@@ -125,13 +127,15 @@ def first_mixture(spec: Model, family: str) -> MixtureOfExperts:
     return found
 
 
-def table(spec: Model, stems: dict[str, str], experts: dict[str, str], family: str) -> Table:
+def table(
+    spec: Model, stems: dict[str, str], experts: dict[str, str], family: str, elsewhere: tuple[str, ...] = ()
+) -> Table:
     """Returns the names of a checkpoint folder's tensors.
 
     Those within blocks are named by `stems`, and those of a layer's experts by `experts`, from the part's own name to
-    a pattern in which `{}` is the expert's number.
+    a pattern in which `{}` is the expert's number. Stems in `elsewhere` have entries of their own.
     """
-    whole = shared.table(spec, stems, family, elsewhere=("ffn.body",))
+    whole = shared.table(spec, stems, family, elsewhere=("ffn.body", *elsewhere))
     return replace(whole, entries=(*whole.entries, *_expert_entries(spec, experts)))
 
 

@@ -225,4 +225,5 @@ class LatentAttention(Part):
 
     def remembers(self) -> tuple[Remembered, ...]:
         """The latent and the turned key in one: kv_rank + d_rope numbers per token."""
-        return (Remembered(name="latent", shape=(1, self.d_latent)),)
+        expanded = self.n_heads * (self.d_head + self.d_value)
+        return (Remembered(name="latent", shape=(1, self.d_latent), stands_for=expanded),)

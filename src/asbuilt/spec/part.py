@@ -99,13 +99,20 @@ class Product:
 class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token).
 
-    `of` says whose tokens: the sequence's own, or those of the source that an encoder read.
+    `of` says whose tokens: the sequence's own, or those of the source that an encoder read. `stands_for` counts the
+    numbers of the keys and values that are read out of it, where these are more than it holds.
     """
 
     name: str
     shape: tuple[int, ...]
     window: int | None = None
     of: Literal["sequence", "source"] = "sequence"
+    stands_for: int | None = None
+
+    @property
+    def expanded(self) -> int:
+        """Numbers per token of a cache that keeps each head's keys and values."""
+        return self.size if self.stands_for is None else self.stands_for
 
     @property
     def size(self) -> int:
