@@ -14,7 +14,7 @@ from asbuilt.catalog import Machine, machines
 from asbuilt.plan import Conventions, serve
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision
-from asbuilt.spec import Pass
+from asbuilt.spec import Block, Branch, Head, LatentAttention, Model, Pass, TokenEmbedding
 
 GB, GIB = 10**9, 2**30
 LLAMA = catalog.find("llama-3-8b").spec()
@@ -72,6 +72,23 @@ def test_cache_of_131072_tokens(name: str) -> None:
     assert caches is not None
     assert round(caches.minimum / GIB, 3) == CACHES[name]
     assert caches.minimum == caches.object <= caches.paged
+
+
+def test_latent_caches_are_whole_on_every_device() -> None:
+    """DeepSeek-V3's attention: 61 layers of 512 + 64 numbers, 8.578 GiB for 131,072 tokens however many devices."""
+    latent = LatentAttention(d_model=7168, n_heads=128, q_rank=1536, kv_rank=512, d_nope=128, d_rope=64, d_value=128)
+    spec = Model(
+        embedding=TokenEmbedding(n_vocab=129280, d_model=7168),
+        blocks=(Block(branches=(Branch(name="attention", body=latent),)),) * 61,
+        head=Head(d_model=7168, n_vocab=129280),
+        max_positions=163840,
+    )
+    for tp in (1, 8):
+        plan = serve(spec, "h200", context=131072, tp=tp)
+        cached = {line.name: line.value for line in plan.counted}["cache per user"]
+        assert round(cached / GIB, 3) == 8.578
+        assert plan.caches is not None
+        assert plan.caches.minimum == cached
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b"])

@@ -81,7 +81,7 @@ class Machine:
                 return self.rates[name], name
         raise InputError("no rate is known for this machine at this precision", field=f"{self.name}: rates",
                          value=precision, allowed=", ".join(self.rates) or "none is given",
-                         fix=f"give one: {precision}=100T")  # fmt: skip
+                         fix=f"give one: --gpu {self.name},{precision}=100T")  # fmt: skip
 
 
 def parse_numbers(text: str) -> Machine:
