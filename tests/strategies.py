@@ -58,6 +58,7 @@ from asbuilt.spec import (
     YaRN,
 )
 from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec.attention import order_matters
 
 # What every drawn model can hold. The tests' texts are shorter than half of it.
 CONTEXT = 64
@@ -134,7 +135,7 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     chunks = window is None and causal and not isinstance(positions, RelativeProjection)
     q_norm = draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head)))))
     k_norm = draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head)))))
-    orders = isinstance(positions, Rotary) and (q_norm is not None or k_norm is not None)
+    orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     return Attention(
         d_model=d_model,
         n_heads=heads,

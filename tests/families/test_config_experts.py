@@ -9,10 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt import cost
+from asbuilt.catalog import find
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
 from asbuilt.families.experts import MOST_EXPERTS
-from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, buffers
+from asbuilt.spec import (
+    Attention,
+    ExpertGroups,
+    GatedMLP,
+    MixtureOfExperts,
+    Model,
+    Rotary,
+    YaRN,
+    buffers,
+)
 
 Config = dict[str, Any]
 SIZES: Config = {
@@ -156,6 +166,84 @@ def test_corrections_are_stored_and_no_parameters() -> None:
 def test_glm_refuses_by_name(key: str, value: object) -> None:
     with pytest.raises(InputError, match=key):
         spec_of(GLM | {key: value})
+
+
+LLAMA4: Config = SIZES | {"model_type": "llama4_text", "num_local_experts": 5, "head_dim": 8,
+                          "intermediate_size_mlp": 17}  # fmt: skip
+GPT_OSS: Config = SIZES | {"model_type": "gpt_oss", "num_local_experts": 5, "head_dim": 8}
+
+
+def attentions(spec: Model) -> list[Attention]:
+    return [body for block in spec.blocks if isinstance(body := block.branches[0].body, Attention)]
+
+
+def test_llama4_layers_are_told_one_by_one_or_by_interval() -> None:
+    usual = spec_of(LLAMA4 | {"interleave_moe_layer_step": 2})
+    assert sparse_layers(usual) == [1, 3]
+    assert [layer.chunk for layer in attentions(usual)] == [8192, 8192, 8192, None]
+    assert [layer.positions is None for layer in attentions(usual)] == [False, False, False, True]
+    assert [layer.temperature is None for layer in attentions(usual)] == [True, True, True, False]
+    dense = usual.blocks[0].branches[-1].body
+    assert isinstance(dense, GatedMLP)
+    assert (dense.d_ff, mixture_of(usual).d_ff) == (17, 10)
+    listed = {"moe_layers": [0], "no_rope_layers": [0, 1, 0, 1], "attention_chunk_size": None}
+    told = spec_of(LLAMA4 | listed)
+    assert sparse_layers(told) == [0]
+    assert {layer.chunk for layer in attentions(told)} == {None}
+    assert [layer.positions is None for layer in attentions(told)] == [True, False, True, False]
+
+
+def test_gpt_oss_without_rotary_keys_is_yarn() -> None:
+    """As transformers has it: a null is not said either, and only an object of its own changes it."""
+    for said in ({}, {"rope_scaling": None}, {"rope_parameters": None}):
+        rotary = attentions(spec_of(GPT_OSS | said))[0].positions
+        assert isinstance(rotary, Rotary)
+        assert rotary.scaling == YaRN(factor=32.0, original_context=4096, truncate=False)
+    plain = read_config(GPT_OSS | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, "x")
+    assert attentions(plain.spec)[0].positions == Rotary(d_rotary=8, theta=100.0)
+    assert spec_of(write_config("gpt_oss", plain.spec, plain.carried, None)) == plain.spec
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value"),
+    [
+        (LLAMA4, "no_rope_layers", [1, 1]),
+        (LLAMA4, "no_rope_layers", [1, 1, 2, 1]),
+        (LLAMA4, "layer_types", ["sliding_attention"] * 4),
+        (LLAMA4, "layer_types", ["full_attention"] * 3),
+        (LLAMA4, "moe_layers", []),
+        (LLAMA4, "moe_layers", "all"),
+        (LLAMA4, "interleave_moe_layer_step", 5),
+        (LLAMA4, "floor_scale", 0),
+        (LLAMA4, "num_experts_per_tok", 6),
+        (GPT_OSS, "hidden_act", "gelu"),
+        (GPT_OSS, "experts_per_token", 3),
+        (GPT_OSS, "sliding_window", None),
+        (GPT_OSS, "swiglu_limit", 0),
+        (GPT_OSS, "layer_types", ["sliding_attention"]),
+        (GPT_OSS, "quantization_config", "mxfp4"),
+        (GPT_OSS, "quantization_config", {}),
+    ],
+)
+def test_llama4_and_gpt_oss_refuse_by_name(config: Config, key: str, value: object) -> None:
+    with pytest.raises(InputError, match=key):
+        spec_of(config | {key: value})
+
+
+# Of all parameters those that one token uses: its experts, everything shared, embedding and head as a whole.
+ACTIVE = {
+    "mixtral-8x7b": 12_879_925_248,  # 46,702,792,704 - 32 layers * 6 idle experts * 3 * 4096 * 14336
+    "qwen3-30b-a3b": 30_532_122_624 - 48 * 120 * 3 * 2048 * 768,
+    "olmoe-1b-7b": 6_919_161_856 - 16 * 56 * 3 * 2048 * 1024,
+    "glm-4.5-air": 106_852_245_504 - 45 * 120 * 3 * 4096 * 1408,
+    "gpt-oss-20b": 20_914_757_184 - 24 * 28 * (3 * 2880 * 2880 + 3 * 2880),
+    "llama-4-scout-text": 107_769_861_120 - 48 * 15 * 3 * 5120 * 8192,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_of_published_models(name: str) -> None:
+    assert cost.active_parameters(find(name).spec()) == ACTIVE[name]
 
 
 BAD: list[tuple[str, str, Config]] = [

@@ -82,7 +82,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Model, "predictors"): lambda part: (_predictor(part),),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
-    (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1),
+    # by the sum of two: the best expert is in the best group, and a router to one would not notice
+    (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1, score="two_best"),
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
     (YaRN, "attention_factor"): lambda part: 1.7,
 }

@@ -26,6 +26,7 @@ from asbuilt.families import (
     gpt_oss,
     latent,
     llama,
+    llama4_text,
     mistral,
     mixtral,
     mpt,
@@ -305,6 +306,15 @@ _gpt_oss = partial(gpt_oss.build, windows=(128, None) * 12,
 _akin("gpt-oss-20b", 24, 2880, 64, 8, 2880, GPT_OSS_SOURCE, family="gpt_oss", build=_gpt_oss, vocab=201088,
       context=131072, theta=150000.0, d_head=64,
       scaling=YaRN(factor=32.0, original_context=4096, truncate=False))  # fmt: skip
+
+LLAMA4_SOURCE = "Meta 2025, the Llama 4 model card; text_config of meta-llama/Llama-4-Scout-17B-16E"
+_TURNED = llama4_text.every_fourth(48)
+_scout = partial(llama4_text.build, turned=_TURNED, chunks=[8192 if turns else None for turns in _TURNED],
+                 sparse=(True,) * 48,
+                 router=Router(d_model=5120, n_experts=16, top_k=1, scoring="sigmoid"))  # fmt: skip
+_akin("llama-4-scout-text", 48, 5120, 40, 8, 8192, LLAMA4_SOURCE, family="llama4_text", build=_scout, vocab=202048,
+      context=10485760, theta=500000.0, d_head=128,
+      scaling=Llama3Scaling(factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_context=8192))  # fmt: skip
 
 
 DEEPSEEK_SOURCE = "Dai et al. 2024, arXiv 2401.06066, Table 1; config of deepseek-ai/deepseek-moe-16b-base"

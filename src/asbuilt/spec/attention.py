@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from asbuilt.spec.feedforward import linear
-from asbuilt.spec.norms import Norm
+from asbuilt.spec.norms import Norm, RMSNorm
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -65,9 +65,8 @@ class Attention(Part):
         require_sizes(self, *(name for name in ("window", "chunk") if getattr(self, name) is not None))
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none where attention is not causal")
-        normed = self.q_norm is not None or self.k_norm is not None
-        ordered = not self.rotate_first or (normed and isinstance(self.positions, Rotary))
-        require(self, "rotate_first", ordered, "false without both a rotation and a norm of q or k")
+        ordered = isinstance(self.positions, Rotary) and (order_matters(self.q_norm) or order_matters(self.k_norm))
+        require(self, "rotate_first", ordered or not self.rotate_first, "false unless a norm of q or k tells the order")
         for name in ("softcap", "scale"):
             if getattr(self, name) is not None:
                 require_number(self, name)
@@ -292,6 +291,14 @@ class Attention(Part):
             Remembered(name="k", shape=shape, window=self.reach),
             Remembered(name="v", shape=shape, window=self.reach),
         )
+
+
+def order_matters(norm: Norm | None) -> bool:
+    """Returns whether normalising heads before they turn differs from doing so after.
+
+    Turning keeps a head's length, which is all that an RMSNorm without gains depends on.
+    """
+    return norm is not None and not (isinstance(norm, RMSNorm) and norm.gain == "none")
 
 
 def _chunk_pairs(tokens: int, chunk: int) -> int:
