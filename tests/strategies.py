@@ -35,6 +35,7 @@ from asbuilt.spec import (
     FrequencyFactors,
     GatedMLP,
     Head,
+    HeadTransform,
     LatentAttention,
     LayerNorm,
     LearnedPositions,
@@ -44,6 +45,7 @@ from asbuilt.spec import (
     MixtureOfExperts,
     Norm,
     Parallel,
+    Pooler,
     Predictor,
     QueryTemperature,
     RelativeBuckets,
@@ -55,6 +57,7 @@ from asbuilt.spec import (
     SharedEmbedding,
     TiedHead,
     TokenEmbedding,
+    TypeEmbedding,
     YaRN,
 )
 from asbuilt.spec import Model as ModelSpec
@@ -382,6 +385,42 @@ def translators(draw: DrawFn) -> ModelSpec:
         blocks=written,
         norm=draw(maybe_norms(d_model)),
         head=draw(st.sampled_from((Head, TiedHead)))(d_model=d_model, n_vocab=n_vocab),
+        max_positions=CONTEXT,
+    )
+
+
+@cache
+def transforms(d_model: int) -> SearchStrategy[HeadTransform]:
+    """What a masked language model's head begins with."""
+    return st.builds(HeadTransform, d_model=st.just(d_model), activation=st.sampled_from(ACTIVATIONS), eps=EPS,
+                     bias=st.booleans(), norm_bias=st.booleans())  # fmt: skip
+
+
+@cache
+def masked_heads(d_model: int, n_vocab: int) -> SearchStrategy[Head | TiedHead | None]:
+    """Either head, with and without a transform, or none."""
+    fields = {"d_model": st.just(d_model), "n_vocab": st.just(n_vocab), "bias": st.booleans(),
+              "transform": st.none() | transforms(d_model)}  # fmt: skip
+    return st.none() | st.builds(Head, **fields) | st.builds(TiedHead, **fields)
+
+
+@st.composite
+def encoders(draw: DrawFn) -> ModelSpec:
+    """A whole model that sees both ways, with token types or not, with any head and pooler or neither."""
+    d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
+    blocks, table = draw(stacks(d_model, False, None))
+    sizes = st.integers(CONTEXT, CONTEXT + 3)
+    learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
+    return ModelSpec(
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(st.sampled_from((1.0, 0.3)))),
+        positions=draw(st.none() | learned),
+        types=draw(st.none() | st.builds(TypeEmbedding, n_types=st.integers(1, 3), d_model=st.just(d_model))),
+        embedding_norm=draw(maybe_norms(d_model)),
+        relative=table,
+        blocks=blocks,
+        norm=draw(maybe_norms(d_model)),
+        head=draw(masked_heads(d_model, n_vocab)),
+        pooler=draw(st.none() | st.just(Pooler(d_model=d_model))),
         max_positions=CONTEXT,
     )
 

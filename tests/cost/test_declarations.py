@@ -30,7 +30,7 @@ from asbuilt.spec import (
 )
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
-ANY = strategies.specs() | strategies.translators()
+ANY = strategies.specs() | strategies.translators() | strategies.encoders()
 KERNELS = st.sampled_from(("reference", "fused"))
 
 
@@ -43,7 +43,10 @@ def counted(spec: Model, run: Pass) -> int:
     source = {} if run.past else measured.source_of(model, ids)
     cache.source_tokens = run.source_tokens
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(ids, **source, cache=cache, kernel="reference", last=run.logits == "last")
+        if run.logits == "pooled":
+            model.pooled(ids, kernel="reference")
+        else:
+            model(ids, **source, cache=cache, kernel="reference", last=run.logits == "last")
     return counter.get_total_flops()
 
 
@@ -62,8 +65,23 @@ def test_holds_is_named_parameters(spec: Model) -> None:
 
 @given(ANY, BATCH, TOKENS, st.integers(0, 20), st.sampled_from(("all", "last")))
 def test_multiplies_is_the_flop_counter(spec: Model, batch: int, tokens: int, past: int, logits: str) -> None:
-    run = Pass(tokens=tokens, batch=batch, past=past, logits=logits)  # type: ignore[arg-type]
+    run = Pass(tokens=tokens, batch=batch, past=past if spec.decodes else 0, logits=logits)  # type: ignore[arg-type]
     assert cost.flops(spec, run).forward == counted(spec, run)
+
+
+@given(strategies.encoders().filter(lambda spec: spec.pooler is not None), BATCH, TOKENS, KERNELS)
+def test_a_pooled_pass_is_what_is_declared(spec: Model, batch: int, tokens: int, kernel: str) -> None:
+    """FLOPs, saved bytes (float64, so that none is cast) and room to work, of a pass that ends in the pooler."""
+    run = Pass(tokens=tokens, batch=batch, logits="pooled", kernel=kernel, width=8)  # type: ignore[arg-type]
+    assert cost.flops(spec, run).forward == counted(spec, run)
+    model = strategies.randomised(spec, 0, torch.float64)
+    kept, loss = measured.saved_bytes(model, tokens, batch, kernel, pooled=True)  # type: ignore[arg-type]
+    assert (cost.saved(spec, run).all, 0) == (kept, loss)
+    ids = torch.zeros(batch, tokens, dtype=torch.long)
+    with torch.inference_mode():
+        model.pooled(ids, kernel=kernel)  # type: ignore[arg-type]
+        peak = measured.peak_bytes(lambda: model.pooled(ids, kernel=kernel))  # type: ignore[arg-type]
+    assert 0.5 * peak <= spec.works(run) <= 2 * peak or tokens == 1
 
 
 @given(ANY, TOKENS)
@@ -77,7 +95,8 @@ def test_training_is_three_times_forward(spec: Model, tokens: int) -> None:
 
 @given(ANY, TOKENS, st.integers(0, 20))
 def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -> None:
-    attentions = [(part, run) for _, part, run in runs(spec, Pass(tokens=tokens, past=past))
+    seen = Pass(tokens=tokens, past=past if spec.decodes else 0)
+    attentions = [(part, run) for _, part, run in runs(spec, seen)
                   if isinstance(part, Attention)]  # fmt: skip
     for part, run in attentions:
         positions = range(run.past, run.past + run.tokens)
@@ -144,7 +163,8 @@ def test_rows_add_up(spec: Model) -> None:
 @given(ANY)
 def test_every_weight_that_multiplies_is_one_that_is_held(spec: Model) -> None:
     held = {path for path, _, _ in weights(spec)}
-    multiplied = {p.weight_path for p in cost.products(spec, Pass(tokens=3))} - {None}
+    passes = (Pass(tokens=3), Pass(tokens=3, logits="pooled"))
+    multiplied = {p.weight_path for run in passes for p in cost.products(spec, run)} - {None}
     matrices = {path for path, w, _ in weights(spec) if w.role in ("matrix", "stream_matrix")}
     assert matrices <= multiplied <= held
 

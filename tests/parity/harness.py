@@ -215,9 +215,14 @@ def theirs(model: PreTrainedModel, tokens_BT: Tensor) -> Trace:
     return {"embedding": first, **stream, "norm": normed, "head": out.logits}
 
 
-@torch.inference_mode()
 def ours(model: Model, tokens_BT: Tensor, kernel: Kernel = "fused") -> Trace:
-    """The same of our model, seen by hooks on its modules."""
+    """The same of our model."""
+    return traced(model, lambda: model(tokens_BT, kernel=kernel))
+
+
+@torch.inference_mode()
+def traced(model: Model, run: Callable[[], Tensor]) -> Trace:
+    """What `run` makes of our model, seen by hooks on its modules; without a head it ends in the normed stream."""
     trace: Trace = {}
 
     def keep(path: str, module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
@@ -230,11 +235,12 @@ def ours(model: Model, tokens_BT: Tensor, kernel: Kernel = "fused") -> Trace:
         trace["norm"] = args[0]  # where there is no final norm, the stream itself
 
     paths = [f"blocks.{i}" for i in range(len(model.blocks) - 1)]
-    assert model.head is not None
-    hooks = [model.blocks[0].register_forward_pre_hook(keep_input), model.head.register_forward_pre_hook(keep_normed)]
+    hooks = [model.blocks[0].register_forward_pre_hook(keep_input)]
+    if model.head is not None:
+        hooks.append(model.head.register_forward_pre_hook(keep_normed))
     hooks += [model.get_submodule(path).register_forward_hook(partial(keep, path)) for path in paths]
     try:
-        trace["head"] = model(tokens_BT, kernel=kernel)
+        trace["norm" if model.head is None else "head"] = run()
     finally:
         for hook in hooks:
             hook.remove()

@@ -24,6 +24,7 @@ from asbuilt.spec import (
     ExpertGroups,
     GatedMLP,
     Head,
+    HeadTransform,
     LatentAttention,
     LayerNorm,
     LearnedPositions,
@@ -32,6 +33,7 @@ from asbuilt.spec import (
     Model,
     Parallel,
     Part,
+    Pooler,
     Predictor,
     QueryTemperature,
     RMSNorm,
@@ -39,6 +41,7 @@ from asbuilt.spec import (
     Router,
     TiedHead,
     TokenEmbedding,
+    TypeEmbedding,
     YaRN,
     walk,
 )
@@ -69,7 +72,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     # with a gain, since the last sum without one would be normed twice in a row, which changes nothing
     (Branch, "sum_norm"): lambda part: RMSNorm(d=part.body.d_model),
     (Head, "softcap"): lambda part: 1.0,
+    (Head, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     (TiedHead, "softcap"): lambda part: 1.0,
+    (TiedHead, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     (Model, "encoder"): lambda part: replace(part, head=None),
     (Model, "relative"): lambda part: BiasTable(n_buckets=4, n_heads=1),
     (Model, "norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
@@ -80,6 +85,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (LatentAttention, "positions"): lambda part: Rotary(d_rotary=part.d_rope),
     (LatentAttention, "mscale"): lambda part: 0.5,
     (Model, "predictors"): lambda part: (_predictor(part),),
+    (Model, "types"): lambda part: TypeEmbedding(n_types=2, d_model=part.d_model),
+    (Model, "head"): lambda part: Head(d_model=part.d_model, n_vocab=part.embedding.n_vocab),
+    (Model, "pooler"): lambda part: Pooler(d_model=part.d_model),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     # by the sum of two: the best expert is in the best group, and a router to one would not notice

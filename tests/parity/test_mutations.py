@@ -108,7 +108,7 @@ def _block(path: str) -> float:
     head, _, rest = path.partition(".")
     if head == "blocks":
         return int(rest.split(".")[0]) if rest else -1
-    return math.inf if head in ("norm", "head") else -1
+    return math.inf if head in ("norm", "head", "pooler") else -1
 
 
 def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) -> None:

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from asbuilt.errors import InputError
 from asbuilt.spec import MLP, Attention, Block, Branch, Head, Model, RMSNorm, Rotary, TokenEmbedding, dumps, loads, walk
 
+ANY = strategies.specs() | strategies.encoders()
 
-@given(strategies.specs())
+
+@given(ANY)
 def test_json_round_trip(spec: Model) -> None:
     again = loads(dumps(spec))
     assert again == spec
     assert hash(again) == hash(spec)
 
 
-@given(strategies.specs())
+@given(ANY)
 def test_paths_are_unique_and_lead_back(spec: Model) -> None:
     paths = [path for path, _ in walk(spec)]
     assert len(set(paths)) == len(paths)
@@ -42,7 +44,7 @@ def _descend(spec: Model, path: str):  # noqa: ANN202
         yield name, at
 
 
-@given(strategies.specs(), st.data())
+@given(ANY, st.data())
 def test_any_number_turned_bad_is_refused_by_name(spec: Model, data: st.DataObject) -> None:
     plain = json.loads(dumps(spec))
     places = [(d, k) for d in _objects(plain) for k, v in d.items() if type(v) is int and k not in ("repeat",)]
@@ -108,7 +110,7 @@ def test_widths_that_do_not_meet_are_refused() -> None:
         Branch(name="ffn", body=body, norm=RMSNorm(d=6))
 
 
-@given(strategies.specs())
+@given(ANY)
 def test_repr_names_every_kind_of_part_and_every_unusual_value(spec: Model) -> None:
     text = repr(spec)
     for _, part in walk(spec):

@@ -7,10 +7,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import specs
+from strategies import encoders, specs
 
 from asbuilt import InputError, catalog, cost
 from asbuilt.spec import MLP, Attention, MixtureOfExperts, Model, Parallel, Part, Pass, RMSNorm, Router, walk, weights
+
+ANY = specs() | encoders()
 
 
 def sharded(spec: Part, degree: int) -> Part | None:
@@ -21,7 +23,7 @@ def sharded(spec: Part, degree: int) -> Part | None:
         return None
 
 
-@given(specs(), st.integers(1, 6))
+@given(ANY, st.integers(1, 6))
 def test_a_weight_is_whole_or_divided_along_one_dimension(spec: Model, degree: int) -> None:
     own = sharded(spec, degree)
     if own is None:
@@ -35,12 +37,12 @@ def test_a_weight_is_whole_or_divided_along_one_dimension(spec: Model, degree: i
             assert degree % (a // b) == 0
 
 
-@given(specs(), st.integers(1, 6), st.integers(1, 9), st.integers(0, 9))
+@given(ANY, st.integers(1, 6), st.integers(1, 9), st.integers(0, 9))
 def test_devices_together_do_all_the_work(spec: Model, degree: int, tokens: int, past: int) -> None:
     own = sharded(spec, degree)
     if own is None:
         return
-    run = Pass(tokens=tokens, past=past, batch=2)
+    run = Pass(tokens=tokens, past=past if spec.decodes else 0, batch=2)
     whole, part = cost.flops(spec, run), cost.flops(own, run)
     assert whole.products <= degree * part.products
     assert degree * part.scores == whole.scores  # heads are divided, and nothing else scores
@@ -49,7 +51,7 @@ def test_devices_together_do_all_the_work(spec: Model, degree: int, tokens: int,
     assert Fraction(kept, degree) <= held <= kept
 
 
-@given(specs())
+@given(ANY)
 def test_one_device_holds_it_all(spec: Model) -> None:
     assert spec.shard(1) == spec
 

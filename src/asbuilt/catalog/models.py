@@ -13,6 +13,7 @@ from functools import partial
 
 from asbuilt.errors import InputError, near
 from asbuilt.families import (
+    bert,
     bloom,
     chinchilla,
     cohere,
@@ -29,6 +30,7 @@ from asbuilt.families import (
     llama4_text,
     mistral,
     mixtral,
+    modernbert,
     mpt,
     olmo,
     olmo2,
@@ -40,12 +42,14 @@ from asbuilt.families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    roberta,
     starcoder2,
 )
 from asbuilt.families.dimensions import Dimensions
 from asbuilt.spec import (
     Activation,
     ExpertGroups,
+    HeadTransform,
     LatentAttention,
     LinearScaling,
     Llama3Scaling,
@@ -179,6 +183,39 @@ def _opt_1_3b() -> Model:
     return opt.build(n_vocab=50272, d_model=2048, n_layers=24, n_heads=32, d_ff=8192, max_positions=2048,
                      name="opt-1.3b")  # fmt: skip
 
+
+def _bert(name: str, layers: int, d_model: int, source: str, *, dtype: str = "float32", masked: bool = True) -> None:
+    make = partial(bert.build, n_vocab=30522, d_model=d_model, n_layers=layers, n_heads=12, d_ff=4 * d_model,
+                   n_positions=512, n_types=2, eps=1e-12, masked=masked, pooled=not masked, name=name)  # fmt: skip
+    ROWS[name] = Entry(name=name, family="bert", source=source, dtype=dtype, make=make)
+
+
+_bert("bert-base-uncased", 12, 768, "Devlin et al. 2018, arXiv 1810.04805; config of google-bert/bert-base-uncased")
+MINILM_SOURCE = "Wang et al. 2020, arXiv 2002.10957; config of sentence-transformers/all-MiniLM-L6-v2"
+_bert("all-minilm-l6-v2", 6, 384, MINILM_SOURCE, masked=False)
+
+
+def _roberta_base() -> Model:
+    return bert.build(n_vocab=50265, d_model=768, n_layers=12, n_heads=12, d_ff=3072, n_positions=512, n_types=1,
+                      eps=1e-5, offset=2, head_activation="gelu", name="roberta-base")  # fmt: skip
+
+
+ROBERTA_SOURCE = "Liu et al. 2019, arXiv 1907.11692, Appendix B; config of FacebookAI/roberta-base"
+ROWS["roberta-base"] = Entry(name="roberta-base", family=roberta.FAMILY, source=ROBERTA_SOURCE, dtype="float32",
+                             make=_roberta_base)  # fmt: skip
+
+
+def _modernbert_base() -> Model:
+    everything, near = Rotary(d_rotary=64, theta=160_000.0), Rotary(d_rotary=64, theta=10_000.0)
+    layers = tuple((near, 65) if i % 3 else (everything, None) for i in range(22))
+    head = HeadTransform(d_model=768, activation="gelu", eps=1e-5, bias=False, norm_bias=False)
+    return modernbert.build(n_vocab=50368, d_model=768, n_heads=12, d_ff=1152, layers=layers, max_positions=8192,
+                            eps=1e-5, head=head, name="modernbert-base")  # fmt: skip
+
+
+MODERNBERT_SOURCE = "Warner et al. 2024, arXiv 2412.13663, Table 4; config of answerdotai/ModernBERT-base"
+ROWS["modernbert-base"] = Entry(name="modernbert-base", family="modernbert", source=MODERNBERT_SOURCE, dtype="float32",
+                                make=_modernbert_base)  # fmt: skip
 
 OPT_SOURCE = "Zhang et al. 2022, arXiv 2205.01068, Table 1; config of facebook/opt-1.3b"
 PALM_SOURCE = "Chowdhery et al. 2022, arXiv 2204.02311, Table 1 and section 2; no weights published"

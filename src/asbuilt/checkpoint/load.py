@@ -173,11 +173,20 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
 
 
 def _as_named(table: Table, stored: Headers) -> tuple[Entry, ...]:
-    """Returns the entries, the optional prefix taken off where no stored name has it."""
+    """Returns the entries, the optional prefix taken off where no stored name has it, names older where stored so."""
     prefix = table.optional_prefix
-    if not prefix or any(name.startswith(prefix) for name in stored):
+    lacking = "" if any(name.startswith(prefix) for name in stored) else prefix
+    if not lacking and not table.older:
         return table.entries
-    return tuple(replace(e, names=tuple(name.removeprefix(prefix) for name in e.names)) for e in table.entries)
+    return tuple(
+        replace(e, names=tuple(_stored_as(table, name.removeprefix(lacking), stored) for name in e.names))
+        for e in table.entries
+    )
+
+
+def _stored_as(table: Table, name: str, stored: Headers) -> str:
+    spelled = (name.removesuffix(end) + older for end, older in table.older.items() if name.endswith(end))
+    return name if name in stored else next((older for older in spelled if older in stored), name)
 
 
 def _mismatches(table: Table, wanted: dict[str, tuple[int, ...]], stored: Headers) -> Iterator[str]:

@@ -32,7 +32,9 @@ CONVENTIONS = {
     "expanded: if every head's keys and values were kept, not the latents that hold them",
     "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
     "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",
-    "decode": "one step of one token per sequence; weights read once, the cache read and written, activations left out",
+    "pooler": "where there is one its product, once per sequence and only if asked for, is in no figure of FLOPs",
+    "decode": "one step of one token per sequence; weights read once, the cache read and written, activations left "
+    "out; none where tokens see those after them",
 }
 
 
@@ -52,6 +54,9 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "name": source.name,
         "family": source.family,
         "context": spec.max_positions,
+        "seq": seq,
+        "batch": batch,
+        "dtype": cost.dtype(dtype).name,
         "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
         "parameters_stored": total + sum(extra.values()) if stored is None else stored,
         "stored_extra": extra,
@@ -62,7 +67,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "cache": _cache(spec, seq, batch, kv_dtype),
         "logits_bytes": cost.logits_bytes(spec, Pass(tokens=seq, batch=batch, width=width)),
         "activations": _activations(spec, Pass(tokens=seq, batch=batch, width=width), activation_dtype(dtype)),
-        "decode": _decode(spec, seq, batch, dtype, kv_dtype),
+        "decode": _decode(spec, seq, batch, dtype, kv_dtype) if spec.decodes else None,
         "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
         "shapes": [_shapes(spec, block, where, seq) for block, where in distinct(spec)],
         "conventions": CONVENTIONS,

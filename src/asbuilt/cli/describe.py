@@ -91,7 +91,7 @@ def _print_parameters(bill: dict[str, Any]) -> None:
 
 
 def _print_weights(bill: dict[str, Any]) -> None:
-    shown = [*SHOWN, *({bill["decode"]["dtype"]} - {*SHOWN})]
+    shown = [*SHOWN, *({bill["dtype"]} - {*SHOWN})]
     rows = [(name, bill["weight_bytes"][name], size(bill["weight_bytes"][name])) for name in shown]
     if bill["stored_bytes"] is not None:
         rows.append(("as stored in the file", bill["stored_bytes"], size(bill["stored_bytes"])))
@@ -112,12 +112,13 @@ def _print_flops(bill: dict[str, Any]) -> None:
 
 
 def _print_memory(bill: dict[str, Any]) -> None:
-    _print_cache(bill["cache"], bill["decode"])
-    saved, decode, seq = bill["activations"], bill["decode"], count(bill["flops"]["seq"])
-    moved = [(f"weights: {kind}", nbytes) for kind, nbytes in decode["weight_bytes"].items()]
-    moved += [("embedding rows", decode["lookup_bytes"]), ("cache", decode["cache_bytes"])]
-    title = f"Bytes moved by one decode step at {seq} tokens, weights {decode['dtype']}, cache {bill['cache']['dtype']}"
-    _print_bytes(title, [*moved, ("total", decode["total_bytes"])])
+    seq = count(bill["seq"])
+    if bill["decode"] is None:
+        click.echo("\nNo cache and no decode step: tokens see those after them, so a text is read whole.")
+    else:
+        _print_cache(bill)
+        _print_decode(bill["decode"], f"at {seq} tokens, weights {bill['dtype']}, cache {bill['cache']['dtype']}")
+    saved = bill["activations"]
     kept = [
         ("saved, no checkpointing", saved["saved_bytes"]),
         ("saved, every block checkpointed", saved["checkpointed_bytes"]),
@@ -125,20 +126,27 @@ def _print_memory(bill: dict[str, Any]) -> None:
         ("saved by the loss", saved["loss_bytes"]),
         ("logits", bill["logits_bytes"]),
     ]
-    _print_bytes(f"Activations of {count(decode['batch'])} x {seq} tokens, {saved['dtype']}", kept)
+    _print_bytes(f"Activations of {count(bill['batch'])} x {seq} tokens, {saved['dtype']}", kept)
 
 
-def _print_cache(cache: dict[str, Any], decode: dict[str, Any]) -> None:
+def _print_cache(bill: dict[str, Any]) -> None:
+    cache = bill["cache"]
     rows = [("per token", cache["bytes_per_token"])]
     if cache["bytes_per_token_expanded"] != cache["bytes_per_token"]:
         rows.append(("per token, were keys and values kept", cache["bytes_per_token_expanded"]))
     if cache["window_bytes"]:
         rows.append(("per token once windows are full", cache["bytes_per_token_unbounded"]))
         rows.append(("full windows", cache["window_bytes"]))
-    rows.append((f"a sequence of {count(decode['seq'])}", cache["bytes_at_seq"]))
-    if decode["batch"] > 1:
-        rows.append((f"{count(decode['batch'])} of them", cache["bytes_at_seq_batch"]))
+    rows.append((f"a sequence of {count(bill['seq'])}", cache["bytes_at_seq"]))
+    if bill["batch"] > 1:
+        rows.append((f"{count(bill['batch'])} of them", cache["bytes_at_seq_batch"]))
     _print_bytes(f"Cache, {cache['dtype']}", rows)
+
+
+def _print_decode(decode: dict[str, Any], where: str) -> None:
+    moved = [(f"weights: {kind}", nbytes) for kind, nbytes in decode["weight_bytes"].items()]
+    moved += [("embedding rows", decode["lookup_bytes"]), ("cache", decode["cache_bytes"])]
+    _print_bytes(f"Bytes moved by one decode step {where}", [*moved, ("total", decode["total_bytes"])])
 
 
 def _print_bytes(title: str, rows: list[tuple[str, int]]) -> None:

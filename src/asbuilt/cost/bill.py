@@ -191,7 +191,9 @@ def remade_tensors(spec: Part, path: str = "") -> set[str]:
 
 
 def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
-    """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets."""
+    """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets; nothing without a head."""
+    if spec.head is None:
+        return ()
     return (
         Saved(name="log-probabilities", size=run.rows * spec.embedding.n_vocab, width="wide"),
         Saved(name="targets", size=run.rows, width="int64"),
@@ -202,7 +204,7 @@ def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
 def logits_bytes(spec: Model, run: Pass) -> int:
     """Returns the bytes of the logits of one run, in the run's dtype; none where there is no head."""
     rows = run.rows if run.logits == "all" else run.batch
-    return 0 if spec.head is None else rows * spec.head.n_vocab * run.width
+    return 0 if spec.head is None or run.logits == "pooled" else rows * spec.head.n_vocab * run.width
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # model_type, also general.architecture where GGUF files are read, to the module that reads it; imported when asked for
 FAMILIES: dict[str, str] = {
+    "bert": "asbuilt.families.bert",
     "bloom": "asbuilt.families.bloom",
     "chinchilla": "asbuilt.families.chinchilla",
     "cohere": "asbuilt.families.cohere",
@@ -39,6 +40,7 @@ FAMILIES: dict[str, str] = {
     "llama4_text": "asbuilt.families.llama4_text",
     "mistral": "asbuilt.families.mistral",
     "mixtral": "asbuilt.families.mixtral",
+    "modernbert": "asbuilt.families.modernbert",
     "mpt": "asbuilt.families.mpt",
     "olmo": "asbuilt.families.olmo",
     "olmo2": "asbuilt.families.olmo2",
@@ -50,6 +52,7 @@ FAMILIES: dict[str, str] = {
     "qwen2": "asbuilt.families.qwen2",
     "qwen3": "asbuilt.families.qwen3",
     "qwen3_moe": "asbuilt.families.qwen3_moe",
+    "roberta": "asbuilt.families.roberta",
     "smollm3": "asbuilt.families.smollm3",
     "starcoder2": "asbuilt.families.starcoder2",
 }

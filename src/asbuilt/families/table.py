@@ -290,13 +290,15 @@ class Table:
 
     `ignored` maps a regular expression over whole names to the reason why such a tensor carries nothing (a buffer that
     is recomputed). `duplicates` maps a name that may be stored again to the path whose tensor it must equal (a tied
-    head). `optional_prefix` is a prefix that a file may lack on all its names.
+    head). `optional_prefix` is a prefix that a file may lack on all its names; `older` maps ends of names to those that
+    an older file has instead.
     """
 
     entries: tuple[Entry, ...]
     ignored: dict[str, str] = field(default_factory=dict)
     duplicates: dict[str, str] = field(default_factory=dict)
     optional_prefix: str = ""
+    older: dict[str, str] = field(default_factory=dict)
 
 
 def entry(path: str, name: str, layout: Layout | None = None) -> Entry:

@@ -57,7 +57,14 @@ def generate(
 
 
 def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
-    """Raises InputError unless the prompt is a list of the model's own token ids that its context can hold."""
+    """Raises InputError unless the prompt is a list of the model's own token ids that its context can hold.
+
+    It raises one too for a model that cannot continue a text.
+    """
+    if not model.decodes or model.head is None:
+        why = "its tokens see those after them" if not model.decodes else "it has no head"
+        raise InputError(f"continues no text: {why}", field="MODEL", value=model.name,
+                         fix="asbuilt embed compares sentences by such a model")  # fmt: skip
     n_vocab = model.embedding.n_vocab
     if len(prompt) == 0:
         raise InputError("empty: there is nothing to continue", field="prompt", allowed="at least one token")

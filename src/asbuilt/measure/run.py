@@ -57,8 +57,13 @@ def cache_bytes(model: Model, batch: int, capacity: int) -> int:
     return Cache(model.spec, batch=batch, capacity=capacity, dtype=table.dtype, device=table.device).nbytes
 
 
-def saved_bytes(model: Model, tokens: int, batch: int = 1, kernel: Kernel = "fused") -> tuple[int, int]:
-    """Returns the bytes autograd keeps of one training step: (by the model, by the loss), each storage once."""
+def saved_bytes(
+    model: Model, tokens: int, batch: int = 1, kernel: Kernel = "fused", pooled: bool = False
+) -> tuple[int, int]:
+    """Returns the bytes autograd keeps of one training step: (by the model, by the loss), each storage once.
+
+    Without a head there is no loss; `pooled` is a pass that ends in the pooler.
+    """
     ids = torch.arange(batch * tokens).remainder(model.spec.embedding.n_vocab).view(batch, tokens)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -73,8 +78,10 @@ def saved_bytes(model: Model, tokens: int, batch: int = 1, kernel: Kernel = "fus
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model(ids, **source_of(model, ids), kernel=kernel)
+        logits = model.pooled(ids, kernel=kernel) if pooled else model(ids, **source_of(model, ids), kernel=kernel)
         by_model = total()
+        if pooled or model.head is None:
+            return by_model, 0
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().roll(-1))
     by_loss = total() - by_model
     del loss

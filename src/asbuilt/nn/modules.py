@@ -22,7 +22,7 @@ from asbuilt.nn.latent import LatentAttention
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.relative import ProjectedDistances
 from asbuilt.nn.step import Sight, Step
-from asbuilt.spec import attention, cross, experts, feedforward, latent, model, norms, positions
+from asbuilt.spec import attention, cross, encoder, experts, feedforward, latent, model, norms, positions
 from asbuilt.spec.part import Kernel, Part
 from asbuilt.spec.relative import RelativeProjection
 
@@ -87,6 +87,16 @@ class LearnedPositions(PartModule):
     def forward(self, step: Step) -> Tensor:
         """Returns (B or 1, T, M)."""
         return F.embedding(step.positions_BT + self.offset if self.offset else step.positions_BT, self.weight)
+
+
+class TypeEmbedding(PartModule):
+    """Looks up one vector per token's type."""
+
+    weight: Tensor
+
+    def forward(self, types_BT: Tensor) -> Tensor:
+        """Returns (B, T, M)."""
+        return F.embedding(types_BT, self.weight)
 
 
 class RMSNorm(PartModule):
@@ -304,6 +314,32 @@ class Block(nn.Module):
         return stream_BTM
 
 
+class HeadTransform(PartModule):
+    """LayerNorm(activation(x W^T + b))."""
+
+    dense: Linear
+    norm: Linear  # holds the norm's gain and bias
+
+    def __init__(self, part: encoder.HeadTransform, path: str) -> None:
+        super().__init__(part, path)
+        self.d_model, self.eps, self.activation = part.d_model, part.eps, ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (..., M)."""
+        x = self.activation(self.dense(x))
+        return F.layer_norm(x, (self.d_model,), self.norm.weight, self.norm.bias, self.eps)
+
+
+class Pooler(PartModule):
+    """tanh(x W^T + b)."""
+
+    dense: Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (..., M)."""
+        return torch.tanh(self.dense(x))
+
+
 class Head(PartModule):
     """Logits with a matrix of its own, or with the embedding's table."""
 
@@ -312,12 +348,15 @@ class Head(PartModule):
     def __init__(self, part: model.Head | model.TiedHead, path: str) -> None:
         super().__init__(part, path)
         self.scale, self.softcap = part.scale, part.softcap
+        self.transform = None if part.transform is None else HeadTransform(part.transform, f"{path}.transform")
         for name in ("weight", "bias"):
             if name not in part.holds():
                 self.register_parameter(name, None)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Returns (..., n_vocab)."""
+        if self.transform is not None:
+            x = self.transform(x)
         logits = F.linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -356,11 +395,13 @@ class Model(nn.Module):
         self.encoder = None if part.encoder is None else Model(part.encoder, f"{at}encoder")
         self.embedding = module(part.embedding, f"{at}embedding")
         self.positions = None if part.positions is None else module(part.positions, f"{at}positions")
+        self.types = None if part.types is None else module(part.types, f"{at}types")
         self.embedding_norm = norm(part.embedding_norm, f"{at}embedding_norm")
         self.relative = None if part.relative is None else BiasTable(part.relative, f"{at}relative")
         self.blocks = nn.ModuleList(Block(block, f"{at}blocks.{i}") for i, block in enumerate(part.blocks))
         self.norm = norm(part.norm, f"{at}norm")
         self.head = None if part.head is None else module(part.head, f"{at}head")
+        self.pooler = None if part.pooler is None else module(part.pooler, f"{at}pooler")
         if part.predictors:
             made = (Predictor(predictor, f"{at}predictors.{i}") for i, predictor in enumerate(part.predictors))
             self.predictors = nn.ModuleList(made)
@@ -371,6 +412,7 @@ class Model(nn.Module):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
+        types_BT: Tensor | None = None,
         source_BS: Tensor | None = None,
         source_valid_BS: Tensor | None = None,
         last: bool = False,
@@ -379,14 +421,32 @@ class Model(nn.Module):
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
 
         `cache` is continued and extended; `valid_BT` marks real tokens, padding may be on either side; `kernel` is
-        "fused" or "reference". An encoder reads `source_BS`, which is given with a sequence's first tokens. Without a
-        head it is the stream (B, T, M) that is returned.
+        "fused" or "reference". `types_BT` are the tokens' types where the model has such, 0 unless given. An encoder
+        reads `source_BS`, which is given with a sequence's first tokens. Without a head it is the stream (B, T, M) that
+        is returned.
         """
         step = self.begin(tokens_BT, cache, valid_BT, kernel)
+        step.types_BT = types_BT
         if self.encoder is not None:
             self.read(source_BS, source_valid_BS, step)
         with row_products(self.any_weight, tokens_BT.numel()):
             return self.logits(tokens_BT, step, last)
+
+    def pooled(
+        self,
+        tokens_BT: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        types_BT: Tensor | None = None,
+        kernel: Kernel = "fused",
+    ) -> Tensor:
+        """Returns (B, M): what the pooler makes of each row's first real token. Arguments as `forward` takes them."""
+        assert self.pooler is not None, "this model has no pooler"
+        step = self.begin(tokens_BT, None, valid_BT, kernel)
+        step.types_BT = types_BT
+        with row_products(self.any_weight, tokens_BT.numel()):
+            x_BTM = first_token(self.stream(tokens_BT, step), valid_BT)
+            return self.pooler(x_BTM if self.norm is None else self.norm(x_BTM))[:, 0]
 
     @property
     def table_VM(self) -> Tensor:
@@ -413,20 +473,28 @@ class Model(nn.Module):
 
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the logits of one step, of all tokens or of each row's last; the normed stream without a head."""
-        if self.relative is not None:
-            step.relative_BH = self.relative.weight
-        x_BTM = self.embedding(tokens_BT, step)
-        if self.positions is not None:
-            x_BTM = x_BTM + self.positions(step)
-        if self.embedding_norm is not None:
-            x_BTM = self.embedding_norm(x_BTM)
-        for block in self.blocks:
-            x_BTM = block(x_BTM, step)
+        x_BTM = self.stream(tokens_BT, step)
         if last:
             x_BTM = last_token(x_BTM, step.valid_BT)
         if self.norm is not None:
             x_BTM = self.norm(x_BTM)
         return x_BTM if self.head is None else self.head(x_BTM, self.table_VM)
+
+    def stream(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M): the stream after the last block."""
+        if self.relative is not None:
+            step.relative_BH = self.relative.weight
+        x_BTM = self.embedding(tokens_BT, step)
+        if self.positions is not None:
+            x_BTM = x_BTM + self.positions(step)
+        if self.types is not None:
+            types_BT = torch.zeros_like(tokens_BT) if step.types_BT is None else step.types_BT
+            x_BTM = x_BTM + self.types(types_BT)
+        if self.embedding_norm is not None:
+            x_BTM = self.embedding_norm(x_BTM)
+        for block in self.blocks:
+            x_BTM = block(x_BTM, step)
+        return x_BTM
 
     def begin(self, tokens_BT: Tensor, cache: Cache | None, valid_BT: Tensor | None, kernel: Kernel) -> Step:
         """Returns the step for these tokens, the cache's lengths already moved on."""
@@ -447,10 +515,20 @@ def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
     return x_BTM[torch.arange(len(index), device=x_BTM.device), index][:, None]
 
 
+def first_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """Returns (B, 1, M): each row's first real token, a copy, so that the others need not be kept for it."""
+    if valid_BT is None:
+        return x_BTM[:, :1].clone()
+    index = valid_BT.int().argmax(1)
+    return x_BTM[torch.arange(len(index), device=x_BTM.device), index][:, None]
+
+
 MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     model.TokenEmbedding: TokenEmbedding,
     model.SharedEmbedding: SharedEmbedding,
     positions.LearnedPositions: LearnedPositions,
+    encoder.TypeEmbedding: TypeEmbedding,
+    encoder.Pooler: Pooler,
     norms.RMSNorm: RMSNorm,
     norms.LayerNorm: LayerNorm,
     attention.Attention: Attention,

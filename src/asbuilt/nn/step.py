@@ -39,10 +39,12 @@ class Step:
 
     `valid_BT` marks real tokens; None says that every token is real. A row's tokens are numbered by counting its real
     ones, and a cached key lies at its own position, so padding on either side changes nothing for the others.
-    A stack may lend its layers `relative_BH`, the numbers of its relative buckets, and `table_VM`, vectors of tokens;
-    `source_BSM` is what an encoder made, None once the layers remember it, `source_mask` tells its real tokens.
+    `types_BT` are the tokens' types where they have other than 0. A stack may lend its layers `relative_BH`, the
+    numbers of its relative buckets, and `table_VM`, vectors of tokens; `source_BSM` is what an encoder made, None once
+    the layers remember it, `source_mask` tells its real tokens.
     """
 
+    types_BT: Tensor | None = None
     relative_BH: Tensor | None = None
     table_VM: Tensor | None = None
     source_BSM: Tensor | None = None

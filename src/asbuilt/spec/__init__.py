@@ -2,6 +2,7 @@
 
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.cross import CrossAttention
+from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
 from asbuilt.spec.experts import (
     GROUP_SCORES,
     PLAIN_GATINGS,
@@ -91,6 +92,7 @@ __all__ = [
     "Gain",
     "GatedMLP",
     "Head",
+    "HeadTransform",
     "Kind",
     "LatentAttention",
     "LayerNorm",
@@ -105,6 +107,7 @@ __all__ = [
     "Parallel",
     "Part",
     "Pass",
+    "Pooler",
     "Predictor",
     "Product",
     "QueryTemperature",
@@ -121,6 +124,7 @@ __all__ = [
     "SharedEmbedding",
     "TiedHead",
     "TokenEmbedding",
+    "TypeEmbedding",
     "Weight",
     "YaRN",
     "buffers",

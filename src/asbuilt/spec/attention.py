@@ -137,10 +137,13 @@ class Attention(Part):
         """S: how many keys each query is multiplied with, masked ones included.
 
         A window layer keeps `window` tokens; several new tokens are laid after them, a single one takes its slot. So
-        does a layer of chunks.
+        does a layer of chunks. Where attention is not causal all tokens come at once; one of them is multiplied with
+        those of its window on either side.
         """
         if self.reach is None:
             return run.past + run.tokens
+        if not self.causal:
+            return min(run.past + 1, 2 * self.reach - 1) if run.tokens == 1 else run.past + run.tokens
         if run.tokens == 1:
             return min(run.past + 1, self.reach)
         return min(run.past, self.reach) + run.tokens

@@ -8,6 +8,7 @@ from typing import Self
 
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.cross import CrossAttention
+from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.feedforward import linear
 from asbuilt.spec.latent import LatentAttention
@@ -92,7 +93,10 @@ Embedding = TokenEmbedding | SharedEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class Head(Part):
-    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c)."""
+    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
+
+    A `transform` is what x goes through first.
+    """
 
     kind = "head"
     d_model: int
@@ -100,6 +104,7 @@ class Head(Part):
     bias: bool = False
     scale: float = 1.0
     softcap: float | None = None
+    transform: HeadTransform | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab")
@@ -107,6 +112,8 @@ class Head(Part):
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
+        fits = self.transform is None or self.transform.d_model == self.d_model
+        require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_vocab / tensor of the logits."""
@@ -127,14 +134,20 @@ class Head(Part):
         return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits; twice where they are scaled or capped."""
+        """The logits, twice where they are scaled or capped, beside what they are multiplied from; or the transform."""
         twice = self.scale != 1.0 or self.softcap is not None
-        return run.rows * self.n_vocab * run.width * (2 if twice else 1)
+        logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
+        if self.transform is None:
+            return logits
+        return max(self.transform.works(run), run.rows * self.d_model * run.width + logits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiedHead(Part):
-    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product."""
+    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
+
+    A `transform` is what x goes through first.
+    """
 
     kind = "head"
     d_model: int
@@ -142,6 +155,7 @@ class TiedHead(Part):
     bias: bool = False
     scale: float = 1.0
     softcap: float | None = None
+    transform: HeadTransform | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab")
@@ -149,6 +163,8 @@ class TiedHead(Part):
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
+        fits = self.transform is None or self.transform.d_model == self.d_model
+        require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_vocab / tensor of the logits."""
@@ -168,9 +184,12 @@ class TiedHead(Part):
         return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits; twice where they are scaled or capped."""
+        """The logits, twice where they are scaled or capped, beside what they are multiplied from; or the transform."""
         twice = self.scale != 1.0 or self.softcap is not None
-        return run.rows * self.n_vocab * run.width * (2 if twice else 1)
+        logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
+        if self.transform is None:
+            return logits
+        return max(self.transform.works(run), run.rows * self.d_model * run.width + logits)
 
 
 # What carries numbers from token to token.
@@ -318,23 +337,26 @@ class Predictor(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Part):
-    """A stack from tokens to logits: token (and position) embedding, blocks, final norm, head.
+    """A stack from tokens to logits: token (and position, and type) embedding, blocks, final norm, head.
 
-    Without a head it gives the stream after the final norm. An `encoder` is such a stack; it reads a text of its own,
-    which the blocks' cross-attention looks at. `relative` are the numbers of all layers with relative buckets.
-    `max_positions` is the context the model was made for. `name` takes no part in equality of the built model, but it
-    is printed. `predictors` are stored, loaded and saved with the model; they are in none of its passes and costs.
+    Without a head it gives the stream after the final norm; a `pooler` gives one vector of each sequence, if asked. An
+    `encoder` is such a stack; it reads a text of its own, which the blocks' cross-attention looks at. `relative` are
+    the numbers of all layers with relative buckets. `max_positions` is the context the model was made for. `name` takes
+    no part in equality of the built model, but it is printed. `predictors` are stored, loaded and saved with the model;
+    they are in none of its passes and costs.
     """
 
     name: str = "model"
     encoder: Model | None = None
     embedding: Embedding
     positions: LearnedPositions | None = None
+    types: TypeEmbedding | None = None
     embedding_norm: Norm | None = None
     relative: BiasTable | None = None
     blocks: tuple[Block, ...]
     norm: Norm | None = None
     head: Head | TiedHead | None = None
+    pooler: Pooler | None = None
     max_positions: int
     predictors: tuple[Predictor, ...] = ()
 
@@ -351,10 +373,11 @@ class Model(Part):
         rotary = {part for part in parts if isinstance(part, Rotary)}
         masks = {m[0]: m[1:] for part in parts if isinstance(part, Attention) for m in (part.mask_works(run),)}
         tables = run.tokens * 8 + sum(part.works(run) for part in rotary) + sum(kept for kept, _ in masks.values())
-        above = replace(run, tokens=1) if run.logits == "last" else run
+        above = run if run.logits == "all" else replace(run, tokens=1)
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
         norm = self.norm.works(above) if self.norm is not None else 0
-        head = max(norm, normed + (0 if self.head is None else self.head.works(above)))
+        after = self.pooler if run.logits == "pooled" else self.head
+        head = max(norm, normed + (0 if after is None else after.works(above)))
         making = max(2 * stream + made for _, made in masks.values()) if masks else 0
         own = tables + stream + max(head, making, *(block.works(run) for block in self.blocks))
         source = self.child_run("encoder", run)
@@ -383,8 +406,9 @@ class Model(Part):
     def _require_source(self) -> None:
         """Cross-attention needs an encoder, of the width that it reads; an encoder has neither a head nor another."""
         if self.encoder is not None:
-            plain = self.encoder.encoder is None and self.encoder.head is None and not self.encoder.predictors
-            require(self, "encoder", plain, "a stack without head, predictors and an encoder of its own")
+            inner = self.encoder
+            plain = inner.encoder is None and inner.head is None and inner.pooler is None and not inner.predictors
+            require(self, "encoder", plain, "a stack without head, pooler, predictors and an encoder of its own")
             shared = self.encoder.embedding
             same = not isinstance(shared, SharedEmbedding) or (
                 (shared.n_vocab, shared.d_model) == (self.embedding.n_vocab, self.embedding.d_model)
@@ -416,13 +440,16 @@ class Model(Part):
                 require(self, field, False, f"d_model = {d_model} as in the embedding; {path} has {part}")
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """The final norm and the head see only the positions whose logits are wanted, the encoder sees the source.
+        """The final norm, head and pooler see only the positions that are wanted of them, the encoder the source.
 
-        It runs before a sequence's first token alone.
+        It runs before a sequence's first token alone; the head does not where the pooler does instead.
         """
         if name == "encoder":
             return None if run.past else replace(run, tokens=run.source_tokens, source=0, logits="all")
-        return replace(run, tokens=1) if run.logits == "last" and name in ("norm", "head") else run
+        if name == "head" and run.logits == "pooled":
+            return None
+        one = name == "pooler" or (run.logits != "all" and name in ("norm", "head"))
+        return replace(run, tokens=1) if one else run
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """All but the predictors."""
@@ -438,6 +465,12 @@ class Model(Part):
         return self.embedding.d_model
 
     @property
+    def decodes(self) -> bool:
+        """Whether a text can be continued token by token: not where tokens see those after them."""
+        parts = (part for block in self.blocks for _, part in walk(block))
+        return all(part.causal for part in parts if isinstance(part, Attention))
+
+    @property
     def n_layers(self) -> int:
         """Number of blocks."""
         return len(self.blocks)
@@ -447,8 +480,10 @@ def walk_widths(model: Model) -> Iterator[tuple[str, int]]:
     """Yields (path, width) for everything that reads or writes the residual stream."""
     if model.head is not None:
         yield "head", model.head.d_model
-    if model.positions is not None:
-        yield "positions", model.positions.d_model
+    for name in ("positions", "types", "pooler"):
+        part = getattr(model, name)
+        if part is not None:
+            yield name, part.d_model
     for name in ("embedding_norm", "norm"):
         norm = getattr(model, name)
         if norm is not None:

@@ -45,15 +45,15 @@ class Pass:
     """One run of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
     `source` is how many tokens the encoder reads, where there is one; None means as many as the sequence has by then.
-    `logits` says for which positions the head is computed; `kernel` which attention runs; `width` is the bytes of one
-    activation.
+    `logits` says for which positions the head is computed, or that not the head but the pooler is; `kernel` which
+    attention runs; `width` is the bytes of one activation.
     """
 
     tokens: int
     batch: int = 1
     past: int = 0
     source: int | None = None
-    logits: Literal["all", "last"] = "all"
+    logits: Literal["all", "last", "pooled"] = "all"
     kernel: Kernel = "fused"
     width: int = 2
 

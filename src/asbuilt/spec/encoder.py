@@ -1,0 +1,118 @@
+"""What encoders have beside blocks: token types, the map before a masked language model's logits, the pooler.
+
+Devlin et al. 2018, BERT (arXiv 1810.04805).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asbuilt.spec.feedforward import ACTIVATIONS, Activation, linear
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    require_choice,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypeEmbedding(Part):
+    """A table of one learned vector per token type, added to the token embedding; which sentence a token is of."""
+
+    kind = "embedding"
+    n_types: int
+    d_model: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_types", "d_model")
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_types, d_model)."""
+        return {"weight": Weight(shape=(self.n_types, self.d_model), role="table")}
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The type of each token."""
+        return (Saved(name="types", size=run.rows, width="int64"),)
+
+    def works(self, run: Pass) -> int:
+        """The looked-up vectors."""
+        return run.rows * self.d_model * run.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadTransform(Part):
+    """LayerNorm(activation(x W^T + b)), which a masked language model's logits are multiplied from.
+
+    Its norm counts as a part of the head. `bias` is b, `norm_bias` that of the norm.
+    """
+
+    kind = "head"
+    d_model: int
+    activation: Activation
+    eps: float = 1e-12
+    bias: bool = True
+    norm_bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model")
+        require_choice(self, "activation", ACTIVATIONS)
+        require_number(self, "eps")
+        require_flags(self, "bias", "norm_bias")
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_model, d_model), the norm's gain (d_model), and their biases."""
+        gain = {"norm.weight": Weight(shape=(self.d_model,), role="gain")}
+        bias = {"norm.bias": Weight(shape=(self.d_model,), role="bias")} if self.norm_bias else {}
+        return linear(self.d_model, self.d_model, self.bias, "dense") | gain | bias
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product."""
+        return (Product(name="dense", a=run.rows, b=self.d_model, c=self.d_model, weight="dense.weight"),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, the activation's input (relu keeps its output instead), the norm's, and its statistics."""
+        size = run.rows * self.d_model
+        before = () if self.activation == "relu" else (Saved(name="dense", size=size),)
+        statistics = (Saved(name="mean", size=run.rows), Saved(name="rstd", size=run.rows))
+        return (Saved(name="input", size=size), *before, Saved(name="activated", size=size), *statistics)
+
+    def works(self, run: Pass) -> int:
+        """The activation's input and output, or its output and the result."""
+        return 2 * run.rows * self.d_model * run.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooler(Part):
+    """tanh(x W^T + b) of a sequence's first token: one vector for the whole, made only in a pass that asks for it."""
+
+    d_model: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model")
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_model, d_model) and b (d_model)."""
+        return linear(self.d_model, self.d_model, True, "dense")
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product, where the pooled vectors are wanted."""
+        if run.logits != "pooled":
+            return ()
+        return (Product(name="dense", a=run.rows, b=self.d_model, c=self.d_model, weight="dense.weight"),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input and the result."""
+        if run.logits != "pooled":
+            return ()
+        size = run.rows * self.d_model
+        return (Saved(name="input", size=size), Saved(name="pooled", size=size))
+
+    def works(self, run: Pass) -> int:
+        """tanh's input and output."""
+        return 2 * run.rows * self.d_model * run.width if run.logits == "pooled" else 0

@@ -1,0 +1,96 @@
+"""Encoders in config.json and on disk: what is refused by name, the names of early files, tied tensors stored again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.save import save
+from asbuilt.errors import InputError
+from asbuilt.families import read_config
+from asbuilt.nn import build
+
+SMALL: dict[str, Any] = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "vocab_size": 30,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"architectures": ["BertForPreTraining"]}, "next-sentence"),
+        ({"architectures": ["BertForSequenceClassification"]}, "another head"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"add_pooling_layer": True}, "no pooler"),
+        ({"num_attention_heads": 3}, "a divisor of hidden_size"),
+        ({"model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": 15}, "pad_token_id"),
+        ({"model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": None}, "pad_token_id"),
+    ],
+)
+def test_refused_by_name(said: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        read_config(SMALL | said, "small")
+
+
+def test_modernbert_layers_by_the_older_key() -> None:
+    sizes = {key: SMALL[key] for key in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")}
+    said = sizes | {"model_type": "modernbert", "num_hidden_layers": 5, "global_attn_every_n_layers": 2,
+                    "global_rope_theta": 500.0, "local_rope_theta": 50.0, "local_attention": 6}  # fmt: skip
+    spec = read_config(said, "small").spec
+    bodies: list[Any] = [block.branches[0].body for block in spec.blocks]
+    assert [body.window for body in bodies] == [None, 4, None, 4, None]
+    assert [body.positions.theta for body in bodies] == [500.0, 50.0, 500.0, 50.0, 500.0]
+    assert [block.branches[0].norm is None for block in spec.blocks] == [True, False, False, False, False]
+
+
+def test_early_names_and_what_is_stored_again(tmp_path: Path) -> None:
+    """gamma and beta, the tied decoder, the pooler and next-sentence head of BertForPreTraining's file, positions."""
+    reading = read_config(SMALL, "small")
+    save(build(reading.spec, seed=3), tmp_path, family="bert", carried=reading.carried)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    first = load(tmp_path)
+    early = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+             for name, tensor in tensors.items()}  # fmt: skip
+    early["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    early["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
+    early["cls.seq_relationship.weight"] = torch.zeros(2, 8)
+    early["bert.pooler.dense.weight"] = torch.zeros(8, 8)
+    early["bert.embeddings.position_ids"] = torch.arange(16)[None]
+    save_file(early, file)
+    again = load(tmp_path)
+    for (path, one), (_, other) in zip(first.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(one, other), path
+    early["cls.predictions.decoder.bias"] += 1
+    save_file(early, file)
+    with pytest.raises(InputError, match="tied"):
+        load(tmp_path)
+
+
+def test_a_pooler_that_is_not_stored(tmp_path: Path) -> None:
+    """The config can say so; else the tensor is missed by name."""
+    said = SMALL | {"architectures": ["BertModel"], "add_pooling_layer": False}
+    reading = read_config(said, "small")
+    save(build(reading.spec), tmp_path, family="bert", carried=reading.carried)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["add_pooling_layer"] is False
+    assert load(tmp_path).spec.pooler is None
+    del written["add_pooling_layer"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(InputError, match=r"missing: pooler\.dense"):
+        load(tmp_path)
