@@ -21,6 +21,7 @@ from asbuilt.spec import (
     MLP,
     PLAIN_GATINGS,
     SCORINGS,
+    SINUSOID_LAYOUTS,
     WEIGHINGS,
     Alibi,
     Attention,
@@ -55,6 +56,7 @@ from asbuilt.spec import (
     Router,
     Scaling,
     SharedEmbedding,
+    Sinusoids,
     TiedHead,
     TokenEmbedding,
     TypeEmbedding,
@@ -286,6 +288,13 @@ def blocks(draw: DrawFn, d_model: int) -> Block:
     return Block(branches=draw(st.sampled_from(kinds)))
 
 
+@cache
+def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
+    """Computed positions, as many as the context or more."""
+    return st.builds(Sinusoids, n_positions=st.integers(CONTEXT, CONTEXT + 3), d_model=st.just(d_model),
+                     theta=st.sampled_from((10.0, 10000.0)), layout=st.sampled_from(SINUSOID_LAYOUTS))  # fmt: skip
+
+
 @st.composite
 def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
     """A whole model of 1 to `max_blocks` blocks that differ from each other, its context CONTEXT tokens."""
@@ -298,6 +307,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
         bias=draw(st.booleans()),
         scale=draw(scales),
         softcap=draw(st.none() | st.just(2.0)),
+        shift=draw(st.booleans()),
     )
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
@@ -307,7 +317,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
         embedding_norm=draw(maybe_norms(d_model)),
         head=head,
         max_positions=CONTEXT,
-        positions=draw(st.none() | learned),
+        positions=draw(st.none() | learned | sinusoids(d_model)),
         norm=draw(maybe_norms(d_model)),
         predictors=tuple(draw(st.lists(predictors(n_vocab, d_model), max_size=1))),
     )
@@ -332,7 +342,10 @@ def predictors(n_vocab: int, d_model: int) -> SearchStrategy[Predictor]:
 def stacks(
     draw: DrawFn, d_model: int, causal: bool, d_source: int | None
 ) -> tuple[tuple[Block, ...], BiasTable | None]:
-    """Blocks of attention, cross-attention where there is a source, and feed-forward; some with relative buckets."""
+    """Blocks of attention, cross-attention where there is a source, and feed-forward; some with relative buckets.
+
+    What is not causal sees its text at once, so that experts there may have a capacity.
+    """
     table = draw(st.none() | st.builds(BiasTable, n_buckets=st.sampled_from((4, 8)), n_heads=st.integers(1, 3)))
     blocks = []
     for _ in range(draw(st.integers(1, 2))):
@@ -348,7 +361,10 @@ def stacks(
         kinds = [replace(own, body=body)]
         if d_source is not None:
             kinds.append(draw(crossings("cross", d_model, d_source)))
-        blocks.append(Block(branches=(*kinds, draw(branches("ffn", d_model)))))
+        ffn = draw(branches("ffn", d_model))
+        if not causal and isinstance(ffn.body, MixtureOfExperts) and ffn.body.weighs == "results":
+            ffn = replace(ffn, body=replace(ffn.body, capacity=draw(st.none() | st.integers(1, 3))))
+        blocks.append(Block(branches=(*kinds, ffn)))
     return tuple(blocks), table
 
 
@@ -372,6 +388,7 @@ def translators(draw: DrawFn) -> ModelSpec:
     read, numbers = draw(stacks(d_source, False, None))
     encoder = ModelSpec(
         embedding=embedding(n_vocab=n_vocab, d_model=d_source, scale=draw(scales)),
+        positions=draw(st.none() | sinusoids(d_source)),
         relative=numbers,
         blocks=read,
         norm=draw(maybe_norms(d_source)),

@@ -21,6 +21,11 @@ MODELS = Path(__file__).parents[3] / "shared" / "models"
 CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 # Billions of parameters as published, rounded or cut off, for rows whose config is not at hand.
 ROUNDED = {
+    "bart-base": 0.139,
+    "bart-large": 0.406,
+    "mt5-small": 0.300,
+    "t5-11b": 11.3,
+    "t5-large": 0.737,
     "distilgpt2": 0.082,
     "gpt2-medium": 0.355,
     "llama-1-13b": 13.0,

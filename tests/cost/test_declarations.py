@@ -56,10 +56,13 @@ def test_holds_is_named_parameters(spec: Model) -> None:
     built = built_parameters(model)
     assert {path: w.shape for path, w, _ in weights(spec)} == {n: tuple(p.shape) for n, p in built.items()}
     assert {path: b.shape for path, b, _ in buffers(spec)} == {n: tuple(b.shape) for n, b in model.named_buffers()}
-    assert {path: w.shape for path, w, _ in stored_weights(spec)} == {n: t.shape for n, t in model.state_dict().items()}
+    computed = {path for path, weight, _ in weights(spec) if not weight.learned}
+    assert computed == {path for path, parameter in built.items() if not parameter.requires_grad}
+    stored = {name: tensor for name, tensor in model.state_dict().items() if name not in computed}
+    assert {path: w.shape for path, w, _ in stored_weights(spec)} == {n: t.shape for n, t in stored.items()}
     assert cost.total_parameters(spec) == sum(p.numel() for p in built.values())
-    stored = sum(t.numel() for t in model.state_dict().values())
-    assert cost.total_parameters(spec) + sum(cost.stored_extra(spec).values()) == stored
+    in_file = sum(t.numel() for t in stored.values())
+    assert cost.total_parameters(spec) + sum(cost.stored_extra(spec).values()) == in_file
     assert sum(cost.parameters(spec).values()) == cost.total_parameters(spec)
 
 

@@ -47,6 +47,8 @@ def test_counter_agrees_at_full_size(path: Path | None) -> None:
     if path is None:
         pytest.skip(f"no published models at {MODELS}")
     spec = read_config(load_config_file(path), path.stem).spec
-    if spec.encoder is not None or spec.head is None:
-        pytest.skip("not one text to logits: counted on drawn specs")
-    assert counted(spec) == cost.flops(spec, Pass(tokens=TOKENS)).forward
+    if spec.head is None:
+        pytest.skip("no logits: counted on drawn specs")
+    # an encoder's layers come with every count, so such a model is counted whole: they are small
+    found = counted(spec) if spec.encoder is None else measured.flops(spec, TOKENS)
+    assert found == cost.flops(spec, Pass(tokens=TOKENS)).forward

@@ -142,7 +142,7 @@ def test_corrections_are_stored_and_no_parameters() -> None:
     spec = spec_of(GLM)
     held = {path for path, _, _ in buffers(spec)}
     assert held == {f"blocks.{i}.ffn.body.router.correction" for i in (1, 2, 3)}
-    assert cost.stored_extra(spec) == {"buffers": 3 * 6, "predictors": 0}
+    assert cost.stored_extra(spec) == {"buffers": 3 * 6, "predictors": 0, "computed": 0}
     names = {name for entry in tensor_table("glm4_moe", spec).entries for name in entry.names}
     assert "model.layers.1.mlp.gate.e_score_correction_bias" in names
 

@@ -272,7 +272,8 @@ def test_what_the_hub_counts_is_itemised_to_the_last_number() -> None:
     predictor = block + 2 * 7168 * 7168 + 3 * 7168 + 2 * 129280 * 7168  # eh_proj, three norms, embedding and head
     tiles = {"q_a": 12 * 56, "q_b": 192 * 12, "kv_a": 5 * 56, "kv_b": 256 * 4, "o": 56 * 128}  # 576 rows take 5
     scales = 62 * sum(tiles.values()) + 3 * 3 * 144 * 56 + 59 * 257 * 3 * 16 * 56
-    assert said["stored_extra"] == {"buffers": 58 * 256, "predictors": predictor, "scales": scales}
+    extra = {"buffers": 58 * 256, "predictors": predictor, "scales": scales, "computed": 0}
+    assert said["stored_extra"] == extra
     assert said["parameters_stored"] == 671_026_404_352 + 58 * 256 + predictor + scales == 684_531_386_000
     assert said["cache"]["bytes_per_token"] == 70_272
     assert said["cache"]["bytes_per_token_expanded"] == 4_997_120

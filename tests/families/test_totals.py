@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asbuilt.families import FAMILIES, load_config_file, read_config, tensor_table
-from asbuilt.spec import Model, TiedHead, walk, weights
+from asbuilt.spec import Model, SharedEmbedding, TiedHead, walk, weights
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 BF16 = 2
@@ -60,7 +60,9 @@ def test_parameters(row: dict[str, str]) -> None:
     tied = isinstance(spec.head, TiedHead)
     assert total == int(row["params_total"])
     assert str(tied) == row["tied"]
-    table = spec.embedding.n_vocab * spec.d_model if tied else 0
+    # a shared table is there once more for each stack, and once more for a tied head
+    again = int(tied) + (2 if spec.encoder is not None and isinstance(spec.encoder.embedding, SharedEmbedding) else 0)
+    table = again * spec.embedding.n_vocab * spec.d_model
     if row["params_with_tied_counted_twice"]:  # not counted for what is known from a paper alone
         # a bias of the head that is stored under two names is counted twice too
         twice = {path for path in tensor_table(row["family"], spec).duplicates.values() if path != "embedding.weight"}
@@ -70,8 +72,11 @@ def test_parameters(row: dict[str, str]) -> None:
 
 @by_name
 def test_cache_bytes_per_token(row: dict[str, str]) -> None:
-    numbers = sum(kept.size for _, part in walk(load(row)) for kept in part.remembers())
-    assert numbers * BF16 == int(row["kv_bytes_per_token_bf16"])
+    kept = [kept for _, part in walk(load(row)) for kept in part.remembers()]
+    assert sum(one.size for one in kept if one.of == "sequence") * BF16 == int(row["kv_bytes_per_token_bf16"])
+    published: dict[str, Any] = json.loads((MODELS / "breakdown.json").read_text())[row["name"]]["kv_cache"]
+    source = sum(one.size for one in kept if one.of == "source") * BF16
+    assert source == published.get("cross_bytes_per_source_token", 0)
 
 
 @by_name
@@ -87,7 +92,7 @@ def test_components(row: dict[str, str]) -> None:
 
 @by_name
 def test_cache_within_windows(row: dict[str, str]) -> None:
-    kept = [kept for _, part in walk(load(row)) for kept in part.remembers()]
+    kept = [kept for _, part in walk(load(row)) for kept in part.remembers() if kept.of == "sequence"]
     unbounded = sum(one.size for one in kept if one.window is None)
     assert unbounded * BF16 == int(row["kv_bytes_per_token_unbounded"])
     full = sum(one.size * one.window for one in kept if one.window is not None)

@@ -28,8 +28,8 @@ from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import read_config
 from asbuilt.nn import build
-from asbuilt.nn.modules import LearnedPositions, Model, TokenEmbedding
-from asbuilt.spec import DynamicNTK, LongRope, Rotary, walk
+from asbuilt.nn.modules import BiasTable, LearnedPositions, Model, TokenEmbedding
+from asbuilt.spec import DynamicNTK, LongRope, MixtureOfExperts, Rotary, walk
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 
@@ -85,14 +85,15 @@ CAUSAL = Kind()
 class ParityCase:
     """A family and its small configs: variant -> function that draws one from a random source.
 
-    `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why. `attentions`
-    are the implementations of transformers that compute all of what the family does.
+    `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why, `inert_fields` so
+    the paths of fields. `attentions` are the implementations of transformers that compute all of what the family does.
     """
 
     family: str
     configs: dict[str, Draw]
     kind: Kind = CAUSAL
     inert_weights: dict[str, str] = field(default_factory=dict)
+    inert_fields: dict[str, str] = field(default_factory=dict)
     attentions: tuple[str, ...] = ("eager", "sdpa")
 
     def config(self, variant: str) -> PreTrainedConfig:
@@ -134,7 +135,7 @@ def randomise(module: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     for owner in module.modules():
-        named = dict(owner.named_parameters(recurse=False))
+        named = {name: p for name, p in owner.named_parameters(recurse=False) if p.requires_grad}  # others are computed
         kept = owner.named_buffers(recurse=False)
         named |= {name: b for name, b in kept if name not in owner._non_persistent_buffers_set}
         for name, tensor in named.items():
@@ -147,7 +148,7 @@ def _drawn(owner: nn.Module, name: str, shape: torch.Size, generator: torch.Gene
     normal = torch.randn(shape, generator=generator)
     if len(shape) < 2:
         return 1 + 0.3 * normal if name == "weight" else 0.5 * normal
-    if isinstance(owner, nn.Embedding | TokenEmbedding | LearnedPositions):
+    if isinstance(owner, nn.Embedding | TokenEmbedding | LearnedPositions | BiasTable):
         return normal
     return normal * 1.2 / math.sqrt(shape[0] if isinstance(owner, Conv1D) else shape[-1])
 
@@ -274,7 +275,12 @@ def check(family: str, label: str, have: Trace, want: Trace) -> None:
 
 
 def cacheable(spec: ModelSpec) -> int:
-    """Up to how many tokens a cached key is the one that a whole pass computes: some scalings bend angles later on."""
+    """Up to how many tokens a cached key is the one that a whole pass computes: some scalings bend angles later on.
+
+    And up to how many tokens no expert can be full.
+    """
+    blocks = [part for block in spec.blocks for _, part in walk(block)]
+    full = [part.capacity for part in blocks if isinstance(part, MixtureOfExperts) and part.capacity is not None]
     scalings = [part.scaling for _, part in walk(spec) if isinstance(part, Rotary)]
-    bends = [scaling.original_context for scaling in scalings if isinstance(scaling, DynamicNTK | LongRope)]
-    return min(TOKENS, *bends) if bends else TOKENS
+    bends: list[int] = [scaling.original_context for scaling in scalings if isinstance(scaling, DynamicNTK | LongRope)]
+    return min((TOKENS, *bends, *full))

@@ -16,11 +16,13 @@ from asbuilt.spec import (
     MLP,
     PLAIN_GATINGS,
     SCORINGS,
+    SINUSOID_LAYOUTS,
     WEIGHINGS,
     Alibi,
     Attention,
     BiasTable,
     ClampedGate,
+    CrossAttention,
     ExpertGroups,
     GatedMLP,
     Head,
@@ -39,6 +41,7 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     Router,
+    SharedEmbedding,
     TiedHead,
     TokenEmbedding,
     TypeEmbedding,
@@ -55,6 +58,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "gating": PLAIN_GATINGS,
     "weighs": WEIGHINGS,
     "gain": ("weight", "offset", "none"),
+    "layout": SINUSOID_LAYOUTS,
 }
 
 # What may stand where there is nothing; a call, because it may depend on the part.
@@ -89,6 +93,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Model, "head"): lambda part: Head(d_model=part.d_model, n_vocab=part.embedding.n_vocab),
     (Model, "pooler"): lambda part: Pooler(d_model=part.d_model),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
+    (MixtureOfExperts, "capacity"): lambda part: 1,
+    (CrossAttention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     # by the sum of two: the best expert is in the best group, and a router to one would not notice
     (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1, score="two_best"),
@@ -115,6 +121,8 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     ExpertGroups: lambda part: None,
     MLP: lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),
     Attention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),
+    CrossAttention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),
+    SharedEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab, d_model=part.d_model, scale=part.scale),
     LatentAttention: lambda part: MLP(d_model=part.d_model, d_ff=part.n_heads * part.d_value, activation="relu"),
     Parallel: lambda part: part.attention,
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
@@ -165,6 +173,8 @@ def replacements(part: Part) -> Iterator[tuple[str, Callable[[], Part]]]:
             yield field.name, lambda name=field.name, make=make: replace(part, **{name: make()})
     if isinstance(part, Attention):
         yield "n_heads with d_head", lambda: _regrouped(part)
+    if isinstance(part, CrossAttention):
+        yield "n_heads with d_head", lambda: replace(part, n_heads=2 * part.n_heads, d_head=part.d_head // 2)
 
 
 def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
@@ -192,7 +202,7 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
     else:
         if type(value) in INSTEAD:
             yield lambda: INSTEAD[type(value)](value)
-        if (type(part), name) in ABSENT:
+        if (type(part), name) in ABSENT and name != "head":  # without its head there is nothing to compare
             yield lambda: None
 
 

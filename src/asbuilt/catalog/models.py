@@ -13,6 +13,7 @@ from functools import partial
 
 from asbuilt.errors import InputError, near
 from asbuilt.families import (
+    bart,
     bert,
     bloom,
     chinchilla,
@@ -28,6 +29,7 @@ from asbuilt.families import (
     latent,
     llama,
     llama4_text,
+    marian,
     mistral,
     mixtral,
     modernbert,
@@ -44,6 +46,8 @@ from asbuilt.families import (
     qwen3_moe,
     roberta,
     starcoder2,
+    switch_transformers,
+    t5,
 )
 from asbuilt.families.dimensions import Dimensions
 from asbuilt.spec import (
@@ -491,6 +495,59 @@ def _phi_3_mini() -> Model:
 
 PHI3_SOURCE = "Abdin et al. 2024, arXiv 2404.14219, section 2; config of microsoft/Phi-3-mini-4k-instruct"
 ROWS["phi-3-mini"] = Entry(name="phi-3-mini", family="phi3", source=PHI3_SOURCE, dtype="bfloat16", make=_phi_3_mini)
+
+
+def _t5(name: str, layers: int, d_model: int, heads: int, d_head: int, d_ff: int, source: str, *, family: str = "t5",
+        vocab: int = 32128, gated: bool = False) -> None:  # fmt: skip
+    """Adds a row with as many layers in the decoder as in the encoder; version 1.1 is gated and has its own head."""
+    sizes = t5.Sizes(n_vocab=vocab, d_model=d_model, n_heads=heads, d_head=d_head, name=name)
+    make = partial(t5.build, sizes, d_ff=d_ff, n_layers=layers, n_decoder_layers=layers, gated=gated, tied=not gated,
+                   scaled=not gated, activation="gelu_tanh" if gated else "relu")  # fmt: skip
+    ROWS[name] = Entry(name=name, family=family, source=source, dtype="float32", make=make)
+
+
+# layers of each stack, d_model, heads, d_head, d_ff
+T5_SOURCE = "Raffel et al. 2020, arXiv 1910.10683, section 3.7; config of google-t5/"
+_t5("t5-small", 6, 512, 8, 64, 2048, T5_SOURCE + "t5-small")
+_t5("t5-base", 12, 768, 12, 64, 3072, T5_SOURCE + "t5-base")
+_t5("t5-large", 24, 1024, 16, 64, 4096, T5_SOURCE + "t5-large")
+_t5("t5-3b", 24, 1024, 32, 128, 16384, T5_SOURCE + "t5-3b")
+_t5("t5-11b", 24, 1024, 128, 128, 65536, T5_SOURCE + "t5-11b")
+FLAN_SOURCE = "Chung et al. 2022, arXiv 2210.11416, Table 2; config of google/"
+_t5("flan-t5-base", 12, 768, 12, 64, 2048, FLAN_SOURCE + "flan-t5-base", gated=True)
+MT5_SOURCE = "Xue et al. 2021, arXiv 2010.11934, Table 1; config of google/mt5-small"
+_t5("mt5-small", 8, 512, 6, 64, 1024, MT5_SOURCE, family="mt5", vocab=250112, gated=True)
+
+
+def _switch_base_8() -> Model:
+    """Every second layer of either stack has experts."""
+    sizes = t5.Sizes(n_vocab=32128, d_model=768, n_heads=12, name="switch-base-8")
+    sparse = [switch_transformers.is_sparse(layer, 2) for layer in range(12)]
+    return switch_transformers.build(sizes, d_ff=3072, n_experts=8, capacity=64, sparse=(sparse, sparse))
+
+
+SWITCH_SOURCE = "Fedus et al. 2021, arXiv 2101.03961, Table 9; config of google/switch-base-8"
+ROWS["switch-base-8"] = Entry(name="switch-base-8", family="switch_transformers", source=SWITCH_SOURCE,
+                              dtype="float32", make=_switch_base_8)  # fmt: skip
+
+
+def _bart(name: str, kin: bart.Kin, layers: int, d_model: int, heads: int, source: str, *, vocab: int,
+          activation: Activation, scaled: bool) -> None:  # fmt: skip
+    """Adds a row whose stacks are alike, their feed-forwards four times as wide as the stream."""
+    stack = bart.Stack(n_layers=layers, n_heads=heads, d_ff=4 * d_model)
+    make = partial(kin.build, n_vocab=vocab, d_model=d_model, encoder=stack, decoder=stack, max_positions=1024,
+                   activation=activation, scaled=scaled, name=name)  # fmt: skip
+    ROWS[name] = Entry(name=name, family=kin.family, source=source, dtype="float32", make=make)
+
+
+# layers of each stack, d_model, heads
+TRANSFORMER_SOURCE = "Vaswani et al. 2017, arXiv 1706.03762, Table 3 and section 5.1; as a Marian model"
+_transformer = partial(_bart, kin=marian.KIN, source=TRANSFORMER_SOURCE, vocab=37000, activation="relu", scaled=True)
+_transformer("transformer-base", layers=6, d_model=512, heads=8)
+_transformer("transformer-big", layers=6, d_model=1024, heads=16)
+BART_SOURCE = "Lewis et al. 2020, arXiv 1910.13461; config of facebook/"
+_bart("bart-base", bart.KIN, 6, 768, 12, BART_SOURCE + "bart-base", vocab=50265, activation="gelu", scaled=False)
+_bart("bart-large", bart.KIN, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50265, activation="gelu", scaled=False)
 
 
 def names() -> list[str]:

@@ -99,7 +99,7 @@ class Contents:
         self.table = table or tensor_table(source.family, self.spec, self.packed)
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
         self.buffers = {path for path, _, _ in buffers(self.spec)}
-        self._again = {path: name for name, path in self.table.duplicates.items() if name in self.headers}
+        self._again = [(name, path) for name, path in self.table.duplicates.items() if name in self.headers]
         self._read = _reader(source, self.headers)
 
     def dtype(self, wanted: torch.dtype | str | None) -> torch.dtype:
@@ -123,8 +123,8 @@ class Contents:
         """Returns the tensors of the entry's paths; InputError where one is stored again with other values."""
         tensors = entry.layout.load([self._read(name) for name in entry.names])
         for path, tensor in zip(entry.paths, tensors, strict=True):
-            if path in self._again:
-                self._require_equal(tensor, self._again[path], path)
+            for name in (name for name, tied in self._again if tied == path):
+                self._require_equal(tensor, name, path)
         return tensors
 
     def _require_equal(self, tensor: Tensor, name: str, path: str) -> None:

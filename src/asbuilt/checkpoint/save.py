@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.load import as_source, dtype_of, require_range
 from asbuilt.checkpoint.safetensors import BITS, FLOATS, INDEX, SINGLE
-from asbuilt.checkpoint.source import CONFIG, Source
+from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
 from asbuilt.errors import InputError
 from asbuilt.families import tensor_table, write_config
 from asbuilt.families.table import Entry, Table
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from asbuilt.nn.modules import Model
 
 MAX_SHARD_BYTES = 5e9
-GENERATION = "generation_config.json"
 # What lies beside the weights and is carried along as it is; never code.
 COPIED = (
     GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "source.spm", "target.spm", "target_vocab.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CODES = {name: code for code, name in FLOATS.items()}

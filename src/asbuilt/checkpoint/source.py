@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asbuilt.text.tokenizer import Tokenizer
 
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 DESCRIPTIONS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
 WEIGHTS = ("model.safetensors", "model-*.safetensors")
@@ -72,6 +72,35 @@ class Source:
         from asbuilt.text.tokenizer import Tokenizer
 
         return Tokenizer.from_file(self.path)
+
+    @cached_property
+    def _generation(self) -> dict[str, Any]:
+        """Settings of generation: what the config says of tokens, overruled by a generation_config.json beside it."""
+        said = dict(self.reading.carried)
+        file = None if self.kind != "folder" or self.path is None else self.path / GENERATION
+        if file is not None and file.is_file():
+            said |= {key: value for key, value in load_config_file(file).items() if value is not None}
+        return said
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text, by the config; a tokenizer may know better."""
+        said = self._generation.get("eos_token_id")
+        return tuple(id_ for id_ in (said if isinstance(said, list) else [said]) if type(id_) is int and id_ >= 0)
+
+    @property
+    def decoder_start(self) -> tuple[int, ...]:
+        """What the text of a model with an encoder begins with: its start token, and the one that is forced after it.
+
+        Raises InputError where neither config says a start token.
+        """
+        said = self._generation
+        start = said.get("bos_token_id") if (own := said.get("decoder_start_token_id")) is None else own
+        if type(start) is not int:
+            raise InputError("not a token", field=f"{self.name}: decoder_start_token_id", value=start,
+                             allowed="a token id, in config.json or generation_config.json")  # fmt: skip
+        forced = said.get("forced_bos_token_id")
+        return (start,) if type(forced) is not int else (start, forced)
 
     @property
     def chat_template(self) -> str | None:

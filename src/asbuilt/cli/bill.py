@@ -27,7 +27,10 @@ CONVENTIONS = {
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
     "quantization": "how config.json says the weights beside it are packed; a stored byte then counts as one number",
     "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
-    "layers that predict tokens further on, which no pass runs; scales: of 8-bit weights, where config.json says so",
+    "layers that predict tokens further on, which no pass runs; scales: of 8-bit weights, where config.json says so; "
+    "less positions that are computed and not stored",
+    "encoder": "reads as many tokens as the sequence has, before its first one; FLOPs per token are of both stacks, "
+    "divided by the decoder's tokens; cache bytes_per_source_token is for each token that it read",
     "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence; "
     "expanded: if every head's keys and values were kept, not the latents that hold them",
     "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
@@ -69,7 +72,9 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "activations": _activations(spec, Pass(tokens=seq, batch=batch, width=width), activation_dtype(dtype)),
         "decode": _decode(spec, seq, batch, dtype, kv_dtype) if spec.decodes else None,
         "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
-        "shapes": [_shapes(spec, block, where, seq) for block, where in distinct(spec)],
+        "shapes": [
+            _shapes(stack, block, where, seq, path) for stack, path in _stacks(spec) for block, where in distinct(stack)
+        ],
         "conventions": CONVENTIONS,
     }
 
@@ -183,10 +188,15 @@ def distinct(spec: Model) -> list[tuple[Block, list[int]]]:
     return list(found.items())
 
 
-def _shapes(spec: Model, block: Block, where: list[int], seq: int) -> dict[str, Any]:
-    """The way of one token's vector through a block, `seq - 1` tokens being cached."""
+def _stacks(spec: Model) -> list[tuple[Model, str]]:
+    """Returns the encoder, where there is one, and the model itself, each with the path of its blocks."""
+    return [*([] if spec.encoder is None else [(spec.encoder, "encoder.blocks")]), (spec, "blocks")]
+
+
+def _shapes(spec: Model, block: Block, where: list[int], seq: int, path: str) -> dict[str, Any]:
+    """The way of one token's vector through a block, `seq - 1` others being cached, or read at once by an encoder."""
     steps = _steps(block, Pass(tokens=1, past=seq - 1), "", spec.d_model)
-    return {"blocks": where, "count": len(where), "seq": seq, "steps": list(steps)}
+    return {"path": path, "blocks": where, "count": len(where), "seq": seq, "steps": list(steps)}
 
 
 def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str, Any]]:

@@ -134,6 +134,8 @@ def _print_cache(bill: dict[str, Any]) -> None:
     rows = [("per token", cache["bytes_per_token"])]
     if cache["bytes_per_token_expanded"] != cache["bytes_per_token"]:
         rows.append(("per token, were keys and values kept", cache["bytes_per_token_expanded"]))
+    if cache["bytes_per_source_token"]:
+        rows.append(("per token that the encoder read", cache["bytes_per_source_token"]))
     if cache["window_bytes"]:
         rows.append(("per token once windows are full", cache["bytes_per_token_unbounded"]))
         rows.append(("full windows", cache["window_bytes"]))
@@ -162,7 +164,8 @@ def _print_rows(bill: dict[str, Any]) -> None:
 
 
 def _print_shapes(shapes: dict[str, Any]) -> None:
-    title = f"One token's vector through block {ranges(shapes['blocks'])}, {count(shapes['seq'])} tokens in context"
+    block = shapes["path"].removesuffix("s").replace(".", " ")
+    title = f"One token's vector through {block} {ranges(shapes['blocks'])}, {count(shapes['seq'])} tokens in context"
     rows = [
         (step["path"], step["step"], shape(step["input"]), shape(step["by"]), shape(step["output"]), step["flops"])
         for step in shapes["steps"]

@@ -43,7 +43,10 @@ def generate(
     top_k: int | None, top_p: float | None, min_p: float | None, repetition_penalty: float, seed: int,
     stop: tuple[str, ...], dtype: str | None, prefill_chunk: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Continues PROMPT (or what comes on stdin) with MODEL, a checkpoint folder or a .gguf file."""
+    """Continues PROMPT (or what comes on stdin) with MODEL, a checkpoint folder or a .gguf file.
+
+    A model with an encoder reads PROMPT and answers it: a translation, a summary.
+    """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
     said = _prompt(prompt)
@@ -93,14 +96,18 @@ def _start(
     """Loads the model, having checked what needs no weights, and starts."""
     from asbuilt.checkpoint.load import headers, load
     from asbuilt.cli.dtypes import torch_name
-    from asbuilt.generate.decode import check_prompt
+    from asbuilt.generate.decode import check_prompt, check_start
     from asbuilt.generate.text import complete, prompt_ids
 
     compute = torch_name(dtype)
     headers(source)  # says so where there are no weights
-    ids = prompt_ids(_tokenizer(source), prompt)
+    tokenizer, reads = _tokenizer(source), source.spec.encoder is not None
+    start = source.decoder_start if reads else ()
+    check_start(source.spec, start)
+    ids = prompt_ids(tokenizer, prompt, wrap=reads)
     check_prompt(source.spec, ids)
-    return complete(load(source, compute), _tokenizer(source), ids, **options)
+    eos_ids = tokenizer.eos_ids or source.eos_ids
+    return complete(load(source, compute), tokenizer, ids, start=start, eos_ids=eos_ids, **options)
 
 
 def _tokenizer(source: Source) -> Tokenizer:

@@ -48,8 +48,12 @@ def active_parameters(spec: Part) -> int:
 
 
 def stored_extra(spec: Part) -> dict[str, int]:
-    """Returns how many numbers a checkpoint holds beside the parameters as built, by what they are."""
+    """Returns how many numbers a checkpoint holds beside the parameters as built, by what they are.
+
+    Those that are computed it does not hold: they count below zero.
+    """
     return {
+        "computed": -sum(weight.size for _, weight, _ in weights(spec) if not weight.learned),
         "buffers": sum(buffer.size for _, part in walk(spec) for buffer in part.buffers().values()),
         "predictors": sum(weight.size for _, extra in spec.extras() for _, weight, _ in stored_weights(extra)),
     }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # model_type, also general.architecture where GGUF files are read, to the module that reads it; imported when asked for
 FAMILIES: dict[str, str] = {
+    "bart": "asbuilt.families.bart",
     "bert": "asbuilt.families.bert",
     "bloom": "asbuilt.families.bloom",
     "chinchilla": "asbuilt.families.chinchilla",
@@ -38,10 +39,13 @@ FAMILIES: dict[str, str] = {
     "kimi_k2": "asbuilt.families.kimi_k2",
     "llama": "asbuilt.families.llama",
     "llama4_text": "asbuilt.families.llama4_text",
+    "marian": "asbuilt.families.marian",
+    "mbart": "asbuilt.families.mbart",
     "mistral": "asbuilt.families.mistral",
     "mixtral": "asbuilt.families.mixtral",
     "modernbert": "asbuilt.families.modernbert",
     "mpt": "asbuilt.families.mpt",
+    "mt5": "asbuilt.families.mt5",
     "olmo": "asbuilt.families.olmo",
     "olmo2": "asbuilt.families.olmo2",
     "olmoe": "asbuilt.families.olmoe",
@@ -55,6 +59,8 @@ FAMILIES: dict[str, str] = {
     "roberta": "asbuilt.families.roberta",
     "smollm3": "asbuilt.families.smollm3",
     "starcoder2": "asbuilt.families.starcoder2",
+    "switch_transformers": "asbuilt.families.switch_transformers",
+    "t5": "asbuilt.families.t5",
 }
 
 __all__ = [

@@ -70,11 +70,14 @@ QUANTIZATION = ("quantization_config", "compression_config")
 PACKERS = ("quant_method", "load_in_8bit", "load_in_4bit")
 
 
-def read_common(reader: ConfigReader, family: str, heads: tuple[str, ...]) -> str | None:
+def read_common(
+    reader: ConfigReader, family: str, heads: tuple[str, ...], *, encoder_decoder: bool = False
+) -> str | None:
     """Reads what every config may carry and returns the stored dtype, None where it is not said.
 
-    `heads` are the class names of the causal language model, the usual one first. Raises InputError for another
-    class, and for an encoder. How weights are quantised is not what the model is: `read_config` keeps it beside.
+    `heads` are the class names of the language model, the usual one first. Raises InputError for another class, and for
+    an encoder unless the family is one of `encoder_decoder` models, for none if it is. How weights are quantised is not
+    what the model is: `read_config` keeps it beside.
     """
     reader.known.add("model_type")
     for reason, keys in IRRELEVANT.items():
@@ -86,7 +89,10 @@ def read_common(reader: ConfigReader, family: str, heads: tuple[str, ...]) -> st
         said = reader.config[key] if reader.given(key) else dict.fromkeys(PACKERS)
         named = isinstance(said, dict) and any(name in said for name in PACKERS)
         reader.require(key, named, f"an object with one of {', '.join(PACKERS)}")
-    reader.only("is_encoder_decoder", False, None, reason="only the decoder-only model is read")
+    if encoder_decoder:
+        reader.only("is_encoder_decoder", True, reason="only the model with encoder and decoder is read")
+    else:
+        reader.only("is_encoder_decoder", False, None, reason="only the decoder-only model is read")
     reader.only("add_cross_attention", False, None, reason="cross-attention is not read in this family")
     reader.only("cross_attention_hidden_size", None, reason="cross-attention is not read in this family")
     reader.only("tie_encoder_decoder", False, None, reason="only the decoder-only model is read")

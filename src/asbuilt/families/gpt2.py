@@ -170,7 +170,7 @@ def _first(spec: Model) -> tuple[Attention, MLP, LayerNorm, LearnedPositions]:
         raise _wrong("blocks.0.ffn.body", mlp, MLP)
     if not isinstance(norm, LayerNorm):
         raise _wrong("blocks.0.attention.norm", norm, LayerNorm)
-    if positions is None:
+    if not isinstance(positions, LearnedPositions):
         raise _wrong("positions", positions, LearnedPositions)
     return body, mlp, norm, positions
 

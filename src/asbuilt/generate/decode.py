@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -30,56 +31,92 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008  frozen
     eos_ids: Sequence[int] = (),
+    start: Sequence[int] = (),
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
-    A row stops after one of `eos_ids`, which it still gives, after `max_new_tokens`, or where its context is full;
-    that is logged beforehand. `prefill_chunk` bounds the tokens of one prefill pass. Rows that share one `sampling`
-    share its seed. Raises InputError, before anything runs, for what the model cannot take.
+    Where the model has an encoder it reads the prompts, and every row's text begins with `start`. A row stops after one
+    of `eos_ids`, which it still gives, after `max_new_tokens`, or where its context is full; that is logged beforehand.
+    `prefill_chunk` bounds the tokens of one prefill pass, an encoder's excepted. Rows that share one `sampling` share
+    its seed. Raises InputError, before anything runs, for what the model cannot take.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
         _require_whole("prefill_chunk", prefill_chunk, 1)
     if kernel not in get_args(Kernel):
         raise InputError("unknown kernel", field="kernel", value=kernel, allowed=", ".join(get_args(Kernel)))
+    check_start(model.spec, start)
     for prompt in prompts:
         check_prompt(model.spec, prompt)
+    read = model.spec.encoder is not None
+    rows = _Rows(begun=[list(start)] * len(prompts), sources=prompts) if read else _Rows(begun=prompts)
     requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
     if len(requests) != len(prompts):
         raise InputError("not one per prompt", field="sampling", value=len(requests), allowed=str(len(prompts)))
-    rooms = [room(model.spec, len(prompt), max_new_tokens) for prompt in prompts]
-    for note in {clip_note(model.spec, len(prompt), max_new_tokens): None for prompt in prompts}:
+    rooms = [room(model.spec, len(begun), max_new_tokens) for begun in rows.begun]
+    for note in {clip_note(model.spec, len(begun), max_new_tokens): None for begun in rows.begun}:
         if note:
             log.warning(note)
-    return _steps(model, prompts, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
+    return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """What the rows' texts begin with, and what an encoder reads for each of them, where there is one."""
+
+    begun: list[list[int]]
+    sources: list[list[int]] | None = None
+
+    def keep(self, rows: list[int]) -> _Rows:
+        """Returns these rows."""
+        sources = None if self.sources is None else [self.sources[row] for row in rows]
+        return _Rows(begun=[self.begun[row] for row in rows], sources=sources)
+
+    @property
+    def longest_source(self) -> int:
+        """Tokens of the longest source; 0 where there is none."""
+        return max(map(len, self.sources or [[]]))
 
 
 def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
     """Raises InputError unless the prompt is a list of the model's own token ids that its context can hold.
 
-    It raises one too for a model that cannot continue a text.
+    Where the model has an encoder, that one's: it reads the prompt. It raises one too for a model that cannot continue
+    a text.
     """
     if not model.decodes or model.head is None:
         why = "its tokens see those after them" if not model.decodes else "it has no head"
         raise InputError(f"continues no text: {why}", field="MODEL", value=model.name,
                          fix="asbuilt embed compares sentences by such a model")  # fmt: skip
-    n_vocab = model.embedding.n_vocab
-    if len(prompt) == 0:
-        raise InputError("empty: there is nothing to continue", field="prompt", allowed="at least one token")
-    if len(prompt) > model.max_positions:
+    _check_tokens(model if model.encoder is None else model.encoder, prompt, "prompt", "there is nothing to continue")
+
+
+def check_start(model: spec.Model, start: Sequence[int]) -> None:
+    """Raises InputError unless a model with an encoder, and no other, is told what its text begins with."""
+    if model.encoder is not None:
+        _check_tokens(model, start, "start", "a text written beside another begins with a token")
+    elif len(start) > 0:
+        raise InputError("has no encoder: the prompt is what its text begins with", field="start", value=list(start))
+
+
+def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str) -> None:
+    n_vocab = stack.embedding.n_vocab
+    if len(tokens) == 0:
+        raise InputError(f"empty: {why}", field=field, allowed="at least one token")
+    if len(tokens) > stack.max_positions:
         raise InputError(
             "longer than the context, in tokens",
-            field="prompt",
-            value=len(prompt),
-            allowed=f"at most max_positions = {model.max_positions}",
+            field=field,
+            value=len(tokens),
+            allowed=f"at most max_positions = {stack.max_positions}",
             fix="shorten it",
         )
-    for token in prompt:
+    for token in tokens:
         if type(token) is not int or not 0 <= token < n_vocab:
             raise InputError(
-                "not a token id of this model", field="prompt", value=token, allowed=f"whole numbers below {n_vocab}"
+                "not a token id of this model", field=field, value=token, allowed=f"whole numbers below {n_vocab}"
             )
 
 
@@ -107,7 +144,7 @@ def clip_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> str
 @torch.inference_mode()
 def _steps(
     model: Model,
-    prompts: list[list[int]],
+    given: _Rows,
     rooms: list[int],
     requests: list[Sampling],
     eos_ids: frozenset[int],
@@ -117,15 +154,16 @@ def _steps(
     rows = [row for row, left in enumerate(rooms) if left > 0]
     if not rows:
         return
-    started = [prompts[row] for row in rows]
+    started = given.keep(rows)
     table = model.any_weight
-    capacity = max(len(prompts[row]) + rooms[row] for row in rows)
-    cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device)
-    sampler = Sampler([requests[row] for row in rows], started, model.spec.embedding.n_vocab, table.device)
-    logits_BV = prefill(model, started, cache, chunk=chunk, kernel=kernel)
+    capacity = max(len(given.begun[row]) + rooms[row] for row in rows)
+    cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device,
+                  source=started.longest_source)  # fmt: skip
+    sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.embedding.n_vocab, table.device)
+    logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):
         chosen_B = sampler(logits_BV)
-        tokens: list[int | None] = [None] * len(prompts)
+        tokens: list[int | None] = [None] * len(rooms)
         going = []
         for i, (row, token) in enumerate(zip(rows, chosen_B.tolist(), strict=True)):
             tokens[row] = token
@@ -142,10 +180,17 @@ def _steps(
 
 
 def prefill(
-    model: Model, prompts: Sequence[Sequence[int]], cache: Cache, *, chunk: int | None = None, kernel: Kernel = "fused"
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    cache: Cache,
+    *,
+    sources: Sequence[Sequence[int]] | None = None,
+    chunk: int | None = None,
+    kernel: Kernel = "fused",
 ) -> Tensor:
     """Fills an empty cache with the prompts, at most `chunk` tokens of each at once; returns the next logits (B, V).
 
+    An encoder reads `sources` whole, padded on the right, before the first of them.
     Shorter prompts are padded on the left, so that all last tokens are in the last chunk. Chunks in which nothing is
     padded are passed without a mask, which for prompts of one length are all of them.
     """
@@ -155,10 +200,22 @@ def prefill(
     valid_BT = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
     device = model.any_weight.device
     tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
-    logits = None
+    logits, read = None, {} if sources is None else padded_sources(sources, device)
     for start in range(0, longest, chunk or longest):
         part = slice(start, start + (chunk or longest))
         valid = valid_BT[:, part] if start < padding else None
-        logits = model(tokens_BT[:, part], cache=cache, valid_BT=valid, last=True, kernel=kernel)
+        logits = model(tokens_BT[:, part], cache=cache, valid_BT=valid, last=True, kernel=kernel, **read)
+        read = {}
     assert logits is not None
     return logits[:, -1]
+
+
+def padded_sources(sources: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
+    """Returns what a model takes of sources: them (B, S), and which tokens are real where they differ in length."""
+    lengths = torch.tensor([len(source) for source in sources])
+    longest = int(lengths.max())
+    source_BS = torch.tensor([[*source] + [0] * (longest - len(source)) for source in sources])
+    if bool((lengths == longest).all()):
+        return {"source_BS": source_BS.to(device)}
+    valid_BS = torch.arange(longest) < lengths[:, None]
+    return {"source_BS": source_BS.to(device), "source_valid_BS": valid_BS.to(device)}

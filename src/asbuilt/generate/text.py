@@ -113,15 +113,18 @@ def complete(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     stop: Sequence[str] = (),
     eos_ids: Sequence[int] | None = None,
+    start: Sequence[int] = (),
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Completion:
     """Returns the model's answer to a text, token ids or chat messages, to be iterated over as it comes.
 
     It ends at one of `eos_ids` (by default the tokenizer's), before the first of the `stop` strings, or at
-    `max_new_tokens`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
+    `max_new_tokens`. What an encoder reads is wrapped as the tokenizer wraps a text, and the answer begins after
+    `start`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
     """
-    ids = prompt_ids(tokenizer, prompt)
+    read = model.spec.encoder is not None
+    ids = prompt_ids(tokenizer, prompt, wrap=read)
     eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
     stop_filter = StopFilter((stop,) if isinstance(stop, str) else stop)
     steps = generate(
@@ -130,15 +133,24 @@ def complete(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         eos_ids=eos_ids,
+        start=start,
         prefill_chunk=prefill_chunk,
         kernel=kernel,
     )
-    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, clip_note(model.spec, len(ids), max_new_tokens))
+    note = clip_note(model.spec, len(start if read else ids), max_new_tokens)
+    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note)
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:
-    """Returns the ids of a prompt: text behind the bos token that the model expects, a chat in its template."""
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]], *, wrap: bool = False
+) -> list[int]:
+    """Returns the ids of a prompt: text behind the bos token that the model expects, a chat in its template.
+
+    With `wrap` a text is wrapped as the tokenizer does it, which an encoder expects.
+    """
     if isinstance(prompt, str):
+        if wrap:
+            return tokenizer.encode(prompt, wrap=True)
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         return bos + tokenizer.encode(prompt)
     if prompt and all(isinstance(item, dict) for item in prompt):

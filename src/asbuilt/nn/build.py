@@ -47,8 +47,9 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
 
 
 def stored_tensors(built: Model) -> dict[str, Tensor]:
-    """Returns all that a checkpoint holds of the model, by path: its parameters and its buffers."""
-    return dict(built.named_parameters()) | {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
+    """Returns all that a checkpoint holds of the model, by path: its learned parameters and its buffers."""
+    tensors = dict(built.named_parameters()) | {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
+    return {path: tensors[path] for path, _, _ in stored_weights(built.spec)}
 
 
 def built_parameters(built: Model) -> dict[str, nn.Parameter]:

@@ -83,7 +83,7 @@ class MixtureOfExperts(PartModule):
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
         x_NM = x_BTM.reshape(-1, x_BTM.shape[-1])
-        y_BTM = self.routed(x_NM, step.kernel).view(x_BTM.shape)
+        y_BTM = self.routed(x_NM, step).view(x_BTM.shape)
         if self.shared is None:
             return y_BTM
         shared_BTM = self.shared(x_BTM, step)
@@ -91,20 +91,32 @@ class MixtureOfExperts(PartModule):
             shared_BTM = self.shared_gate(x_BTM).sigmoid() * shared_BTM
         return y_BTM + shared_BTM
 
-    def routed(self, x_NM: Tensor, kernel: Kernel) -> Tensor:
+    def routed(self, x_NM: Tensor, step: Step) -> Tensor:
         """Returns (N, M): each row through its chosen experts."""
         weights_Nk, chosen_Nk = self.router(x_NM)
+        if self.part.capacity is not None:
+            weights_Nk = weights_Nk.masked_fill(self.dropped(chosen_Nk, step, self.part.capacity), 0.0)
         order_R = chosen_Nk.flatten().argsort(stable=True)
         counts = group_counts(chosen_Nk, self.part.n_experts)
         if self.part.weighs == "inputs":
             rows_RM = (x_NM[:, None] * weights_Nk[:, :, None]).flatten(0, 1).index_select(0, order_R)
         else:
             rows_RM = x_NM.index_select(0, order_R // self.part.top_k)
-        y_RM = self.experts(rows_RM, counts, kernel)
+        y_RM = self.experts(rows_RM, counts, step.kernel)
         y_RM = y_RM.index_select(0, order_R.argsort())  # and not by index_copy, which keeps what it copies
         # a row's results are added in its own order of preference, whoever else went to the same experts
         y_NkM = y_RM.view(*weights_Nk.shape, -1)
         return (y_NkM if self.part.weighs == "inputs" else y_NkM * weights_Nk[:, :, None]).sum(1)
+
+    def dropped(self, chosen_Nk: Tensor, step: Step, capacity: int) -> Tensor:
+        """Returns (N, k): which choices come when the expert is full. Padding takes no place."""
+        top_k = self.part.top_k
+        chosen_BC = chosen_Nk.view(step.batch, -1, top_k).transpose(1, 2).flatten(1)  # all first choices come first
+        taken_BCE = chosen_BC[:, :, None] == torch.arange(self.part.n_experts, device=chosen_BC.device)
+        if step.valid_BT is not None:
+            taken_BCE = taken_BCE & step.valid_BT.repeat(1, top_k)[:, :, None]
+        place_BC = taken_BCE.cumsum(1).gather(-1, chosen_BC[:, :, None])[:, :, 0]
+        return (place_BC > capacity).unflatten(1, (top_k, -1)).transpose(1, 2).reshape(chosen_Nk.shape)
 
     def experts(self, x_RM: Tensor, counts: list[int], kernel: Kernel) -> Tensor:
         """Returns (R, M): rows sorted by expert, `counts` of them for each, through their experts."""

@@ -77,7 +77,7 @@ class PartModule(nn.Module):
         self._together: list[Together] = []
         for name, weight in part.holds().items():
             owner, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(torch.empty(weight.shape))
+            parameter = nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned)
             (self._map(owner) if owner else self).register_parameter(leaf, parameter)
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         for name, buffer in part.buffers().items():

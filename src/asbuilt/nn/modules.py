@@ -99,6 +99,33 @@ class TypeEmbedding(PartModule):
         return F.embedding(types_BT, self.weight)
 
 
+class Sinusoids(PartModule):
+    """Looks up the sines and cosines of a position."""
+
+    weight: Tensor
+
+    def __init__(self, part: positions.Sinusoids, path: str) -> None:
+        super().__init__(part, path)
+        with torch.no_grad():
+            self.weight.copy_(sinusoids(part))
+
+    def forward(self, step: Step) -> Tensor:
+        """Returns (B or 1, T, M)."""
+        return F.embedding(step.positions_BT, self.weight)
+
+
+def sinusoids(part: positions.Sinusoids) -> Tensor:
+    """Returns the table (n_positions, d_model) in float64."""
+    angles = torch.arange(part.n_positions, dtype=torch.float64)[:, None]
+    angles = angles * torch.tensor(part.frequencies, dtype=torch.float64)
+    sines, cosines = angles.sin(), angles.cos()[:, : part.d_model // 2]
+    if part.layout == "halves":
+        return torch.cat((sines, cosines), 1)
+    table = angles.new_empty(part.n_positions, part.d_model)
+    table[:, 0::2], table[:, 1::2] = sines, cosines
+    return table
+
+
 class RMSNorm(PartModule):
     """x / sqrt(mean(x^2) + eps) * gain."""
 
@@ -344,6 +371,7 @@ class Head(PartModule):
     """Logits with a matrix of its own, or with the embedding's table."""
 
     weight: Tensor | None
+    shift: Tensor | None
 
     def __init__(self, part: model.Head | model.TiedHead, path: str) -> None:
         super().__init__(part, path)
@@ -352,6 +380,8 @@ class Head(PartModule):
         for name in ("weight", "bias"):
             if name not in part.holds():
                 self.register_parameter(name, None)
+        if not part.shift:
+            self.register_buffer("shift", None)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Returns (..., n_vocab)."""
@@ -360,6 +390,8 @@ class Head(PartModule):
         logits = F.linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
         if self.scale != 1.0:
             logits = logits * self.scale
+        if self.shift is not None:
+            logits = logits + self.shift.to(logits.dtype)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
@@ -529,6 +561,7 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     positions.LearnedPositions: LearnedPositions,
     encoder.TypeEmbedding: TypeEmbedding,
     encoder.Pooler: Pooler,
+    positions.Sinusoids: Sinusoids,
     norms.RMSNorm: RMSNorm,
     norms.LayerNorm: LayerNorm,
     attention.Attention: Attention,

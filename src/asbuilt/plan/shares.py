@@ -273,6 +273,8 @@ class _Fold:
 
     def _state(self, path: str, weight: Weight, kind: Kind) -> State:
         """A trained weight, or a frozen one with its adapters."""
+        if not weight.learned:
+            return self.recipe.frozen(weight, nf4=False)
         if self.lora is None:
             return self.recipe.trained(weight, kind)
         matrix = in_block(path) and weight.role in MATRICES

@@ -51,6 +51,7 @@ from asbuilt.spec.part import (
     weights,
 )
 from asbuilt.spec.positions import (
+    SINUSOID_LAYOUTS,
     Alibi,
     BiasTable,
     DynamicNTK,
@@ -63,6 +64,7 @@ from asbuilt.spec.positions import (
     RelativeBuckets,
     Rotary,
     Scaling,
+    Sinusoids,
     YaRN,
 )
 from asbuilt.spec.relative import RelativeProjection
@@ -74,6 +76,7 @@ __all__ = [
     "MLP",
     "PLAIN_GATINGS",
     "SCORINGS",
+    "SINUSOID_LAYOUTS",
     "WEIGHINGS",
     "Activation",
     "Alibi",
@@ -122,6 +125,7 @@ __all__ = [
     "Scaling",
     "Scoring",
     "SharedEmbedding",
+    "Sinusoids",
     "TiedHead",
     "TokenEmbedding",
     "TypeEmbedding",

@@ -153,8 +153,11 @@ class MixtureOfExperts(Part):
     `gating` "none" leaves down_e(activation(up_e(x))), and a ClampedGate takes the place of activation and product;
     `bias` adds a vector to each of an expert's maps. `weighs` the "inputs" gives expert e weight_e * x instead, and
     adds the results up as they are. The shared expert is multiplied by sigmoid(x w^T) where it is gated. Every row goes
-    to `top_k` experts whatever the others do: nothing is dropped, and what is billed does not depend on which experts
-    are hit.
+    to `top_k` experts whatever the others do, so what is billed does not depend on which experts are hit.
+
+    With a `capacity` an expert counts for the first so many tokens of a sequence that choose it in one pass, all first
+    choices before the second ones; what it makes of further tokens is multiplied by 0 (Fedus et al. 2021, arXiv
+    2101.03961, section 2.2). A sequence's tokens then depend on each other, and on the pieces in which they come.
     """
 
     kind = "ffn"
@@ -168,9 +171,10 @@ class MixtureOfExperts(Part):
     weighs: Weighing = "results"
     shared: MLP | GatedMLP | None = None
     shared_gate: bool = False
+    capacity: int | None = None
 
     def __post_init__(self) -> None:
-        require_sizes(self, "d_model", "d_ff", "n_experts")
+        require_sizes(self, "d_model", "d_ff", "n_experts", *(("capacity",) if self.capacity is not None else ()))
         require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias", "shared_gate")
         require_choice(self, "weighs", WEIGHINGS)
@@ -180,6 +184,8 @@ class MixtureOfExperts(Part):
             require_choice(self, "gating", PLAIN_GATINGS)
         require(self, "router", self.router.d_model == self.d_model, f"a router of d_model = {self.d_model}")
         require(self, "router", self.router.n_experts == self.n_experts, f"a router to n_experts = {self.n_experts}")
+        weighed = self.capacity is None or self.weighs == "results"
+        require(self, "capacity", weighed, "none where inputs are weighed")
         fits = self.shared is None or self.shared.d_model == self.d_model
         require(self, "shared", fits, f"a feed-forward of d_model = {self.d_model}")
         require(self, "shared_gate", self.shared is not None or not self.shared_gate, "false without a shared expert")
@@ -255,10 +261,12 @@ class MixtureOfExperts(Part):
         rows, stream = run.rows * self.top_k, run.rows * self.d_model
         wide = rows * self.d_ff
         results = Saved(name="results", size=rows * self.d_model)
+        dropped = () if self.capacity is None else (Saved(name="dropped", size=rows, width="bool"),)
         shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=stream))
         return (
             Saved(name="places", size=rows, width="int64"),
             Saved(name="order", size=rows, width="int64"),
+            *dropped,
             Saved(name="rows", size=rows * self.d_model),
             *(Saved(name=name, size=wide) for name in self._saved_inside),
             results if self.weighs == "results" else Saved(name="input", size=stream),
@@ -288,7 +296,8 @@ class MixtureOfExperts(Part):
         inside = (rows * self.d_model + between * rows * self.d_ff) * run.width
         outward = (2 * rows * self.d_model + rows * self.d_ff) * run.width
         shared = 0 if self.shared is None else stream + max(self.shared.works(run), 2 * stream)
-        return max(self.router.works(run), chosen + max(inside, outward), shared)
+        counted = 0 if self.capacity is None else chosen + 9 * rows * self.n_experts
+        return max(self.router.works(run), counted, chosen + max(inside, outward), shared)
 
 
 FeedForward = MLP | GatedMLP | MixtureOfExperts

@@ -26,7 +26,7 @@ from asbuilt.spec.part import (
     require_sizes,
     walk,
 )
-from asbuilt.spec.positions import BiasTable, LearnedPositions, RelativeBuckets, Rotary
+from asbuilt.spec.positions import BiasTable, LearnedPositions, RelativeBuckets, Rotary, Sinusoids
 from asbuilt.spec.show import show
 
 
@@ -95,7 +95,8 @@ Embedding = TokenEmbedding | SharedEmbedding
 class Head(Part):
     """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
 
-    A `transform` is what x goes through first.
+    A `transform` is what x goes through first. `shift` adds a buffer to the logits, a number for each token that no
+    training moves.
     """
 
     kind = "head"
@@ -105,10 +106,11 @@ class Head(Part):
     scale: float = 1.0
     softcap: float | None = None
     transform: HeadTransform | None = None
+    shift: bool = False
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab")
-        require_flags(self, "bias")
+        require_flags(self, "bias", "shift")
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
@@ -124,6 +126,10 @@ class Head(Part):
         matrix = {"weight": Weight(shape=(self.n_vocab, self.d_model), role="matrix")}
         return matrix | {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else matrix
 
+    def buffers(self) -> dict[str, Weight]:
+        """The shift, if asked."""
+        return {"shift": Weight(shape=(self.n_vocab,), role="bias")} if self.shift else {}
+
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="weight"),)
@@ -134,8 +140,8 @@ class Head(Part):
         return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits, twice where they are scaled or capped, beside what they are multiplied from; or the transform."""
-        twice = self.scale != 1.0 or self.softcap is not None
+        """The logits, twice if scaled, shifted or capped, beside what they are multiplied from; or the transform."""
+        twice = self.scale != 1.0 or self.shift or self.softcap is not None
         logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
         if self.transform is None:
             return logits
@@ -146,7 +152,8 @@ class Head(Part):
 class TiedHead(Part):
     """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
 
-    A `transform` is what x goes through first.
+    A `transform` is what x goes through first. `shift` adds a buffer to the logits, a number for each token that no
+    training moves.
     """
 
     kind = "head"
@@ -156,10 +163,11 @@ class TiedHead(Part):
     scale: float = 1.0
     softcap: float | None = None
     transform: HeadTransform | None = None
+    shift: bool = False
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab")
-        require_flags(self, "bias")
+        require_flags(self, "bias", "shift")
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
@@ -174,6 +182,10 @@ class TiedHead(Part):
         """A bias, if asked."""
         return {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else {}
 
+    def buffers(self) -> dict[str, Weight]:
+        """The shift, if asked."""
+        return {"shift": Weight(shape=(self.n_vocab,), role="bias")} if self.shift else {}
+
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="/embedding.weight"),)
@@ -184,8 +196,8 @@ class TiedHead(Part):
         return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits, twice where they are scaled or capped, beside what they are multiplied from; or the transform."""
-        twice = self.scale != 1.0 or self.softcap is not None
+        """The logits, twice if scaled, shifted or capped, beside what they are multiplied from; or the transform."""
+        twice = self.scale != 1.0 or self.shift or self.softcap is not None
         logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
         if self.transform is None:
             return logits
@@ -349,7 +361,7 @@ class Model(Part):
     name: str = "model"
     encoder: Model | None = None
     embedding: Embedding
-    positions: LearnedPositions | None = None
+    positions: LearnedPositions | Sinusoids | None = None
     types: TypeEmbedding | None = None
     embedding_norm: Norm | None = None
     relative: BiasTable | None = None
@@ -397,7 +409,7 @@ class Model(Part):
             require(self, "predictors", same, f"n_vocab = {vocab} and d_model = {self.d_model} as in the embedding")
         if self.positions is not None:
             enough = self.positions.n_positions >= self.max_positions
-            require(self, "max_positions", enough, f"at most the {self.positions.n_positions} learned positions")
+            require(self, "max_positions", enough, f"at most the {self.positions.n_positions} positions of the table")
         own = not isinstance(self.embedding, SharedEmbedding) or self.head is None
         require(self, "embedding", own, "a table of its own in the model that has the head")
         self._require_source()

@@ -29,10 +29,14 @@ Width = Literal["activation", "wide", "int64", "bool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter tensor: its shape as PyTorch holds it (out, in), and what it is for."""
+    """One parameter tensor: its shape as PyTorch holds it (out, in), and what it is for.
+
+    One that is not `learned` is computed as the model is built: no training moves it and no checkpoint need hold it.
+    """
 
     shape: tuple[int, ...]
     role: Role
+    learned: bool = True
 
     @property
     def size(self) -> int:
@@ -293,10 +297,11 @@ def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
 
 
 def stored_weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
-    """Yields (full path, weight, owner) for all that a checkpoint holds: parameters, those of extras too; buffers."""
+    """Yields (full path, weight, owner) for all that a checkpoint holds: learned parameters, of extras too; buffers."""
     for path, owner in walk_stored(part):
         for name, weight in owner.holds().items():
-            yield (f"{path}.{name}" if path else name), weight, owner
+            if weight.learned:
+                yield (f"{path}.{name}" if path else name), weight, owner
     yield from buffers(part)
 
 

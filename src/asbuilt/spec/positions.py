@@ -52,6 +52,39 @@ class LearnedPositions(Part):
         return (Saved(name="positions", size=run.tokens, width="int64", shared=True),)
 
 
+SinusoidLayout = Literal["halves", "interleaved"]
+SINUSOID_LAYOUTS: tuple[SinusoidLayout, ...] = ("halves", "interleaved")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoids(Part):
+    """Sines and cosines of t * theta^(-2i/d_model) at position t, added to the token embedding (arXiv 1706.03762, 3.5).
+
+    `layout` says where pair i stands: at i and i + d_model/2 ("halves", as its code has it), or at 2i and 2i + 1
+    ("interleaved", as its text has it). The table is computed, and counts among the parameters as built.
+    """
+
+    kind = "embedding"
+    n_positions: int
+    d_model: int
+    theta: float = 10000.0
+    layout: SinusoidLayout = "halves"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_positions", "d_model")
+        require_number(self, "theta")
+        require_choice(self, "layout", SINUSOID_LAYOUTS)
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_positions, d_model), which no training moves."""
+        return {"weight": Weight(shape=(self.n_positions, self.d_model), role="table", learned=False)}
+
+    @property
+    def frequencies(self) -> tuple[float, ...]:
+        """Radians per token of each pair; of an odd width's last there is only the sine."""
+        return tuple(float(self.theta) ** (-2 * i / self.d_model) for i in range((self.d_model + 1) // 2))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling(Part):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
