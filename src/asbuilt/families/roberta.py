@@ -12,7 +12,7 @@ from asbuilt.families import bert
 from asbuilt.families.common import config_of, require_same
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.table import Table
-from asbuilt.spec import Model
+from asbuilt.spec import LearnedPositions, Model
 
 FAMILY = "roberta"
 HEADS = ("RobertaForMaskedLM", "RobertaModel")
@@ -39,7 +39,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
     """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
     written = bert.write_sizes(spec, FAMILY, HEADS)
-    offset = 0 if spec.positions is None else spec.positions.offset
+    offset = spec.positions.offset if isinstance(spec.positions, LearnedPositions) else 0
     config = config_of(written | {"pad_token_id": max(offset - 1, 0)}, carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)
     return config
