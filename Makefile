@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := src tests benchmarks demo
+SOURCES := src tests benchmarks demo docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check parity bench clean

@@ -1,0 +1,66 @@
+"""Writes parts.md: a page section for every part, from what the part says of itself. `python docs/make_parts.py`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from asbuilt.nn.modules import MODULES
+from asbuilt.spec.json import PARTS
+from asbuilt.spec.part import Part
+
+PAGE = Path(__file__).with_name("parts.md")
+DECLARATIONS = {
+    "holds": "holds",
+    "buffers": "holds beside, untrained",
+    "multiplies": "multiplies",
+    "remembers": "remembers",
+    "saves": "saves for the backward pass",
+    "works": "needs while it runs",
+    "shard": "on one of several devices",
+}
+HEAD = """# Parts
+
+What each part of a model is, and what it says about itself: the declarations from which costs, modules, checkpoints and
+caches follow. Made from the parts' own docstrings by `docs/make_parts.py`; a test holds it to them.
+"""
+
+
+def page() -> str:
+    """Returns the whole page."""
+    by_file: dict[str, list[type[Part]]] = {}
+    for part in PARTS.values():
+        by_file.setdefault(part.__module__.rsplit(".", 1)[1], []).append(part)
+    sections = []
+    for file, parts in by_file.items():
+        sections += [f"## {file}", *(section(part) for part in parts)]
+    return "\n\n".join([HEAD.strip(), *sections]) + "\n"
+
+
+def section(part: type[Part]) -> str:
+    """Returns one part's section: what it is, its fields, its declarations, its module."""
+    said = [f"### {part.__name__}", inspect.cleandoc(part.__doc__ or "")]
+    said.append("\n".join(["```", f"{part.__name__}(", *(f"    {line}," for line in _fields(part)), ")", "```"]))
+    own = {name: text for name, text in DECLARATIONS.items() if name in vars(part)}
+    said.append("\n".join(f"- **{text}**: {_first(vars(part)[name].__doc__)}" for name, text in own.items()))
+    module = MODULES.get(part)
+    if module is not None:
+        said.append(f"Built by `{module.__module__}.{module.__name__}`.")
+    return "\n\n".join(text for text in said if text)
+
+
+def _fields(part: type[Part]) -> list[str]:
+    return [
+        f"{field.name}: {field.type}" + ("" if field.default is MISSING else f" = {field.default!r}")
+        for field in fields(part)
+    ]
+
+
+def _first(doc: str | None) -> str:
+    """The docstring in one line."""
+    return " ".join(inspect.cleandoc(doc or "").split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
