@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.save import save
     from asbuilt.checkpoint.source import Source, open_model
     from asbuilt.errors import InputError
+    from asbuilt.generate.embed import embed
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import complete
     from asbuilt.nn.build import build
@@ -29,6 +30,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "complete": ("asbuilt.generate.text", "complete"),
     "convert": ("asbuilt.checkpoint.convert", "convert"),
     "cost": ("asbuilt.cost", ""),
+    "embed": ("asbuilt.generate.embed", "embed"),
     "families": ("asbuilt.families", ""),
     "generate": ("asbuilt.generate", ""),
     "load": ("asbuilt.checkpoint.load", "load"),
@@ -48,6 +50,7 @@ __all__ = [
     "complete",
     "convert",
     "cost",
+    "embed",
     "families",
     "generate",
     "load",

@@ -13,7 +13,7 @@ import click
 from asbuilt.errors import InputError
 
 # command -> the module that holds it under the same name; in the order of `--help`
-COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "convert", "diff")
+COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "embed", "convert", "diff")
 # What the `torch` extra installs: one of these missing is a matter of installation, any other a fault of ours.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
 PLOTS = "matplotlib"  # and that, the `plots` extra

@@ -464,6 +464,11 @@ class Model(nn.Module):
         with row_products(self.any_weight, tokens_BT.numel()):
             return self.logits(tokens_BT, step, last)
 
+    def states(self, tokens_BT: Tensor, *, valid_BT: Tensor | None = None, kernel: Kernel = "fused") -> Tensor:
+        """Returns (B, T, M): the stream after the final norm, whatever head there is."""
+        x_BTM = self.stream(tokens_BT, self.begin(tokens_BT, None, valid_BT, kernel))
+        return x_BTM if self.norm is None else self.norm(x_BTM)
+
     def pooled(
         self,
         tokens_BT: Tensor,
