@@ -138,8 +138,18 @@ def test_groups_are_a_limit_only_where_some_are_closed(groups: int, top: int) ->
     assert spec_of(write_config("glm4_moe", reading.spec, {}, None)) == reading.spec
 
 
+def test_glm_air_as_the_hub_counts_it() -> None:
+    """The safetensors metadata of zai-org/GLM-4.5-Air says 110,468,824,832: layer 46 and all corrections with it."""
+    spec = find("glm-4.5-air").spec()
+    extra = cost.stored_extra(spec)
+    assert cost.total_parameters(spec) + sum(extra.values()) == 110_468_824_832
+    assert extra == {"buffers": 45 * 128, "predictors": 110_468_824_832 - 106_852_245_504 - 45 * 128}
+    names = {name for entry in tensor_table("glm4_moe", spec).entries for name in entry.names}
+    assert {"model.layers.46.eh_proj.weight", "model.layers.46.mlp.gate.e_score_correction_bias"} <= names
+
+
 def test_corrections_are_stored_and_no_parameters() -> None:
-    spec = spec_of(GLM)
+    spec = spec_of(GLM | {"num_nextn_predict_layers": 0})
     held = {path for path, _, _ in buffers(spec)}
     assert held == {f"blocks.{i}.ffn.body.router.correction" for i in (1, 2, 3)}
     assert cost.stored_extra(spec) == {"buffers": 3 * 6, "predictors": 0, "computed": 0}

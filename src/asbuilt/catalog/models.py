@@ -336,7 +336,7 @@ _akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, family="olmoe", build
       context=4096)  # fmt: skip
 
 GLM_SOURCE = "GLM-4.5 Team 2025, arXiv 2508.06471, Table 1; config of zai-org/GLM-4.5-Air"
-_glm = partial(glm4_moe.build, d_expert=1408, n_dense=1, bias=True,
+_glm = partial(glm4_moe.build, d_expert=1408, n_dense=1, bias=True, n_predictors=1,
                router=glm4_moe.usual_router(d_model=4096, n_experts=128, top_k=8))  # fmt: skip
 _akin("glm-4.5-air", 46, 4096, 96, 8, 10944, GLM_SOURCE, family="glm4_moe", build=_glm, vocab=151552, context=131072,
       theta=1e6, d_head=128, d_rotary=64)  # fmt: skip

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families import dimensions as shared
-from asbuilt.families import experts
-from asbuilt.families.common import config_of, read_common, require_same
+from asbuilt.families import experts, predictors
+from asbuilt.families.common import config_of, read_common
 from asbuilt.families.dimensions import Dimensions
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.rotary import partial_factor
@@ -62,23 +62,23 @@ def build(
     eps: float = 1e-5,
     bias: bool = False,
     head_norms: bool = False,
+    n_predictors: int = 0,
 ) -> Model:
-    """Returns the model of these dimensions, the first `n_dense` layers without experts."""
+    """Returns the model: the first `n_dense` layers without experts, `n_predictors` prediction layers with them."""
     norm = RMSNorm(d=dimensions.d_model, eps=eps)
     of_head = RMSNorm(d=dimensions.head_width, eps=eps) if head_norms else None
     attention = dimensions.attention(bias=bias, q_norm=of_head, k_norm=of_head)
     dense = dimensions.gated()
     mixture = replace(experts.mixture(dimensions, router, d_expert), shared=replace(dense, d_ff=n_shared * d_expert))
-    n_layers = dimensions.n_layers
-    blocks = (shared.pre_norm(attention, dense if i < n_dense else mixture, norm) for i in range(n_layers))
-    return dimensions.model(tuple(blocks), norm)
+    first, later = (shared.pre_norm(attention, ffn, norm) for ffn in (dense, mixture))
+    spec = dimensions.model((first,) * n_dense + (later,) * (dimensions.n_layers - n_dense), norm)
+    return predictors.with_predictors(spec, later, norm, n_predictors)
 
 
 def read(config: dict[str, Any], name: str) -> Reading:
     """Returns what a config.json of this family says; raises InputError naming the key at fault."""
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, HEADS)
-    reader.irrelevant("num_nextn_predict_layers", "layers beyond the model that predict further tokens: not read yet")
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     router = experts.read_grouped_router(reader, dimensions.d_model, dimensions.n_layers, DEFAULTS, scoring="sigmoid",
                                          score="two_best", correction=True, eps=EPS)  # fmt: skip
@@ -92,6 +92,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
         eps=reader.number("rms_norm_eps", default=1e-5, most=1.0),
         bias=reader.flag("attention_bias", default=False),
         head_norms=reader.flag("use_qk_norm", default=False),
+        n_predictors=predictors.read_count(reader),
     )
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
@@ -113,9 +114,11 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         "n_shared_experts": ffn.shared.d_ff // ffn.d_ff,
         "first_k_dense_replace": experts.first_dense(spec),
         "rms_norm_eps": float(shared.final_norm(spec, FAMILY, RMSNorm).eps),
+        **predictors.write_count(spec, carried),
     }
-    config = config_of(written, carried, dtype)
-    require_same(spec, read(config, spec.name).spec, FAMILY)
+    kept = {key: value for key, value in carried.items() if key != predictors.OTHER}
+    config = config_of(written, kept, dtype)
+    predictors.require_same_but_predictors(spec, read(config, spec.name).spec, FAMILY)
     return config
 
 
@@ -131,4 +134,4 @@ def _write_attention(attention: Attention | None) -> dict[str, Any]:
 
 def table(spec: Model) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors, as on the hub: one matrix for each expert."""
-    return experts.table(spec, STEMS, EXPERTS, FAMILY)
+    return predictors.table(spec, lambda longer: experts.table(longer, STEMS, EXPERTS, FAMILY))

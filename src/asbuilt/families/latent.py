@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asbuilt.families import dimensions as shared
-from asbuilt.families import experts
-from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, read_common, require_same
+from asbuilt.families import experts, predictors
+from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, read_common
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import Concat, Entry, Interleave, Table, entry
+from asbuilt.families.table import Concat, Entry, Interleave, Table
 from asbuilt.spec import (
     Activation,
     GatedMLP,
@@ -23,7 +23,6 @@ from asbuilt.spec import (
     LatentAttention,
     MixtureOfExperts,
     Model,
-    Predictor,
     RMSNorm,
     Rotary,
     Router,
@@ -33,8 +32,6 @@ from asbuilt.spec import (
 )
 
 INNER_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says: so in the published code and in transformers
-MOST_PREDICTORS = 16
-PREDICTORS = "num_nextn_predict_layers"
 DERIVED = ("head_dim", "qk_head_dim")
 # config key -> field of the part
 WIDTHS = {"kv_lora_rank": "kv_rank", "qk_nope_head_dim": "d_nope", "qk_rope_head_dim": "d_rope",
@@ -56,15 +53,6 @@ STEMS = shared.NORM_STEMS | ATTENTION_STEMS | shared.GATED_STEMS | {"ffn.body.ro
 STEMS |= {"ffn.body.router.correction": f"mlp.gate.{experts.CORRECTION}"}
 STEMS |= {f"ffn.body.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
 EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")}
-# of a prediction layer, beside its block
-PREDICTOR_NAMES = {
-    "embedding": "embed_tokens",
-    "token_norm": "enorm",
-    "stream_norm": "hnorm",
-    "join": "eh_proj",
-    "norm": "shared_head.norm",
-    "head": "shared_head.head",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +99,15 @@ def build(
     norm, embedding = RMSNorm(d=d_model, eps=eps), TokenEmbedding(n_vocab=n_vocab, d_model=d_model)
     first, later = (shared.pre_norm(attention, ffn, norm) for ffn in (dense, mixture))
     head = Head(d_model=d_model, n_vocab=n_vocab)
-    predictor = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=later, norm=norm, head=head)
-    return Model(
+    spec = Model(
         embedding=embedding,
         blocks=(first,) * n_dense + (later,) * (n_layers - n_dense),
         norm=norm,
         head=TiedHead(d_model=d_model, n_vocab=n_vocab) if tied else head,
         max_positions=max_positions,
-        predictors=(predictor,) * n_predictors,
         name=name,
     )
+    return predictors.with_predictors(spec, later, norm, n_predictors)
 
 
 def read(family: Family, config: dict[str, Any], name: str) -> Reading:
@@ -147,7 +134,7 @@ def read(family: Family, config: dict[str, Any], name: str) -> Reading:
         d_expert=reader.size("moe_intermediate_size", default=defaults["moe_intermediate_size"]),
         n_shared=reader.size("n_shared_experts", default=defaults["n_shared_experts"]),
         max_positions=context,
-        n_predictors=_read_predictors(reader) if family.predicts else 0,
+        n_predictors=predictors.read_count(reader) if family.predicts else 0,
         activation=reader.choice("hidden_act", choices=ACTIVATION_NAMES, default="silu"),
         eps=reader.number("rms_norm_eps", default=1e-6, most=1.0),
         tied=reader.flag("tie_word_embeddings", default=False),
@@ -156,14 +143,6 @@ def read(family: Family, config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=family.name)
-
-
-def _read_predictors(reader: ConfigReader) -> int:
-    """Returns how many prediction layers are stored, one unless said; carried, since a folder may leave them out."""
-    count = reader.size(PREDICTORS, "num_mtp_layers", default=1, least=0, most=MOST_PREDICTORS)
-    for key in (PREDICTORS, "num_mtp_layers"):
-        reader.irrelevant(key, "told by the spec where they are stored")
-    return count
 
 
 def _read_attention(reader: ConfigReader, family: Family, d_model: int, context: int) -> LatentAttention:
@@ -234,13 +213,12 @@ def write(family: Family, spec: Model, carried: dict[str, Any], dtype: str | Non
         **family.write_router(ffn.router, carried),
     }
     if family.predicts:
-        written[PREDICTORS] = len(spec.predictors) or carried.get(PREDICTORS, 0)
+        written |= predictors.write_count(spec, carried)
     derived = {"head_dim": attention.d_rope, "qk_head_dim": attention.d_head}
     written |= {key: value for key, value in derived.items() if key in carried}
-    kept = {key: value for key, value in carried.items() if key != "num_mtp_layers"}
+    kept = {key: value for key, value in carried.items() if key != predictors.OTHER}
     config = config_of(written, kept, dtype)
-    got = read(family, config, spec.name).spec
-    require_same(spec, got if spec.predictors else replace(got, predictors=()), family.name)
+    predictors.require_same_but_predictors(spec, read(family, config, spec.name).spec, family.name)
     return config
 
 
@@ -282,23 +260,12 @@ def _write_mscales(rotary: Rotary, mscale: float) -> dict[str, float]:
 
 def table(spec: Model, family: str) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors: prediction layers follow the last block."""
-    after = tuple(predictor.block for predictor in spec.predictors)
-    longer = replace(spec, blocks=(*spec.blocks, *after), predictors=())
-    whole = experts.table(longer, STEMS, EXPERTS, family, elsewhere=JOINED)
-    entries = [*whole.entries, *_joined_entries(longer)]
-    for i, predictor in enumerate(spec.predictors):
-        layer = spec.n_layers + i
-        entries = [_moved(one, f"blocks.{layer}.", f"predictors.{i}.block.") for one in entries]
-        for part, name in PREDICTOR_NAMES.items():
-            held = {"weight"} if part == "join" else getattr(predictor, part).holds()
-            entries += [entry(f"predictors.{i}.{part}.{kind}", f"model.layers.{layer}.{name}.{kind}") for kind in held]
-    return replace(whole, entries=tuple(entries))
 
+    def of_blocks(longer: Model) -> Table:
+        whole = experts.table(longer, STEMS, EXPERTS, family, elsewhere=JOINED)
+        return replace(whole, entries=(*whole.entries, *_joined_entries(longer)))
 
-def _moved(one: Entry, old: str, new: str) -> Entry:
-    if not one.paths[0].startswith(old):
-        return one
-    return replace(one, paths=tuple(new + path.removeprefix(old) for path in one.paths))
+    return predictors.table(spec, of_blocks)
 
 
 def _joined_entries(spec: Model) -> list[Entry]:

@@ -1,0 +1,70 @@
+"""Prediction layers in configs and checkpoint folders: how many there are, and their names, after the last block's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from asbuilt.families.common import require_same
+from asbuilt.families.reader import ConfigReader
+from asbuilt.families.table import Entry, Table, entry
+from asbuilt.spec import Block, Head, Model, Predictor, RMSNorm, TokenEmbedding
+
+KEY, OTHER = "num_nextn_predict_layers", "num_mtp_layers"
+MOST = 16
+# of a prediction layer, beside its block
+NAMES = {
+    "embedding": "embed_tokens",
+    "token_norm": "enorm",
+    "stream_norm": "hnorm",
+    "join": "eh_proj",
+    "norm": "shared_head.norm",
+    "head": "shared_head.head",
+}
+
+
+def read_count(reader: ConfigReader) -> int:
+    """Returns how many prediction layers are stored, one unless said; carried, since a folder may leave them out."""
+    count = reader.size(KEY, OTHER, default=1, least=0, most=MOST)
+    for key in (KEY, OTHER):
+        reader.irrelevant(key, "told by the spec where they are stored")
+    return count
+
+
+def write_count(spec: Model, carried: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the key that `read_count` reads; of a model without them what was carried."""
+    return {KEY: len(spec.predictors) or carried.get(KEY, 0)}
+
+
+def require_same_but_predictors(spec: Model, got: Model, family: str) -> None:
+    """As `require_same`, where a model whose folder left its predictors out may be told of as having them."""
+    require_same(spec, got if spec.predictors else replace(got, predictors=()), family)
+
+
+def with_predictors(spec: Model, block: Block, norm: RMSNorm, count: int) -> Model:
+    """Returns the model with `count` prediction layers of the block, each with an embedding and a head of its own."""
+    n_vocab, d_model = spec.embedding.n_vocab, spec.d_model
+    embedding, head = TokenEmbedding(n_vocab=n_vocab, d_model=d_model), Head(n_vocab=n_vocab, d_model=d_model)
+    predictor = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=block, norm=norm, head=head)
+    return replace(spec, predictors=(predictor,) * count)
+
+
+def table(spec: Model, of: Callable[[Model], Table]) -> Table:
+    """Returns the table that `of` makes of a model without predictors, and their names, as those of further blocks."""
+    after = tuple(predictor.block for predictor in spec.predictors)
+    whole = of(replace(spec, blocks=(*spec.blocks, *after), predictors=()))
+    entries = list(whole.entries)
+    for i, predictor in enumerate(spec.predictors):
+        layer = spec.n_layers + i
+        entries = [_moved(one, f"blocks.{layer}.", f"predictors.{i}.block.") for one in entries]
+        for part, name in NAMES.items():
+            held = {"weight"} if part == "join" else getattr(predictor, part).holds()
+            entries += [entry(f"predictors.{i}.{part}.{kind}", f"model.layers.{layer}.{name}.{kind}") for kind in held]
+    return replace(whole, entries=tuple(entries))
+
+
+def _moved(one: Entry, old: str, new: str) -> Entry:
+    if not one.paths[0].startswith(old):
+        return one
+    return replace(one, paths=tuple(new + path.removeprefix(old) for path in one.paths))
