@@ -33,7 +33,7 @@ def forward(model: Model, tokens: Tensor, *, again: bool) -> Tensor:
     """Logits; with each block's saved tensors dropped and made again in the backward pass where `again`."""
     if not again:
         return model(tokens)
-    begun = model.begin(tokens, None, None, "fused")
+    begun = model.begin((len(tokens), tokens.shape[1]), tokens.device, None, None, "fused")
     x = model.embedding(tokens, begun)
     if model.positions is not None:
         x = x + model.positions(begun)
@@ -65,7 +65,7 @@ def row(name: str, checkpointing: str) -> tuple[str | float, ...]:
     spec = replace(whole, blocks=whole.blocks[:BLOCKS])
     plan = train(spec, HERE, seq=SEQ, batch=BATCH, dtype="fp32", checkpointing=checkpointing)
     model = build(spec, dtype=torch.float32, seed=0)
-    tokens = torch.randint(spec.embedding.n_vocab, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(spec.n_vocab, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step = step_of(model, tokens, again=checkpointing == "full")

@@ -29,6 +29,8 @@ from asbuilt.spec import (
     Block,
     Branch,
     ClampedGate,
+    Classifier,
+    Contrast,
     CrossAttention,
     DynamicNTK,
     ExpertGroups,
@@ -44,10 +46,15 @@ from asbuilt.spec import (
     Llama3Scaling,
     Mixer,
     MixtureOfExperts,
+    MLPProjector,
     Norm,
     Parallel,
+    PatchEmbedding,
+    PooledProjector,
     Pooler,
     Predictor,
+    Projection,
+    Projector,
     QueryTemperature,
     RelativeBuckets,
     RelativeProjection,
@@ -60,10 +67,13 @@ from asbuilt.spec import (
     TiedHead,
     TokenEmbedding,
     TypeEmbedding,
+    Vision,
     YaRN,
+    walk,
 )
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
+from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 # What every drawn model can hold. The tests' texts are shorter than half of it.
 CONTEXT = 64
@@ -440,6 +450,87 @@ def encoders(draw: DrawFn) -> ModelSpec:
         pooler=draw(st.none() | st.just(Pooler(d_model=d_model))),
         max_positions=CONTEXT,
     )
+
+
+@st.composite
+def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ModelSpec:
+    """A model of patches, some of an image left out at its edges, with a head that reads one token or without."""
+    d_model, patch = draw(st.integers(2, 7)), draw(st.integers(1, 3))
+    embedding = PatchEmbedding(
+        image_size=draw(st.integers(patch, 3 * patch + 1)) if patch > 1 else draw(st.integers(1, 3)),
+        patch_size=patch,
+        channels=draw(st.integers(1, 3)),
+        d_model=d_model,
+        bias=draw(st.booleans()),
+        class_token=draw(st.sampled_from(CLASS_TOKENS)),
+    )
+    read, numbers = draw(stacks(d_model, False, None))
+    learned = st.builds(LearnedPositions, n_positions=st.just(embedding.n_tokens), d_model=st.just(d_model))
+    classifier = st.builds(Classifier, d_model=st.just(d_model), n_labels=st.integers(2, 9), bias=st.booleans())
+    out = st.integers(1, 5) if d_out is None else st.just(d_out)
+    projection = st.builds(Projection, d_model=st.just(d_model), d_out=out)
+    heads = {"any": st.none() | classifier | projection, "none": st.none(), "projection": projection}
+    return ModelSpec(
+        embedding=embedding,
+        positions=draw(st.none() | learned),
+        embedding_norm=draw(maybe_norms(d_model)),
+        relative=numbers,
+        blocks=read,
+        norm=draw(maybe_norms(d_model)),
+        head=draw(heads[head]),
+        max_positions=embedding.n_tokens,
+    )
+
+
+@cache
+@st.composite
+def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -> Projector:
+    """Matrices over patches or, where the tokens are all the patches of a square, over its squares; or means."""
+    if square and draw(st.booleans()):
+        norm = draw(norms(d_in))
+        return PooledProjector(d_in=d_in, d_out=d_out, n_side=n_side, pool=draw(st.integers(1, n_side)), norm=norm)
+    merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
+    between = draw(st.lists(st.integers(1, 6), max_size=2))
+    return MLPProjector(
+        widths=(d_in * merge**2, *between, d_out),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        bias=draw(st.booleans()),
+        merge=merge,
+    )
+
+
+@st.composite
+def seers(draw: DrawFn) -> ModelSpec:
+    """A model of texts in which images take the places of tokens."""
+    text, tower = draw(specs(max_blocks=2)), draw(towers("none"))
+    assert isinstance(tower.embedding, PatchEmbedding)
+    both_ways = draw(st.booleans()) and all(
+        isinstance(part, Attention) and part.chunk is None
+        and not isinstance(part.positions, Alibi | RelativeProjection)
+        for _, part in walk(text) if isinstance(part, Mixer)
+    )  # fmt: skip
+    keep = tower.embedding.class_token != "none" and draw(st.booleans())
+    projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
+    vision = Vision(
+        tower=tower,
+        projector=draw(projector),
+        placeholder=draw(st.integers(0, text.n_vocab - 1)),
+        layers=draw(st.none() | st.integers(0, tower.n_layers)),
+        keep_class=keep,
+        both_ways=both_ways,
+    )
+    return replace(text, vision=vision, predictors=())
+
+
+@st.composite
+def pairs(draw: DrawFn) -> ModelSpec:
+    """A tower of texts beside a tower of images."""
+    text, tower = draw(specs(max_blocks=2)), draw(towers("projection"))
+    assert isinstance(tower.head, Projection)
+    reads = draw(st.sampled_from(READS))
+    end = draw(st.integers(0, text.n_vocab - 1)) if reads == "end" else None
+    head = Projection(d_model=text.d_model, d_out=tower.head.d_out, reads=reads, end=end)
+    return replace(text, head=head, vision=Contrast(tower=tower), predictors=())
 
 
 def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, std: float = 0.5) -> Model:

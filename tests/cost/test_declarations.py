@@ -91,8 +91,8 @@ def test_a_pooled_pass_is_what_is_declared(spec: Model, batch: int, tokens: int,
 def test_training_is_three_times_forward(spec: Model, tokens: int) -> None:
     model = build(spec, device="meta")
     with FlopCounterMode(display=False) as counter:
-        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-        model(ids, **measured.source_of(model, ids), kernel="reference").sum().backward()
+        ids, beside = measured.given(model, torch.zeros(1, tokens, dtype=torch.long, device="meta"))
+        model(ids, **beside, kernel="reference").sum().backward()
     assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens)).training
 
 

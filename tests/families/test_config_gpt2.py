@@ -34,7 +34,7 @@ def d_ff(model: Model) -> int:
 def test_class_defaults() -> None:
     spec = read_config({"model_type": "gpt2"}, "x").spec
     assert spec == read_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}, "x").spec
-    assert (spec.embedding.n_vocab, spec.max_positions, d_ff(spec)) == (50257, 1024, 4 * 768)
+    assert (spec.n_vocab, spec.max_positions, d_ff(spec)) == (50257, 1024, 4 * 768)
     assert isinstance(spec.head, TiedHead)
     assert isinstance(spec_of(tie_word_embeddings=False).head, Head)
 

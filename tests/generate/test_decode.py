@@ -30,7 +30,7 @@ WARM = st.builds(Sampling, temperature=st.sampled_from((0.0, 1.0)), top_p=st.jus
 @torch.no_grad()
 def plain_loop(model: Model, prompt: list[int], count: int, sampling: Sampling, eos_ids: list[int]) -> list[int]:
     """No cache, no batch: a whole pass for every token."""
-    sampler = Sampler([sampling], [prompt], model.spec.embedding.n_vocab)
+    sampler = Sampler([sampling], [prompt], model.spec.n_vocab)
     tokens: list[int] = []
     while len(tokens) < count and not (tokens and tokens[-1] in eos_ids):
         tokens += sampler(model(torch.tensor([prompt + tokens]))[:, -1]).tolist()
@@ -55,7 +55,7 @@ def by_row(steps: Iterator[list[int | None]], count: int) -> list[list[int]]:
 def test_every_row_gets_what_the_plain_loop_gives_it_alone(
     model: Model, count: int, chunk: int | None, kernel: Kernel, data: DataObject
 ) -> None:
-    n_vocab = model.spec.embedding.n_vocab
+    n_vocab = model.spec.n_vocab
     prompts = data.draw(texts(n_vocab, max_tokens=12))
     eos_ids = data.draw(st.lists(st.integers(0, n_vocab - 1), max_size=2))
     asked = data.draw(st.lists(WARM, min_size=len(prompts), max_size=len(prompts)))
@@ -75,7 +75,7 @@ def test_every_row_gets_what_the_plain_loop_gives_it_alone(
 
 @given(models(), st.data())
 def test_equal_lengths_are_passed_without_a_mask(model: Model, data: DataObject) -> None:
-    prompts = data.draw(texts(model.spec.embedding.n_vocab))
+    prompts = data.draw(texts(model.spec.n_vocab))
     passes: list[bool] = []
     model.register_forward_pre_hook(
         lambda _m, _args, kwargs: passes.append(kwargs["valid_BT"] is None), with_kwargs=True
@@ -91,7 +91,7 @@ def test_equal_lengths_are_passed_without_a_mask(model: Model, data: DataObject)
 @given(models(), st.integers(1, 40), st.data())
 def test_the_context_is_filled_and_no_further(model: Model, over: int, data: DataObject) -> None:
     """A long row is clipped, and the short one beside it is not."""
-    ids = st.integers(0, model.spec.embedding.n_vocab - 1)
+    ids = st.integers(0, model.spec.n_vocab - 1)
     left = data.draw(st.integers(0, 4))
     long = data.draw(st.lists(ids, min_size=CONTEXT - left, max_size=CONTEXT - left))
     rows = by_row(generate(model, [long, long[:3]], max_new_tokens=left + over), 2)

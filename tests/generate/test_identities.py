@@ -40,7 +40,7 @@ def in_pieces(model: Model, tokens_BT: Tensor, sizes: list[int], kernel: Kernel)
 def model_and_tokens(draw: DrawFn, min_tokens: int = 1) -> tuple[Model, Tensor]:
     model = draw(models())
     batch, count = draw(st.integers(1, 3)), draw(st.integers(min_tokens, 24))
-    return model, random_tokens(model.spec.embedding.n_vocab, batch, count, seed=draw(SEEDS))
+    return model, random_tokens(model.spec.n_vocab, batch, count, seed=draw(SEEDS))
 
 
 def cut(total: int, sizes: list[int]) -> list[int]:
@@ -86,7 +86,7 @@ def test_last_is_the_last_position(drawn: tuple[Model, Tensor], kernel: Kernel) 
 def test_no_token_sees_what_follows(drawn: tuple[Model, Tensor], seed: int, data: DataObject) -> None:
     model, tokens = drawn
     at = data.draw(st.integers(1, tokens.shape[1] - 1))
-    other = random_tokens(model.spec.embedding.n_vocab, *tokens.shape, seed=seed)
+    other = random_tokens(model.spec.n_vocab, *tokens.shape, seed=seed)
     other[:, :at] = tokens[:, :at]
     same(model(other)[:, :at], model(tokens)[:, :at])
 
@@ -112,7 +112,7 @@ def padded(draw: DrawFn, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 @given(models(), st.booleans(), KERNELS, st.data())
 @torch.no_grad()
 def test_a_ragged_batch_equals_each_row_alone(model: Model, cached: bool, kernel: Kernel, data: DataObject) -> None:
-    rows = data.draw(texts(model.spec.embedding.n_vocab))
+    rows = data.draw(texts(model.spec.n_vocab))
     tokens, valid = data.draw(padded(rows))
     cache = new_cache(model, len(rows), max(map(len, rows))) if cached else None
     logits = model(tokens, cache=cache, valid_BT=valid, kernel=kernel)
@@ -127,7 +127,7 @@ def test_a_ragged_batch_equals_each_row_alone(model: Model, cached: bool, kernel
 @torch.no_grad()
 def test_a_ragged_batch_goes_on_as_each_row_alone(model: Model, kernel: Kernel, data: DataObject) -> None:
     """Ragged prefill, a ragged chunk and single tokens, all into one cache."""
-    n_vocab = model.spec.embedding.n_vocab
+    n_vocab = model.spec.n_vocab
     rows = data.draw(texts(n_vocab, max_tokens=12))
     more = data.draw(texts(n_vocab, rows=len(rows), max_tokens=6))
     steps = data.draw(st.integers(0, 8))
@@ -151,9 +151,9 @@ def test_a_ragged_batch_goes_on_as_each_row_alone(model: Model, kernel: Kernel, 
 @torch.no_grad()
 def test_an_answer_does_not_depend_on_the_neighbours(model: Model, kernel: Kernel, seed: int, data: DataObject) -> None:
     """Neither on their tokens nor on where their padding lies, in a prefill and in the step after it."""
-    rows = data.draw(texts(model.spec.embedding.n_vocab, rows=3))
+    rows = data.draw(texts(model.spec.n_vocab, rows=3))
     tokens, valid = data.draw(padded(rows))
-    other_tokens = random_tokens(model.spec.embedding.n_vocab, *tokens.shape, seed=seed)
+    other_tokens = random_tokens(model.spec.n_vocab, *tokens.shape, seed=seed)
     other_valid = random_tokens(2, *valid.shape, seed=seed + 1) == 1
     other_tokens[0], other_valid[0] = tokens[0], valid[0]
     answers = []

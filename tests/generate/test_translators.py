@@ -36,7 +36,7 @@ def new_cache(model: Model, batch: int, capacity: int, source: int) -> Cache:
 @torch.no_grad()
 def test_pieces_equal_the_whole(model: Model, kernel: Kernel, seed: int, source: int, sizes: list[int]) -> None:
     """The source is read with the first piece, and every other piece finds what it left."""
-    n_vocab = model.spec.embedding.n_vocab
+    n_vocab = model.spec.n_vocab
     read, written = random_tokens(n_vocab, 2, source, seed=seed), random_tokens(n_vocab, 2, sum(sizes), seed=seed + 1)
     cache = new_cache(model, 2, sum(sizes), source + 3)
     pieces = []
@@ -48,7 +48,7 @@ def test_pieces_equal_the_whole(model: Model, kernel: Kernel, seed: int, source:
 @given(MODELS, SEEDS)
 @torch.no_grad()
 def test_the_kernels_agree(model: Model, seed: int) -> None:
-    tokens = random_tokens(model.spec.embedding.n_vocab, 2, 9, seed=seed)
+    tokens = random_tokens(model.spec.n_vocab, 2, 9, seed=seed)
     same(model(tokens, source_BS=tokens[:, :5]), model(tokens, source_BS=tokens[:, :5], kernel="reference"))
 
 
@@ -56,7 +56,7 @@ def test_the_kernels_agree(model: Model, seed: int) -> None:
 @torch.no_grad()
 def test_a_ragged_batch_equals_each_row_alone(model: Model, kernel: Kernel, data: DataObject) -> None:
     """Sources and texts of different lengths, both padded; then a step from the cache."""
-    n_vocab = model.spec.embedding.n_vocab
+    n_vocab = model.spec.n_vocab
     sources = data.draw(texts(n_vocab, max_tokens=9))
     written = data.draw(texts(n_vocab, rows=len(sources), max_tokens=9))
     read, real = _padded(sources)
@@ -81,7 +81,7 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 @given(MODELS)
 @torch.no_grad()
 def test_the_source_matters_and_must_fit(model: Model) -> None:
-    n_vocab = model.spec.embedding.n_vocab
+    n_vocab = model.spec.n_vocab
     tokens = random_tokens(n_vocab, 1, 4, seed=0)
     with pytest.raises(InputError, match="source is longer than its cache"):
         model(tokens, source_BS=tokens, cache=new_cache(model, 1, 4, 3))

@@ -114,7 +114,7 @@ def test_trace_finds_the_declared_work(family: str) -> None:
     assert sum(call.amount for call in decode.calls if call.work == "attention_read") == moved.cache
     prefill = trace(spec, tokens=64, past=0, dtype=torch.bfloat16)
     flops = cost.flops(spec, Pass(tokens=64, logits="last"))
-    head = 2 * spec.d_model * spec.embedding.n_vocab  # one row: read, not multiplied at the matrix rate
+    head = 2 * spec.d_model * spec.n_vocab  # one row: read, not multiplied at the matrix rate
     assert sum(c.amount for c in prefill.calls if c.work == "matrix") == flops.products - head
     assert sum(c.amount for c in prefill.calls if c.work == "attention") == flops.scores
 

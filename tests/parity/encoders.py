@@ -37,7 +37,7 @@ class Encoder(Kind):
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns texts of two lengths and which tokens are real; no real one is the padding token."""
         padding = 0 if spec.positions is None else max(spec.positions.offset - 1, 0)
-        drawn = random_tokens(rng, spec.embedding.n_vocab - 1)
+        drawn = random_tokens(rng, spec.n_vocab - 1)
         tokens = drawn + (drawn >= padding)
         valid = torch.ones_like(tokens)
         valid[1, rng.randrange(tokens.shape[1] // 2, tokens.shape[1]) :] = 0

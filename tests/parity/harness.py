@@ -67,7 +67,7 @@ class Kind:
 
     def inputs(self, rng: random.Random, spec: ModelSpec) -> Inputs:
         """Returns what both sides are given."""
-        return {"input_ids": random_tokens(rng, spec.embedding.n_vocab)}
+        return {"input_ids": random_tokens(rng, spec.n_vocab)}
 
     def theirs(self, model: PreTrainedModel, inputs: Inputs) -> Trace:
         """Returns what transformers' model makes of the inputs, by our paths."""
@@ -86,7 +86,8 @@ class ParityCase:
     """A family and its small configs: variant -> function that draws one from a random source.
 
     `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why, `inert_fields` so
-    the paths of fields. `attentions` are the implementations of transformers that compute all of what the family does.
+    the paths of fields; `idle` are the beginnings of paths of what is held and never runs. `attentions` are the
+    implementations of transformers that compute all of what the family does.
     """
 
     family: str
@@ -94,6 +95,7 @@ class ParityCase:
     kind: Kind = CAUSAL
     inert_weights: dict[str, str] = field(default_factory=dict)
     inert_fields: dict[str, str] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
     attentions: tuple[str, ...] = ("eager", "sdpa")
 
     def config(self, variant: str) -> PreTrainedConfig:

@@ -21,7 +21,11 @@ from asbuilt.spec import (
     Alibi,
     Attention,
     BiasTable,
+    Block,
+    Branch,
     ClampedGate,
+    Classifier,
+    Contrast,
     CrossAttention,
     ExpertGroups,
     GatedMLP,
@@ -32,11 +36,15 @@ from asbuilt.spec import (
     LearnedPositions,
     LinearScaling,
     MixtureOfExperts,
+    MLPProjector,
     Model,
     Parallel,
     Part,
+    PatchEmbedding,
+    PooledProjector,
     Pooler,
     Predictor,
+    Projection,
     QueryTemperature,
     RMSNorm,
     Rotary,
@@ -45,10 +53,11 @@ from asbuilt.spec import (
     TiedHead,
     TokenEmbedding,
     TypeEmbedding,
+    Vision,
     YaRN,
     walk,
 )
-from asbuilt.spec.model import Branch
+from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ACTIVATIONS,
@@ -59,6 +68,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "weighs": WEIGHINGS,
     "gain": ("weight", "offset", "none"),
     "layout": SINUSOID_LAYOUTS,
+    "class_token": CLASS_TOKENS,
+    "reads": READS,
 }
 
 # What may stand where there is nothing; a call, because it may depend on the part.
@@ -88,9 +99,12 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (LatentAttention, "kv_norm"): lambda part: RMSNorm(d=part.kv_rank, gain="none"),
     (LatentAttention, "positions"): lambda part: Rotary(d_rotary=part.d_rope),
     (LatentAttention, "mscale"): lambda part: 0.5,
+    (Model, "vision"): lambda part: _vision(part),
+    (Vision, "layers"): lambda part: part.tower.n_layers - 1,
+    (Projection, "end"): lambda part: 3,
     (Model, "predictors"): lambda part: (_predictor(part),),
     (Model, "types"): lambda part: TypeEmbedding(n_types=2, d_model=part.d_model),
-    (Model, "head"): lambda part: Head(d_model=part.d_model, n_vocab=part.embedding.n_vocab),
+    (Model, "head"): lambda part: Head(d_model=part.d_model, n_vocab=part.n_vocab),
     (Model, "pooler"): lambda part: Pooler(d_model=part.d_model),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
     (MixtureOfExperts, "capacity"): lambda part: 1,
@@ -105,9 +119,22 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
 
 def _predictor(spec: Model) -> Predictor:
     norm = RMSNorm(d=spec.d_model)
-    embedding = TokenEmbedding(n_vocab=spec.embedding.n_vocab, d_model=spec.d_model)
+    embedding = TokenEmbedding(n_vocab=spec.n_vocab, d_model=spec.d_model)
     return Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=spec.blocks[-1], norm=norm,
-                     head=Head(d_model=spec.d_model, n_vocab=spec.embedding.n_vocab))  # fmt: skip
+                     head=Head(d_model=spec.d_model, n_vocab=spec.n_vocab))  # fmt: skip
+
+
+def _tower(head: Projection | None) -> Model:
+    embedding = PatchEmbedding(image_size=2, patch_size=2, d_model=4)
+    block = Block(branches=(Branch(name="ffn", body=MLP(d_model=4, d_ff=2, activation="relu")),))
+    return Model(embedding=embedding, blocks=(block,), head=head, max_positions=1)
+
+
+def _vision(spec: Model) -> Vision | Contrast:
+    if isinstance(spec.head, Projection):
+        return Contrast(tower=_tower(Projection(d_model=4, d_out=spec.head.d_out)))
+    projector = MLPProjector(widths=(4, spec.d_model), activation="relu")
+    return Vision(tower=_tower(None), projector=projector, placeholder=0)
 
 
 # Another part of the same place, where possible with the same weights.
@@ -126,6 +153,14 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     LatentAttention: lambda part: MLP(d_model=part.d_model, d_ff=part.n_heads * part.d_value, activation="relu"),
     Parallel: lambda part: part.attention,
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
+    PatchEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_tokens, d_model=part.d_model),
+    Classifier: lambda part: Projection(d_model=part.d_model, d_out=part.n_labels),
+    Projection: lambda part: Classifier(d_model=part.d_model, n_labels=part.d_out, bias=False),
+    MLPProjector: lambda part: replace(part, widths=(*part.widths, part.d_out)),
+    PooledProjector: lambda part: MLPProjector(widths=(part.d_in, part.d_out), activation="relu"),
+    Model: lambda part: replace(part, blocks=part.blocks[:-1]),
+    Vision: lambda part: None,
+    Contrast: lambda part: None,
     Head: lambda part: TiedHead(d_model=part.d_model, n_vocab=part.n_vocab),
     TiedHead: lambda part: Head(d_model=part.d_model, n_vocab=part.n_vocab),
 }

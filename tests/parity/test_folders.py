@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,21 @@ def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path)
 
 # Several spellings say the same here, so these are compared by what comes out.
 SPELLED = (
-    "hidden_act", "hidden_activation", "activation_function", "rope_parameters", "feed_forward_proj", "dense_act_fn",
+    "hidden_act", "hidden_activation", "activation_function", "projector_hidden_act",
+    "rope_parameters", "feed_forward_proj", "dense_act_fn",
 )  # fmt: skip
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    settings = AutoConfig.from_pretrained(folder).to_dict()
-    return {key: value for key, value in settings.items() if key not in ("_name_or_path", *SPELLED)}
+    return dict(_said(AutoConfig.from_pretrained(folder).to_dict(), ""))
+
+
+def _said(settings: dict[str, Any], outside: str) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and key.endswith("_config"):
+            yield from _said(value, f"{key}.")
+        elif key not in ("_name_or_path", *SPELLED):
+            yield f"{outside}{key}", value
 
 
 def _tables(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -103,9 +112,9 @@ def _tables(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def test_cached_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
     """Our logits, one token at a time, are those at the end of transformers' whole pass over each length."""
     rng = case.random(variant, "cached")
-    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)
-    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path)
-    tokens = random_tokens(rng, mine.spec.embedding.n_vocab, cacheable(mine.spec))
+    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path, case.kind)
+    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
+    tokens = random_tokens(rng, mine.spec.n_vocab, cacheable(mine.spec))
     for kernel in KERNELS:
         cache = Cache(mine.spec, batch=len(tokens), capacity=tokens.shape[1], dtype=torch.float32)
         steps = [mine(tokens[:, t : t + 1], cache=cache, kernel=kernel) for t in range(tokens.shape[1])]
@@ -121,9 +130,9 @@ def _end(logits_BTV: torch.Tensor) -> torch.Tensor:
 @pytest.mark.decodes
 def test_greedy_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
     rng = case.random(variant, "greedy")
-    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path)
-    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path)
-    prompts = random_tokens(rng, mine.spec.embedding.n_vocab, rng.randrange(1, 9))
+    transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path, case.kind)
+    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
+    prompts = random_tokens(rng, mine.spec.n_vocab, rng.randrange(1, 9))
     new = cacheable(mine.spec) - prompts.shape[1]
     have = torch.tensor(list(generate(mine, prompts.tolist(), max_new_tokens=new))).T
     settings = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}

@@ -21,7 +21,7 @@ def test_epsilon(tmp_path: Path) -> None:
     tensors["model.embed_tokens.weight"] *= 1e-3
     save_file(tensors, file, metadata={"format": "pt"})
     mine = asbuilt_loads(tmp_path)
-    tokens = random_tokens(rng, mine.spec.embedding.n_vocab)
+    tokens = random_tokens(rng, mine.spec.n_vocab)
     want = theirs(transformers_loads(tmp_path), tokens)
     check("olmo", "a small stream", ours(mine, tokens), want)
     assert isinstance(mine.spec.norm, LayerNorm)

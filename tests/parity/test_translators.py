@@ -64,11 +64,11 @@ def test_greedy_decoding(case: ParityCase, drawn: str, tmp_path: Path) -> None:
     transformers_saves(case.config(drawn), rng.randrange(2**32), tmp_path, case.kind)
     mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
     assert mine.spec.encoder is not None
-    source = random_tokens(rng, mine.spec.encoder.embedding.n_vocab)
+    source = random_tokens(rng, mine.spec.encoder.n_vocab)
     mask = torch.ones_like(source)
     mask[0, -PADDED:] = 0
     first = open_model(tmp_path).decoder_start[0]  # which transformers would put in front of any other
-    start = [first, rng.randrange(mine.spec.embedding.n_vocab)]
+    start = [first, rng.randrange(mine.spec.n_vocab)]
     new = cacheable(mine.spec) - len(start)
     sources = [row[keep.bool()].tolist() for row, keep in zip(source, mask, strict=True)]
     have = torch.tensor(list(generate(mine, sources, start=start, max_new_tokens=new))).T

@@ -35,10 +35,10 @@ class Translating(Kind):
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns a source with its mask, and a text."""
         assert spec.encoder is not None
-        source = random_tokens(rng, spec.encoder.embedding.n_vocab)
+        source = random_tokens(rng, spec.encoder.n_vocab)
         mask = torch.ones_like(source)
         mask[rng.randrange(len(mask)), -PADDED:] = 0
-        written = random_tokens(rng, spec.embedding.n_vocab)
+        written = random_tokens(rng, spec.n_vocab)
         return {"input_ids": source, "attention_mask": mask, "decoder_input_ids": written}
 
     @torch.inference_mode()

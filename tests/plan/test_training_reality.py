@@ -163,7 +163,7 @@ def backward_peak(model: Built, tokens: Tensor, *, again: bool) -> int:
 
     def step() -> None:
         if again:
-            begun = model.begin(tokens, None, None, "fused")
+            begun = model.begin((len(tokens), tokens.shape[1]), tokens.device, None, None, "fused")
             x = model.embedding(tokens, begun)
             for block in model.blocks:
                 x = checkpoint(block, x, begun, use_reentrant=False)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from asbuilt.errors import InputError, near
 from asbuilt.families import (
@@ -17,11 +18,13 @@ from asbuilt.families import (
     bert,
     bloom,
     chinchilla,
+    clip,
     cohere,
     deepseek,
     deepseek_v3,
     falcon,
     gemma,
+    gemma3,
     glm4_moe,
     gpt2,
     gpt_neox,
@@ -29,6 +32,7 @@ from asbuilt.families import (
     latent,
     llama,
     llama4_text,
+    llava,
     marian,
     mistral,
     mixtral,
@@ -50,8 +54,10 @@ from asbuilt.families import (
     t5,
 )
 from asbuilt.families.dimensions import Dimensions
+from asbuilt.families.towers import tower
 from asbuilt.spec import (
     Activation,
+    Classifier,
     ExpertGroups,
     HeadTransform,
     LatentAttention,
@@ -548,6 +554,58 @@ _transformer("transformer-big", layers=6, d_model=1024, heads=16)
 BART_SOURCE = "Lewis et al. 2020, arXiv 1910.13461; config of facebook/"
 _bart("bart-base", bart.KIN, 6, 768, 12, BART_SOURCE + "bart-base", vocab=50265, activation="gelu", scaled=False)
 _bart("bart-large", bart.KIN, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50265, activation="gelu", scaled=False)
+
+
+def _vit_base() -> Model:
+    head = Classifier(d_model=768, n_labels=1000)
+    return tower(image_size=224, patch_size=16, patch_bias=True, d_model=768, n_layers=12, n_heads=12, d_ff=3072,
+                 eps=1e-12, activation="gelu", head=head, name="vit-base-patch16-224")  # fmt: skip
+
+
+VIT_SOURCE = "Dosovitskiy et al. 2020, arXiv 2010.11929, Table 1; config of google/vit-base-patch16-224"
+ROWS["vit-base-patch16-224"] = Entry(name="vit-base-patch16-224", family="vit", source=VIT_SOURCE, dtype="float32",
+                                     make=_vit_base)  # fmt: skip
+
+
+def _clip_b32() -> Model:
+    text: dict[str, Any] = {"n_vocab": 49408, "n_positions": 77, "d_model": 512, "n_heads": 8, "d_ff": 2048}
+    images: dict[str, Any] = {"image_size": 224, "patch_size": 32, "d_model": 768, "n_heads": 12, "d_ff": 3072}
+    both: dict[str, Any] = {"n_layers": 12, "eps": 1e-5, "activation": "quick_gelu"}
+    return clip.build(text | both, images | both, d_shared=512, name="clip-vit-base-patch32")
+
+
+CLIP_SOURCE = "Radford et al. 2021, arXiv 2103.00020, Table 20; config of openai/clip-vit-base-patch32"
+ROWS["clip-vit-base-patch32"] = Entry(name="clip-vit-base-patch32", family="clip", source=CLIP_SOURCE, dtype="float32",
+                                      make=_clip_b32)  # fmt: skip
+
+
+def _llava_7b() -> Model:
+    images: dict[str, Any] = {"image_size": 336, "patch_size": 14, "d_model": 1024, "n_layers": 24, "n_heads": 16,
+                              "d_ff": 4096, "eps": 1e-5, "activation": "quick_gelu"}  # fmt: skip
+    text = llama.build(n_vocab=32064, d_model=4096, n_layers=32, n_heads=32, d_ff=11008, max_positions=4096,
+                       rotary=Rotary(d_rotary=128), name="llava-1.5-7b")  # fmt: skip
+    return llava.build(text, images, placeholder=32000, layers=23)
+
+
+LLAVA_SOURCE = "Liu et al. 2023, arXiv 2310.03744; config of llava-hf/llava-1.5-7b-hf"
+ROWS["llava-1.5-7b"] = Entry(name="llava-1.5-7b", family="llava", source=LLAVA_SOURCE, dtype="float16", make=_llava_7b)
+
+
+def _gemma_3_4b_mm() -> Model:
+    rotaries = {"linear": Rotary(d_rotary=256, scaling=LinearScaling(factor=8.0)), "local": _ROTARY_256}
+    layers = (*((rotaries["local"], 1024),) * 5, (rotaries["linear"], None)) * 5 + ((rotaries["local"], 1024),) * 4
+    text = gemma.build(n_vocab=262208, d_model=2560, n_heads=8, n_kv_heads=4, d_head=256, d_ff=10240,
+                       max_positions=163840, layers=layers, activation="gelu", sandwich=True, head_norms=True,
+                       name="gemma-3-4b-mm")  # fmt: skip
+    images: dict[str, Any] = {"image_size": 896, "patch_size": 14, "d_model": 1152, "n_layers": 27, "n_heads": 16,
+                              "d_ff": 4304, "eps": 1e-6, "activation": "gelu_tanh"}  # fmt: skip
+    return gemma3.build(text, images, placeholder=262144)
+
+
+# the numbers of a training framework's conversion: its activation and its rotary base are not google's own
+GEMMA3_MM_SOURCE = "Gemma Team 2025, arXiv 2503.19786; config of AI-Hypercomputer/maxtext's conversion of gemma-3-4b"
+ROWS["gemma-3-4b-mm"] = Entry(name="gemma-3-4b-mm", family="gemma3", source=GEMMA3_MM_SOURCE, dtype="bfloat16",
+                              make=_gemma_3_4b_mm)  # fmt: skip
 
 
 def names() -> list[str]:

@@ -19,7 +19,7 @@ from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_fo
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
-from asbuilt.families.table import Entry, Table
+from asbuilt.families.table import Entry, Table, respelled
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 
@@ -173,15 +173,18 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
 
 
 def _as_named(table: Table, stored: Headers) -> tuple[Entry, ...]:
-    """Returns the entries, the optional prefix taken off where no stored name has it, names older where stored so."""
+    """Returns the entries as most stored names are spelled, the optional prefix taken off where no stored name has it.
+
+    Ends of names are older where stored so.
+    """
     prefix = table.optional_prefix
     lacking = "" if any(name.startswith(prefix) for name in stored) else prefix
-    if not lacking and not table.older:
-        return table.entries
-    return tuple(
-        replace(e, names=tuple(_stored_as(table, name.removeprefix(lacking), stored) for name in e.names))
-        for e in table.entries
-    )
+    entries = respelled(table.entries, [(lacking, "")]) if lacking else table.entries
+    ways = (entries, *(respelled(entries, way) for way in table.spellings))
+    entries = max(ways, key=lambda way: sum(name in stored for e in way for name in e.names))
+    if not table.older:
+        return entries
+    return tuple(replace(e, names=tuple(_stored_as(table, name, stored) for name in e.names)) for e in entries)
 
 
 def _stored_as(table: Table, name: str, stored: Headers) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asbuilt import cost
 from asbuilt.cost.dtypes import BLOCKS, PLAIN
+from asbuilt.errors import InputError
 from asbuilt.families.scales import block_scales
-from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, weights
+from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, Vision, weights
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
@@ -41,13 +43,15 @@ CONVENTIONS = {
 }
 
 
-def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str) -> dict[str, Any]:
-    """Returns the whole bill of a model at `batch` sequences of `seq` tokens.
+def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str, images: int = 0) -> dict[str, Any]:
+    """Returns the whole bill of a model at `batch` sequences of `seq` tokens, with so many images in each.
 
-    Raises InputError for a dtype that is none, and for stored tensors that are not those of the description.
+    Raises InputError for a dtype that is none, for stored tensors that are not those of the description, and for images
+    that the model does not see or that do not go into the text.
     """
     spec = source.spec
-    run = Pass(tokens=seq, batch=batch)
+    _require_images(spec, seq, images)
+    run = Pass(tokens=seq, batch=batch, images=images)
     width = int(PLAIN[activation_dtype(dtype)])
     counts = cost.parameters(spec)
     total = sum(counts.values())
@@ -60,6 +64,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "seq": seq,
         "batch": batch,
         "dtype": cost.dtype(dtype).name,
+        "images": images,
         "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
         "parameters_stored": total + sum(extra.values()) if stored is None else stored,
         "stored_extra": extra,
@@ -69,7 +74,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         "weight_bytes": _weight_bytes(spec, (*WEIGHT_DTYPES, cost.dtype(dtype).name)),
         "cache": _cache(spec, seq, batch, kv_dtype),
         "logits_bytes": cost.logits_bytes(spec, Pass(tokens=seq, batch=batch, width=width)),
-        "activations": _activations(spec, Pass(tokens=seq, batch=batch, width=width), activation_dtype(dtype)),
+        "activations": _activations(spec, replace(run, width=width), activation_dtype(dtype)),
         "decode": _decode(spec, seq, batch, dtype, kv_dtype) if spec.decodes else None,
         "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
         "shapes": [
@@ -77,6 +82,16 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str)
         ],
         "conventions": CONVENTIONS,
     }
+
+
+def _require_images(spec: Model, seq: int, images: int) -> None:
+    """Raises InputError for images that the model does not see, or whose tokens are more than the text has."""
+    if images and spec.vision is None:
+        raise InputError("this model sees no images beside a text", field="images", value=images, allowed="0")
+    taken = images * spec.vision.n_tokens if isinstance(spec.vision, Vision) else 0
+    if taken > seq:
+        raise InputError(f"these images take {taken} tokens", field="images", value=images,
+                         allowed=f"what {seq} tokens hold", fix="raise --seq")  # fmt: skip
 
 
 def _stored(source: Source) -> tuple[int | None, int | None]:

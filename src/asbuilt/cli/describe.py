@@ -20,6 +20,7 @@ SHOWN = ("fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", 
 @click.argument("model")
 @click.option("--seq", type=click.IntRange(1, LARGEST), help="Tokens per sequence; 1024, or the context if less.")
 @click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Sequences at once.")
+@click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Of each sequence.")
 @click.option("--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q8_0 ...")
 @click.option("--kv-dtype", help="Of the cache; as --dtype where that is a float of 16 bits or more, else bf16.")
 @click.option(
@@ -30,6 +31,7 @@ def describe(
     model: str,
     seq: int | None,
     batch: int,
+    images: int,
     dtype: str,
     kv_dtype: str | None,
     allow_unread: tuple[str, ...],
@@ -48,6 +50,7 @@ def describe(
         source,
         seq=_length(source, seq, bill.DEFAULT_SEQ),
         batch=batch,
+        images=images,
         dtype=dtype,
         kv_dtype=kv_dtype or bill.activation_dtype(dtype),
     )
@@ -59,6 +62,10 @@ def describe(
 
 def _length(source: Source, seq: int | None, usual: int) -> int:
     context = source.spec.max_positions
+    if source.spec.n_vocab == 0:
+        if seq not in (None, context):
+            click.echo(f"warning: an image is {context} tokens, whatever --seq says", err=True)
+        return context
     if seq is not None and seq > context:
         click.echo(f"warning: --seq {seq} is beyond the context of {context} tokens", err=True)
     return min(usual, context) if seq is None else seq

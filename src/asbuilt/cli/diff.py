@@ -53,7 +53,9 @@ def diff(ctx: click.Context, first: str, second: str, text: str, tolerance: floa
 
 def _tokens(sources: tuple[Source, Source], text: str) -> list[int]:
     """Returns the text's ids by the first tokenizer there is, else ids that both vocabularies have."""
-    n_vocab = min(source.spec.embedding.n_vocab for source in sources)
+    n_vocab = min(source.spec.n_vocab for source in sources)
+    if n_vocab == 0:
+        raise InputError("reads images, and what is compared is a text", field="MODEL", value=sources[0].name)
     context = min(source.spec.max_positions for source in sources)
     tokenizer = next((t for source in sources if (t := source.tokenizer()) is not None), None)
     ids = [i * 7919 % n_vocab for i in range(32)] if tokenizer is None else tokenizer.encode(text)

@@ -37,6 +37,9 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, as
     from asbuilt.checkpoint.source import open_model
 
     source = open_model(model)
+    if source.spec.n_vocab == 0 or source.spec.head is None:
+        raise InputError("only models that predict the next token are measured", field="MODEL", value=source.name,
+                         fix="`asbuilt describe` says what it costs")  # fmt: skip
     chosen = dtype or ("bf16" if source.reading.dtype == "bfloat16" else "fp32")
     _require_room(source, chosen)
     from asbuilt import measure as measuring

@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import groupby
 
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.errors import InputError
 from asbuilt.spec.model import Block, Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, stored_weights, walk, weights
+from asbuilt.spec.vision import Classifier, Projection
 
 BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
 # Backward multiplies each product twice more: once for the gradient of either factor.
@@ -89,11 +91,15 @@ def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """FLOPs of one run: with weights, between activations (scores and mixing) in full, and those the mask leaves."""
+    """FLOPs of one run: with weights, between activations (scores and mixing) in full, and those the mask leaves.
+
+    `first` are those of the products with the data itself, which needs no gradient.
+    """
 
     products: int
     scores: int
     scores_causal: int
+    first: int = 0
 
     @property
     def forward(self) -> int:
@@ -107,8 +113,8 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Forward with full scores, and backward at twice that."""
-        return TRAINING_FACTOR * self.forward
+        """Forward with full scores, and backward at twice that; at once that where only the weight gets a gradient."""
+        return TRAINING_FACTOR * self.forward - self.first
 
 
 def flops(spec: Part, run: Pass) -> Flops:
@@ -119,6 +125,7 @@ def flops(spec: Part, run: Pass) -> Flops:
         products=sum(p.flops for p in all_products if p.weight is not None),
         scores=sum(p.flops for p in scores),
         scores_causal=sum(p.causal_flops for p in scores),
+        first=sum(p.flops for p in all_products if p.first),
     )
 
 
@@ -195,20 +202,32 @@ def remade_tensors(spec: Part, path: str = "") -> set[str]:
 
 
 def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
-    """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets; nothing without a head."""
-    if spec.head is None:
+    """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets; nothing without logits."""
+    rows, classes = _logits(spec, replace(run, logits="all"))
+    if not classes:
         return ()
     return (
-        Saved(name="log-probabilities", size=run.rows * spec.embedding.n_vocab, width="wide"),
-        Saved(name="targets", size=run.rows, width="int64"),
+        Saved(name="log-probabilities", size=rows * classes, width="wide"),
+        Saved(name="targets", size=rows, width="int64"),
         Saved(name="total weight", size=1, width="wide"),
     )
 
 
 def logits_bytes(spec: Model, run: Pass) -> int:
-    """Returns the bytes of the logits of one run, in the run's dtype; none where there is no head."""
-    rows = run.rows if run.logits == "all" else run.batch
-    return 0 if spec.head is None or run.logits == "pooled" else rows * spec.head.n_vocab * run.width
+    """Returns the bytes of the logits of one run, in the run's dtype; none where there is no head that gives them."""
+    rows, classes = _logits(spec, run)
+    return rows * classes * run.width
+
+
+def _logits(spec: Model, run: Pass) -> tuple[int, int]:
+    """Rows and columns of the logits: of each token, or of each image."""
+    if run.logits == "pooled":
+        return 0, 0
+    if isinstance(spec.head, Classifier):
+        return run.batch, spec.head.n_labels
+    if spec.head is None or isinstance(spec.head, Projection):
+        return 0, 0
+    return run.rows if run.logits == "all" else run.batch, spec.head.n_vocab
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +298,7 @@ def moved(spec: Part, run: Pass, dtype: str, kv_dtype: str) -> Moved:
         for name, weight in owner.holds().items():
             nbytes = held.nbytes(weight)
             if weight.role == "table":
-                lookups += nbytes / weight.shape[0] * run.rows
+                lookups += nbytes / weight.shape[0] * seen.rows
             else:
                 by_kind[owner.kind] += math.ceil(nbytes * owner.share(name, seen))
             if weight.role == "table" and (f"{path}.{name}" if path else name) in multiplied:
@@ -304,44 +323,43 @@ class Row:
 
 
 def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
-    """Returns the bill by path, for parts that hold, multiply or remember anything; equal blocks folded."""
+    """Returns the bill by path, for parts that hold, multiply or remember anything; equal blocks folded.
+
+    Parts that do not run are there too: they multiply nothing.
+    """
     size = find_dtype(kv_dtype).block_bytes
     lines: list[Row] = []
-    for label, part, seen, count in _folded(spec, run):
-        for path, below, inner in runs(part, seen, label):
-            held, multiplied, remembered = below.holds(), below.multiplies(inner), below.remembers()
-            if held or multiplied or remembered:
-                lines.append(
-                    Row(
-                        path=path,
-                        part=type(below).__name__,
-                        kind=below.kind,
-                        parameters=sum(w.size for w in held.values()),
-                        flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
-                        cache_bytes_per_token=math.ceil(size * sum(r.size for r in remembered if r.of == "sequence")),
-                        count=count,
-                    )
+    for path, part, seen, count in _folded(spec, run):
+        held, remembered = part.holds(), part.remembers()
+        multiplied = () if seen is None else part.multiplies(seen)
+        if held or multiplied or remembered:
+            lines.append(
+                Row(
+                    path=path,
+                    part=type(part).__name__,
+                    kind=part.kind,
+                    parameters=sum(w.size for w in held.values()),
+                    flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
+                    cache_bytes_per_token=math.ceil(size * sum(r.size for r in remembered if r.of == "sequence")),
+                    count=count,
                 )
+            )
     return lines
 
 
-def _folded(spec: Model, run: Pass, prefix: str = "") -> Iterator[tuple[str, Part, Pass, int]]:
-    """Yields (path, part, run, count) for the model's children, runs of equal blocks as one, `blocks.0-31`."""
-    group: list[tuple[str, Block]] = []
-    for name, child in [*spec.children(), ("", None)]:
-        if group and child != group[0][1]:
-            first, last = group[0][0], group[-1][0].split(".")[1]
-            yield prefix + (first if len(group) == 1 else f"{first}-{last}"), group[0][1], run, len(group)
-            group = []
-        seen = spec.child_run(name, run)
-        if child is None or seen is None:
-            continue
-        if isinstance(child, Block):
-            group.append((name, child))
-        elif isinstance(child, Model):
-            yield from _folded(child, seen, f"{prefix}{name}.")
-        else:
-            yield prefix + name, child, seen, 1
+def _folded(
+    part: Part, run: Pass | None, path: str = "", count: int = 1
+) -> Iterator[tuple[str, Part, Pass | None, int]]:
+    """Yields (path, part, run, count) as `runs` does, runs of equal blocks as one, `blocks.0-31`.
+
+    What has no part in the run is there with None.
+    """
+    yield path, part, run, count
+    below = [(name, child, None if run is None else part.child_run(name, run)) for name, child in part.children()]
+    for _, group in groupby(below, lambda one: one[1:] if isinstance(one[1], Block) else one[0]):
+        (name, child, seen), *others = group
+        label = f"{name}-{others[-1][0].split('.')[1]}" if others else name
+        yield from _folded(child, seen, f"{path}.{label}" if path else label, count * (1 + len(others)))
 
 
 def block_products(spec: Model, run: Pass) -> list[PathProduct]:

@@ -54,7 +54,7 @@ class Dtype:
         """
         if self.block == 1:
             return weight.size * self.block_bytes
-        if len(weight.shape) == 1:
+        if len(weight.shape) <= 1:
             return Fraction(4 * weight.size)
         if weight.shape[-1] % self.block == 0:
             return weight.size // self.block * self.block_bytes

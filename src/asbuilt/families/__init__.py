@@ -27,9 +27,11 @@ FAMILIES: dict[str, str] = {
     "deepseek": "asbuilt.families.deepseek",
     "deepseek_v2": "asbuilt.families.deepseek_v2",
     "deepseek_v3": "asbuilt.families.deepseek_v3",
+    "clip": "asbuilt.families.clip",
     "falcon": "asbuilt.families.falcon",
     "gemma": "asbuilt.families.gemma",
     "gemma2": "asbuilt.families.gemma2",
+    "gemma3": "asbuilt.families.gemma3",
     "gemma3_text": "asbuilt.families.gemma3_text",
     "glm4_moe": "asbuilt.families.glm4_moe",
     "gpt2": "asbuilt.families.gpt2",
@@ -41,6 +43,7 @@ FAMILIES: dict[str, str] = {
     "llama4_text": "asbuilt.families.llama4_text",
     "marian": "asbuilt.families.marian",
     "mbart": "asbuilt.families.mbart",
+    "llava": "asbuilt.families.llava",
     "mistral": "asbuilt.families.mistral",
     "mixtral": "asbuilt.families.mixtral",
     "modernbert": "asbuilt.families.modernbert",
@@ -61,6 +64,7 @@ FAMILIES: dict[str, str] = {
     "starcoder2": "asbuilt.families.starcoder2",
     "switch_transformers": "asbuilt.families.switch_transformers",
     "t5": "asbuilt.families.t5",
+    "vit": "asbuilt.families.vit",
 }
 
 __all__ = [

@@ -189,18 +189,18 @@ class Kin:
         written: dict[str, Any] = {
             "architectures": [self.heads[0]],
             "model_type": self.family,
-            "vocab_size": encoder.embedding.n_vocab,
+            "vocab_size": encoder.n_vocab,
             "d_model": spec.d_model,
             **_write_stack("encoder", encoder, ("attention", "ffn"), self.family),
             **_write_stack("decoder", spec, ("attention", "cross", "ffn"), self.family),
             "activation_function": WRITTEN_ACTIVATIONS.get(ffn.activation, ffn.activation),
             "max_position_embeddings": spec.max_positions,
-            "scale_embedding": spec.embedding.scale != 1.0,
+            "scale_embedding": getattr(spec.embedding, "scale", 1.0) != 1.0,
             "is_encoder_decoder": True,
             "tie_word_embeddings": True,
         }
         if self.two_vocabularies:
-            vocabulary = spec.embedding.n_vocab
+            vocabulary = spec.n_vocab
             written |= {"decoder_vocab_size": vocabulary, "share_encoder_decoder_embeddings": shared}
         config = config_of(written, carried, dtype)
         require_same(spec, self.read(config, spec.name).spec, self.family)

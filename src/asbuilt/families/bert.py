@@ -196,7 +196,7 @@ def write_sizes(spec: Model, family: str, heads: tuple[str, str]) -> dict[str, A
     written = {
         "architectures": [heads[1 if bare else 0]],
         "model_type": family,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "num_hidden_layers": spec.n_layers,
         "num_attention_heads": attention.n_heads,

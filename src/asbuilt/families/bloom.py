@@ -119,7 +119,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = {
         "architectures": [HEADS[0]],
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "n_layer": spec.n_layers,
         "n_head": attention.n_heads,

@@ -67,7 +67,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         **shared.write_dimensions(spec, FAMILY, HEADS[0], ffn),
         "layer_norm_eps": float(shared.final_norm(spec, FAMILY, LayerNorm).eps),
         "attention_bias": attention.bias,
-        "logit_scale": 1.0 if spec.head is None else float(spec.head.scale),
+        "logit_scale": 1.0 if spec.language_head is None else float(spec.language_head.scale),
     }
     config = config_of(written, carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)

@@ -19,6 +19,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "swish": "silu",
     "relu": "relu",
     "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",

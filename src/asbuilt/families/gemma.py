@@ -186,7 +186,7 @@ def write_sizes(spec: Model, family: str, head: str) -> dict[str, Any]:
     return {
         "architectures": [head],
         "model_type": family,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "intermediate_size": ffn.d_ff,
         "num_hidden_layers": spec.n_layers,

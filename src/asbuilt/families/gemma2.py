@@ -101,7 +101,7 @@ def write_more(spec: Model, family: str, head: str) -> dict[str, Any]:
         **gemma.write_sizes(spec, family, head),
         "hidden_activation": gemma.written_activation(ffn),
         "query_pre_attn_scalar": _scalar(attention.d_head**-0.5 if attention.scale is None else attention.scale),
-        "final_logit_softcapping": None if spec.head is None else spec.head.softcap,
+        "final_logit_softcapping": None if spec.language_head is None else spec.language_head.softcap,
         "layer_types": [FULL if width is None else SLIDING for width in windows],
         **({} if window is None else {"sliding_window": window}),
     }

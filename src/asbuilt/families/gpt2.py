@@ -196,7 +196,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = {
         "architectures": [HEADS[0]],
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "n_positions": positions.n_positions,
         "n_ctx": spec.max_positions,
         "n_embd": spec.d_model,

@@ -82,7 +82,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         "embedding_multiplier": float(spec.embedding.scale),
         "attention_multiplier": float(attention.d_head**-0.5 if attention.scale is None else attention.scale),
         "residual_multiplier": float(spec.blocks[0].branches[0].scale),
-        "logits_scaling": _divisor(1.0 if spec.head is None else spec.head.scale),
+        "logits_scaling": _divisor(1.0 if spec.language_head is None else spec.language_head.scale),
     }
     config = config_of(written, carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)

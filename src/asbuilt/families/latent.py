@@ -198,7 +198,7 @@ def write(family: Family, spec: Model, carried: dict[str, Any], dtype: str | Non
     written = {
         "architectures": [family.heads[0]],
         "model_type": family.name,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "intermediate_size": usual if dense is None else dense.d_ff,
         "moe_intermediate_size": ffn.d_ff,

@@ -206,7 +206,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = {
         "architectures": [HEADS[1 if bare else 0]],
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "intermediate_size": ffn.d_ff,
         "num_hidden_layers": spec.n_layers,
@@ -227,13 +227,14 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 
 
 def _write_head(spec: Model) -> dict[str, Any]:
-    if spec.head is None:
+    head = spec.language_head
+    if head is None:
         return {}
-    transform = expect(spec.head.transform, HeadTransform, "head.transform", FAMILY)
+    transform = expect(head.transform, HeadTransform, "head.transform", FAMILY)
     return {
         "classifier_activation": WRITTEN_ACTIVATIONS.get(transform.activation, transform.activation),
         "classifier_bias": transform.bias,
-        "decoder_bias": spec.head.bias,
+        "decoder_bias": head.bias,
         "tie_word_embeddings": isinstance(spec.head, TiedHead),
     }
 

@@ -140,7 +140,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = {
         "architectures": [HEADS[0]],
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "d_model": spec.d_model,
         "n_layers": spec.n_layers,
         "n_heads": attention.n_heads,

@@ -151,7 +151,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = {
         "architectures": [HEADS[0]],
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "word_embed_proj_dim": spec.d_model,
         "num_hidden_layers": spec.n_layers,

@@ -83,7 +83,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     ffn = expect(both.ffn, GatedMLP, "blocks.0.both.body.ffn", FAMILY)
     written = {
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "num_hidden_layers": spec.n_layers,
         "num_attention_heads": attention.n_heads,

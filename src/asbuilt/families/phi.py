@@ -157,7 +157,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = {
         "architectures": [HEADS[0]],
         "model_type": FAMILY,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
         "intermediate_size": ffn.d_ff,
         "num_hidden_layers": spec.n_layers,

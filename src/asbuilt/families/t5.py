@@ -203,7 +203,7 @@ def write_sizes(spec: Model, family: str, head: str) -> dict[str, Any]:
     return {
         "architectures": [head],
         "model_type": family,
-        "vocab_size": spec.embedding.n_vocab,
+        "vocab_size": spec.n_vocab,
         "d_model": spec.d_model,
         "num_layers": encoder.n_layers,
         "num_decoder_layers": spec.n_layers,
@@ -232,7 +232,7 @@ def write_ffn(ffn: Body, family: str) -> dict[str, Any]:
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
     """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
     _, _, ffn = stacks(spec, FAMILY)
-    scaled = spec.head is not None and spec.head.scale != 1.0
+    scaled = spec.language_head is not None and spec.language_head.scale != 1.0
     written = write_sizes(spec, FAMILY, HEADS[0]) | write_ffn(ffn.body, FAMILY) | {"scale_decoder_outputs": scaled}
     config = config_of(written, carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)

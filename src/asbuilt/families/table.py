@@ -7,7 +7,7 @@ and they know shapes too, so a file's header can be checked before any data is r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from asbuilt.errors import InputError
@@ -264,6 +264,25 @@ class OneRow:
 
 
 @dataclass(frozen=True)
+class Leading:
+    """Stored with so many dimensions of 1 before its own."""
+
+    count: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Each shape with ones before it."""
+        return [(1,) * self.count + shape for shape in built]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Each without them."""
+        return [tensor.reshape(tensor.shape[self.count :]) for tensor in stored]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Each with them."""
+        return [tensor.reshape((1,) * self.count + tuple(tensor.shape)) for tensor in built]
+
+
+@dataclass(frozen=True)
 class Chain:
     """Operations one after the other, given in the order in which saving applies them."""
 
@@ -308,7 +327,8 @@ class Table:
     `ignored` maps a regular expression over whole names to the reason why such a tensor carries nothing (a buffer that
     is recomputed). `duplicates` maps a name that may be stored again to the path whose tensor it must equal (a tied
     head). `optional_prefix` is a prefix that a file may lack on all its names; `older` maps ends of names to those that
-    an older file has instead.
+    an older file has instead. Each of `spellings` is how other files begin their names: pairs of a beginning here and
+    the one there.
     """
 
     entries: tuple[Entry, ...]
@@ -316,6 +336,18 @@ class Table:
     duplicates: dict[str, str] = field(default_factory=dict)
     optional_prefix: str = ""
     older: dict[str, str] = field(default_factory=dict)
+    spellings: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+
+def respelled(entries: Sequence[Entry], beginnings: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:
+    """Returns the entries with names that start with the first of a pair starting with the second; the first fits."""
+
+    def other(name: str) -> str:
+        found = ((old, new) for old, new in beginnings if name.startswith(old))
+        old, new = next(found, ("", ""))
+        return new + name.removeprefix(old)
+
+    return tuple(replace(e, names=tuple(other(name) for name in e.names)) for e in entries)
 
 
 def entry(path: str, name: str, layout: Layout | None = None) -> Entry:

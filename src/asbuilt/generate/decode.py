@@ -18,6 +18,7 @@ from asbuilt.errors import InputError
 from asbuilt.generate.cache import Cache
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.modules import Model
+from asbuilt.spec import Classifier
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -90,6 +91,7 @@ def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
         why = "its tokens see those after them" if not model.decodes else "it has no head"
         raise InputError(f"continues no text: {why}", field="MODEL", value=model.name,
                          fix="asbuilt embed compares sentences by such a model")  # fmt: skip
+    require_text(model)
     _check_tokens(model if model.encoder is None else model.encoder, prompt, "prompt", "there is nothing to continue")
 
 
@@ -102,7 +104,7 @@ def check_start(model: spec.Model, start: Sequence[int]) -> None:
 
 
 def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str) -> None:
-    n_vocab = stack.embedding.n_vocab
+    n_vocab = stack.n_vocab
     if len(tokens) == 0:
         raise InputError(f"empty: {why}", field=field, allowed="at least one token")
     if len(tokens) > stack.max_positions:
@@ -118,6 +120,14 @@ def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str
             raise InputError(
                 "not a token id of this model", field=field, value=token, allowed=f"whole numbers below {n_vocab}"
             )
+
+
+def require_text(model: spec.Model) -> None:
+    """Raises InputError for a model that reads images alone, or gives no next token."""
+    if not isinstance(model.head, spec.Head | spec.TiedHead):
+        made = "labels" if isinstance(model.head, Classifier) else "vectors"
+        raise InputError(f"gives {made}, not the next token", field="MODEL", value=model.name,
+                         allowed="a model with a language model's head")  # fmt: skip
 
 
 def _require_whole(field: str, value: object, low: int) -> None:
@@ -159,7 +169,7 @@ def _steps(
     capacity = max(len(given.begun[row]) + rooms[row] for row in rows)
     cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device,
                   source=started.longest_source)  # fmt: skip
-    sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.embedding.n_vocab, table.device)
+    sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, table.device)
     logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):
         chosen_B = sampler(logits_BV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from asbuilt.generate.cache import Cache
 from asbuilt.measure.calibrate import quarter
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.modules import Model
+from asbuilt.spec import Classifier, PatchEmbedding, Vision
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -34,21 +36,47 @@ def weight_bytes(model: Model) -> int:
     return sum(p.nbytes for p in {id(p): p for p in built_parameters(model).values()}.values())
 
 
-def flops(description: spec.Model, tokens: int, batch: int = 1) -> int:
+def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0) -> int:
     """Returns what PyTorch's counter sees of one forward pass on the meta device, with the reference attention.
 
     The counter knows no fused attention on a CPU, and never halves a causal one.
     """
     model = build(description, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-        model(ids, **source_of(model, ids), kernel="reference")
+        ids, beside = given(model, torch.zeros(batch, tokens, dtype=torch.long, device="meta"), images)
+        model(ids, **beside, kernel="reference")
     return counter.get_total_flops()
 
 
 def source_of(model: Model, ids: Tensor) -> dict[str, Tensor]:
     """Returns what an encoder reads beside `ids`, a copy of them; nothing where there is no encoder."""
     return {} if model.encoder is None else {"source_BS": ids.clone()}
+
+
+def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns what a model of tokens `ids` (B, T) reads, and what beside: a source, and so many images of each text.
+
+    Their placeholders come first. A model of patches reads B images instead.
+    """
+    embedding, vision = model.spec.embedding, model.spec.vision
+    if isinstance(embedding, PatchEmbedding):
+        return _pixels(embedding, ids, 1).squeeze(1), {}
+    beside = source_of(model, ids)
+    if vision is None or not images:
+        return ids, beside
+    if isinstance(vision, Vision):
+        places = torch.arange(ids.shape[1], device=ids.device) < images * vision.n_tokens
+        other = (vision.placeholder + 1) % embedding.n_vocab
+        ids = ids.masked_fill(ids == vision.placeholder, other).masked_fill(places, vision.placeholder)
+    tower = vision.tower.embedding
+    assert isinstance(tower, PatchEmbedding)
+    return ids, beside | {"images": _pixels(tower, ids, images)}
+
+
+def _pixels(embedding: PatchEmbedding, ids: Tensor, images: int) -> Tensor:
+    size = embedding.image_size
+    shape = (len(ids), images, embedding.channels, size, size)
+    return torch.linspace(-1, 1, math.prod(shape), device=ids.device).view(shape)
 
 
 def cache_bytes(model: Model, batch: int, capacity: int) -> int:
@@ -58,13 +86,21 @@ def cache_bytes(model: Model, batch: int, capacity: int) -> int:
 
 
 def saved_bytes(
-    model: Model, tokens: int, batch: int = 1, kernel: Kernel = "fused", pooled: bool = False
+    model: Model,
+    tokens: int,
+    batch: int = 1,
+    kernel: Kernel = "fused",
+    images: int = 0,
+    pooled: bool = False,
 ) -> tuple[int, int]:
     """Returns the bytes autograd keeps of one training step: (by the model, by the loss), each storage once.
 
     Without a head there is no loss; `pooled` is a pass that ends in the pooler.
     """
-    ids = torch.arange(batch * tokens).remainder(model.spec.embedding.n_vocab).view(batch, tokens)
+    ids = torch.arange(batch * tokens).remainder(model.spec.n_vocab or 1).view(batch, tokens)
+    ids, beside = given(model, ids, images)
+    ids = ids.to(model.any_weight.dtype) if ids.is_floating_point() else ids
+    beside = {name: x.to(model.any_weight.dtype) if x.is_floating_point() else x for name, x in beside.items()}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -78,14 +114,21 @@ def saved_bytes(
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model.pooled(ids, kernel=kernel) if pooled else model(ids, **source_of(model, ids), kernel=kernel)
+        logits = model.pooled(ids, kernel=kernel) if pooled else model(ids, **beside, kernel=kernel)
         by_model = total()
-        if pooled or model.head is None:
-            return by_model, 0
-        loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().roll(-1))
+        loss = None if pooled else _loss(model, logits, ids)
     by_loss = total() - by_model
     del loss
     return by_model, by_loss
+
+
+def _loss(model: Model, logits: Tensor, ids: Tensor) -> Tensor | None:
+    """Cross-entropy of each token with the next one, or of each image with some label; None without logits."""
+    if isinstance(model.spec.head, Classifier):
+        return F.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
+    if not isinstance(model.spec.head, spec.Head | spec.TiedHead):
+        return None
+    return F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().roll(-1))
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -131,13 +174,14 @@ def decode_seconds(model: Model, prompt: int, steps: int) -> float:
 
 def _some_tokens(model: Model, tokens: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(model.spec.embedding.n_vocab, (1, tokens), generator=generator)
+    return torch.randint(model.spec.n_vocab or 1, (1, tokens), generator=generator)
 
 
 def _prefill(model: Model, ids: Tensor, room: int = 0) -> tuple[Cache, Tensor]:
     dtype = model.any_weight.dtype
     cache = Cache(model.spec, batch=1, capacity=ids.shape[1] + room, dtype=dtype)
-    return cache, cast(Tensor, model(ids, **source_of(model, ids), cache=cache, last=True))
+    ids, beside = given(model, ids)
+    return cache, cast(Tensor, model(ids, **beside, cache=cache, last=True))
 
 
 def _timed(work: Callable[[], object]) -> float:

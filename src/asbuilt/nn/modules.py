@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asbuilt.errors import InputError
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
@@ -22,7 +23,8 @@ from asbuilt.nn.latent import LatentAttention
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.relative import ProjectedDistances
 from asbuilt.nn.step import Sight, Step
-from asbuilt.spec import attention, cross, encoder, experts, feedforward, latent, model, norms, positions
+from asbuilt.nn.vision import Contrast, MLPProjector, OneToken, PatchEmbedding, PooledProjector, Vision
+from asbuilt.spec import attention, cross, encoder, experts, feedforward, latent, model, norms, positions, vision
 from asbuilt.spec.part import Kernel, Part
 from asbuilt.spec.relative import RelativeProjection
 
@@ -34,6 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
+    "quick_gelu": lambda x: F.silu(1.702 * x) / 1.702,
 }
 
 
@@ -191,7 +194,7 @@ class Attention(PartModule):
         B, T, _ = x_BTM.shape
         q, k, v = self.heads(x_BTM, step)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        if step.cache is not None and part.causal:
+        if step.cache is not None and part.causal and part.cached:
             k, v = step.cache.layers[self.path].update((k, v), step)
         learned = self.sight.relative is not None or self.distances is not None
         y = attend(
@@ -288,6 +291,26 @@ def mixture(part: experts.MixtureOfExperts, path: str) -> MixtureOfExperts:
 def latent_attention(part: latent.LatentAttention, path: str) -> LatentAttention:
     """Returns the module of latent attention, its norms made as any other."""
     return LatentAttention(part, path, norm(part.q_norm, f"{path}.q_norm"), norm(part.kv_norm, f"{path}.kv_norm"))
+
+
+def mlp_projector(part: vision.MLPProjector, path: str) -> MLPProjector:
+    """Returns the module of a projector of matrices."""
+    return MLPProjector(part, path, ACTIVATIONS[part.activation])
+
+
+def pooled_projector(part: vision.PooledProjector, path: str) -> PooledProjector:
+    """Returns the module of a projector of means, its norm made as any other."""
+    return PooledProjector(part, path, module(part.norm, f"{path}.norm"))
+
+
+def seeing(part: vision.Vision, path: str) -> Vision:
+    """Returns the module of images in a text, its tower a model."""
+    return Vision(part, Model(part.tower, f"{path}.tower"), module(part.projector, f"{path}.projector"))
+
+
+def contrast(part: vision.Contrast, path: str) -> Contrast:
+    """Returns the module of images beside texts, its tower a model."""
+    return Contrast(part, path, Model(part.tower, f"{path}.tower"))
 
 
 class Parallel(nn.Module):
@@ -425,6 +448,7 @@ class Model(nn.Module):
         self.spec = part
         at = f"{path}." if path else ""
         self.encoder = None if part.encoder is None else Model(part.encoder, f"{at}encoder")
+        self.vision = None if part.vision is None else module(part.vision, f"{at}vision")
         self.embedding = module(part.embedding, f"{at}embedding")
         self.positions = None if part.positions is None else module(part.positions, f"{at}positions")
         self.types = None if part.types is None else module(part.types, f"{at}types")
@@ -447,6 +471,7 @@ class Model(nn.Module):
         types_BT: Tensor | None = None,
         source_BS: Tensor | None = None,
         source_valid_BS: Tensor | None = None,
+        images: Tensor | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
     ) -> Tensor:
@@ -455,18 +480,42 @@ class Model(nn.Module):
         `cache` is continued and extended; `valid_BT` marks real tokens, padding may be on either side; `kernel` is
         "fused" or "reference". `types_BT` are the tokens' types where the model has such, 0 unless given. An encoder
         reads `source_BS`, which is given with a sequence's first tokens. Without a head it is the stream (B, T, M) that
-        is returned.
+        is returned; of a head that reads one token, its numbers (B, n).
+
+        A model of patches takes images (N, C, H, W) in the tokens' place. One with a tower takes `images` too, as
+        (N, C, H, W) in order or (B, n, C, H, W), and either puts what it makes of them in the placeholders' places, or
+        returns how near each is to each text, (N, B). Raises InputError for images that do not fit.
         """
-        step = self.begin(tokens_BT, cache, valid_BT, kernel)
+        if isinstance(self.embedding, PatchEmbedding):
+            return self.of_images(tokens_BT, kernel)
+        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel)
         step.types_BT = types_BT
         if self.encoder is not None:
             self.read(source_BS, source_valid_BS, step)
+        if images is not None:
+            if self.vision is None:
+                raise InputError("this model has no vision", field="images", value=tuple(images.shape), allowed="none")
+            assert isinstance(self.vision, Vision | Contrast)
+            images = self.vision.images(images)
+            if isinstance(self.vision, Vision):
+                step.images_NPM = self.vision(images, kernel)
         with row_products(self.any_weight, tokens_BT.numel()):
-            return self.logits(tokens_BT, step, last)
+            made = self.logits(tokens_BT, step, last)
+        return self.vision(images, made, kernel) if images is not None and isinstance(self.vision, Contrast) else made
+
+    def of_images(self, pixels: Tensor, kernel: Kernel, depth: int | None = None) -> Tensor:
+        """Returns what a model of patches makes of images (N, C, H, W); the stream after `depth` blocks if not None."""
+        assert isinstance(self.embedding, PatchEmbedding)
+        pixels = self.embedding.images(pixels)
+        step = self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
+        with row_products(self.any_weight, step.batch * step.tokens):
+            return self.logits(pixels, step, last=False) if depth is None else self.stream(pixels, step, depth)
 
     def states(self, tokens_BT: Tensor, *, valid_BT: Tensor | None = None, kernel: Kernel = "fused") -> Tensor:
         """Returns (B, T, M): the stream after the final norm, whatever head there is."""
-        x_BTM = self.stream(tokens_BT, self.begin(tokens_BT, None, valid_BT, kernel))
+        x_BTM = self.stream(
+            tokens_BT, self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
+        )
         return x_BTM if self.norm is None else self.norm(x_BTM)
 
     def pooled(
@@ -479,7 +528,7 @@ class Model(nn.Module):
     ) -> Tensor:
         """Returns (B, M): what the pooler makes of each row's first real token. Arguments as `forward` takes them."""
         assert self.pooler is not None, "this model has no pooler"
-        step = self.begin(tokens_BT, None, valid_BT, kernel)
+        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
         step.types_BT = types_BT
         with row_products(self.any_weight, tokens_BT.numel()):
             x_BTM = first_token(self.stream(tokens_BT, step), valid_BT)
@@ -499,7 +548,8 @@ class Model(nn.Module):
         """Lends the step what the encoder makes of the source; later passes over a cache only which tokens are real."""
         assert self.encoder is not None
         if source_BS is not None:
-            inner = self.encoder.begin(source_BS, None, valid_BS, step.kernel)
+            shape = (source_BS.shape[0], source_BS.shape[1])
+            inner = self.encoder.begin(shape, source_BS.device, None, valid_BS, step.kernel)
             inner.table_VM = self.table_VM
             step.source_BSM = self.encoder.logits(source_BS, inner, last=False)
             if step.cache is not None:
@@ -511,17 +561,22 @@ class Model(nn.Module):
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the logits of one step, of all tokens or of each row's last; the normed stream without a head."""
         x_BTM = self.stream(tokens_BT, step)
-        if last:
+        if isinstance(self.head, OneToken):
+            x_BTM = self.head.token(x_BTM, tokens_BT)
+        elif last:
             x_BTM = last_token(x_BTM, step.valid_BT)
         if self.norm is not None:
             x_BTM = self.norm(x_BTM)
         return x_BTM if self.head is None else self.head(x_BTM, self.table_VM)
 
-    def stream(self, tokens_BT: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M): the stream after the last block."""
+    def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
+        """Returns the stream (B, T, M) after `depth` blocks, None for all of them."""
         if self.relative is not None:
             step.relative_BH = self.relative.weight
         x_BTM = self.embedding(tokens_BT, step)
+        if step.images_NPM is not None:
+            assert isinstance(self.vision, Vision)
+            x_BTM = self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
         if self.positions is not None:
             x_BTM = x_BTM + self.positions(step)
         if self.types is not None:
@@ -529,15 +584,21 @@ class Model(nn.Module):
             x_BTM = x_BTM + self.types(types_BT)
         if self.embedding_norm is not None:
             x_BTM = self.embedding_norm(x_BTM)
-        for block in self.blocks:
+        for block in self.blocks[:depth]:
             x_BTM = block(x_BTM, step)
         return x_BTM
 
-    def begin(self, tokens_BT: Tensor, cache: Cache | None, valid_BT: Tensor | None, kernel: Kernel) -> Step:
-        """Returns the step for these tokens, the cache's lengths already moved on."""
+    def begin(
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        cache: Cache | None,
+        valid_BT: Tensor | None,
+        kernel: Kernel,
+    ) -> Step:
+        """Returns the step for (B, T) tokens, the cache's lengths already moved on."""
         past = None if cache is None else cache.lengths
-        shape = (tokens_BT.shape[0], tokens_BT.shape[1])
-        step = Step(shape, tokens_BT.device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel)
+        step = Step(shape, device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel)
         if cache is not None:
             cache.advance(step.lengths)
         return step
@@ -580,6 +641,13 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     model.Parallel: Parallel,
     model.Predictor: Predictor,
     model.Model: Model,
+    vision.PatchEmbedding: PatchEmbedding,
+    vision.Classifier: OneToken,
+    vision.Projection: OneToken,
+    vision.MLPProjector: mlp_projector,
+    vision.PooledProjector: pooled_projector,
+    vision.Vision: seeing,
+    vision.Contrast: contrast,
 }
 
 

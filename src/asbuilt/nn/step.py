@@ -42,6 +42,8 @@ class Step:
     `types_BT` are the tokens' types where they have other than 0. A stack may lend its layers `relative_BH`, the
     numbers of its relative buckets, and `table_VM`, vectors of tokens; `source_BSM` is what an encoder made, None once
     the layers remember it, `source_mask` tells its real tokens.
+    `images_NPM` take the places of tokens; `ends_BT` is the last position that each token sees, where that is not its
+    own.
     """
 
     types_BT: Tensor | None = None
@@ -49,6 +51,8 @@ class Step:
     table_VM: Tensor | None = None
     source_BSM: Tensor | None = None
     source_mask: Mask = None
+    images_NPM: Tensor | None = None
+    ends_BT: Tensor | None = None
 
     def __init__(
         self,
@@ -165,7 +169,8 @@ class Step:
     def _mask(self, sight: Sight, dtype: torch.dtype) -> Mask:
         near = sight.reach is None or self.tokens <= sight.reach
         distant = sight.alibi is not None or sight.relative is not None
-        if self.uniform and not distant:
+        ahead = self.ends_BT is not None and sight.causal
+        if self.uniform and not distant and not ahead:
             if self.tokens == 1 and sight.chunk is None:
                 return None  # the cache holds no more than the window, and all of it came before
             if not sight.causal and near:
@@ -195,9 +200,10 @@ class Step:
         """(B or 1, T, S), True where the key is seen."""
         queries, keys = self.positions_BT[:, :, None], self.keys(sight.reach)[:, None, :]
         distance = queries - keys
-        seen = (keys >= 0) & (distance >= 0 if sight.causal else torch.ones_like(distance, dtype=torch.bool))
-        if sight.window is not None:
-            seen &= distance.abs() < sight.window
+        ends = queries if self.ends_BT is None else self.ends_BT[:, :, None]
+        seen = (keys >= 0) & (keys <= ends if sight.causal else torch.ones_like(distance, dtype=torch.bool))
+        if sight.window is not None:  # what lies ahead and is seen all the same is seen however far it is
+            seen &= (distance if sight.causal else distance.abs()) < sight.window
         if sight.chunk is not None:
             seen &= queries // sight.chunk == keys // sight.chunk
         # padding may see nothing, and softmax over nothing is not a number: let it look at the first key

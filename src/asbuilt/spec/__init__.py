@@ -68,6 +68,16 @@ from asbuilt.spec.positions import (
     YaRN,
 )
 from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.vision import (
+    Classifier,
+    Contrast,
+    MLPProjector,
+    PatchEmbedding,
+    PooledProjector,
+    Projection,
+    Projector,
+    Vision,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -86,6 +96,8 @@ __all__ = [
     "Body",
     "Branch",
     "ClampedGate",
+    "Classifier",
+    "Contrast",
     "CrossAttention",
     "DynamicNTK",
     "Embedding",
@@ -103,6 +115,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRope",
+    "MLPProjector",
     "Mixer",
     "MixtureOfExperts",
     "Model",
@@ -110,9 +123,13 @@ __all__ = [
     "Parallel",
     "Part",
     "Pass",
+    "PatchEmbedding",
+    "PooledProjector",
     "Pooler",
     "Predictor",
     "Product",
+    "Projection",
+    "Projector",
     "QueryTemperature",
     "RMSNorm",
     "RelativeBuckets",
@@ -129,6 +146,7 @@ __all__ = [
     "TiedHead",
     "TokenEmbedding",
     "TypeEmbedding",
+    "Vision",
     "Weight",
     "YaRN",
     "buffers",

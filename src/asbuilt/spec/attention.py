@@ -36,6 +36,7 @@ class Attention(Part):
     `softcap` c turns each score s into c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
     each head, or all heads together where their width says so, before the rotation unless `rotate_first`. `sinks` adds
     one learned score per head to the softmax, with no value behind it. `temperature` scales queries by their position.
+    Keys and values are not `cached` where all tokens always come at once.
     """
 
     kind = "attention"
@@ -56,12 +57,13 @@ class Attention(Part):
     sinks: bool = False
     scale: float | None = None
     temperature: QueryTemperature | None = None
+    cached: bool = True
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
         divides = self.n_heads % self.n_kv_heads == 0
         require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
-        require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks")
+        require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks", "cached")
         require_sizes(self, *(name for name in ("window", "chunk") if getattr(self, name) is not None))
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none where attention is not causal")
@@ -153,6 +155,10 @@ class Attention(Part):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
+        return self._pairs_before(run, seen) + run.images * run.mutual * (run.mutual - 1) // 2
+
+    def _pairs_before(self, run: Pass, seen: int) -> int:
+        """Pairs of each token with itself and those before it."""
         if self.chunk is not None:
             return _chunk_pairs(seen, self.chunk) - _chunk_pairs(run.past, self.chunk)
         all_pairs = run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
@@ -213,7 +219,7 @@ class Attention(Part):
         """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
         if isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if self.reach is not None and run.tokens > self.reach:
+        if (self.reach is not None and run.tokens > self.reach) or (self.causal and run.mutual):
             return "bool"
         if not self.causal or (run.tokens == 1 and self.chunk is None):
             return "none"
@@ -221,15 +227,19 @@ class Attention(Part):
 
     def mask_works(self, run: Pass) -> tuple[str, int, int]:
         """Returns the mask's name, its bytes for the whole pass, and what it takes to make: layers may share one."""
-        kind, pairs = self._mask(run), run.tokens * self.keys(run)
+        kind, pairs = self._mask(run), self._masked(run)
         name = f"{self.causal} {self.window} {self.chunk} {self.positions if kind == 'added' else ''}"
         if kind == "added":
             each = self.n_heads * pairs
             return name, each * run.width, each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
         return name, pairs if kind == "bool" else 0, 20 * pairs if kind == "bool" else 0
 
+    def _masked(self, run: Pass) -> int:
+        """Numbers of a mask: one for each pair, and for each sequence where images lie elsewhere in each."""
+        return run.tokens * self.keys(run) * (run.batch if run.mutual else 1)
+
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
-        pairs = run.tokens * self.keys(run)
+        pairs = self._masked(run)
         masks = {
             "bool": (Saved(name="mask", size=pairs),),
             "added": (Saved(name=f"{self.positions}{self.window}", size=self.n_heads * pairs, shared=True),),
@@ -240,7 +250,7 @@ class Attention(Part):
         pairs = run.tokens * self.keys(run)
         size = run.batch * self.n_heads * pairs
         masked = self._mask(run) in ("causal", "bool")
-        mask = (Saved(name="mask", size=pairs, width="bool"),) if masked else ()
+        mask = (Saved(name="mask", size=self._masked(run), width="bool"),) if masked else ()
         mask += self._saves_buckets(run) if isinstance(self.positions, RelativeBuckets) else ()
         capped = () if self.softcap is None else (Saved(name="capped", size=size),)
         sinks = run.rows * self.n_heads if self.sinks else 0
@@ -275,7 +285,7 @@ class Attention(Part):
         pairs = run.tokens * self.keys(run)
         size = run.batch * self.n_heads * pairs
         mixed = run.rows * self.d_query * run.width
-        masking = 2 * size * run.width + (2 * pairs if self._mask(run) in ("causal", "bool") else 0)
+        masking = 2 * size * run.width + (2 * self._masked(run) if self._mask(run) in ("causal", "bool") else 0)
         softmax = size * run.width + max(size * run.width + mixed, 2 * 4 * size if run.width < 4 else 0)
         return max(masking, softmax)
 
@@ -287,7 +297,7 @@ class Attention(Part):
 
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_kv_heads * d_head numbers each per token; nothing where all tokens come at once."""
-        if not self.causal:
+        if not self.causal or not self.cached:
             return ()
         shape = (self.n_kv_heads, self.d_head)
         return (

@@ -17,8 +17,9 @@ from asbuilt.spec.part import (
     require_sizes,
 )
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
+# quick_gelu is x * sigmoid(1.702 x), which CLIP was trained with
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "quick_gelu"]
+ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu", "quick_gelu")
 
 
 def linear(out: int, inside: int, bias: bool, name: str, *, stream: bool = False) -> dict[str, Weight]:
@@ -70,8 +71,9 @@ class MLP(Part):
         return () if self.activation == "relu" else ("hidden",)
 
     def works(self, run: Pass) -> int:
-        """The activation's input and output, or its output and the result."""
-        return run.rows * run.width * (self.d_ff + max(self.d_ff, self.d_model))
+        """The activation's input and output, quick_gelu's multiplied input too; or its output and the result."""
+        between = self.d_ff if self.activation == "quick_gelu" else 0
+        return run.rows * run.width * (self.d_ff + max(self.d_ff + between, self.d_model))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,24 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from asbuilt.errors import InputError, near
-from asbuilt.spec import attention, cross, encoder, experts, feedforward, latent, model, norms, positions, relative
+from asbuilt.spec import (
+    attention,
+    cross,
+    encoder,
+    experts,
+    feedforward,
+    latent,
+    model,
+    norms,
+    positions,
+    relative,
+    vision,
+)
 from asbuilt.spec.part import Part
 
 PARTS: dict[str, type[Part]] = {
     name: value
-    for module in (attention, cross, encoder, experts, feedforward, latent, model, norms, positions, relative)
+    for module in (attention, cross, encoder, experts, feedforward, latent, model, norms, positions, relative, vision)
     for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, Part) and value is not Part
 }

@@ -26,8 +26,10 @@ from asbuilt.spec.part import (
     require_sizes,
     walk,
 )
-from asbuilt.spec.positions import BiasTable, LearnedPositions, RelativeBuckets, Rotary, Sinusoids
+from asbuilt.spec.positions import Alibi, BiasTable, LearnedPositions, RelativeBuckets, Rotary, Sinusoids
+from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.show import show
+from asbuilt.spec.vision import Classifier, Contrast, PatchEmbedding, Projection, Vision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class SharedEmbedding(Part):
         return run.rows * self.d_model * run.width
 
 
-Embedding = TokenEmbedding | SharedEmbedding
+Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,17 +351,19 @@ class Predictor(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Part):
-    """A stack from tokens to logits: token (and position, and type) embedding, blocks, final norm, head.
+    """A stack from tokens, or an image's patches, to logits: embedding (positions, types), blocks, final norm, head.
 
-    Without a head it gives the stream after the final norm; a `pooler` gives one vector of each sequence, if asked. An
-    `encoder` is such a stack; it reads a text of its own, which the blocks' cross-attention looks at. `relative` are
-    the numbers of all layers with relative buckets. `max_positions` is the context the model was made for. `name` takes
-    no part in equality of the built model, but it is printed. `predictors` are stored, loaded and saved with the model;
-    they are in none of its passes and costs.
+    Without a head it gives the stream after the final norm; some heads read one token of it, and a `pooler` gives one
+    vector of each sequence, if asked. An `encoder` is such a stack; it reads a text of its own, which the blocks'
+    cross-attention looks at. `vision` is what becomes of images. `relative` are the numbers of all layers with relative
+    buckets. `max_positions` is the context the model was made for. `name` takes no part in equality of the built model,
+    but it is printed. `predictors` are stored, loaded and saved with the model; they are in none of its passes and
+    costs.
     """
 
     name: str = "model"
     encoder: Model | None = None
+    vision: Vision | Contrast | None = None
     embedding: Embedding
     positions: LearnedPositions | Sinusoids | None = None
     types: TypeEmbedding | None = None
@@ -367,7 +371,7 @@ class Model(Part):
     relative: BiasTable | None = None
     blocks: tuple[Block, ...]
     norm: Norm | None = None
-    head: Head | TiedHead | None = None
+    head: Head | TiedHead | Classifier | Projection | None = None
     pooler: Pooler | None = None
     max_positions: int
     predictors: tuple[Predictor, ...] = ()
@@ -378,33 +382,41 @@ class Model(Part):
     def works(self, run: Pass) -> int:
         """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout.
 
-        An encoder runs before, and what it made stays.
+        An encoder or a tower runs before, and what it made stays.
         """
+        run = self._own(run)
         stream = run.rows * self.d_model * run.width
-        parts = [part for block in self.blocks for _, part in walk(block)]
+        blocks = self.blocks[: run.depth]
+        parts = [part for block in blocks for _, part in walk(block)]
         rotary = {part for part in parts if isinstance(part, Rotary)}
         masks = {m[0]: m[1:] for part in parts if isinstance(part, Attention) for m in (part.mask_works(run),)}
         tables = run.tokens * 8 + sum(part.works(run) for part in rotary) + sum(kept for kept, _ in masks.values())
-        above = run if run.logits == "all" else replace(run, tokens=1)
+        above = self._above(run)
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
         norm = self.norm.works(above) if self.norm is not None else 0
         after = self.pooler if run.logits == "pooled" else self.head
         head = max(norm, normed + (0 if after is None else after.works(above)))
         making = max(2 * stream + made for _, made in masks.values()) if masks else 0
-        own = tables + stream + max(head, making, *(block.works(run) for block in self.blocks))
-        source = self.child_run("encoder", run)
-        if self.encoder is None or source is None:
-            return own
-        return max(self.encoder.works(source), source.rows * self.encoder.d_model * run.width + own)
+        own = tables + stream + max(head, making, self.embedding.works(run), *(block.works(run) for block in blocks))
+        return max(own, self._works_before(run, own))
+
+    def _works_before(self, run: Pass, own: int) -> int:
+        """The busiest of an encoder or tower, and of what comes after it beside what it made."""
+        source, seen = self.child_run("encoder", run), self.child_run("vision", run)
+        if self.encoder is not None and source is not None:
+            return max(self.encoder.works(source), source.rows * self.encoder.d_model * run.width + own)
+        if self.vision is None or seen is None:
+            return 0
+        made = self.vision.n_tokens * self.d_model if isinstance(self.vision, Vision) else 0
+        return max(self.vision.works(seen), seen.batch * made * run.width + own)
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
         require(self, "blocks", len(self.blocks) > 0, "at least one block")
         self._require_one_width()
-        vocab = self.embedding.n_vocab
-        fits = self.head is None or self.head.n_vocab == vocab
-        require(self, "head", fits, f"a head over the embedding's n_vocab = {vocab}")
+        self._require_head()
         for predictor in self.predictors:
+            vocab = self.n_vocab
             same = predictor.embedding.n_vocab == vocab and predictor.d_model == self.d_model
             require(self, "predictors", same, f"n_vocab = {vocab} and d_model = {self.d_model} as in the embedding")
         if self.positions is not None:
@@ -414,6 +426,35 @@ class Model(Part):
         require(self, "embedding", own, "a table of its own in the model that has the head")
         self._require_source()
         self._require_buckets()
+        self._require_vision()
+
+    def _require_head(self) -> None:
+        """A language model's head is over the embedding's vocabulary; a text's end is a token of it."""
+        vocab = None if isinstance(self.embedding, PatchEmbedding) else self.embedding.n_vocab
+        if isinstance(self.head, Head | TiedHead):
+            require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+        numbers = isinstance(self.head, Projection) and self.head.reads != "first"
+        require(self, "head", not numbers or vocab is not None, "one that reads the first token, of patches")
+
+    def _require_vision(self) -> None:
+        """Patches are as many as the positions, and all that there is; images meet a text as wide as what is made."""
+        if isinstance(self.embedding, PatchEmbedding):
+            n = self.embedding.n_tokens
+            require(self, "max_positions", self.max_positions == n, f"the {n} tokens of an image")
+            alone = self.encoder is None and self.vision is None
+            require(self, "embedding", alone, "one of tokens, beside an encoder or images")
+        if isinstance(self.vision, Contrast):
+            width, wanted = self.vision.d_shared, getattr(self.head, "d_out", None)
+            require(self, "vision", width == wanted, f"vectors as wide as the text's, {wanted}")
+        if isinstance(self.vision, Vision):
+            made = self.vision.projector.d_out
+            require(self, "vision", made == self.d_model, f"a projector to d_model = {self.d_model}")
+            parts = [part for block in self.blocks for _, part in walk(block)]
+            masked = all(isinstance(p, Attention) and p.causal and p.chunk is None
+                         and not isinstance(p.positions, Alibi | RelativeBuckets | RelativeProjection)
+                         for p in parts if isinstance(p, Mixer))  # fmt: skip
+            allowed = "images that see both ways in causal attention alone, without chunks and distances"
+            require(self, "vision", masked or not self.vision.both_ways, allowed)
 
     def _require_source(self) -> None:
         """Cross-attention needs an encoder, of the width that it reads; an encoder has neither a head nor another."""
@@ -423,8 +464,8 @@ class Model(Part):
             require(self, "encoder", plain, "a stack without head, pooler, predictors and an encoder of its own")
             shared = self.encoder.embedding
             same = not isinstance(shared, SharedEmbedding) or (
-                (shared.n_vocab, shared.d_model) == (self.embedding.n_vocab, self.embedding.d_model)
-                and isinstance(self.embedding, TokenEmbedding)
+                isinstance(self.embedding, TokenEmbedding)
+                and (shared.n_vocab, shared.d_model) == (self.embedding.n_vocab, self.embedding.d_model)
             )
             require(self, "encoder", same, "a shared embedding of the model's own n_vocab and d_model")
         made = None if self.encoder is None else self.encoder.d_model
@@ -454,13 +495,43 @@ class Model(Part):
     def child_run(self, name: str, run: Pass) -> Pass | None:
         """The final norm, head and pooler see only the positions that are wanted of them, the encoder the source.
 
-        It runs before a sequence's first token alone; the head does not where the pooler does instead.
+        It runs before a sequence's first token alone; the head does not where the pooler does instead. A tower sees all
+        images; an image is always read as a whole.
         """
+        run = self._own(run)
         if name == "encoder":
-            return None if run.past else replace(run, tokens=run.source_tokens, source=0, logits="all")
+            return None if run.past else replace(run, tokens=run.source_tokens, source=0, images=0, logits="all")
+        if name == "vision":
+            return (
+                None if not run.images else replace(run, batch=run.batch * run.images, past=0, mutual=0, logits="all")
+            )
+        if run.depth is not None:
+            return self._of_depth(name, run)
         if name == "head" and run.logits == "pooled":
             return None
-        one = name == "pooler" or (run.logits != "all" and name in ("norm", "head"))
+        if name == "pooler":
+            return replace(run, tokens=1)
+        return self._above(run) if name in ("norm", "head") else run
+
+    def _of_depth(self, name: str, run: Pass) -> Pass | None:
+        """The run of what is not above the last block that is wanted."""
+        assert run.depth is not None
+        kind, _, number = name.partition(".")
+        above = kind in ("norm", "head", "pooler") or (kind == "blocks" and int(number) >= run.depth)
+        return None if above else replace(run, depth=None)
+
+    def _own(self, run: Pass) -> Pass:
+        """The run, as a model of patches has it, all of an image and nothing before; or as one of texts with images."""
+        if isinstance(self.vision, Vision) and self.vision.both_ways and run.images:
+            return replace(run, mutual=self.vision.n_tokens)
+        if not isinstance(self.embedding, PatchEmbedding):
+            return run
+        logits = "pooled" if run.logits == "pooled" else "all"
+        return replace(run, tokens=self.embedding.n_tokens, past=0, logits=logits)
+
+    def _above(self, run: Pass) -> Pass:
+        """The run, as what comes after the blocks has it."""
+        one = run.logits != "all" or isinstance(self.head, Classifier | Projection)
         return replace(run, tokens=1) if one else run
 
     def children(self) -> Iterator[tuple[str, Part]]:
@@ -480,7 +551,17 @@ class Model(Part):
     def decodes(self) -> bool:
         """Whether a text can be continued token by token: not where tokens see those after them."""
         parts = (part for block in self.blocks for _, part in walk(block))
-        return all(part.causal for part in parts if isinstance(part, Attention))
+        return all(part.causal and part.cached for part in parts if isinstance(part, Attention))
+
+    @property
+    def language_head(self) -> Head | TiedHead | None:
+        """The head over the vocabulary, None where there is none or another."""
+        return self.head if isinstance(self.head, Head | TiedHead) else None
+
+    @property
+    def n_vocab(self) -> int:
+        """Numbers of different tokens; none where patches are read."""
+        return 0 if isinstance(self.embedding, PatchEmbedding) else self.embedding.n_vocab
 
     @property
     def n_layers(self) -> int:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from asbuilt.errors import InputError
 
-Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "head", "other"]
-KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "head", "other")
+Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other"]
+KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other")
 
 # What a weight is for. `stream_matrix` writes into the residual stream, so its initial scale falls with depth;
 # `table` is looked up row by row, so a step moves only the rows it uses; `offset_gain` multiplies as 1 + w.
@@ -49,14 +49,19 @@ class Pass:
     """One run of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
     `source` is how many tokens the encoder reads, where there is one; None means as many as the sequence has by then.
-    `logits` says for which positions the head is computed, or that not the head but the pooler is; `kernel` which
-    attention runs; `width` is the bytes of one activation.
+    `images` counts the images of each sequence, of which `mutual` tokens each see one another both ways. `depth` is how
+    many blocks of a stack run, None for all and what comes after them. `logits` says for which positions the head is
+    computed, or that not the head but the pooler is; `kernel` which attention runs; `width` is the bytes of one
+    activation.
     """
 
     tokens: int
     batch: int = 1
     past: int = 0
     source: int | None = None
+    images: int = 0
+    mutual: int = 0
+    depth: int | None = None
     logits: Literal["all", "last", "pooled"] = "all"
     kernel: Kernel = "fused"
     width: int = 2
@@ -78,6 +83,7 @@ class Product:
 
     `weight` is the name of the part's own weight that is multiplied, or the absolute path of another part's after a
     slash; None for products of two activations (scores). `needed` counts the FLOPs left when masked pairs are skipped.
+    `first` marks a product with the data itself, which needs no gradient.
     """
 
     name: str
@@ -87,6 +93,7 @@ class Product:
     n: int = 1
     weight: str | None = None
     needed: int | None = None
+    first: bool = False
 
     @property
     def flops(self) -> int:

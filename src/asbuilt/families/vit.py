@@ -1,0 +1,99 @@
+"""The vit family: an image's patches and a class token through pre-norm blocks, and a classifier over the class token.
+
+Dosovitskiy et al. 2020 (arXiv 2010.11929); names on disk as on the hub.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asbuilt.families.common import config_of, named_entries, read_common, require_same
+from asbuilt.families.fused import expect
+from asbuilt.families.reader import ConfigReader, Reading
+from asbuilt.families.table import Leading, Table, entry
+from asbuilt.families.towers import CLIP_DEFAULTS, first_parts, outside_entries, read_tower, tower, write_tower
+from asbuilt.spec import Classifier, Model
+
+FAMILY = "vit"
+HEADS = ("ViTForImageClassification",)
+DEFAULTS = CLIP_DEFAULTS | {"patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
+# A classifier of more labels than this is a mistake: the largest published has 21,843.
+MOST_LABELS = 10_000_000
+
+OUTSIDE = {
+    "embedding.weight": "embeddings.patch_embeddings.projection.weight",
+    "embedding.bias": "embeddings.patch_embeddings.projection.bias",
+    "embedding.class_token": "embeddings.cls_token",
+    "positions.weight": "embeddings.position_embeddings",
+    "norm.weight": "layernorm.weight",
+    "norm.bias": "layernorm.bias",
+}
+LEADING = {"embedding.class_token": Leading(2), "positions.weight": Leading(1)}
+STEMS = {
+    "attention.norm": "layernorm_before",
+    "attention.body.q": "attention.attention.query",
+    "attention.body.k": "attention.attention.key",
+    "attention.body.v": "attention.attention.value",
+    "attention.body.o": "attention.output.dense",
+    "ffn.norm": "layernorm_after",
+    "ffn.body.up": "intermediate.dense",
+    "ffn.body.down": "output.dense",
+}
+
+
+def read(config: dict[str, Any], name: str) -> Reading:
+    """Returns what a config.json of this family says; class defaults are those of transformers' ViTConfig.
+
+    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
+    """
+    reader = ConfigReader(config, name)
+    dtype = read_common(reader, FAMILY, HEADS)
+    reader.irrelevant("attention_probs_dropout_prob", "training only")
+    reader.irrelevant("encoder_stride", "of the decoder that learns from masked images")
+    for key in ("pooler_output_size", "pooler_act"):
+        reader.irrelevant(key, "of the pooler, which a classifier has none of")
+    sizes = read_tower(reader, DEFAULTS)
+    bias = reader.flag("qkv_bias", default=True)
+    labels = read_labels(reader)
+    reader.finish()
+    head = Classifier(d_model=sizes["d_model"], n_labels=labels)
+    spec = tower(**sizes, bias=bias, patch_bias=True, head=head, name=name)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+
+
+def read_labels(reader: ConfigReader) -> int:
+    """Returns how many labels there are: the names told, or their number; two where neither is said."""
+    named = reader.config.get("id2label")
+    if named is None:
+        return reader.size("num_labels", default=2, null=2, most=MOST_LABELS)
+    if not isinstance(named, dict) or not named:
+        raise reader.error("id2label", "not allowed", value=named, allowed="an object with a name for each label")
+    return reader.size("num_labels", default=len(named), null=len(named), least=len(named), most=len(named))
+
+
+def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
+    attention, _, _ = first_parts(spec, FAMILY)
+    written = {
+        "architectures": [HEADS[0]],
+        "model_type": FAMILY,
+        "qkv_bias": attention.bias,
+        **write_tower(spec, FAMILY),
+    }
+    config = config_of(written, carried, dtype)
+    if isinstance(spec.head, Classifier) and len(config.get("id2label") or {}) != spec.head.n_labels:
+        names = [f"LABEL_{i}" for i in range(spec.head.n_labels)]
+        config |= {"id2label": {str(i): label for i, label in enumerate(names)}}
+        config |= {"label2id": {label: i for i, label in enumerate(names)}}
+    require_same(spec, read(config, spec.name).spec, FAMILY)
+    return config
+
+
+def table(spec: Model) -> Table:
+    """Returns the names and layouts of a checkpoint folder's tensors."""
+    outside = outside_entries(spec, "", "vit.", OUTSIDE, FAMILY)
+    entries = [entry(e.paths[0], e.names[0], LEADING.get(e.paths[0])) for e in outside]
+    for i, block in enumerate(spec.blocks):
+        entries += named_entries(block, f"blocks.{i}.", STEMS, f"vit.encoder.layer.{i}.", {}, FAMILY)
+    head = expect(spec.head, Classifier, "head", FAMILY)
+    return Table(entries=(*entries, *(entry(f"head.{name}", f"classifier.{name}") for name in head.holds())))

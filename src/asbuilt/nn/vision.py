@@ -1,0 +1,200 @@
+"""Vision: pixels to patches, heads that read one token, projectors, and where what a tower makes meets the text.
+
+Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asbuilt.errors import InputError
+from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.step import Step
+from asbuilt.spec import vision
+from asbuilt.spec.part import Kernel
+
+if TYPE_CHECKING:
+    from asbuilt.nn.modules import Model
+
+
+class PatchEmbedding(PartModule):
+    """W x + b of each patch x, and the class token."""
+
+    weight: Tensor
+    bias: Tensor | None
+    class_token: Tensor | None
+
+    def __init__(self, part: vision.PatchEmbedding, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        for name in ("bias", "class_token"):
+            if name not in part.holds():
+                self.register_parameter(name, None)
+
+    def forward(self, pixels_NCHW: Tensor, step: Step) -> Tensor:
+        """Returns (N, P, M), with the class token (N, P + 1, M)."""
+        patches = self.patches(pixels_NCHW.to(self.weight.dtype))
+        x = F.linear(patches, self.weight.flatten(1), self.bias)
+        if self.class_token is None:
+            return x
+        token = self.class_token.expand(len(x), 1, -1)
+        return torch.cat((token, x) if self.part.class_token == "first" else (x, token), 1)
+
+    def patches(self, pixels_NCHW: Tensor) -> Tensor:
+        """Returns (N, P, channels * patch_size^2), row by row, each as the convolution's matrix lies."""
+        n, p = self.part.n_side, self.part.patch_size
+        pixels = pixels_NCHW[:, :, : n * p, : n * p].unflatten(3, (n, p)).unflatten(2, (n, p))
+        return pixels.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), n * n, self.part.d_patch)
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """Returns the images as (N, C, H, W), of (N, C, H, W) or (B, n, C, H, W); InputError for other shapes."""
+        size = (self.part.channels, self.part.image_size, self.part.image_size)
+        if pixels.ndim not in (4, 5) or tuple(pixels.shape[-3:]) != size:
+            allowed = f"(N, {size[0]}, {size[1]}, {size[2]}), or (B, n, ...) for n images of each text"
+            raise InputError("not images of this model's size", field="images", value=tuple(pixels.shape),
+                             allowed=allowed)  # fmt: skip
+        return pixels.flatten(0, -4) if pixels.ndim == 5 else pixels
+
+
+class OneToken(PartModule):
+    """W x + b of one token of each sequence."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, part: vision.Classifier | vision.Projection, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        if "bias" not in part.holds():
+            self.register_parameter("bias", None)
+
+    def token(self, x_BTM: Tensor, tokens_BT: Tensor) -> Tensor:
+        """Returns (B, M), the token that is read."""
+        if isinstance(self.part, vision.Classifier) or self.part.reads == "first":
+            return x_BTM[:, 0].clone()  # so that training need not keep the others
+        marked = tokens_BT if self.part.reads == "highest" else (tokens_BT == self.part.end).int()
+        return x_BTM[torch.arange(len(x_BTM), device=x_BTM.device), marked.argmax(1)]
+
+    def forward(self, x_BM: Tensor, table_VM: Tensor | None) -> Tensor:
+        """Returns (B, n_labels or d_out)."""
+        return F.linear(x_BM, self.weight, self.bias)
+
+
+class MLPProjector(PartModule):
+    """Matrices with the activation between them, of patches or of squares of them."""
+
+    def __init__(self, part: vision.MLPProjector, path: str, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(part, path)
+        self.part, self.activation = part, activation
+
+    def forward(self, x_NPM: Tensor) -> Tensor:
+        """Returns (N, P / merge^2, d_out)."""
+        x = x_NPM if self.part.merge == 1 else self.merged(x_NPM)
+        for i in range(len(self.part.widths) - 1):
+            layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore
+            x = layer(self.activation(x) if i else x)
+        return x
+
+    def merged(self, x_NPM: Tensor) -> Tensor:
+        """Returns (N, P / merge^2, merge^2 * M): the square's patches row by row."""
+        m, side = self.part.merge, round(x_NPM.shape[1] ** 0.5)
+        x = x_NPM.unflatten(1, (side // m, m, side // m, m)).transpose(2, 3)
+        return x.flatten(3, 5).flatten(1, 2)
+
+
+class PooledProjector(PartModule):
+    """W norm(mean of each square of patches)."""
+
+    weight: Tensor
+
+    def __init__(self, part: vision.PooledProjector, path: str, norm: nn.Module) -> None:
+        super().__init__(part, path)
+        self.part, self.norm = part, norm
+
+    def forward(self, x_NPM: Tensor) -> Tensor:
+        """Returns (N, squares, d_out)."""
+        side, pool = self.part.n_side, self.part.pool
+        n = side // pool
+        x = x_NPM.unflatten(1, (side, side))[:, : n * pool, : n * pool]
+        means = x.unflatten(2, (n, pool)).unflatten(1, (n, pool)).mean((2, 4)).flatten(1, 2)
+        return F.linear(self.norm(means), self.weight)
+
+
+class Vision(nn.Module):
+    """Images to vectors that take the places of placeholders."""
+
+    def __init__(self, part: vision.Vision, tower: Model, projector: nn.Module) -> None:
+        super().__init__()
+        self.part, self.tower, self.projector = part, tower, projector
+
+    def forward(self, pixels: Tensor, kernel: Kernel) -> Tensor:
+        """Returns (N, n_tokens, M)."""
+        x = self.tower.of_images(pixels, kernel, self.part.layers)
+        kind = self.tower.spec.embedding.class_token  # type: ignore[union-attr]  # pyright: ignore
+        if kind != "none" and not self.part.keep_class:
+            x = (x[:, 1:] if kind == "first" else x[:, :-1]).clone(memory_format=torch.contiguous_format)
+        return self.projector(x)
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """Returns (N, C, H, W); InputError for images of another size."""
+        return images_of(self.tower, pixels)
+
+    def put(self, x_BTM: Tensor, tokens_BT: Tensor, made_NPM: Tensor, step: Step) -> Tensor:
+        """Returns the embedded text with the images' vectors in the placeholders' places, in their order.
+
+        Raises InputError unless each text has as many placeholders as its images need.
+        """
+        places = tokens_BT == self.part.placeholder
+        if not tokens_BT.is_meta:
+            self.check(places, len(made_NPM))
+        if self.part.both_ways:
+            n = self.part.n_tokens
+            left = n - 1 - (places.cumsum(1) - 1) % n
+            step.ends_BT = step.positions_BT + left.masked_fill(~places, 0)
+        return x_BTM.masked_scatter(places[..., None], made_NPM.to(x_BTM.dtype))
+
+    def check(self, places: Tensor, images: int) -> None:
+        """Raises InputError for too many or few placeholders, and where they must stand together and do not."""
+        n = self.part.n_tokens
+        counts = places.sum(1).tolist()
+        if sum(counts) != images * n or any(count % n for count in counts):
+            raise InputError("not as many placeholders as the images need", field="tokens", value=counts,
+                             allowed=f"{n} of token {self.part.placeholder} for each of {images} images")  # fmt: skip
+        at = places.nonzero()[:, 1].view(-1, n)
+        if self.part.both_ways and n > 1 and not bool((at.diff(dim=1) == 1).all()):
+            raise InputError("placeholders of an image stand apart", field="tokens", allowed=f"{n} in a row")
+
+
+class Contrast(PartModule):
+    """exp(scale) * cos of each image with each text."""
+
+    scale: Tensor
+
+    def __init__(self, part: vision.Contrast, path: str, tower: Model) -> None:
+        super().__init__(part, path)
+        self.tower = tower
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """Returns (N, C, H, W); InputError for images of another size."""
+        return images_of(self.tower, pixels)
+
+    def forward(self, pixels: Tensor, texts_BD: Tensor, kernel: Kernel) -> Tensor:
+        """Returns (N, B)."""
+        images_ND = self.tower.of_images(pixels, kernel)
+        return unit(images_ND) @ unit(texts_BD).t() * self.scale.exp()
+
+
+def images_of(tower: Model, pixels: Tensor) -> Tensor:
+    """Returns the images as the tower reads them."""
+    assert isinstance(tower.embedding, PatchEmbedding)
+    return tower.embedding.images(pixels)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Returns the vectors at length 1."""
+    return x * x.square().sum(-1, keepdim=True).rsqrt()

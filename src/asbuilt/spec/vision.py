@@ -1,0 +1,408 @@
+"""Vision: images cut into patches, a tower over them, and how what it makes meets a text.
+
+ViT: Dosovitskiy et al. 2020 (arXiv 2010.11929). A tower is a `Model` whose embedding takes patches. What it makes takes
+the places of placeholder tokens in a text (LLaVA, Liu et al. 2023, arXiv 2304.08485), or is compared with what the
+text's own tower makes (CLIP, Radford et al. 2021, arXiv 2103.00020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from asbuilt.spec.feedforward import ACTIVATIONS, Activation, linear
+from asbuilt.spec.norms import Norm
+from asbuilt.spec.part import (
+    LARGEST_SIZE,
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    require,
+    require_choice,
+    require_flags,
+    require_sizes,
+)
+
+if TYPE_CHECKING:
+    from asbuilt.spec.model import Model
+
+ClassToken = Literal["none", "first", "last"]
+CLASS_TOKENS: tuple[ClassToken, ...] = ("none", "first", "last")
+Reads = Literal["first", "end", "highest"]
+READS: tuple[Reads, ...] = ("first", "end", "highest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchEmbedding(Part):
+    """W x + b of each square patch x of a square image, row by row; a learned class token before or after them.
+
+    W is a convolution whose stride is its width, as it is stored; a rest that makes no patch is left out.
+    """
+
+    kind = "embedding"
+    image_size: int
+    patch_size: int
+    channels: int = 3
+    d_model: int
+    bias: bool = False
+    class_token: ClassToken = "none"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "image_size", "patch_size", "channels", "d_model")
+        require(self, "patch_size", self.patch_size <= self.image_size, f"at most image_size = {self.image_size}")
+        require_flags(self, "bias")
+        require_choice(self, "class_token", CLASS_TOKENS)
+
+    @property
+    def n_side(self) -> int:
+        """Patches along one side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def n_patches(self) -> int:
+        """Patches of an image."""
+        return self.n_side**2
+
+    @property
+    def n_tokens(self) -> int:
+        """Patches, and the class token."""
+        return self.n_patches + (self.class_token != "none")
+
+    @property
+    def d_patch(self) -> int:
+        """Numbers of one patch."""
+        return self.channels * self.patch_size**2
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_model, channels, patch_size, patch_size), a bias and the class token's vector if there are any."""
+        shape = (self.d_model, self.channels, self.patch_size, self.patch_size)
+        vector = Weight(shape=(self.d_model,), role="bias")
+        bias = {"bias": vector} if self.bias else {}
+        return (
+            {"weight": Weight(shape=shape, role="matrix")}
+            | bias
+            | ({"class_token": vector} if self.class_token != "none" else {})
+        )
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product, of all patches of all images."""
+        rows = run.batch * self.n_patches
+        return (Product(name="patches", a=rows, b=self.d_patch, c=self.d_model, weight="weight", first=True),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The patches."""
+        return (Saved(name="input", size=run.batch * self.n_patches * self.d_patch),)
+
+    def works(self, run: Pass) -> int:
+        """The patches and their vectors, or these once more beside the class token."""
+        made = run.batch * self.n_patches * self.d_model
+        beside = run.batch * self.n_tokens * self.d_model if self.class_token != "none" else 0
+        return run.width * (made + max(run.batch * self.n_patches * self.d_patch, beside))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier(Part):
+    """W x + b of the first token, the class token: one number for each label."""
+
+    kind = "head"
+    d_model: int
+    n_labels: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_labels")
+        require_flags(self, "bias")
+
+    def holds(self) -> dict[str, Weight]:
+        """W (n_labels, d_model) and, if asked, a bias."""
+        matrix = {"weight": Weight(shape=(self.n_labels, self.d_model), role="matrix")}
+        return matrix | ({"bias": Weight(shape=(self.n_labels,), role="bias")} if self.bias else {})
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product."""
+        return (Product(name="labels", a=run.rows, b=self.d_model, c=self.n_labels, weight="weight"),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input."""
+        return (Saved(name="input", size=run.rows * self.d_model),)
+
+    def works(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.n_labels * run.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(Part):
+    """W x of one token of each sequence, a vector for the whole of it.
+
+    It `reads` the `first` token, the first one whose number is `end`, or the one with the `highest` number.
+    """
+
+    kind = "projector"
+    d_model: int
+    d_out: int
+    reads: Reads = "first"
+    end: int | None = None
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "d_out")
+        require_choice(self, "reads", READS)
+        number = isinstance(self.end, int) and not isinstance(self.end, bool) and 0 <= self.end <= LARGEST_SIZE
+        require(self, "end", number if self.reads == "end" else self.end is None, "a token's number, to read `end`")
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_out, d_model)."""
+        return {"weight": Weight(shape=(self.d_out, self.d_model), role="matrix")}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product."""
+        return (Product(name="projection", a=run.rows, b=self.d_model, c=self.d_out, weight="weight"),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, and where it was found."""
+        read = Saved(name="input", size=run.rows * self.d_model)
+        found = Saved(name="places", size=2 * run.rows, width="int64")
+        return (read,) if self.reads == "first" else (read, found)
+
+    def works(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.d_out * run.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPProjector(Part):
+    """Matrices one after the other from widths[0] to widths[-1], the activation between them.
+
+    Before the first one squares of `merge` x `merge` neighbours become one vector each, their rows one after the other.
+    """
+
+    kind = "projector"
+    widths: tuple[int, ...]
+    activation: Activation
+    bias: bool = False
+    merge: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
+        require(self, "widths", len(tuple(self.widths)) > 1 and sizes, "two or more whole numbers from 1 to 2^31-1")
+        require_choice(self, "activation", ACTIVATIONS)
+        require_flags(self, "bias")
+        require_sizes(self, "merge")
+        whole = self.widths[0] % self.merge**2 == 0
+        require(self, "merge", whole, f"a number whose square divides widths[0] = {self.widths[0]}")
+
+    @property
+    def d_in(self) -> int:
+        """Width of a patch's vector."""
+        return self.widths[0] // self.merge**2
+
+    @property
+    def d_out(self) -> int:
+        """Width of the vectors made."""
+        return self.widths[-1]
+
+    def n_tokens(self, n_patches: int) -> int:
+        """How many vectors come of so many patches."""
+        return n_patches // self.merge**2
+
+    def fits(self, n_patches: int, n_side: int) -> bool:
+        """Whether so many patches, of which `n_side` lie on a side, can be read."""
+        return self.merge == 1 or (n_patches == n_side**2 and n_side % self.merge == 0)
+
+    def holds(self) -> dict[str, Weight]:
+        """A matrix (out, in) for each step, and their biases."""
+        steps = enumerate(zip(self.widths, self.widths[1:], strict=False))
+        return {
+            name: weight
+            for i, (inside, out) in steps
+            for name, weight in linear(out, inside, self.bias, f"layers_{i}").items()
+        }
+
+    def _rows(self, run: Pass) -> int:
+        return run.batch * self.n_tokens(run.tokens)
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product for each matrix."""
+        steps = enumerate(zip(self.widths, self.widths[1:], strict=False))
+        return tuple(
+            Product(name=f"layers_{i}", a=self._rows(run), b=inside, c=out, weight=f"layers_{i}.weight")
+            for i, (inside, out) in steps
+        )
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Every matrix's input, and the activation's, unless relu, which keeps its output."""
+        rows, between = self._rows(run), self.widths[1:-1]
+        before = (
+            ()
+            if self.activation == "relu"
+            else tuple(Saved(name=f"activation {i}", size=rows * width) for i, width in enumerate(between))
+        )
+        hidden = tuple(Saved(name=f"hidden {i}", size=rows * width) for i, width in enumerate(between))
+        return (Saved(name="input", size=rows * self.widths[0]), *before, *hidden)
+
+    def works(self, run: Pass) -> int:
+        """The widest two in a row."""
+        pairs = zip(self.widths, self.widths[1:], strict=False)
+        return self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledProjector(Part):
+    """W norm(mean of each square of `pool` x `pool` patches); the rest at the edges is left out."""
+
+    kind = "projector"
+    d_in: int
+    d_out: int
+    n_side: int
+    pool: int
+    norm: Norm
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_in", "d_out", "n_side", "pool")
+        require(self, "pool", self.pool <= self.n_side, f"at most n_side = {self.n_side}")
+        require(self, "norm", self.norm.d == self.d_in, f"a norm over d_in = {self.d_in}")
+
+    def n_tokens(self, n_patches: int) -> int:
+        """How many vectors come of the patches."""
+        return (self.n_side // self.pool) ** 2
+
+    def fits(self, n_patches: int, n_side: int) -> bool:
+        """Whether so many patches, of which `n_side` lie on a side, can be read."""
+        return n_side == self.n_side and n_patches == n_side**2
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_out, d_in)."""
+        return {"weight": Weight(shape=(self.d_out, self.d_in), role="matrix")}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product."""
+        rows = run.batch * self.n_tokens(run.tokens)
+        return (Product(name="projection", a=rows, b=self.d_in, c=self.d_out, weight="weight"),)
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The norm sees the means."""
+        return replace(run, tokens=self.n_tokens(run.tokens))
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The normed means."""
+        return (Saved(name="input", size=run.batch * self.n_tokens(run.tokens) * self.d_in),)
+
+    def works(self, run: Pass) -> int:
+        """The means, normed, and the result."""
+        rows = run.batch * self.n_tokens(run.tokens)
+        return rows * run.width * (2 * self.d_in + self.d_out) + self.norm.works(self.child_run("norm", run))
+
+
+Projector = MLPProjector | PooledProjector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision(Part):
+    """Images whose projected patches take the places of `placeholder` tokens in the embedded text.
+
+    What is projected is the stream after `layers` blocks of the tower, or, where None, what the tower gives; the class
+    token is left out unless `keep_class`. Tokens of one image see each other `both_ways`, or as all tokens do.
+    """
+
+    tower: Model
+    projector: Projector
+    placeholder: int
+    layers: int | None = None
+    keep_class: bool = False
+    both_ways: bool = False
+
+    def __post_init__(self) -> None:
+        embedding = self.tower.embedding
+        require(self, "tower", isinstance(embedding, PatchEmbedding), "a model whose embedding takes patches")
+        assert isinstance(embedding, PatchEmbedding)
+        require(self, "tower", self.tower.head is None, "a model without a head")
+        number = isinstance(self.placeholder, int) and not isinstance(self.placeholder, bool)
+        require(self, "placeholder", number and self.placeholder >= 0, "a token's number")
+        n = self.tower.n_layers
+        whole = isinstance(self.layers, int) and not isinstance(self.layers, bool)
+        require(self, "layers", self.layers is None or (whole and 0 <= self.layers <= n), f"a whole number to {n}")
+        require_flags(self, "keep_class", "both_ways")
+        has = embedding.class_token != "none"
+        require(self, "keep_class", has or not self.keep_class, "false where the tower has no class token")
+        same = self.projector.d_in == self.tower.d_model
+        require(self, "projector", same, f"d_in = {self.tower.d_model} as in the tower")
+        fits = self.projector.fits(self.n_selected, embedding.n_side)
+        require(self, "projector", fits, f"one for {self.n_selected} tokens, {embedding.n_side} patches on a side")
+
+    @property
+    def n_selected(self) -> int:
+        """How many tokens of the tower are projected."""
+        embedding = self.tower.embedding
+        assert isinstance(embedding, PatchEmbedding)
+        return embedding.n_tokens if self.keep_class else embedding.n_patches
+
+    @property
+    def n_tokens(self) -> int:
+        """How many placeholders one image takes."""
+        return self.projector.n_tokens(self.n_selected)
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The tower runs as deep as is wanted; the projector sees what is selected."""
+        if name == "tower":
+            return replace(run, images=0, depth=self.layers)
+        return replace(run, images=0, tokens=self.n_selected)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Which tokens of the text are placeholders."""
+        return (Saved(name="places", size=run.batch // run.images * run.tokens, width="bool"),)
+
+    def works(self, run: Pass) -> int:
+        """The tower; or the projector beside what is selected, once more where a class token was left out."""
+        selected = run.batch * self.n_selected * self.tower.d_model * run.width
+        projected = self.projector.works(self.child_run("projector", run))
+        return max(self.tower.works(self.child_run("tower", run)), 2 * selected + projected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast(Part):
+    """exp(scale) * cos(u, v) of each image's vector u, which the tower makes, and each text's vector v."""
+
+    tower: Model
+
+    def __post_init__(self) -> None:
+        takes = isinstance(self.tower.embedding, PatchEmbedding)
+        require(self, "tower", takes, "a model whose embedding takes patches")
+        require(self, "tower", isinstance(self.tower.head, Projection), "a model with a projection")
+
+    @property
+    def d_shared(self) -> int:
+        """Width of the vectors that are compared."""
+        assert isinstance(self.tower.head, Projection)
+        return self.tower.head.d_out
+
+    def holds(self) -> dict[str, Weight]:
+        """The one number that is the logarithm of the factor."""
+        return {"scale": Weight(shape=(), role="gain")}
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The tower knows of no text."""
+        return replace(run, images=0)
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Each image's vector with each text's."""
+        return (Product(name="cosines", a=run.batch, b=self.d_shared, c=run.batch // run.images),)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """All vectors, the reciprocals of their lengths, these multiplied, the cosines and the factor."""
+        images, texts = run.batch, run.batch // run.images
+        sizes = {
+            "images": images * self.d_shared,
+            "texts": texts * self.d_shared,
+            "lengths": images + texts,
+            "normed": (images + texts) * self.d_shared,
+            "cosines": images * texts,
+            "factor": 1,
+        }
+        return tuple(Saved(name=name, size=size) for name, size in sizes.items())
+
+    def works(self, run: Pass) -> int:
+        """The tower; or both kinds of vectors, normed."""
+        made = 3 * (run.batch + run.batch // run.images) * self.d_shared * run.width
+        return max(self.tower.works(self.child_run("tower", run)), made)

@@ -1,0 +1,104 @@
+"""The families with a tower: FLOPs at published sizes, what is refused by name, names on disk in every form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from asbuilt import cost
+from asbuilt.catalog import find
+from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.save import save
+from asbuilt.errors import InputError
+from asbuilt.families import read_config, tensor_table, write_config
+from asbuilt.families.seeing import SPELLINGS
+from asbuilt.families.table import respelled
+from asbuilt.measure import run as measured
+from asbuilt.nn import build
+from asbuilt.spec import Model, Pass, Vision
+
+TOWER: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2,
+                         "image_size": 4, "patch_size": 2}  # fmt: skip
+TEXT: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2,
+                        "vocab_size": 11, "max_position_embeddings": 16}  # fmt: skip
+VIT = TOWER | {"model_type": "vit", "num_labels": 3}
+CLIP = {"model_type": "clip", "text_config": TEXT, "vision_config": TOWER}
+LLAVA = {"model_type": "llava", "image_token_index": 7, "text_config": TEXT, "vision_config": TOWER}
+GEMMA3 = {"model_type": "gemma3", "image_token_index": 7, "mm_tokens_per_image": 1,
+          "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4},
+          "vision_config": TOWER | {"vision_use_head": False}}  # fmt: skip
+CONFIGS = {"vit": VIT, "clip": CLIP, "llava": LLAVA, "gemma3": GEMMA3}
+
+
+@pytest.mark.parametrize(
+    ("name", "images"), [("vit-base-patch16-224", 0), ("clip-vit-base-patch32", 2), ("llava-1.5-7b", 1),
+                         ("gemma-3-4b-mm", 1), ("gemma-3-4b-mm", 0)]
+)  # fmt: skip
+def test_flops_at_published_size_are_the_counters(name: str, images: int) -> None:
+    spec = find(name).spec()
+    tokens = 600 if isinstance(spec.vision, Vision) else 32
+    run = Pass(tokens=spec.max_positions if spec.n_vocab == 0 else tokens, images=images)
+    assert cost.flops(spec, run).forward == measured.flops(spec, run.tokens, images=images)
+
+
+@pytest.mark.parametrize(("family", "key", "value"), [
+    ("vit", "image_size", [4, 6]), ("vit", "patch_size", 5), ("vit", "hidden_act", "tanh"), ("vit", "id2label", []),
+    ("vit", "architectures", ["ViTForMaskedImageModeling"]), ("vit", "num_patches", 4),
+    ("clip", "text_config_dict", {}), ("clip", "text_config", {"model_type": "bert"}), ("clip", "vision_config", 3),
+    ("clip", "text_config", {"rope_theta": 1.0}), ("clip", "projection_dim", 0),
+    ("llava", "vision_feature_layer", [-2, -5]), ("llava", "vision_feature_layer", 3),
+    ("llava", "image_token_index", 11),
+    ("llava", "text_config", {"model_type": "qwen2"}), ("llava", "vision_feature_select_strategy", "cls"),
+    ("gemma3", "mm_tokens_per_image", 9), ("gemma3", "vision_config", TOWER), ("gemma3", "tie_word_embeddings", False),
+])  # fmt: skip
+def test_refused_by_name(family: str, key: str, value: object) -> None:
+    with pytest.raises(InputError, match=key.removesuffix("_config")):
+        read_config({**CONFIGS[family], key: value}, "model")
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_written_configs_read_back(family: str) -> None:
+    reading = read_config(CONFIGS[family], "model")
+    written = write_config(family, reading.spec, reading.carried, "bfloat16")
+    assert read_config(written, "model").spec == reading.spec
+    for other in set(CONFIGS) - {family}:
+        with pytest.raises(InputError):
+            write_config(other, reading.spec, {}, None)
+
+
+def test_layers_are_counted_from_either_end() -> None:
+    specs = [read_config(LLAVA | {"vision_feature_layer": n}, "model").spec for n in (-3, -2, -1, 0, 1, 2)]
+    assert [spec.vision.layers for spec in specs] == [0, 1, 2] * 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("way", [*range(len(SPELLINGS))])
+@pytest.mark.parametrize("family", ["llava", "gemma3"])
+def test_names_of_every_release_are_read(family: str, way: int, tmp_path: Path) -> None:
+    spec = read_config(CONFIGS[family], "model").spec
+    model = build(spec, seed=1)
+    save(model, tmp_path, family=family, carried={})
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    entries = tensor_table(family, spec).entries
+    other = {a: b for e, r in zip(entries, respelled(entries, SPELLINGS[way]), strict=True)
+             for a, b in zip(e.names, r.names, strict=True)}  # fmt: skip
+    assert any(a != b for a, b in other.items())
+    save_file({other[name]: tensor for name, tensor in stored.items()}, file)
+    again = load(tmp_path, dtype="float32")
+    assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
+
+
+def test_nothing_is_continued_by_what_gives_no_next_token() -> None:
+    from asbuilt.generate.decode import check_prompt
+
+    for family in ("vit", "clip"):
+        with pytest.raises(InputError, match="MODEL"):
+            check_prompt(read_config(CONFIGS[family], "model").spec, [1])
+    llava = read_config(LLAVA, "model").spec
+    check_prompt(llava, [1, 7, 2])
+    assert isinstance(replace(llava, vision=None), Model)
