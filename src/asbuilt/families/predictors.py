@@ -44,7 +44,7 @@ def require_same_but_predictors(spec: Model, got: Model, family: str) -> None:
 
 def with_predictors(spec: Model, block: Block, norm: RMSNorm, count: int) -> Model:
     """Returns the model with `count` prediction layers of the block, each with an embedding and a head of its own."""
-    n_vocab, d_model = spec.embedding.n_vocab, spec.d_model
+    n_vocab, d_model = spec.n_vocab, spec.d_model
     embedding, head = TokenEmbedding(n_vocab=n_vocab, d_model=d_model), Head(n_vocab=n_vocab, d_model=d_model)
     predictor = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=block, norm=norm, head=head)
     return replace(spec, predictors=(predictor,) * count)
