@@ -1,7 +1,7 @@
 """Sentences as vectors: what an encoder makes of each, pooled over its tokens, so that nearness is likeness.
 
-Reimers & Gurevych 2019 (arXiv 1908.10084), section 3: mean pooling over real tokens; their folder layout, `modules.json`,
-says which pooling a model was trained with, whether vectors are normalised, and how many tokens are read.
+Reimers & Gurevych 2019 (arXiv 1908.10084), section 3: mean pooling over real tokens; their `modules.json` says
+which pooling a model was trained with, whether vectors are normalised, and how many tokens are read.
 """
 
 from __future__ import annotations
