@@ -57,7 +57,7 @@ PACKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "each"), PACKED, ids=lambda x: str(x)[:60])
+@pytest.mark.parametrize(("said", "each"), PACKED, ids=lambda x: str(x)[:60] if isinstance(x, dict) else "bytes")
 def test_bytes(said: dict[str, Any], each: Any) -> None:  # noqa: ANN401
     assert stored(said) == pytest.approx(of_matrices(each), abs=8)  # rounded up by kind
 
