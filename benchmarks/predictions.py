@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from asbuilt import catalog, measure, plan
-from asbuilt.catalog import Machine
+from asbuilt.catalog.machine import Machine
 from asbuilt.families import gemma, gpt2, gpt_neox, mixtral, qwen3
 from asbuilt.families.dimensions import Dimensions
 from asbuilt.measure.report import PREFILL, PROMPT

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt import InputError
-from asbuilt.catalog import Machine, machines
-from asbuilt.catalog.machine import INSTEAD, PRECISIONS, parse_numbers
+from asbuilt.catalog import machines
+from asbuilt.catalog.machine import INSTEAD, PRECISIONS, Machine, parse_numbers
 from asbuilt.catalog.quantities import parse_bytes, parse_rate
 
 ROWS = [machines.find(name) for name in machines.names()]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,35 +199,6 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     ran = subprocess.run(words, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "pip install 'asbuilt[plots]'" in ran.stderr
-
-
-def test_a_plan_takes_no_time_from_the_shell(tmp_path: Path) -> None:
-    """CPU seconds, start of Python included, once its bytecode is there; the best of five, since others run too."""
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {
-        "PYTHONPYCACHEPREFIX": str(tmp_path)
-    }
-    words = [sys.executable, "-m", "asbuilt", "plan", "serve", "llama-3-8b", "--gpu", "h100-sxm"]
-
-    def seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(words, env=env, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    seconds()
-    assert min(seconds() for _ in range(5)) < 0.4
-
-
-def test_a_plan_takes_less_time_in_python() -> None:
-    """Of models that were not looked at before, the document with it; CPU seconds."""
-    serve("gpt2", "t4").document()  # imports
-    spent = []
-    for name in ("llama-3-8b", "llama-3.1-405b", "mixtral-8x7b", "gemma-3-4b"):
-        spec = find(name).spec()
-        began = time.process_time()
-        serve(spec, "h100-sxm").document()
-        spent.append(time.process_time() - began)
-    assert max(spent) < 0.050
 
 
 def test_every_machine_and_a_few_models() -> None:

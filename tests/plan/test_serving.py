@@ -10,7 +10,8 @@ import pytest
 from formulas import worked_out
 
 from asbuilt import InputError, catalog, cost
-from asbuilt.catalog import Machine, machines
+from asbuilt.catalog import machines
+from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, serve
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import specs
 
 from asbuilt import catalog
-from asbuilt.catalog import Machine
+from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, ServePlan, serve
 from asbuilt.plan.devices import degrees
 from asbuilt.plan.limits import largest

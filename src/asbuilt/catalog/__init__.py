@@ -1,7 +1,5 @@
-"""Published models and machines, as data in our own form, each with its source."""
+"""Published models and machines, as data in our own form, each with its source; `machines` only when asked for."""
 
-from asbuilt.catalog import machines
-from asbuilt.catalog.machine import Link, Machine
 from asbuilt.catalog.models import Entry, find, names
 
-__all__ = ["Entry", "Link", "Machine", "find", "machines", "names"]
+__all__ = ["Entry", "find", "names"]

@@ -9,7 +9,7 @@ import click
 from asbuilt.cli.output import print_json, table
 
 if TYPE_CHECKING:
-    from asbuilt.catalog import Machine
+    from asbuilt.catalog.machine import Machine
 
 SHOWN = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 

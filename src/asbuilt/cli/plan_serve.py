@@ -14,7 +14,7 @@ from asbuilt.cli.output import print_json, table
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
-    from asbuilt.catalog import Machine
+    from asbuilt.catalog.machine import Machine
     from asbuilt.checkpoint.source import Source
     from asbuilt.plan import Conventions, ServePlan
 

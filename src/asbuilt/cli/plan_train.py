@@ -10,7 +10,7 @@ import click
 from asbuilt.cli.output import print_json, table
 
 if TYPE_CHECKING:
-    from asbuilt.catalog import Machine
+    from asbuilt.catalog.machine import Machine
     from asbuilt.plan.search import Ranked
     from asbuilt.plan.training import Subject, TrainPlan
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from asbuilt import cost
-from asbuilt.catalog import Machine
+from asbuilt.catalog.machine import Machine
 from asbuilt.cost.folded import Folded
 from asbuilt.plan.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.devices import Device, Placement, Stage, device

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from asbuilt.catalog import Machine, machines
-from asbuilt.catalog.machine import MemoryConvention
+from asbuilt.catalog import machines
+from asbuilt.catalog.machine import Machine, MemoryConvention
 from asbuilt.errors import InputError
 from asbuilt.plan.devices import Placement, place
 from asbuilt.plan.ladder import Capacity, reserved

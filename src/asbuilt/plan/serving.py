@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from asbuilt import cost
-from asbuilt.catalog import Machine, find, machines
+from asbuilt.catalog import find, machines
+from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan import limits, render, serving_report
 from asbuilt.plan.conventions import CHUNK, MEANING, Conventions
