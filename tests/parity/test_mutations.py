@@ -133,8 +133,8 @@ def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) ->
     for path, parameter in mine.named_parameters():
         kept = parameter.detach().clone()
         with torch.no_grad():
-            spread = kept.std() if kept.numel() > 1 else kept.abs()
-            parameter += 0.01 * spread * torch.randn(kept.shape, generator=generator)
+            noise = torch.randn(kept.shape, generator=generator)
+            parameter += 0.01 * kept.std() * noise if kept.numel() > 1 else 0.01  # one number has no spread
             if compare(_seen(seen_by, mine.spec, inputs), want).first is None:
                 unseen.add(path)
             parameter.copy_(kept)
