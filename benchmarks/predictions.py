@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from asbuilt import catalog, measure, plan
+from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.families import gemma, gpt2, gpt_neox, mixtral, qwen3
 from asbuilt.families.dimensions import Dimensions
@@ -93,7 +94,7 @@ def floors(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
 
 
 def rows(dtype: str, counted: bool) -> Iterator[tuple[str, ...]]:
-    machine = catalog.machines.find("cpu-2core") if counted else measure.this_machine()
+    machine = machines.find("cpu-2core") if counted else measure.this_machine()
     for make in MODELS:
         spec = make()
         model = build(spec, dtype=DTYPES[dtype]).eval()

@@ -58,6 +58,7 @@ def write_tokenizer(folder: Path) -> tuple[int, int]:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken("</s>", special=True)])
     end = made.token_to_id("</s>")
+    assert end is not None
     made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from asbuilt.nn.modules import Model
+from asbuilt.spec import LearnedPositions
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 
@@ -36,7 +37,7 @@ class Encoder(Kind):
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns texts of two lengths and which tokens are real; no real one is the padding token."""
-        padding = 0 if spec.positions is None else max(spec.positions.offset - 1, 0)
+        padding = max(spec.positions.offset - 1, 0) if isinstance(spec.positions, LearnedPositions) else 0
         drawn = random_tokens(rng, spec.n_vocab - 1)
         tokens = drawn + (drawn >= padding)
         valid = torch.ones_like(tokens)

@@ -181,10 +181,8 @@ class Attention(PartModule):
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
         self.sight = Sight(part.causal, part.window, part.chunk, alibi, relative)
-        self.distances = None
-        if isinstance(part.positions, RelativeProjection):
-            self.positions = ProjectedDistances(part.positions, f"{path}.positions")
-            self.distances = self.positions
+        far = part.positions if isinstance(part.positions, RelativeProjection) else None
+        self.positions = None if far is None else ProjectedDistances(far, f"{path}.positions")
         if not part.sinks:
             self.register_parameter("sinks", None)
 
@@ -196,12 +194,12 @@ class Attention(PartModule):
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if step.cache is not None and part.causal and part.cached:
             k, v = step.cache.layers[self.path].update((k, v), step)
-        learned = self.sight.relative is not None or self.distances is not None
+        learned = self.sight.relative is not None or self.positions is not None
         y = attend(
             q.transpose(1, 2),
             k,
             v,
-            step.mask(self.sight, q.dtype) if self.distances is None else self.distances(q, step, self.scale),
+            step.mask(self.sight, q.dtype) if self.positions is None else self.positions(q, step, self.scale),
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
