@@ -40,7 +40,10 @@ class RelativeProjection(Part):
         distances, pairs = run.past + run.tokens, run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
         needed = 2 * run.batch * self.n_heads * self.d_head * pairs
         return (
-            Product(name="distances", a=distances, b=self.d_model, c=self.n_heads * self.d_head, weight="weight"),
+            # the sinusoids need no gradient
+            Product(
+                name="distances", a=distances, b=self.d_model, c=self.n_heads * self.d_head, weight="weight", first=True
+            ),
             Product(name="by distance", a=run.rows, b=self.d_head, c=distances, n=self.n_heads, needed=needed),
         )
 
