@@ -78,7 +78,9 @@ def tables(plan: ServePlan) -> list[Table]:
 
 def _answer(plan: ServePlan) -> Table:
     wanted = plan.wanted
-    rows: list[tuple[Cell, ...]] = [("fits", ("yes" if plan.fits else "no") + _missed(plan))]
+    # a model that makes no tokens has no users to fit, which is not to be read as a card that is too small
+    verdict = "not asked: it makes no tokens" if plan.users is None else "yes" if plan.fits else "no"
+    rows: list[tuple[Cell, ...]] = [("fits", verdict + _missed(plan))]
     if plan.users is not None:
         rows += [
             (f"users at {plan.context:,} tokens", f"{plan.users:,}"),
