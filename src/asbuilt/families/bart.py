@@ -21,7 +21,7 @@ from asbuilt.families.common import (
 )
 from asbuilt.families.fused import branches, expect
 from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Entry, OneRow, Table, entry
+from asbuilt.families.table import Entry, Leading, Table, entry
 from asbuilt.spec import (
     MLP,
     Activation,
@@ -216,7 +216,7 @@ class Kin:
         for stack, place, stored in ((encoder, "encoder.", "model.encoder."), (spec, "", "model.decoder.")):
             entries += self._stack_entries(stack, place, stored)
         if isinstance(spec.head, TiedHead) and spec.head.shift:
-            entries.append(entry("head.shift", "final_logits_bias", OneRow()))
+            entries.append(entry("head.shift", "final_logits_bias", Leading(1)))
         again: list[str] = ["lm_head.weight"]
         again += [f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder") if shared]
         duplicates = dict.fromkeys(again, "embedding.weight")

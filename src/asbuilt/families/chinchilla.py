@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.errors import InputError
-from asbuilt.families.common import MOST_LAYERS, config_of, read_common, require_same
+from asbuilt.families.common import config_of, read_common, require_same
 from asbuilt.families.dimensions import first_parts, pre_norm
+from asbuilt.families.papers import no_tensors, read_sizes, write_sizes
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.table import Table
 from asbuilt.spec import MLP, Attention, Head, Model, RelativeProjection, RMSNorm, TiedHead, TokenEmbedding
@@ -41,19 +41,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, ())
     reader.only("relative_position", "transformer-xl", reason="this family projects the sinusoids of distances")
-    d_model = reader.size("hidden_size")
-    reader.require("hidden_size", d_model % 2 == 0, "an even number: a sine and a cosine of each frequency")
-    spec = build(
-        n_vocab=reader.size("vocab_size"),
-        d_model=d_model,
-        n_layers=reader.size("num_hidden_layers", most=MOST_LAYERS),
-        n_heads=reader.size("num_attention_heads"),
-        d_head=reader.size("head_dim"),
-        d_ff=reader.size("intermediate_size"),
-        max_positions=reader.size("max_position_embeddings", default=2048),
-        tied=reader.flag("tie_word_embeddings", default=True),
-        name=name,
-    )
+    sizes = read_sizes(reader)
+    reader.require("hidden_size", sizes["d_model"] % 2 == 0, "an even number: a sine and a cosine of each frequency")
+    spec = build(**sizes)
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
 
@@ -61,23 +51,11 @@ def read(config: dict[str, Any], name: str) -> Reading:
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
     """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
     attention, ffn = first_parts(spec, FAMILY, MLP)
-    written = {
-        "model_type": FAMILY,
-        "vocab_size": spec.n_vocab,
-        "hidden_size": spec.d_model,
-        "num_hidden_layers": spec.n_layers,
-        "num_attention_heads": attention.n_heads,
-        "head_dim": attention.d_head,
-        "intermediate_size": ffn.d_ff,
-        "max_position_embeddings": spec.max_positions,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-    }
-    config = config_of(written, carried, dtype)
+    config = config_of(write_sizes(spec, FAMILY, attention, ffn), carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)
     return config
 
 
 def table(spec: Model) -> Table:
     """Raises InputError: there are no checkpoints of this family."""
-    raise InputError("no checkpoints of this family were published, so its tensors have no names", field="family",
-                     value=FAMILY, fix="write the spec as JSON")  # fmt: skip
+    raise no_tensors(FAMILY)

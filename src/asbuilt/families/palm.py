@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.errors import InputError
-from asbuilt.families.common import MOST_LAYERS, config_of, read_common, require_same
+from asbuilt.families.common import config_of, read_common, require_same
 from asbuilt.families.fused import expect
+from asbuilt.families.papers import no_tensors, read_sizes, write_sizes
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.table import Table
 from asbuilt.spec import (
@@ -56,22 +56,11 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.only("bias", False, reason="this family has no biases")
     reader.only("parallel_block", True, reason="attention and feed-forward read the same norm in this family")
     reader.only("hidden_act", "swiglu", reason="this family has SwiGLU")
-    d_head = reader.size("head_dim")
-    reader.require("head_dim", d_head % 2 == 0, "an even number: rotary positions turn pairs")
-    n_heads, kv_heads = reader.size("num_attention_heads"), reader.size("num_key_value_heads", default=1)
+    sizes = read_sizes(reader)
+    reader.require("head_dim", sizes["d_head"] % 2 == 0, "an even number: rotary positions turn pairs")
+    n_heads, kv_heads = sizes["n_heads"], reader.size("num_key_value_heads", default=1)
     reader.require("num_key_value_heads", n_heads % kv_heads == 0, f"a divisor of num_attention_heads = {n_heads}")
-    spec = build(
-        n_vocab=reader.size("vocab_size"),
-        d_model=reader.size("hidden_size"),
-        n_layers=reader.size("num_hidden_layers", most=MOST_LAYERS),
-        n_heads=n_heads,
-        n_kv_heads=kv_heads,
-        d_head=d_head,
-        d_ff=reader.size("intermediate_size"),
-        max_positions=reader.size("max_position_embeddings", default=2048),
-        tied=reader.flag("tie_word_embeddings", default=True),
-        name=name,
-    )
+    spec = build(**sizes, n_kv_heads=kv_heads)
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
 
@@ -81,18 +70,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     both = expect(spec.blocks[0].branches[0].body, Parallel, "blocks.0", FAMILY)
     attention = expect(both.attention, Attention, "blocks.0.both.body.attention", FAMILY)
     ffn = expect(both.ffn, GatedMLP, "blocks.0.both.body.ffn", FAMILY)
-    written = {
-        "model_type": FAMILY,
-        "vocab_size": spec.n_vocab,
-        "hidden_size": spec.d_model,
-        "num_hidden_layers": spec.n_layers,
-        "num_attention_heads": attention.n_heads,
-        "num_key_value_heads": attention.n_kv_heads,
-        "head_dim": attention.d_head,
-        "intermediate_size": ffn.d_ff,
-        "max_position_embeddings": spec.max_positions,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-    }
+    written = write_sizes(spec, FAMILY, attention, ffn) | {"num_key_value_heads": attention.n_kv_heads}
     config = config_of(written, carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)
     return config
@@ -100,5 +78,4 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 
 def table(spec: Model) -> Table:
     """Raises InputError: there are no checkpoints of this family."""
-    raise InputError("no checkpoints of this family were published, so its tensors have no names", field="family",
-                     value=FAMILY, fix="write the spec as JSON")  # fmt: skip
+    raise no_tensors(FAMILY)

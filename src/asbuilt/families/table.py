@@ -247,23 +247,6 @@ class AdjacentPairs:
 
 
 @dataclass(frozen=True)
-class OneRow:
-    """A vector stored as a matrix of one row."""
-
-    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
-        """Each with a dimension of 1 in front."""
-        return [(1, *shape) for shape in built]
-
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
-        """Each one's row."""
-        return [tensor[0] for tensor in stored]
-
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
-        """Each as a row."""
-        return [tensor[None] for tensor in built]
-
-
-@dataclass(frozen=True)
 class Leading:
     """Stored with so many dimensions of 1 before its own."""
 
