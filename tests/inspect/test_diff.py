@@ -16,6 +16,7 @@ from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.families import read_config
 from asbuilt.inspect import activations, diff
+from asbuilt.inspect.diff import Difference, relative
 from asbuilt.nn.modules import Model
 from asbuilt.spec import walk
 
@@ -37,6 +38,24 @@ def test_the_first_path_is_the_changed_one(spec: object, seed: int, data: st.Dat
     owner = name.rpartition(".")[0]
     if parted and owner in order:  # a router gives several tensors, so it has no tap of its own
         assert parted[0].startswith(owner) or order.index(parted[0]) >= order.index(owner)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parted"),
+    [
+        ([1.0, -torch.inf], [1.0, -torch.inf], False),
+        ([1.0, -torch.inf], [1.0, torch.inf], True),
+        ([1.0, -torch.inf], [1.0, 2.0], True),
+        ([1.0, 2.0], [1.0, -torch.inf], True),
+        ([1.0, torch.nan], [1.0, torch.nan], True),
+        ([1.0, -torch.inf], [1.5, -torch.inf], True),
+    ],
+)
+def test_equal_infinities_are_equal_and_no_number_never_is(
+    first: list[float], second: list[float], parted: bool
+) -> None:
+    found = Difference(path="", relative=relative(torch.tensor(first), torch.tensor(second)))
+    assert found.beyond(0.1) == parted
 
 
 def test_taps_are_found_at_the_specs_paths_and_leave_nothing_behind() -> None:

@@ -12,7 +12,7 @@ from asbuilt.nn.modules import Model
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The relative difference of one path's activations: max |a - b| / max |b|, None where the shapes differ."""
+    """The relative difference of one path's activations: max |a - b| / max finite |b|, None where the shapes differ."""
 
     path: str
     relative: float | None
@@ -25,13 +25,14 @@ class Difference:
 def diff(first: Model, second: Model, tokens_BT: Tensor) -> list[Difference]:
     """Returns the difference at every path that both have, in the order of computation, the logits last (path "")."""
     a, b = activations(first, tokens_BT), activations(second, tokens_BT)
-    return [Difference(path=path, relative=_relative(a[path], b[path])) for path in a if path in b]
+    return [Difference(path=path, relative=relative(a[path], b[path])) for path in a if path in b]
 
 
-def _relative(a: Tensor, b: Tensor) -> float | None:
+def relative(a: Tensor, b: Tensor) -> float | None:
+    """Returns max |a - b| / max finite |b|, where equal infinities are equal; None where the shapes differ."""
     if a.shape != b.shape:
         return None
     a, b = a.double(), b.double()
-    largest = b.abs().max().item()
-    distance = (a - b).abs().max().item()
+    largest = b.abs().masked_fill(b.isinf(), 0).max().item()
+    distance = (a - b).abs().masked_fill(a == b, 0).max().item()  # hidden scores are -inf on both sides
     return distance / largest if largest else distance
