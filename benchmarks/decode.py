@@ -136,13 +136,13 @@ def main() -> None:
     moved = cost.moved(spec, Pass(tokens=1, past=IN + OUT // 2, logits="last"), "bf16", "bf16").total
     read = moved * rate
     share = read / machine.read_bandwidth
-    vector = machine.rates["bf16"].vector.rate
+    vector = machine.rates["bf16"].row_rate
     print(f"  {moved / 1e6:.0f} MB per step: {read / 1e9:.1f} GB/s, {share:.0%} of the read bandwidth")
     print(f"  and {read / vector:.0%} of what the library's bf16 matrix-vector product reads ({vector / 1e9:.1f} GB/s)")
 
     rate = show("prefill", rounds(count, lambda side: prefill_rate(side, ids), sides), names)[0]
     flops = cost.flops(spec, Pass(tokens=PREFILL, logits="last")).forward_causal / PREFILL
-    done, matrix = flops * rate, machine.rates["bf16"].matrix.rate
+    done, matrix = flops * rate, machine.rates["bf16"].product_rate
     print(f"  {flops / 1e6:.0f} MFLOP per token: {done / 1e9:.0f} GFLOP/s, {done / matrix:.0%} of the matrix rate")
 
 

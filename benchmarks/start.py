@@ -26,7 +26,8 @@ def seconds(words: tuple[str, ...], cache: str) -> float:
     """The bytecode is kept in a folder of its own, for where Python is told to write none."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPYCACHEPREFIX": cache}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "asbuilt", *words], env=env, check=False, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "asbuilt", *words], env=env, check=False, capture_output=True)
+    assert done.stdout, done.stderr.decode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -132,6 +132,8 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
     d_rotary = 2 * draw(st.integers(1, d_head // 2))
     theta = draw(st.sampled_from((10.0, 100.0, 10000.0)))
     pairing = draw(st.sampled_from(("halves", "adjacent")))
+    if d_rotary % 4 == 0 and draw(st.booleans()):
+        return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, grid=draw(st.integers(1, 3)))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from byte_tokenizer import write_tokenizer
 from click.testing import Result
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForSeq2SeqLM,
     BartConfig,
@@ -48,21 +49,6 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "bart": lambda **more: BartConfig(**STACKS, decoder_start_token_id=5, **more),
     "marian": lambda **more: MarianConfig(**STACKS, decoder_start_token_id=7, forced_eos_token_id=None, **more),
 }
-
-
-def write_tokenizer(folder: Path) -> tuple[int, int]:
-    """Writes one token per byte and an end token, which is put behind every text; returns their number and the last."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("</s>", special=True)])
-    end = made.token_to_id("</s>")
-    assert end is not None
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    return made.get_vocab_size(), end
 
 
 @pytest.fixture(params=list(CONFIGS))

@@ -128,8 +128,7 @@ def test_wrong_words_are_one_message(run: Run, words: tuple[object, ...], said: 
 
 def measured(name: str, decode: float, prefill: float) -> dict[str, object]:
     """What `asbuilt measure --json` prints, as far as it is read."""
-    line = {"start": 0.0, "rate": 1e11}
-    rates = {dtype: {"matrix": line} for dtype in ("fp32", "bf16")}
+    rates = {dtype: {"product_rate": 1e11} for dtype in ("fp32", "bf16")}
     machine = {"processor": "a processor", "threads": 2, "memory_bytes": 8 * 2**30}
     rows = [
         {"figure": "prefill, 512 tokens", "measured": prefill},
@@ -159,11 +158,15 @@ def test_efficiency_of_a_measured_run(run: Run, tmp_path: Path) -> None:
 def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`this` is what was calibrated, whatever that is; nothing is timed here."""
     from asbuilt.measure import machine as ours
-    from asbuilt.measure.calibrate import Calibration, Line, Rates
+    from asbuilt.measure.rates import Calibration, Rates, Table
 
-    rates = {name: Rates(*[Line(0.0, 2e11)] * 6) for name in ("fp32", "bf16")}
+    flat = Table(((1, 2),), (1.0, 1.0))
+    known_rates = Rates(
+        vector=flat, matrix=flat, attention=flat, attention_read=flat, lines={}, product_rate=2e11, row_rate=1e10
+    )
+    rates = dict.fromkeys(("fp32", "bf16"), known_rates)
     known: dict[str, str | int | float] = {"processor": "a processor", "threads": 2, "memory_bytes": 8 * 2**30}
-    found = Calibration(machine=known, read_bandwidth=1.5e10, view_seconds=0, module_seconds=0, rates=rates)
+    found = Calibration(machine=known, read_bandwidth=1.5e10, module_seconds=0, rates=rates)
     monkeypatch.setattr(ours, "calibrate", lambda **_: found)
     words = ("plan", "serve", "smollm2-135m", "--gpu", "this", "--context", 64, "--batch", 1, "--json")
     document = json.loads(run(*words).stdout)

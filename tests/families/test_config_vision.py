@@ -32,12 +32,15 @@ LLAVA = {"model_type": "llava", "image_token_index": 7, "text_config": TEXT, "vi
 GEMMA3 = {"model_type": "gemma3", "image_token_index": 7, "mm_tokens_per_image": 1,
           "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4},
           "vision_config": TOWER | {"vision_use_head": False}}  # fmt: skip
-CONFIGS = {"vit": VIT, "clip": CLIP, "llava": LLAVA, "gemma3": GEMMA3}
+LLAMA4 = {"model_type": "llama4", "image_token_index": 7,
+          "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2},
+          "vision_config": TOWER | {"intermediate_size": 32, "vision_output_dim": 4096}}  # fmt: skip
+CONFIGS = {"vit": VIT, "clip": CLIP, "llava": LLAVA, "gemma3": GEMMA3, "llama4": LLAMA4}
 
 
 @pytest.mark.parametrize(
     ("name", "images"), [("vit-base-patch16-224", 0), ("clip-vit-base-patch32", 2), ("llava-1.5-7b", 1),
-                         ("gemma-3-4b-mm", 1), ("gemma-3-4b-mm", 0)]
+                         ("gemma-3-4b-mm", 1), ("gemma-3-4b-mm", 0), ("llama-4-scout", 1)]
 )  # fmt: skip
 def test_flops_at_published_size_are_the_counters(name: str, images: int) -> None:
     spec = find(name).spec()
@@ -55,10 +58,24 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
     ("llava", "image_token_index", 11),
     ("llava", "text_config", {"model_type": "qwen2"}), ("llava", "vision_feature_select_strategy", "cls"),
     ("gemma3", "mm_tokens_per_image", 9), ("gemma3", "vision_config", TOWER), ("gemma3", "tie_word_embeddings", False),
+    ("llama4", "vision_config", TOWER), ("llama4", "text_config", {"model_type": "llama"}),
+    ("llama4", "tie_word_embeddings", True),
 ])  # fmt: skip
 def test_refused_by_name(family: str, key: str, value: object) -> None:
     with pytest.raises(InputError, match=key.removesuffix("_config")):
         read_config({**CONFIGS[family], key: value}, "model")
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("intermediate_size", 31), ("vision_output_dim", 4095), ("projector_input_dim", 5),
+    ("pixel_shuffle_ratio", 0.4), ("pixel_shuffle_ratio", 0.25),
+    ("norm_eps", 1e-6), ("hidden_act", "relu"), ("multi_modal_projector_bias", True), ("vision_feature_layer", -2),
+    ("num_attention_heads", 4), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}), ("num_queries", 3),
+])  # fmt: skip
+def test_a_llama4_tower_is_refused_by_name(key: str, value: object) -> None:
+    config = LLAMA4 | {"vision_config": {**LLAMA4["vision_config"], key: value}}  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=key):
+        read_config(config, "model")
 
 
 @pytest.mark.parametrize("family", CONFIGS)

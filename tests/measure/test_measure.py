@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asbuilt import cost
 from asbuilt.families import read_config
-from asbuilt.measure import calibrate, measure
+from asbuilt.measure import calibrate, measure, micro
 from asbuilt.measure import run as measured
-from asbuilt.measure.calibrate import Line, _fit
+from asbuilt.measure.rates import Table
 from asbuilt.measure.report import MEMORY, Row
 from asbuilt.measure.trace import trace
 from asbuilt.nn import build
-from asbuilt.spec import Model, Pass
-
-CALIBRATION = import_module("asbuilt.measure.calibrate")  # the package's name for it is the function
+from asbuilt.spec import MixtureOfExperts, Model, Part, Pass
+from asbuilt.spec.part import Weight
 
 
 def middling(family: str) -> Model:
-    if family == "llama":
+    if family != "gpt2":
         config = {
-            "model_type": "llama",
+            "model_type": family,
             "vocab_size": 5003,
             "hidden_size": 384,
             "intermediate_size": 1000,
@@ -33,6 +33,8 @@ def middling(family: str) -> Model:
             "num_key_value_heads": 2,
             "max_position_embeddings": 1024,
         }
+        if family == "mixtral":
+            config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     else:
         config = {
             "model_type": "gpt2",
@@ -48,7 +50,8 @@ def middling(family: str) -> Model:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(CALIBRATION, "REPEATS", 1)
+    for rounds in ("DECODE_ROUNDS", "PREFILL_ROUNDS", "SMALL_ROUNDS"):
+        monkeypatch.setattr(micro, rounds, 1)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -91,25 +94,37 @@ def test_a_wrong_prediction_is_not_ok() -> None:
 
 def test_calibration_is_kept_and_refreshed(monkeypatch: pytest.MonkeyPatch) -> None:
     first = calibrate()
-    monkeypatch.setattr(CALIBRATION, "_measure", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(micro, "measured", lambda machine: pytest.fail("measured again"))
     assert calibrate() == first
     with pytest.raises(pytest.fail.Exception):
         calibrate(refresh=True)
 
 
-def test_a_line_through_two_points() -> None:
-    line = _fit((100.0, 3.0), (300.0, 7.0))
-    assert line == Line(start=1.0, rate=50.0)
-    assert line.seconds(300.0) == 7.0
+@given(st.data())
+def test_a_table_goes_through_its_points_and_is_right_of_powers(data: st.DataObject) -> None:
+    """t = c x^a y^b is a plane in the logarithms, so it is met everywhere but below the grid, where the edge holds."""
+    axes = tuple(tuple(sorted(data.draw(st.sets(st.integers(2, 5000), min_size=2, max_size=4)))) for _ in range(2))
+    c, a, b = (data.draw(st.floats(0.1, 3.0)) for _ in range(3))
+    table = Table(axes, tuple(c * x**a * y**b for x in axes[0] for y in axes[1]))
+    sizes = [data.draw(st.integers(1, 10**5)) for _ in range(2)]
+    x, y = (max(size, axis[0]) for size, axis in zip(sizes, axes, strict=True))
+    assert table.at(*sizes) == pytest.approx(c * x**a * y**b, rel=1e-9)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_table_bends_at_its_points() -> None:
+    table = Table(((1, 10, 100),), (2.0, 4.0, 400.0))
+    assert [table.at(size) for size in (1, 10, 100)] == pytest.approx([2.0, 4.0, 400.0])
+    assert table.at(10**0.5) == pytest.approx(8**0.5)
+    assert table.at(1000) == pytest.approx(40000.0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_trace_finds_the_declared_work(family: str) -> None:
     spec = middling(family)
     decode = trace(spec, tokens=1, past=40, dtype=torch.bfloat16)
     read = sum(call.amount for call in decode.calls if call.work == "vector")
     moved = cost.moved(spec, Pass(tokens=1, past=40), "bf16", "bf16")
-    matrices = sum(w.size * 2 for _, w, _ in _matrices(spec))
+    matrices = sum(2 * _read_by_one_row(*item) for item in _matrices(spec))
     assert read == matrices
     assert sum(call.amount for call in decode.calls if call.work == "attention_read") == moved.cache
     prefill = trace(spec, tokens=64, past=0, dtype=torch.bfloat16)
@@ -124,3 +139,10 @@ def _matrices(spec: Model):  # noqa: ANN202
 
     multiplied = {p.weight_path for p in cost.products(spec, Pass(tokens=1))}
     return [item for item in weights(spec) if item[0] in multiplied]
+
+
+def _read_by_one_row(path: str, weight: Weight, owner: Part) -> int:
+    """All of a matrix; of a stack of experts those that are chosen."""
+    if isinstance(owner, MixtureOfExperts) and path.rpartition(".")[2] in owner.spreads():
+        return weight.size // owner.n_experts * owner.top_k
+    return weight.size

@@ -112,6 +112,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     # by the sum of two: the best expert is in the best group, and a router to one would not notice
     (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1, score="two_best"),
+    (Rotary, "grid"): lambda part: 2,
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
     (YaRN, "attention_factor"): lambda part: 1.7,
 }

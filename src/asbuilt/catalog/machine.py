@@ -129,7 +129,7 @@ def from_calibration(plain: Mapping[str, Any]) -> Machine:
     """
     try:
         found = plain["machine"]
-        rates = {name: float(lines["matrix"]["rate"]) for name, lines in plain["rates"].items() if name in PRECISIONS}
+        rates = {name: float(lines["product_rate"]) for name, lines in plain["rates"].items() if name in PRECISIONS}
         numbers = {"memory": int(found["memory_bytes"]), "bandwidth": float(plain["read_bandwidth"]), **rates}
         processor, threads = str(found["processor"])[:200], int(found["threads"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

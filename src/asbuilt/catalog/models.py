@@ -31,6 +31,7 @@ from asbuilt.families import (
     gpt_oss,
     latent,
     llama,
+    llama4,
     llama4_text,
     llava,
     marian,
@@ -606,6 +607,17 @@ def _gemma_3_4b_mm() -> Model:
 GEMMA3_MM_SOURCE = "Gemma Team 2025, arXiv 2503.19786; config of AI-Hypercomputer/maxtext's conversion of gemma-3-4b"
 ROWS["gemma-3-4b-mm"] = Entry(name="gemma-3-4b-mm", family="gemma3", source=GEMMA3_MM_SOURCE, dtype="bfloat16",
                               make=_gemma_3_4b_mm)  # fmt: skip
+
+
+def _llama_4_scout() -> Model:
+    images: dict[str, Any] = {"image_size": 336, "patch_size": 14, "d_model": 1408, "n_layers": 34, "n_heads": 16,
+                              "d_ff": 5632, "eps": 1e-5, "activation": "gelu"}  # fmt: skip
+    text = replace(ROWS["llama-4-scout-text"].spec(), name="llama-4-scout")
+    return llama4.build(text, images, placeholder=200092)
+
+
+ROWS["llama-4-scout"] = Entry(name="llama-4-scout", family="llama4", dtype="bfloat16", make=_llama_4_scout,
+                              source=LLAMA4_SOURCE.replace("text_config", "config"))  # fmt: skip
 
 
 def names() -> list[str]:

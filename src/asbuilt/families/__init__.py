@@ -40,6 +40,7 @@ FAMILIES: dict[str, str] = {
     "granite": "asbuilt.families.granite",
     "kimi_k2": "asbuilt.families.kimi_k2",
     "llama": "asbuilt.families.llama",
+    "llama4": "asbuilt.families.llama4",
     "llama4_text": "asbuilt.families.llama4_text",
     "llava": "asbuilt.families.llava",
     "marian": "asbuilt.families.marian",

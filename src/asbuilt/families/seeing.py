@@ -18,7 +18,7 @@ from asbuilt.families.towers import POSITION_IDS, tower_entries
 from asbuilt.spec import Model, Vision
 
 PLACEHOLDER = ("image_token_index", "image_token_id")
-_TEXT = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
+TEXT = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
 _INNER, _OUTER = ("vision_tower.", "vision_tower.vision_model."), ("vision_tower.", "model.vision_tower.")
 _NEWER = (
     ("language_model.lm_head.", "lm_head."),
@@ -80,7 +80,7 @@ def seeing_table(spec: Model, text: Table, projector: list[Entry], family: str) 
     """Returns the table of a text's table, a tower and a projector."""
     tower = vision_of(spec, family).tower
     entries = (
-        *respelled(text.entries, _TEXT),
+        *respelled(text.entries, TEXT),
         *tower_entries(tower, "vision.tower.", "vision_tower.", family),
         *projector,
     )

@@ -6,6 +6,7 @@ and they know shapes too, so a file's header can be checked before any data is r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -263,6 +264,25 @@ class Leading:
     def save(self, built: Sequence[Tensor]) -> list[Tensor]:
         """Each with them."""
         return [tensor.reshape((1,) * self.count + tuple(tensor.shape)) for tensor in built]
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """Convolutions of patches stored as matrices; `shape` is that of the model's tensors, the first dimension apart."""
+
+    shape: Shape
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Each with all but the first dimension as one."""
+        return [(shape[0], math.prod(shape[1:])) for shape in built]
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Each with its dimensions."""
+        return [tensor.reshape(-1, *self.shape) for tensor in stored]
+
+    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+        """Each as a matrix."""
+        return [tensor.flatten(1) for tensor in built]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from asbuilt.spec import (
     Model,
     PatchEmbedding,
     Projection,
+    Rotary,
     TokenEmbedding,
 )
 from asbuilt.spec.vision import ClassToken
@@ -72,6 +73,7 @@ def layers(
     activation: Activation,
     bias: bool = True,
     causal: bool = False,
+    rotary: Rotary | None = None,
 ) -> tuple[Block, ...]:
     """Returns the blocks of a tower, of a text that comes all at once where they are `causal`.
 
@@ -84,6 +86,7 @@ def layers(
         n_kv_heads=n_heads,
         d_head=d_model // n_heads,
         causal=causal,
+        positions=rotary,
         bias=bias,
         output_bias=True,
         cached=not causal,
@@ -108,6 +111,7 @@ def tower(
     activation: Activation,
     bias: bool = True,
     pre_norm: bool = False,
+    rotary: Rotary | None = None,
     head: Classifier | Projection | None = None,
     name: str = "tower",
 ) -> Model:
@@ -127,7 +131,7 @@ def tower(
         positions=LearnedPositions(n_positions=embedding.n_tokens, d_model=d_model),
         embedding_norm=norm if pre_norm else None,
         blocks=layers(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=d_ff, eps=eps,
-                      activation=activation, bias=bias),
+                      activation=activation, bias=bias, rotary=rotary),
         norm=norm,
         head=head,
         max_positions=embedding.n_tokens,
@@ -211,12 +215,19 @@ def tower_entries(spec: Model, path: str, prefix: str, family: str) -> list[Entr
     return entries
 
 
-def outside_entries(spec: Model, path: str, prefix: str, names: dict[str, str], family: str) -> list[Entry]:
-    """Returns the entries of what stands outside a model's blocks, its head and what it sees; names by path."""
+def outside_entries(
+    spec: Model, path: str, prefix: str, names: dict[str, str], family: str, apart: tuple[str, ...] = ()
+) -> list[Entry]:
+    """Returns the entries of what stands outside a model's blocks, its head and what it sees; names by path.
+
+    Those `apart` have entries of their own.
+    """
     entries = []
     for field in ("embedding", "positions", "embedding_norm", "norm"):
         part = getattr(spec, field)
         for weight in () if part is None else part.holds():
+            if f"{field}.{weight}" in apart:
+                continue
             if f"{field}.{weight}" not in names:
                 raise InputError(f"{family} files have no name for this weight", field=f"{path}{field}.{weight}")
             entries.append(entry(f"{path}{field}.{weight}", prefix + names[f"{field}.{weight}"]))

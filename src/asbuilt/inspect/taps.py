@@ -11,7 +11,8 @@ from asbuilt.nn.modules import Model
 def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
     """Returns the output of each module that gives one tensor, keyed by path; the logits' path is empty.
 
-    The reference attention runs, so that two models differ by what they are and not by the kernel.
+    The reference attention runs, so that two models differ by what they are and not by the kernel. An encoder reads
+    the same tokens.
     """
     seen: dict[str, Tensor] = {}
 
@@ -23,9 +24,10 @@ def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
         return model.get_submodule(path).register_forward_hook(keep)
 
     handles = [tap(path) for path, _ in model.named_modules()]
+    source = {} if model.encoder is None else {"source_BS": tokens_BT}
     try:
         with torch.enable_grad():  # inference would multiply maps of one input at once, and pass their modules by
-            model(tokens_BT, kernel="reference")
+            seen[""] = model(tokens_BT, **source, kernel="reference").detach()
     finally:
         for handle in handles:
             handle.remove()

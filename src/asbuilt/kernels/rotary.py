@@ -25,13 +25,20 @@ def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype
     asked = lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
     rows = [rotary.inverse_frequencies(length) for length in asked]
     inverse = torch.tensor(rows, dtype=torch.float32, device=positions_BT.device)
-    angle = positions_BT[:, :, None].float() * inverse[:, None, :]
+    places = positions_BT[:, :, None] if rotary.grid is None else _on_grid(rotary.grid, positions_BT, inverse.shape[-1])
+    angle = places.float() * inverse[:, None, :]
     cos, sin = angle.cos() * rotary.attention_factor, angle.sin() * rotary.attention_factor
     if rotary.pairing == "halves":
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
         cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
     return Turn(cos.to(dtype).unsqueeze(2), sin.to(dtype).unsqueeze(2))
+
+
+def _on_grid(side: int, positions_BT: Tensor, n_pairs: int) -> Tensor:
+    """Returns what each pair turns by, (B or 1, T, n_pairs): the column from 1, then the row; 0 after the grid."""
+    places = torch.stack((positions_BT % side, positions_BT // side), -1) + 1
+    return places.masked_fill((positions_BT >= side**2)[..., None], 0).repeat_interleave(n_pairs // 2, -1)
 
 
 def rotate(x_BTHD: Tensor, turn: Turn, pairing: Literal["halves", "adjacent"]) -> Tensor:

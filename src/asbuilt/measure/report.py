@@ -9,7 +9,8 @@ import torch
 
 from asbuilt import cost
 from asbuilt.measure import run
-from asbuilt.measure.calibrate import DTYPES, Calibration, calibrate
+from asbuilt.measure.calibrate import calibrate
+from asbuilt.measure.rates import DTYPES, Calibration
 from asbuilt.measure.trace import trace
 from asbuilt.nn.modules import Model
 from asbuilt.spec.part import Pass

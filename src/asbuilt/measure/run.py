@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt.generate.cache import Cache
-from asbuilt.measure.calibrate import quarter
+from asbuilt.measure.rates import quarter
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.modules import Model
 from asbuilt.spec import Classifier, PatchEmbedding, Vision

@@ -5,6 +5,7 @@ From them and a calibration comes the predicted time. The trace is as true of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,25 +17,33 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from asbuilt.generate.cache import Cache
-from asbuilt.measure.calibrate import Calibration, Rates
+from asbuilt.measure.rates import Calibration, Rates, Table
 from asbuilt.measure.run import source_of
 from asbuilt.nn import build
 from asbuilt.spec.model import Model
 
-Work = Literal["view", "vector", "matrix", "attention", "attention_read", "arithmetic", "transcendental"]
-PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
-TRANSCENDENTAL = ("silu", "gelu", "tanh", "exp", "softmax", "sigmoid", "sin", "cos")
-# Rows up to which a product is bound by reading its matrix; beyond, by the matrix rate.
-FEW_ROWS = 4
+Work = Literal["vector", "matrix", "attention", "attention_read", "numbers"]
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+# Functions of single numbers that have a line of their own, and the line of each.
+LINES = {"silu": "silu", "gelu": "gelu", "tanh": "tanh", "sigmoid": "sigmoid", "exp": "exp", "rsqrt": "exp",
+         "_softmax": "softmax", "_log_softmax": "softmax", "sin": "sin", "cos": "sin", "softplus": "exp"}  # fmt: skip
+# Queries for each head of the cache up to which attention is bound by reading the cache.
+FEW_QUERIES = 16
 
 
 @dataclass(frozen=True)
 class Call:
-    """One library call: its kind, and its bytes (views: none; products with many rows and attention: FLOPs)."""
+    """One library call: its kind, its amount, the sizes by which its table is read, or the line of its function.
+
+    The amount is in bytes (of the matrix for one row, of the cache for one token's attention), or in FLOPs for products
+    of more rows and for attention; views have none.
+    """
 
     name: str
     work: Work
     amount: float
+    sizes: tuple[float, ...] = ()
+    line: str = "arithmetic"
 
 
 class Recorder(TorchDispatchMode):
@@ -47,7 +56,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         """Runs the call and writes it down."""
         out = func(*args, **(kwargs or {}))
-        self.calls.append(_classify(func, args, out))
+        self.calls.append(_classify(func, args, kwargs or {}, out))
         return out
 
 
@@ -63,35 +72,34 @@ class WholeAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         q, k, v = args[:3]
-        single = q.shape[-2] <= FEW_ROWS * 4 and not (kwargs or {}).get("is_causal")
-        flops = 4 * q.numel() * k.shape[-2]
-        call = (
-            Call("attention", "attention_read", k.nbytes + v.nbytes)
-            if single
-            else Call("attention", "attention", flops)
-        )
+        heads, queries, keys, width = math.prod(k.shape[:-2]), q.shape[-2], k.shape[-2], k.shape[-1]
+        if queries <= FEW_QUERIES and not (kwargs or {}).get("is_causal"):
+            call = Call("attention", "attention_read", k.nbytes + v.nbytes, (heads, keys, width))
+        else:
+            heads, tokens = math.prod(q.shape[:-2]), math.sqrt(queries * keys)
+            call = Call("attention", "attention", 4 * q.numel() * keys, (heads, tokens, width))
         self.recorder.calls.append(call)
         with _disable_current_modes():
             return torch.empty_like(q)
 
 
-def _classify(func: Any, args: tuple[Any, ...], out: Any) -> Call:  # noqa: ANN401
-    name = str(func)
+def _classify(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Call:  # noqa: ANN401
+    name = func.overloadpacket.__name__
     tensors = [x for x in _flat(args) if isinstance(x, Tensor)]
     results = [x for x in _flat([out]) if isinstance(x, Tensor)]
     if name in PRODUCTS:
         a, b = tensors[-2:]
-        rows = a.shape[-2]
-        if rows <= FEW_ROWS:
-            return Call(name, "vector", b.nbytes)
-        return Call(name, "matrix", 2 * a.numel() * b.shape[-1])
+        inside, wide = b.shape[-2:]
+        if a.shape[-2] == 1:  # a stack of them reads a stack of matrices
+            return Call(name, "vector", b.nbytes, (b.numel() // inside, inside))
+        return Call(name, "matrix", 2 * a.numel() * wide, (a.numel() // inside, inside, wide))
     if _is_view(func):
-        return Call(name, "view", 0)
+        return Call(name, "numbers", 0, line="view")
     if "embedding" in name or "index" in name:
-        return Call(name, "arithmetic", 2 * sum(x.nbytes for x in results))
+        return Call(name, "numbers", 2 * sum(x.nbytes for x in results))
     nbytes = sum(x.nbytes for x in tensors) + sum(x.nbytes for x in results)
-    slow = any(word in name for word in TRANSCENDENTAL)
-    return Call(name, "transcendental" if slow else "arithmetic", nbytes)
+    line = LINES.get(name.removesuffix("_") if not name.startswith("_") else name, "arithmetic")
+    return Call(name, "numbers", nbytes, line="gelu tanh" if kwargs.get("approximate") == "tanh" else line)
 
 
 def _is_view(func: Any) -> bool:  # noqa: ANN401
@@ -111,15 +119,16 @@ class Trace:
     modules: int
 
     def seconds(self, machine: Calibration, dtype: str) -> float:
-        """Returns the predicted time: each call by its line, and what entering a module costs."""
+        """Returns the predicted time: each call by its table or line, and what Python takes for each module."""
         rates = machine.rates[dtype]
-        return self.modules * machine.module_seconds + sum(
-            _cost(call, rates, machine.view_seconds) for call in self.calls
-        )
+        return self.modules * machine.module_seconds + sum(_cost(call, rates) for call in self.calls)
 
 
-def _cost(call: Call, rates: Rates, view: float) -> float:
-    return view if call.work == "view" else getattr(rates, call.work).seconds(call.amount)
+def _cost(call: Call, rates: Rates) -> float:
+    if call.work == "numbers":
+        return rates.lines[call.line].seconds(call.amount)
+    table: Table = getattr(rates, call.work)
+    return table.at(*call.sizes)
 
 
 def trace(spec: Model, *, tokens: int, past: int, batch: int = 1, dtype: torch.dtype) -> Trace:

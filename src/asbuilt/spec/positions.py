@@ -198,19 +198,26 @@ Scaling = LongRope | LinearScaling | DynamicNTK | YaRN | Llama3Scaling | Frequen
 class Rotary(Part):
     """Rotary positions on the first `d_rotary` numbers of each head.
 
-    `pairing` says which two numbers turn together: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1).
+    `pairing` says which two numbers turn together: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1). On a square
+    `grid` of so many patches on a side the first half of the pairs turns by a patch's column and the other half by its
+    row, both from 1, and what comes after the patches is not turned (Agrawal et al. 2024, arXiv 2410.07073).
     """
 
     d_rotary: int
     theta: float = 10000.0
     pairing: Literal["halves", "adjacent"] = "halves"
     scaling: Scaling | None = None
+    grid: int | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_rotary")
         require(self, "d_rotary", self.d_rotary % 2 == 0, "an even number: rotary positions turn pairs")
         require_number(self, "theta")
         require_choice(self, "pairing", ("halves", "adjacent"))
+        if self.grid is not None:
+            require_sizes(self, "grid")
+            require(self, "d_rotary", self.d_rotary % 4 == 0, "a multiple of 4 on a grid: pairs for columns and rows")
+            require(self, "scaling", self.scaling is None, "none on a grid")
         if isinstance(self.scaling, FrequencyFactors):
             n = len(self.scaling.factors)
             require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
@@ -255,6 +262,8 @@ class Rotary(Part):
 @lru_cache(maxsize=1024)
 def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
     d, scaling, theta = rotary.d_rotary, rotary.scaling, float(rotary.theta)
+    if rotary.grid is not None:
+        return tuple(theta ** (-4 * i / d) for i in range(d // 4)) * 2
     if isinstance(scaling, DynamicNTK):
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
         theta *= stretch ** (d / (d - 2))

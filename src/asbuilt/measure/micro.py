@@ -1,0 +1,192 @@
+"""Micro-benchmarks of library calls, and of what Python takes between them.
+
+Products and attention are timed at a grid of sizes that belong to no model, in turn, with operands that come from
+memory. Small calls are timed between products that read whole matrices: where the processor's caches are full of
+weights they take several times what they take in a loop of their own. What Python does between the calls is what a
+stack of the commonest parts, in sizes of its own, takes beyond its calls. Times are lower quartiles, as the measured
+ones are, since a shared machine is slower than itself half of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asbuilt.kernels.rows import row_products
+from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table, quarter
+from asbuilt.measure.run import decode_seconds
+from asbuilt.measure.trace import trace
+from asbuilt.nn import build
+from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNorm, Rotary, TokenEmbedding
+
+# Rounds in which every call of a grid is made once.
+DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
+# Operands come from so many bytes, one after the other: more than any processor's cache.
+MEMORY = 300 * 2**20
+NUMBERS = 768, 2**20  # that work on single numbers is timed with
+ROW = 512  # of which so many are one row of a softmax
+# (outputs, inputs); (rows, inputs, outputs); (heads, tokens, width); (heads of the cache, cached tokens, width)
+VECTOR = ((256, 1024, 4096, 32768), (128, 512, 2048))
+MATRIX = ((2, 16, 128, 512), (128, 512, 2048), (128, 1024, 4096))
+ATTENTION = ((1, 2, 4, 16), (32, 128, 512), (32, 64, 128))
+ATTENTION_READ = ((1, 4, 16), (16, 256, 2048), (32, 128))
+
+Work = Callable[[], object]
+# The first of each is timed on many numbers too.
+LINES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
+    "view": (lambda x: x.view(-1, 8), lambda x: x.unsqueeze(0), lambda x: x[:4]),
+    "arithmetic": (lambda x: x * x, lambda x: x + x, lambda x: x.roll(8, -1), lambda x: x * 0.5),
+    "silu": (F.silu,),
+    "gelu": (F.gelu,),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"),),
+    "tanh": (torch.tanh,),
+    "sigmoid": (torch.sigmoid,),
+    "exp": (torch.exp, torch.rsqrt),
+    "softmax": (lambda x: x.softmax(-1),),
+    "sin": (torch.sin,),
+}
+
+
+class _Memory:
+    """Tensors out of a block that is gone through from end to end, and then anew: none is found in a near cache."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.block, self.end = torch.ones(MEMORY // dtype.itemsize, dtype=dtype), 0
+
+    def take(self, *shape: int) -> Tensor:
+        """Returns the next tensor of that shape; its numbers are ones."""
+        size = math.prod(shape)
+        self.end = size if self.end + size > len(self.block) else self.end + size
+        return self.block[self.end - size : self.end].view(shape)
+
+
+Prepare = Callable[[_Memory], Work]
+
+
+def measured(machine: Mapping[str, str | int | float]) -> Calibration:
+    """Returns the calibration of the machine at hand, which `machine` identifies."""
+    memory = _Memory(torch.float32)
+    (reading,) = _in_turn([lambda memory: memory.block.sum], memory, PREFILL_ROUNDS)
+    calls = Calibration(
+        machine=dict(machine),
+        read_bandwidth=memory.block.nbytes / reading,
+        module_seconds=0.0,
+        rates={name: _rates(dtype) for name, dtype in DTYPES.items()},
+    )
+    return replace(calls, module_seconds=_between_calls(calls))
+
+
+def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Prepare | None = None) -> list[float]:
+    """Returns each call's time, made once in every round, after an untimed call where one is to come before it."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 1):
+        for call, kept in zip(calls, times, strict=True):
+            work = call(memory)
+            if before is not None:
+                before(memory)()
+            start = time.perf_counter()
+            work()
+            kept.append(time.perf_counter() - start)
+    return [quarter(kept[1:]) for kept in times]
+
+
+def _between_calls(calls: Calibration, layers: int = 12, width: int = 256, prompt: int = 64, steps: int = 256) -> float:
+    """Returns the seconds that Python takes for each module entered: those of a stack's step, less those of its calls.
+
+    In the narrow dtype and with small matrices, so that products are the shorter part of a step.
+    """
+    heads, norm = width // 64, RMSNorm(d=width)
+    attention = Attention(d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64))
+    ffn = GatedMLP(d_model=width, d_ff=3 * width, activation="silu")
+    branches = Branch(name="attention", norm=norm, body=attention), Branch(name="ffn", norm=norm, body=ffn)
+    stack = Model(
+        embedding=TokenEmbedding(n_vocab=8 * width, d_model=width),
+        blocks=(Block(branches=branches),) * layers,
+        norm=norm,
+        head=Head(d_model=width, n_vocab=8 * width),
+        max_positions=prompt + steps,
+    )
+    step = decode_seconds(build(stack, dtype=torch.bfloat16).eval(), prompt, steps)
+    seen = trace(stack, tokens=1, past=prompt + steps // 2, dtype=torch.bfloat16)
+    return max(0.0, step - seen.seconds(calls, "bf16")) / seen.modules
+
+
+def _rates(dtype: torch.dtype) -> Rates:
+    memory = _Memory(dtype)
+    few, many = NUMBERS
+    rows = [_matrix(1, inside, out) for out, inside in itertools.product(*VECTOR)]
+    reads = [_attention_read(*sizes) for sizes in itertools.product(*ATTENTION_READ)]
+    before = _matrix(1, 768, 1024)
+    with row_products(memory.take(1, 8), 1):
+        row, read = (_in_turn(calls, memory, DECODE_ROUNDS, before) for calls in (rows, reads))
+        calls = [_one_after_another(memory.take(few), works) for works in LINES.values()]
+        starts = _in_turn(calls, memory, SMALL_ROUNDS, before)
+    before = _matrix(64, 512, 512)
+    product, attention, rates = (
+        _in_turn(calls, memory, PREFILL_ROUNDS, before)
+        for calls in (
+            [_matrix(*sizes) for sizes in itertools.product(*MATRIX)],
+            [_attention(*sizes) for sizes in itertools.product(*ATTENTION)],
+            [_on((many // ROW, ROW), works[0]) for works in LINES.values()],
+        )
+    )
+    moved = 2 * many * dtype.itemsize
+    lines = {
+        name: Line(start=start / len(works), rate=moved / seconds)
+        for (name, works), start, seconds in zip(LINES.items(), starts, rates, strict=True)
+    }
+    return Rates(
+        vector=Table(VECTOR, tuple(row)),
+        matrix=Table(MATRIX, tuple(product)),
+        attention=Table(ATTENTION, tuple(attention)),
+        attention_read=Table(ATTENTION_READ, tuple(read)),
+        lines=lines,
+        product_rate=2 * math.prod(axis[-1] for axis in MATRIX) / product[-1],
+        row_rate=math.prod(axis[-1] for axis in VECTOR) * dtype.itemsize / row[-1],
+    )
+
+
+def _one_after_another(x: Tensor, works: Sequence[Callable[[Tensor], object]]) -> Prepare:
+    """The same numbers each time: what a small call works on has just been written."""
+    return lambda memory: lambda: [work(x) for work in works]
+
+
+def _on(shape: tuple[int, ...], work: Callable[[Tensor], object]) -> Prepare:
+    def prepare(memory: _Memory) -> Work:
+        x = memory.take(*shape)
+        return lambda: work(x)
+
+    return prepare
+
+
+def _matrix(rows: int, inside: int, out: int) -> Prepare:
+    def prepare(memory: _Memory) -> Work:
+        x, weight = memory.take(rows, inside), memory.take(out, inside)
+        return lambda: F.linear(x, weight)
+
+    return prepare
+
+
+def _attention(heads: int, tokens: int, width: int) -> Prepare:
+    def prepare(memory: _Memory) -> Work:
+        q, k, v = (memory.take(1, heads, tokens, width) for _ in range(3))
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return prepare
+
+
+def _attention_read(heads: int, keys: int, width: int) -> Prepare:
+    """Three queries for each head of the cache, as where heads share their keys and values."""
+
+    def prepare(memory: _Memory) -> Work:
+        q, k, v = (memory.take(1, heads, tokens, width) for tokens in (3, keys, keys))
+        return lambda: F.scaled_dot_product_attention(q, k, v)
+
+    return prepare
