@@ -164,7 +164,7 @@ def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     known_rates = Rates(
         vector=flat, matrix=flat, attention=flat, attention_read=flat, lines={}, product_rate=2e11, row_rate=1e10
     )
-    rates = dict.fromkeys(("fp32", "bf16"), known_rates)
+    rates: dict[str, Rates] = dict.fromkeys(("fp32", "bf16"), known_rates)
     known: dict[str, str | int | float] = {"processor": "a processor", "threads": 2, "memory_bytes": 8 * 2**30}
     found = Calibration(machine=known, read_bandwidth=1.5e10, module_seconds=0, rates=rates)
     monkeypatch.setattr(ours, "calibrate", lambda **_: found)
