@@ -472,6 +472,8 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ModelSp
     out = st.integers(1, 5) if d_out is None else st.just(d_out)
     projection = st.builds(Projection, d_model=st.just(d_model), d_out=out)
     heads = {"any": st.none() | classifier | projection, "none": st.none(), "projection": projection}
+    top = draw(heads[head])
+    pools = head == "any" and top is None and draw(st.booleans())
     return ModelSpec(
         embedding=embedding,
         positions=draw(st.none() | learned),
@@ -479,7 +481,8 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ModelSp
         relative=numbers,
         blocks=read,
         norm=draw(maybe_norms(d_model)),
-        head=draw(heads[head]),
+        head=top,
+        pooler=Pooler(d_model=d_model) if pools else None,
         max_positions=embedding.n_tokens,
     )
 

@@ -44,7 +44,7 @@ def counted(spec: Model, run: Pass) -> int:
     cache.source_tokens = run.source_tokens
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         if run.logits == "pooled":
-            model.pooled(ids, kernel="reference")
+            model.pooled(measured.given(model, ids)[0], kernel="reference")
         else:
             model(ids, **source, cache=cache, kernel="reference", last=run.logits == "last")
     return counter.get_total_flops()
@@ -72,15 +72,20 @@ def test_multiplies_is_the_flop_counter(spec: Model, batch: int, tokens: int, pa
     assert cost.flops(spec, run).forward == counted(spec, run)
 
 
-@given(strategies.encoders().filter(lambda spec: spec.pooler is not None), BATCH, TOKENS, KERNELS)
+POOLED = (strategies.encoders() | strategies.towers()).filter(lambda spec: spec.pooler is not None)
+
+
+@given(POOLED, BATCH, TOKENS, KERNELS)
 def test_a_pooled_pass_is_what_is_declared(spec: Model, batch: int, tokens: int, kernel: str) -> None:
     """FLOPs, saved bytes (float64, so that none is cast) and room to work, of a pass that ends in the pooler."""
+    tokens = tokens if spec.n_vocab else spec.max_positions  # all of an image
     run = Pass(tokens=tokens, batch=batch, logits="pooled", kernel=kernel, width=8)  # type: ignore[arg-type]
     assert cost.flops(spec, run).forward == counted(spec, run)
     model = strategies.randomised(spec, 0, torch.float64)
     kept, loss = measured.saved_bytes(model, tokens, batch, kernel, pooled=True)  # type: ignore[arg-type]
     assert (cost.saved(spec, run).all, 0) == (kept, loss)
-    ids = torch.zeros(batch, tokens, dtype=torch.long)
+    ids, _ = measured.given(model, torch.zeros(batch, tokens, dtype=torch.long))
+    ids = ids.double() if ids.is_floating_point() else ids
     with torch.inference_mode():
         model.pooled(ids, kernel=kernel)  # type: ignore[arg-type]
         peak = measured.peak_bytes(lambda: model.pooled(ids, kernel=kernel))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
 @pytest.mark.parametrize(("family", "key", "value"), [
     ("vit", "image_size", [4, 6]), ("vit", "patch_size", 5), ("vit", "hidden_act", "tanh"), ("vit", "id2label", []),
     ("vit", "architectures", ["ViTForMaskedImageModeling"]), ("vit", "num_patches", 4),
-    ("clip", "text_config_dict", {}), ("clip", "text_config", {"model_type": "bert"}), ("clip", "vision_config", 3),
+    ("vit", "pooler_act", "relu"), ("vit", "pooler_output_size", 9),
+    ("clip", "text_config_dict", {"d_model": 8}), ("clip", "text_config", {"model_type": "bert"}),
+    ("clip", "vision_config", 3),
     ("clip", "text_config", {"rope_theta": 1.0}), ("clip", "projection_dim", 0),
     ("llava", "vision_feature_layer", [-2, -5]), ("llava", "vision_feature_layer", 3),
     ("llava", "image_token_index", 11),
@@ -86,6 +89,19 @@ def test_written_configs_read_back(family: str) -> None:
     for other in set(CONFIGS) - {family}:
         with pytest.raises(InputError):
             write_config(other, reading.spec, {}, None)
+
+
+def test_older_clip_configs_say_each_tower_twice() -> None:
+    """The second one counts, its defaults too, as transformers reads it."""
+    from transformers import CLIPConfig
+
+    config = CLIP | {"text_config_dict": {"hidden_size": 16, "vocab_size": 99}, "vision_config_dict": {"patch_size": 7}}
+    reading = read_config(config, "model")
+    assert reading.spec == read_config(CLIPConfig(**deepcopy(config)).to_dict(), "model").spec
+    assert reading.spec != read_config(CLIP, "model").spec
+    written = write_config("clip", reading.spec, reading.carried, None)
+    assert read_config(written, "model").spec == reading.spec
+    assert read_config(CLIP | {"text_config_dict": None}, "model").spec == read_config(CLIP, "model").spec
 
 
 def test_layers_are_counted_from_either_end() -> None:

@@ -48,16 +48,24 @@ class Images(Kind):
 
     @torch.inference_mode()
     def theirs(self, model: PreTrainedModel, inputs: Inputs) -> Trace:
-        """The stream before the blocks, after each, and the labels' numbers."""
+        """The stream before the blocks, after each, and the labels' numbers; or the normed stream, and it pooled."""
         out: Any = model(**inputs, output_hidden_states=True)
-        return stream(out.hidden_states) | {"head": out.logits[:, None]}
+        if "logits" in out:
+            return stream(out.hidden_states) | {"head": out.logits[:, None]}
+        pooled = {} if out.pooler_output is None else {"pooler": out.pooler_output[:, None]}
+        return stream(out.hidden_states) | {"head": out.last_hidden_state} | pooled
 
     @torch.inference_mode()
     def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
         """The same of our model."""
         with Traced(model) as traced:
             head = model(inputs["pixel_values"], kernel=kernel)
-        return traced.trace | {"head": head[:, None]}
+        if model.head is not None:
+            return traced.trace | {"head": head[:, None]}
+        if model.pooler is None:
+            return traced.trace | {"head": head}
+        pooled = model.pooled(inputs["pixel_values"], kernel=kernel)
+        return traced.trace | {"head": head, "pooler": pooled[:, None]}
 
 
 def pixels(rng: random.Random, spec: ModelSpec, images: int) -> Tensor:

@@ -74,9 +74,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     reader.irrelevant("logit_scale_init_value", "training only: the factor is stored with the weights")
     reader.irrelevant("initializer_factor", "training only")
-    for key in ("text_config_dict", "vision_config_dict"):
-        reader.only(key, None, reason="older configs say each tower twice; only text_config and vision_config are read")
-    text, images = (nested(reader, key, kind) for key, kind in (("text_config", TEXT), ("vision_config", IMAGES)))
+    text, images = (_tower(reader, key, kind) for key, kind in (("text_config", TEXT), ("vision_config", IMAGES)))
     read_tower_common(images)
     text.irrelevant("initializer_factor", "training only")
     text.irrelevant("projection_dim", "of a projection that stands outside the tower")
@@ -92,6 +90,15 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = build(sizes, seen, d_shared=d_shared, end=end, name=name)
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
     return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY)
+
+
+def _tower(reader: ConfigReader, key: str, kind: str) -> ConfigReader:
+    """Returns a reader of a tower's config; older files say it twice, and the one with `_dict` counts."""
+    older = reader.nested(f"{key}_dict") is not None
+    if older:
+        reader.irrelevant(key, f"overruled by {key}_dict")
+        del reader.carried[key]
+    return nested(reader, f"{key}_dict" if older else key, kind)
 
 
 def nested(reader: ConfigReader, key: str, kind: str) -> ConfigReader:

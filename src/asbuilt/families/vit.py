@@ -1,10 +1,11 @@
-"""The vit family: an image's patches and a class token through pre-norm blocks, and a classifier over the class token.
+"""The vit family: an image's patches and a class token through pre-norm blocks; a classifier or pooler over that token.
 
 Dosovitskiy et al. 2020 (arXiv 2010.11929); names on disk as on the hub.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from asbuilt.families.common import config_of, named_entries, read_common, require_same
@@ -12,10 +13,10 @@ from asbuilt.families.fused import expect
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.table import Leading, Table, entry
 from asbuilt.families.towers import CLIP_DEFAULTS, first_parts, outside_entries, read_tower, tower, write_tower
-from asbuilt.spec import Classifier, Model
+from asbuilt.spec import Classifier, Model, Pooler
 
 FAMILY = "vit"
-HEADS = ("ViTForImageClassification",)
+HEADS = ("ViTForImageClassification", "ViTModel")
 DEFAULTS = CLIP_DEFAULTS | {"patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 # A classifier of more labels than this is a mistake: the largest published has 21,843.
 MOST_LABELS = 10_000_000
@@ -50,14 +51,17 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     reader.irrelevant("attention_probs_dropout_prob", "training only")
     reader.irrelevant("encoder_stride", "of the decoder that learns from masked images")
-    for key in ("pooler_output_size", "pooler_act"):
-        reader.irrelevant(key, "of the pooler, which a classifier has none of")
+    bare = reader.config.get("architectures") == [HEADS[1]]
     sizes = read_tower(reader, DEFAULTS)
+    reader.only("pooler_output_size", None, sizes["d_model"], reason="only a pooler of the model's width is read")
+    reader.only("pooler_act", "tanh", reason="only a pooler with tanh is read")
     bias = reader.flag("qkv_bias", default=True)
     labels = read_labels(reader)
+    pooled = bare and reader.flag("add_pooling_layer", default=True)
     reader.finish()
-    head = Classifier(d_model=sizes["d_model"], n_labels=labels)
+    head = None if bare else Classifier(d_model=sizes["d_model"], n_labels=labels)
     spec = tower(**sizes, bias=bias, patch_bias=True, head=head, name=name)
+    spec = replace(spec, pooler=Pooler(d_model=spec.d_model) if pooled else None)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
 
 
@@ -75,10 +79,11 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
     attention, _, _ = first_parts(spec, FAMILY)
     written = {
-        "architectures": [HEADS[0]],
+        "architectures": [HEADS[spec.head is None]],
         "model_type": FAMILY,
         "qkv_bias": attention.bias,
         **write_tower(spec, FAMILY),
+        **({"add_pooling_layer": False} if spec.head is None and spec.pooler is None else {}),
     }
     config = config_of(written, carried, dtype)
     if isinstance(spec.head, Classifier) and len(config.get("id2label") or {}) != spec.head.n_labels:
@@ -91,9 +96,14 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 
 def table(spec: Model) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
-    outside = outside_entries(spec, "", "vit.", OUTSIDE, FAMILY)
+    prefix = "" if spec.head is None else "vit."
+    outside = outside_entries(spec, "", prefix, OUTSIDE, FAMILY)
     entries = [entry(e.paths[0], e.names[0], LEADING.get(e.paths[0])) for e in outside]
     for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"blocks.{i}.", STEMS, f"vit.encoder.layer.{i}.", {}, FAMILY)
-    head = expect(spec.head, Classifier, "head", FAMILY)
-    return Table(entries=(*entries, *(entry(f"head.{name}", f"classifier.{name}") for name in head.holds())))
+        entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, FAMILY)
+    if spec.head is not None:
+        head = expect(spec.head, Classifier, "head", FAMILY)
+        entries += [entry(f"head.{name}", f"classifier.{name}") for name in head.holds()]
+    elif spec.pooler is not None:
+        entries += [entry(f"pooler.{name}", f"pooler.{name}") for name in spec.pooler.holds()]
+    return Table(entries=tuple(entries))

@@ -503,11 +503,15 @@ class Model(nn.Module):
 
     def of_images(self, pixels: Tensor, kernel: Kernel, depth: int | None = None) -> Tensor:
         """Returns what a model of patches makes of images (N, C, H, W); the stream after `depth` blocks if not None."""
-        assert isinstance(self.embedding, PatchEmbedding)
-        pixels = self.embedding.images(pixels)
-        step = self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
+        pixels, step = self.opened(pixels, kernel)
         with row_products(self.any_weight, step.batch * step.tokens):
             return self.logits(pixels, step, last=False) if depth is None else self.stream(pixels, step, depth)
+
+    def opened(self, pixels: Tensor, kernel: Kernel) -> tuple[Tensor, Step]:
+        """Returns the images as they are read, and a pass over their patches; raises InputError for other sizes."""
+        assert isinstance(self.embedding, PatchEmbedding)
+        pixels = self.embedding.images(pixels)
+        return pixels, self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
 
     def states(self, tokens_BT: Tensor, *, valid_BT: Tensor | None = None, kernel: Kernel = "fused") -> Tensor:
         """Returns (B, T, M): the stream after the final norm, whatever head there is."""
@@ -526,7 +530,10 @@ class Model(nn.Module):
     ) -> Tensor:
         """Returns (B, M): what the pooler makes of each row's first real token. Arguments as `forward` takes them."""
         assert self.pooler is not None, "this model has no pooler"
-        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
+        if isinstance(self.embedding, PatchEmbedding):
+            tokens_BT, step = self.opened(tokens_BT, kernel)
+        else:
+            step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
         step.types_BT = types_BT
         with row_products(self.any_weight, tokens_BT.numel()):
             x_BTM = first_token(self.stream(tokens_BT, step), valid_BT)

@@ -36,7 +36,11 @@ def draw(rng: Random, **more: object) -> ViTConfig:
     return ViTConfig(**sizes)
 
 
-CONFIGS: dict[str, Draw] = {"biased": partial(draw, qkv_bias=True), "unbiased": partial(draw, qkv_bias=False)}
+CONFIGS: dict[str, Draw] = {
+    "biased": partial(draw, qkv_bias=True),
+    "unbiased": partial(draw, qkv_bias=False),
+    "pooled": partial(draw, architectures=["ViTModel"]),
+}
 
 CASE = ParityCase(
     family="vit",
