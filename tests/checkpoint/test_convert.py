@@ -250,7 +250,8 @@ def raise_at(at: int, end: type[BaseException]) -> Callable[[int, int], None]:
 def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     tiny.write(tmp_path / "made", "llama", 4)
     code = (
-        "import sys, time; from asbuilt.checkpoint.convert import convert\n"
+        "import signal, sys, time; from asbuilt.checkpoint.convert import convert\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "def progress(done, total): print(flush=True); time.sleep(60)\n"
         "convert(sys.argv[1], sys.argv[2], progress=progress)"
     )
