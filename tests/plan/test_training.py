@@ -6,13 +6,17 @@ import dataclasses
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import strategies
+from hypothesis import given
+from hypothesis import strategies as st
 
-from asbuilt import cost
+from asbuilt import catalog, cost
 from asbuilt.catalog import find, machines
 from asbuilt.errors import InputError
 from asbuilt.plan import Options, Subject, TrainPlan, train
@@ -23,7 +27,7 @@ from asbuilt.plan.render import html, markdown
 from asbuilt.plan.search import search
 from asbuilt.plan.stages import every_section
 from asbuilt.plan.training_report import document, tables
-from asbuilt.spec import Pass
+from asbuilt.spec import Contrast, Model, Pass, weights
 
 H100 = machines.find("h100-sxm")
 PLANS = (
@@ -236,3 +240,34 @@ def test_every_assumption_is_in_the_documentation() -> None:
     written = (Path(__file__).parents[2] / "docs" / "plan-train.md").read_text()
     for name, words in ASSUMPTIONS.items():
         assert f"| {name} | {words} |" in written
+
+
+@given(strategies.seers(), st.sampled_from(("adamw", "muon")))
+def test_what_sees_is_held_and_not_trained(spec: Model, optimizer: str) -> None:
+    """Beside the plan of the text alone only the weights differ, by the tower's and the projector's."""
+    seeing, text = (train(one, H100, optimizer=optimizer, seq=4) for one in (spec, replace(spec, vision=None)))
+    assert spec.vision is not None
+    more = 2 * sum(weight.size for _, weight, _ in weights(spec.vision))
+    assert seeing.state.weights - text.state.weights == more
+    assert replace(seeing.state, weights=0) == replace(text.state, weights=0)
+    assert seeing.per_device_bytes - text.per_device_bytes == more
+    assert seeing.trial.step.seconds == text.trial.step.seconds
+
+
+def test_pairs_are_refused() -> None:
+    with pytest.raises(InputError, match="pairs"):
+        plan("clip-vit-base-patch32")
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 3, "checkpointing": "full"}, {"lora": 8, "qlora": True}])
+def test_every_published_model_is_planned_but_pairs(options: dict[str, Any]) -> None:
+    refused = set()
+    for name in catalog.names():
+        try:
+            made = plan(name, gpus=8, **options)
+        except InputError:
+            refused.add(name)
+            continue
+        assert made.per_device_bytes > 0, name
+        assert json.loads(json.dumps(document(made)))["model"] == name
+    assert refused == {name for name in catalog.names() if isinstance(find(name).spec().vision, Contrast)}

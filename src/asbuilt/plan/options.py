@@ -36,6 +36,7 @@ ASSUMPTIONS = {
     "selective": "what selective checkpointing makes again takes no time",
     "kernel": "attention as this library runs it: with sinks or capped scores the scores are kept, unless made again",
     "predictors": "layers that predict further tokens are not trained",
+    "images": "training reads texts alone: what makes something of images is held as it is, and not trained",
     "backward": "working room of a block's backward pass is taken to be that of its forward pass",
     "experts": "tokens spread evenly over the experts",
     "adamw-8bit": "one byte a moment, an fp32 scale for 256 of them; tensors under 4,096 numbers in fp32",

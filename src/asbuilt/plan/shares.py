@@ -142,7 +142,8 @@ def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice, known: dic
     before, after = Piece(), Piece()
     for path, child in children(spec):
         if not isinstance(child, Block):
-            made = fold.piece(path, child)
+            seen = "." in path or spec.child_run(path, at.local) is not None
+            made = fold.piece(path, child) if seen else fold.idle(child)
             above = path in ("norm", "head")
             before, after = (before, _joined(after, made)) if above else (_joined(before, made), after)
             continue
@@ -227,6 +228,11 @@ class _Fold:
             return alike
         part = self._own(whole)  # expert parallelism divides the experts, and sends rows to them
         return replace(alike, experts=self._state_of(path, part, spread=True), sent=self._sent(path, part))
+
+    def idle(self, whole: Part) -> Piece:
+        """Returns one device's share of what is held, takes no part in the step, and is not trained."""
+        held = (weight for _, owner in walk(self._own(whole)) for weight in owner.holds().values())
+        return Piece(dense=sum((self.recipe.frozen(weight, nf4=False) for weight in held), State()))
 
     def _own(self, whole: Part) -> Part:
         return whole if self.at.tp == 1 else whole.shard(self.at.tp)

@@ -24,7 +24,7 @@ from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, sp
 from asbuilt.plan.stages import Section, Stage, fullest, sections
 from asbuilt.plan.step import Speed, Step
 from asbuilt.plan.training_lines import against, ladder, logits
-from asbuilt.spec import Model, Part, Pass
+from asbuilt.spec import Contrast, Model, Part, Pass
 from asbuilt.spec.part import Weight, walk
 
 SECONDS_A_DAY = 86400
@@ -40,6 +40,9 @@ class Subject:
         elif not isinstance(model, Model):
             raise InputError("only a model of one stack of blocks can be planned", field="model",
                              value=type(model).__name__)  # fmt: skip
+        elif isinstance(model.vision, Contrast):
+            raise InputError("training on pairs of images and texts is not planned", field="MODEL", value=model.name,
+                             fix="`asbuilt describe --images 1` says what a pass costs")  # fmt: skip
         self.model = model
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
         self.active = _folded(model, cost.active_parameters) if model is not None else self.total
