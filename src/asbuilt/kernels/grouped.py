@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels.rows import linear
 from asbuilt.spec.part import Kernel
 
 
@@ -30,8 +31,7 @@ def grouped_product(
     for expert, (count, bias) in enumerate(zip(counts, biases, strict=True)):
         if count:
             rows, place = x_RI[start : start + count], out_RO[start : start + count]
-            matrix = weight_EOI[expert].t()
-            torch.mm(rows, matrix, out=place) if bias is None else torch.addmm(bias, rows, matrix, out=place)
+            linear(rows, weight_EOI[expert], bias, out=place)
             start += count
     return out_RO
 

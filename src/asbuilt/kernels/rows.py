@@ -1,13 +1,15 @@
-"""One row times a matrix on a CPU: oneDNN prepares itself anew for every such product, PyTorch's own kernel does not.
+"""One row times a matrix on a CPU, which decoding is little else than: the library's usual call is not its fastest.
 
-Which of the two is faster depends on the processor, so it is measured, once for each dtype: decoding is little else.
+For narrow dtypes oneDNN prepares itself anew for every such product, PyTorch's own kernel does not. In float32 a BLAS
+may leave all but one core idle; the same matrix as a batch of pieces is shared out. Which is faster depends on the
+processor, so it is measured, once for each dtype.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -19,6 +21,33 @@ from torch.backends import mkldnn
 NARROW = (torch.bfloat16, torch.float16)
 # Large enough that reading it is the work, as in a model, and enough of them that they do not stay in a near cache.
 SHAPE, POOL, REPEATS = (2048, 768), 8, 24
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Returns x W^T + b, (..., out) from (..., in), written to `out` if given; a lone float32 row by the faster way."""
+    if x.dtype is torch.float32 and x.numel() == weight.shape[1] and not torch.is_grad_enabled() and _cuts(x, weight):
+        n = pieces()
+        y = by_pieces(x, weight, n, None if out is None else out.view(n, -1, 1)).view(*x.shape[:-1], -1)
+        return y if bias is None else y.add_(bias)
+    if out is None:
+        return F.linear(x, weight, bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+def by_pieces(x: Tensor, weight: Tensor, n: int, out: Tensor | None = None) -> Tensor:
+    """Returns (n, out/n, 1): W x of one row x, the rows of W in `n` pieces, which divide them; into `out` if given."""
+    row = x.reshape(1, 1, -1).expand(n, -1, -1)
+    return torch.bmm(weight.view(n, -1, weight.shape[1]), row.transpose(1, 2), out=out)
+
+
+def pieces() -> int:
+    """Returns into how many pieces a matrix is cut: a power of two, no fewer than there are threads."""
+    return 1 << max(1, (torch.get_num_threads() - 1).bit_length())
+
+
+def _cuts(x: Tensor, weight: Tensor) -> bool:
+    fits = x.device.type == "cpu" and weight.shape[0] % pieces() == 0 and weight.is_contiguous()
+    return fits and pieces_are_faster(torch.get_num_threads())
 
 
 @contextmanager
@@ -51,10 +80,18 @@ def own_kernel_is_faster(dtype: torch.dtype, threads: int) -> bool:
             mkldnn.enabled = True
 
 
-def _seconds(x: Tensor, pool: list[Tensor]) -> float:
+@cache
+def pieces_are_faster(threads: int) -> bool:
+    """Returns whether a float32 row is multiplied faster by pieces here, from some milliseconds of trying both."""
+    with torch.inference_mode():
+        x, pool = torch.ones(1, SHAPE[1]), [torch.ones(SHAPE) for _ in range(POOL)]
+        return _seconds(x, pool, lambda x, weight: by_pieces(x, weight, pieces())) < _seconds(x, pool)
+
+
+def _seconds(x: Tensor, pool: list[Tensor], product: Callable[[Tensor, Tensor], Tensor] = F.linear) -> float:
     times = []
     for i in range(REPEATS):
         start = time.perf_counter()
-        F.linear(x, pool[i % POOL])
+        product(x, pool[i % POOL])
         times.append(time.perf_counter() - start)
     return statistics.median(times)

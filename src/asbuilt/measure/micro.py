@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.rows import row_products
+from asbuilt.kernels.rows import linear, row_products
 from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table, quarter
 from asbuilt.measure.run import decode_seconds
 from asbuilt.measure.trace import trace
@@ -169,7 +169,7 @@ def _on(shape: tuple[int, ...], work: Callable[[Tensor], object]) -> Prepare:
 def _matrix(rows: int, inside: int, out: int) -> Prepare:
     def prepare(memory: _Memory) -> Work:
         x, weight = memory.take(rows, inside), memory.take(out, inside)
-        return lambda: F.linear(x, weight)
+        return lambda: linear(x, weight)
 
     return prepare
 

@@ -16,7 +16,7 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.norm import rms_norm
 from asbuilt.kernels.rotary import rotate
-from asbuilt.kernels.rows import row_products
+from asbuilt.kernels.rows import linear, row_products
 from asbuilt.nn.cross import CrossAttention
 from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.latent import LatentAttention
@@ -408,7 +408,7 @@ class Head(PartModule):
         """Returns (..., n_vocab)."""
         if self.transform is not None:
             x = self.transform(x)
-        logits = F.linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
+        logits = linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.shift is not None:
