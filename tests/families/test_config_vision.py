@@ -95,7 +95,8 @@ def test_older_clip_configs_say_each_tower_twice() -> None:
     """The second one counts, its defaults too, as transformers reads it."""
     from transformers import CLIPConfig
 
-    config = CLIP | {"text_config_dict": {"hidden_size": 16, "vocab_size": 99}, "vision_config_dict": {"patch_size": 7}}
+    twice = {"text_config_dict": {"hidden_size": 16, "vocab_size": 99}, "vision_config_dict": {"patch_size": 7}}
+    config: dict[str, Any] = CLIP | twice
     reading = read_config(config, "model")
     assert reading.spec == read_config(CLIPConfig(**deepcopy(config)).to_dict(), "model").spec
     assert reading.spec != read_config(CLIP, "model").spec

@@ -24,6 +24,7 @@ from asbuilt.spec.model import Model
 
 Work = Literal["vector", "matrix", "attention", "attention_read", "numbers"]
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+BIASED = ("addmm", "baddbmm")
 # Functions of single numbers that have a line of their own, and the line of each.
 LINES = {"silu": "silu", "gelu": "gelu", "tanh": "tanh", "sigmoid": "sigmoid", "exp": "exp", "rsqrt": "exp",
          "_softmax": "softmax", "_log_softmax": "softmax", "sin": "sin", "cos": "sin", "softplus": "exp"}  # fmt: skip
@@ -57,6 +58,8 @@ class Recorder(TorchDispatchMode):
         """Runs the call and writes it down."""
         out = func(*args, **(kwargs or {}))
         self.calls.append(_classify(func, args, kwargs or {}, out))
+        if func.overloadpacket.__name__ in BIASED:  # the result starts out as the bias of every row
+            self.calls.append(Call("bias", "numbers", 2 * out.nbytes))
         return out
 
 
