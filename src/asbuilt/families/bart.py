@@ -158,6 +158,8 @@ class Kin:
     def _pass_over(self, reader: ConfigReader) -> None:
         for key in ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "classif_dropout"):
             reader.irrelevant(key, "training only")
+        for key in ("student_encoder_layers", "student_decoder_layers", "replacing_rate"):
+            reader.irrelevant(key, "how a smaller model was taught by this one")
         for key in ("force_bos_token_to_be_generated", "extra_pos_embeddings", "save_step"):
             reader.irrelevant(key, "a setting of older code that no present one reads")
         reader.only("tie_word_embeddings", True, reason="heads of their own are not read in this family")

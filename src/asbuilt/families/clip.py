@@ -107,6 +107,7 @@ def nested(reader: ConfigReader, key: str, kind: str) -> ConfigReader:
     """
     inner = reader.nested(key) or ConfigReader({}, reader.where, f"{key}.")
     inner.only("model_type", kind, reason=f"only a {kind} is read here")
+    inner.irrelevant("tie_word_embeddings", "a tower has no head")
     read_common(inner, kind, ("CLIPTextModel", "CLIPVisionModel", "SiglipVisionModel"))
     return inner
 

@@ -51,7 +51,7 @@ IRRELEVANT: dict[str, tuple[str, ...]] = {
         "use_cache", "output_attentions", "output_hidden_states", "output_past", "return_dict", "torchscript",
         "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "_attn_implementation", "attn_implementation",
         "_attn_implementation_autoset", "_flash_attn_2_enabled", "use_flash_attention_2", "experts_implementation",
-        "is_decoder", "tie_last_hidden_states",
+        "is_decoder", "tie_last_hidden_states", "cache_implementation",
     ),
     "settings of generation, left in older configs": (
         "max_length", "max_new_tokens", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
@@ -61,7 +61,7 @@ IRRELEVANT: dict[str, tuple[str, ...]] = {
         "suppress_tokens", "begin_suppress_tokens", "task_specific_params",
     ),
     "describe a classifier, and the head here is the language model's": (
-        "id2label", "label2id", "num_labels", "problem_type",
+        "id2label", "label2id", "num_labels", "_num_labels", "problem_type",
     ),
 }  # fmt: skip
 

@@ -134,7 +134,6 @@ def read_sizes(reader: ConfigReader, **defaults: int) -> dict[str, Any]:
         "tied": reader.flag("tie_word_embeddings", default=True),
     }
     reader.only("use_bidirectional_attention", False, None, reason="only causal attention is read")
-    reader.irrelevant("cache_implementation", "how a cache is laid out, not what is computed")
     reader.require("head_dim", sizes["d_head"] % 2 == 0, "an even number: rotary positions turn pairs")
     divide(reader, sizes["n_heads"], "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
     return sizes

@@ -62,6 +62,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
 
 def read_windows(reader: ConfigReader, usual: tuple[str, ...]) -> tuple[int | None, ...]:
     """Returns each layer's window; `usual` are the layer types where the config does not list them."""
+    reader.irrelevant("sliding_window_size", "sliding_window is what is read")
     types = read_layer_types(reader, usual)
     if SLIDING not in types:
         reader.irrelevant("sliding_window", "no layer has a window")

@@ -160,8 +160,10 @@ def _read_temperature(reader: ConfigReader) -> QueryTemperature | None:
     scale, floor = reader.number("attn_scale", default=TEMPERATURE.scale), reader.size("floor_scale", default=8192)
     for key in ("attn_scale", "floor_scale"):
         reader.irrelevant(key, "without effect where every layer turns, or none is warmed")
-    tuned = reader.flag("attn_temperature_tuning", default=True)
-    reader.irrelevant("attn_temperature_tuning", "without effect where every layer turns")
+    key = "attn_temperature_tuning"
+    counted = is_whole(reader.config.get(key))  # the first release's configs say 4 for true
+    tuned = reader.size(key, least=0) > 0 if counted else reader.flag(key, default=True)
+    reader.irrelevant(key, "without effect where every layer turns")
     return QueryTemperature(scale=scale, floor=floor) if tuned else None
 
 

@@ -45,6 +45,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     for key in ("residual_dropout", "embedding_dropout"):
         reader.irrelevant(key, "training only")
+    for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "layer_norm_epsilon"):
+        reader.irrelevant(key, "of the code this family grew from; norm_epsilon is what is read")
+    reader.only("scale_attn_weights", True, reason="scores are always scaled in this family")
     # in the published configs; transformers no longer reads the two
     reader.only("mlp_type", "default", reason="only the plain feed-forward part is read in this family")
     reader.only("norm_type", "layer_norm", reason="only LayerNorm is read in this family")

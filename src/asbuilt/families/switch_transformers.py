@@ -62,6 +62,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS, encoder_decoder=True)
     for key in ("router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"):
         reader.irrelevant(key, "training only")
+    reader.only("num_selected_experts", 1, reason="each token goes to one expert in this family")
+    reader.only("batch_prioritized_routing", False, reason="tokens take their places in order in this family")
     reader.irrelevant("router_type", "tokens choose, whatever it says")
     reader.irrelevant("router_ignore_padding_tokens", "no code reads it")
     reader.irrelevant("num_sparse_encoder_layers", "carried, encoder_sparse_step says it as it is written")
