@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asbuilt import InputError
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import INSTEAD, PRECISIONS, Machine, parse_numbers
-from asbuilt.catalog.quantities import parse_bytes, parse_rate
+from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_rate
 
 ROWS = [machines.find(name) for name in machines.names()]
 ISSUE = (
@@ -162,3 +162,14 @@ def test_any_text_is_a_machine_or_an_input_error(text: str) -> None:
             assert isinstance(parse(text), Machine)
         except InputError as error:
             json.dumps(str(error))
+
+
+@pytest.mark.parametrize(("text", "count"), [("15T", 15e12), ("70B", 70e9), ("7.5e9", 7.5e9), ("20k", 2e4), (8, 8)])
+def test_counts(text: str | float, count: float) -> None:
+    assert parse_count(text, "tokens") == count
+
+
+@pytest.mark.parametrize("text", ["15TFLOP/s", "-5", "abc", "nan", "", "0", True])
+def test_no_counts(text: str | float) -> None:
+    with pytest.raises(InputError, match="tokens"):
+        parse_count(text, "tokens")

@@ -77,3 +77,9 @@ def test_a_model_too_large_for_the_machine(run: Run) -> None:
     result = run("measure", "llama-3.1-405b")
     assert result.exit_code == 2
     assert "too large" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["clip-vit-base-patch32", "bert-base-uncased", "vit-base-patch16-224"])
+def test_what_predicts_no_next_token_is_refused(run: Run, name: str) -> None:
+    refused = run("measure", name)
+    assert (refused.exit_code, "next token" in refused.stderr) == (2, True)

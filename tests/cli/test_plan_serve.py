@@ -211,3 +211,10 @@ def test_every_machine_and_a_few_models() -> None:
             document = serve(spec, machine).document()
             assert document["fits"] == (document["users"] >= 1)
             json.dumps(document, allow_nan=False)
+
+
+def test_an_encoder_is_not_asked_whether_it_fits(run: Run) -> None:
+    result = run("plan", "serve", "bert-base-uncased", "--gpu", "t4", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["fits"]) == (0, None)
+    result = run("plan", "serve", "vit-base-patch16-224", "--gpu", "t4", "--context", 4000)
+    assert (result.exit_code, "197" in result.stderr) == (2, True)

@@ -106,3 +106,19 @@ def test_what_has_no_weights_is_refused(folders: list[str]) -> None:
     refused = CliRunner().invoke(cli, ["diff", folders[0], "gpt2"])
     assert refused.exit_code == 2
     assert "no weights" in refused.output
+
+
+def test_what_was_read_is_said(folders: list[str], tmp_path: Path) -> None:
+    said = CliRunner().invoke(cli, ["diff", folders[0], folders[2], "--json"])
+    assert "no tokenizer" in json.loads(said.stdout)["read"]
+    assert json.loads(said.stdout)["unread"] == []
+    refused = CliRunner().invoke(cli, ["diff", folders[0], folders[2], "--text", "as built"])
+    assert (refused.exit_code, "tokenizer" in refused.stderr) == (2, True)
+    broken = tiny(1)
+    with torch.no_grad():
+        broken.get_parameter("blocks.0.ffn.body.down.weight").fill_(torch.nan)
+    save(broken, tmp_path / "nan", family="llama", carried={})
+    parted = CliRunner().invoke(cli, ["diff", folders[0], str(tmp_path / "nan"), "--json"])
+    assert parted.exit_code == 1
+    assert json.loads(parted.stdout, parse_constant=pytest.fail)["first"] == "blocks.0.ffn.body.down"
+    assert CliRunner().invoke(cli, ["diff", *folders[:2], "--tolerance", "nan"]).exit_code == 2

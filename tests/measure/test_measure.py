@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asbuilt import cost
 from asbuilt.families import read_config
-from asbuilt.measure import calibrate, measure, micro
+from asbuilt.measure import calibrate, counted, measure, micro
 from asbuilt.measure import run as measured
 from asbuilt.measure.rates import Table
 from asbuilt.measure.report import MEMORY, Row
@@ -146,3 +146,11 @@ def _read_by_one_row(path: str, weight: Weight, owner: Part) -> int:
     if isinstance(owner, MixtureOfExperts) and path.rpartition(".")[2] in owner.spreads():
         return weight.size // owner.n_experts * owner.top_k
     return weight.size
+
+
+def test_an_encoder_decoder_is_counted_too() -> None:
+    config = {"model_type": "t5", "vocab_size": 3001, "d_model": 128, "d_kv": 32, "d_ff": 300, "num_layers": 2,
+              "num_heads": 4, "n_positions": 256}  # fmt: skip
+    rows = list(counted(build(read_config(config, "t5").spec)))
+    assert [row.figure for row in rows if not row.ok] == []
+    assert any("read and one written" in row.figure for row in rows)

@@ -82,7 +82,7 @@ def test_exact_flops_are_those_of_the_bill(name: str) -> None:
     found = train(spec, H100, seq=seq).flops_per_token
     whole = cost.flops(spec, Pass(tokens=seq))
     assert found["exact"] * seq == whole.training
-    assert found["exact_causal"] * seq == 3 * whole.forward_causal
+    assert found["exact_causal"] * seq == whole.training_causal
     assert found["6ND"] == 6 * cost.active_parameters(spec)
 
 
@@ -269,5 +269,29 @@ def test_every_published_model_is_planned_but_pairs(options: dict[str, Any]) -> 
             refused.add(name)
             continue
         assert made.per_device_bytes > 0, name
+        spec, seq = find(name).spec(), made.trial.options.seq
+        whole = cost.flops(spec, Pass(tokens=seq))
+        assert made.flops_per_token["exact"] * seq == pytest.approx(whole.training, rel=1e-12), name
+        assert made.flops_per_token["exact_causal"] * seq == pytest.approx(whole.training_causal, rel=1e-12), name
+        assert whole.training_causal <= whole.training, name
         assert json.loads(json.dumps(document(made)))["model"] == name
     assert refused == {name for name in catalog.names() if isinstance(find(name).spec().vision, Contrast)}
+
+
+def test_no_text_token_uses_what_sees() -> None:
+    for name in ("gemma-3-4b-mm", "llava-1.5-7b", "llama-4-scout"):
+        spec = find(name).spec()
+        assert plan(name, gpus=64, zero=3).active == cost.active_parameters(replace(spec, vision=None))
+
+
+@pytest.mark.parametrize(("words", "field"), [({"seq": 16}, "seq"), ({"seq": 4096}, "seq")])
+def test_an_image_is_as_long_as_it_is(words: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        plan("vit-base-patch16-224", **words)
+
+
+def test_a_bare_number_says_no_layouts_and_is_no_fraction() -> None:
+    with pytest.raises(InputError, match="search"):
+        search(Subject(parameters=7e9), H100, Options(gpus=8))
+    with pytest.raises(InputError, match="parameters"):
+        train(None, H100, parameters=0.5)

@@ -45,6 +45,19 @@ def parse_rate(text: str | int | float, field: str) -> float:
     raise InputError("not understood", field=field, value=text, allowed="a rate such as 312T or 989TFLOP/s")
 
 
+COUNT = re.compile(NUMBER + r"([kmgbtp])?\s*", re.IGNORECASE)
+
+
+def parse_count(text: str | int | float, field: str) -> float:
+    """Returns 15e12 for "15T" and 7e9 for "7B"; raises InputError naming `field` for what is no number above 0."""
+    if isinstance(text, str):
+        if found := COUNT.fullmatch(text):
+            return _bounded(float(found[1]) * (DECIMAL | {"b": 10**9})[(found[2] or "").lower()], field, text)
+    elif not isinstance(text, bool):
+        return _bounded(text, field, text)
+    raise InputError("not understood", field=field, value=text, allowed="a number such as 15T, 70B or 7.5e9")
+
+
 TIME = re.compile(NUMBER + r"(s|ms|us|µs)?\s*", re.IGNORECASE)
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from asbuilt.cli.output import print_json, table
 from asbuilt.errors import InputError
@@ -38,57 +40,78 @@ def diff(
 
     if second is None and not transformers:
         raise InputError("missing", field="SECOND", fix="give another checkpoint, or --transformers")
+    if math.isnan(tolerance):
+        raise InputError("not a number", field="tolerance", value=tolerance, allowed="a number from 0")
     sources = open_model(first, weights=True), open_model(second or first, weights=True)
-    found, at = (_against_transformers if transformers else _between)(sources, text, tolerance)
+    given = ctx.get_parameter_source("text") is not ParameterSource.DEFAULT
+    ids, read = _tokens(sources, text, given=given)
+    found, at = (_against_transformers if transformers else _between)(sources, ids, tolerance)
+    unread = ["vision"] if any(source.spec.vision is not None for source in sources) else []
     if as_json:
-        rows = [{"path": d.path or "logits", "relative": d.relative} for d in found]
-        print_json({"same": at is None, "first": at and (at.path or "logits"), "rows": rows})
+        rows = [{"path": d.path or "logits", "relative": _finite(d.relative)} for d in found]
+        print_json({"same": at is None, "first": at and (at.path or "logits"), "rows": rows, "read": read,
+                    "unread": unread})  # fmt: skip
     else:
         start = 0 if at is None else found.index(at)
         rows = [(d.path or "logits", "other shape" if d.relative is None else f"{d.relative:.2e}") for d in found]
         verdict = f"the same within {tolerance:g}" if at is None else f"they part at {at.path or 'the logits'}"
         table(verdict, ("path", "relative difference"), rows[max(0, start - 2) :][:SHOWN] if at else rows[-1:])
+        click.echo(f"read: {read}" + ("; no image, so nothing below vision was compared" if unread else ""), err=True)
     ctx.exit(0 if at is None else 1)
+
+
+def _finite(relative: float | None) -> float | None:
+    """JSON has no other numbers: null for another shape, and for what is no number on one side."""
+    return relative if relative is not None and math.isfinite(relative) else None
 
 
 Found = tuple["list[Difference]", "Difference | None"]
 
 
-def _between(sources: tuple[Source, Source], text: str, tolerance: float) -> Found:
+def _between(sources: tuple[Source, Source], tokens: list[int], tolerance: float) -> Found:
     """Returns the differences of two checkpoints, and the first that is beyond the tolerance."""
     import torch
 
     from asbuilt.checkpoint.load import load
     from asbuilt.inspect import diff as compare
 
-    ids = torch.tensor([_tokens(sources, text)])
-    found = compare(load(sources[0], torch.float32), load(sources[1], torch.float32), ids)
+    found = compare(load(sources[0], torch.float32), load(sources[1], torch.float32), torch.tensor([tokens]))
     return found, next((d for d in found if d.beyond(tolerance)), None)
 
 
-def _against_transformers(sources: tuple[Source, Source], text: str, tolerance: float) -> Found:
+def _against_transformers(sources: tuple[Source, Source], tokens: list[int], tolerance: float) -> Found:
     """Returns the differences of ours from transformers' of the second, and where they part for good."""
     import torch
 
     from asbuilt.checkpoint.load import load
     from asbuilt.inspect import diff_transformers, parted
+    from asbuilt.spec import Contrast
 
     ours, theirs = sources
     if theirs.kind != "folder" or theirs.path is None:
         raise InputError("transformers runs checkpoint folders", field="MODEL", value=theirs.name)
-    ids = torch.tensor([_tokens(sources, text)])
-    found = diff_transformers(load(ours, torch.float32), theirs.path, ours.family, ids)
+    if isinstance(theirs.spec.vision, Contrast):
+        raise InputError("reads images beside texts, and what is compared is a text", field="MODEL", value=theirs.name)
+    if theirs is not ours:
+        load(theirs, torch.float32)  # says by name what is wrong with its tensors
+    found = diff_transformers(load(ours, torch.float32), theirs.path, ours.family, torch.tensor([tokens]))
     return found, parted(found, tolerance)
 
 
-def _tokens(sources: tuple[Source, Source], text: str) -> list[int]:
-    """Returns the text's ids by the first tokenizer there is, else ids that both vocabularies have."""
+def _tokens(sources: tuple[Source, Source], text: str, *, given: bool) -> tuple[list[int], str]:
+    """Returns the text's ids by the first tokenizer there is, else ids that both know; and what was read."""
+    for source in sources:
+        if source.spec.n_vocab == 0:
+            raise InputError("reads images, and what is compared is a text", field="MODEL", value=source.name)
     n_vocab = min(source.spec.n_vocab for source in sources)
-    if n_vocab == 0:
-        raise InputError("reads images, and what is compared is a text", field="MODEL", value=sources[0].name)
     context = min(source.spec.max_positions for source in sources)
     tokenizer = next((t for source in sources if (t := source.tokenizer()) is not None), None)
-    ids = [i * 7919 % n_vocab for i in range(32)] if tokenizer is None else tokenizer.encode(text)
+    if tokenizer is None:
+        if given:
+            raise InputError("neither model has a tokenizer", field="text", value=text, fix="leave it out: fixed ids")
+        ids = [i * 7919 % n_vocab for i in range(32)][:context]
+        return ids, f"{len(ids)} fixed token ids, for there is no tokenizer"
+    ids = tokenizer.encode(text)
     if not ids or max(ids) >= n_vocab:
         raise InputError("gives no tokens that both models know", field="text", value=text)
-    return ids[:context]
+    return ids[:context], f"the text's first {len(ids[:context])} tokens of {len(ids)}"

@@ -37,7 +37,7 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, as
     from asbuilt.checkpoint.source import open_model
 
     source = open_model(model)
-    if source.spec.n_vocab == 0 or source.spec.head is None:
+    if not source.spec.decodes or source.spec.language_head is None:
         raise InputError("only models that predict the next token are measured", field="MODEL", value=source.name,
                          fix="`asbuilt describe` says what it costs")  # fmt: skip
     chosen = dtype or ("bf16" if source.reading.dtype == "bfloat16" else "fp32")

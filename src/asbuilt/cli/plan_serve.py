@@ -128,7 +128,7 @@ def serve(
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
     _print(plans, explain=explain, markdown=markdown, as_json=as_json)
-    ctx.exit(0 if all(plan.fits for plan in plans) else 1)
+    ctx.exit(0 if all(plan.fits or plan.users is None for plan in plans) else 1)
 
 
 def _plots(path: Path) -> ModuleType:

@@ -78,7 +78,7 @@ def train(
 ) -> None:
     """What training MODEL takes: memory, FLOPs, time, money. Exits 1 where it does not fit."""
     from asbuilt import plots
-    from asbuilt.catalog.quantities import parse_bytes, parse_rate
+    from asbuilt.catalog.quantities import parse_bytes, parse_count
     from asbuilt.plan.options import Options
     from asbuilt.plan.search import search
     from asbuilt.plan.training import plan
@@ -90,7 +90,7 @@ def train(
     options = Options(
         seq=seq,
         targets=None if targets is None else tuple(name.strip() for name in targets.split(",")),
-        tokens=None if tokens is None else parse_rate(tokens, "tokens"),
+        tokens=None if tokens is None else parse_count(tokens, "tokens"),
         network=parse_bytes(network, "network", per_second=True),
         host=parse_bytes(host, "host", per_second=True),
         **fields,
@@ -118,7 +118,7 @@ def _subject(
     model: str | None, parameters: str | None, allow_unread: tuple[str, ...], seq: int | None
 ) -> tuple[Subject, int]:
     """What is trained, and on sequences of how many tokens."""
-    from asbuilt.catalog.quantities import parse_rate
+    from asbuilt.catalog.quantities import parse_count
     from asbuilt.checkpoint.source import open_model
     from asbuilt.errors import InputError
     from asbuilt.plan.options import Options
@@ -129,7 +129,7 @@ def _subject(
         raise InputError(both, field="MODEL", allowed="a model, or --parameters N in its place")
     if parameters is not None:
         number = parameters.replace("B", "G").replace("b", "g")
-        return Subject(parameters=parse_rate(number, "parameters")), Options.seq if seq is None else seq
+        return Subject(parameters=parse_count(number, "parameters")), Options.seq if seq is None else seq
     assert model is not None
     spec = open_model(model, allow_unread=allow_unread).spec
     if seq is not None and seq > spec.max_positions:

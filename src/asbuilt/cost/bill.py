@@ -116,6 +116,11 @@ class Flops:
         """Forward with full scores, and backward at twice that; at once that where only the weight gets a gradient."""
         return TRAINING_FACTOR * self.forward - self.first
 
+    @property
+    def training_causal(self) -> int:
+        """The same with masked pairs skipped."""
+        return TRAINING_FACTOR * self.forward_causal - self.first
+
 
 def flops(spec: Part, run: Pass) -> Flops:
     """Returns the FLOPs of one run, 2abc for each product (a,b)x(b,c)."""

@@ -89,8 +89,8 @@ def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
     """
     if not model.decodes or model.head is None:
         why = "its tokens see those after them" if not model.decodes else "it has no head"
-        raise InputError(f"continues no text: {why}", field="MODEL", value=model.name,
-                         fix="asbuilt embed compares sentences by such a model")  # fmt: skip
+        reads = "" if model.n_vocab == 0 else "asbuilt embed compares sentences by such a model"
+        raise InputError(f"continues no text: {why}", field="MODEL", value=model.name, fix=reads)
     require_text(model)
     _check_tokens(model if model.encoder is None else model.encoder, prompt, "prompt", "there is nothing to continue")
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.checkpoint.load import as_source, load
+from asbuilt.checkpoint.load import as_source, headers, load
 from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
 from asbuilt.nn.modules import Model
@@ -59,9 +59,12 @@ def embed(source: Source | str | Path, sentences: Sequence[str], *, pooling: Poo
 
 def _check(source: Source, sentences: Sequence[str]) -> None:
     spec = source.spec
+    if spec.n_vocab == 0:
+        raise InputError("reads images", field="MODEL", value=source.name, allowed="an encoder of texts")
     if spec.decodes or spec.encoder is not None:
         raise InputError("continues texts, and does not read them as a whole", field="MODEL", value=source.name,
-                         allowed="an encoder, such as all-minilm-l6-v2")  # fmt: skip
+                         allowed="a folder of an encoder, such as all-MiniLM-L6-v2's")  # fmt: skip
+    headers(source)  # says so where there are no weights
     if isinstance(sentences, str) or len(sentences) == 0:
         raise InputError("no sentences", field="sentences", allowed="a list of at least one text")
     for i, sentence in enumerate(sentences):

@@ -91,7 +91,9 @@ def counted(model: Model, *, say: Callable[[str], None] = lambda text: None) -> 
     yield _row(f"forward, {tokens} tokens", "FLOPs", cost.flops(spec, whole).forward, run.flops(spec, tokens))
     cache = cost.cache(spec, tokens, dtype)
     yield _row(f"cache, {tokens} tokens", "bytes", cache.at_seq, run.cache_bytes(model, 1, tokens))
-    yield _row("cache per token", "bytes", cache.per_token, run.cache_bytes(model, 1, 1))
+    one = cache.per_token + (cache.per_source_token if spec.encoder is not None else 0)
+    told = "cache per token" if spec.encoder is None else "cache per token read and one written"
+    yield _row(told, "bytes", one, run.cache_bytes(model, 1, 1))
 
     say("one training step")
     kept, measured = cost.saved(spec, whole), run.saved_bytes(model, tokens)

@@ -38,6 +38,9 @@ def search(subject: Subject, machine: Machine, options: Options, most: int = SHO
     Micro-batch and tokens a step stay as `options` have them: a layout of fewer replicas accumulates more. For each
     layout the least checkpointing that fits is taken, since more of it is never faster.
     """
+    if subject.model is None:
+        raise InputError("how a model is divided is not said by a number of parameters", field="search",
+                         fix="name a MODEL")  # fmt: skip
     sequences = options.batch * options.accumulate * options.layout.dp
     found: list[Trial] = []
     tried = 0

@@ -263,6 +263,9 @@ def serve(
     spec = find(model).spec() if isinstance(model, str) else model
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
+    if spec.n_vocab == 0 and context != spec.max_positions:
+        raise InputError("an image has as many tokens as it has", field="context", value=context,
+                         allowed=str(spec.max_positions))  # fmt: skip
     chunk = min(chunk, context) if chunk >= 1 else chunk
     prompt = min(context, chunk) if prompt is None else prompt
     _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT), prompt=(prompt, context),

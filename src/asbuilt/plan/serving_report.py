@@ -24,7 +24,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
         "context": plan.context,
-        "fits": plan.fits,
+        "fits": plan.fits if plan.users is not None else None,
         "ladder": [_ladder_line(line) for line in plan.ladder],
         "weight_bytes": plan.weight_bytes,
         "kv_budget_bytes": plan.kv_budget_bytes,

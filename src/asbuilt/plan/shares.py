@@ -38,7 +38,10 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """FLOPs of one forward pass by what its backward pass needs: both factors' gradients, or the activations' alone."""
+    """FLOPs of one forward pass by what its backward pass needs: both factors' gradients, or only one's.
+
+    `frozen` are those of one gradient: of weights that are not trained, and of products with the data itself.
+    """
 
     trained: int = 0
     frozen: int = 0
@@ -335,7 +338,8 @@ class _Fold:
                 done["scores"] += split(product.flops, ways)
                 done["scores_causal"] += split(product.causal_flops, ways)
             else:
-                done["frozen" if self.lora is not None else "trained"] += split(product.flops, ways)
+                once = self.lora is not None or product.first
+                done["frozen" if once else "trained"] += split(product.flops, ways)
             if adapted and self.lora is not None:
                 adapter = 2 * product.a * self.lora.rank * (product.b + product.c) * product.n
                 done["trained"] += split(adapter, ways)

@@ -14,7 +14,6 @@ from typing import Any
 
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
-from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.errors import InputError
 from asbuilt.plan.layout import Layout, Network, divisors
 from asbuilt.plan.lines import Line
@@ -37,6 +36,8 @@ class Subject:
     def __init__(self, model: Model | None = None, parameters: float | None = None) -> None:
         if model is None and parameters is not None:
             require_number("parameters", parameters, 0.0, 1e15)
+            if parameters < 1:
+                raise InputError("not allowed", field="parameters", value=parameters, allowed="a number from 1")
         elif not isinstance(model, Model):
             raise InputError("only a model of one stack of blocks can be planned", field="model",
                              value=type(model).__name__)  # fmt: skip
@@ -45,7 +46,8 @@ class Subject:
                              fix="`asbuilt describe --images 1` says what a pass costs")  # fmt: skip
         self.model = model
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
-        self.active = _folded(model, cost.active_parameters) if model is not None else self.total
+        text = Pass(tokens=1)
+        self.active = _of_run(model, text, lambda part, _: cost.active_parameters(part)) if model else self.total
         self._kept: dict[tuple[object, ...], Shares] = {}
         self._pieces: dict[tuple[object, ...], Piece] = {}
         self._sections: dict[tuple[int, int], list[Section]] = {}
@@ -92,6 +94,9 @@ class Subject:
                              allowed=f"1 to n_layers = {self.model.n_layers}")  # fmt: skip
 
     def _check(self, o: Options) -> None:
+        if self.model is not None and self.model.n_vocab == 0 and o.seq != self.model.max_positions:
+            raise InputError("an image has as many tokens as it has", field="seq", value=o.seq,
+                             allowed=str(self.model.max_positions))  # fmt: skip
         if o.seq % o.cp:
             allowed = ", ".join(map(str, divisors(o.seq)))
             raise InputError(f"a context of seq = {o.seq} tokens is divided", field="cp", value=o.cp, allowed=allowed)
@@ -140,8 +145,8 @@ class Subject:
         run = Pass(tokens=options.seq)
         return {
             "6ND": SIX * self.active,
-            "exact": _folded(self.model, lambda part: cost.flops(part, run).training) / run.rows,
-            "exact_causal": TRAINING_FACTOR * _folded(self.model, lambda part: cost.flops(part, run).forward_causal)
+            "exact": _of_run(self.model, run, lambda part, seen: cost.flops(part, seen).training) / run.rows,
+            "exact_causal": _of_run(self.model, run, lambda part, seen: cost.flops(part, seen).training_causal)
             / run.rows,
         }  # fmt: skip
 
@@ -150,6 +155,13 @@ def _folded(model: Model, figure: Callable[[Part], int]) -> int:
     """Returns the sum of a figure over the model's children, equal ones computed once."""
     counted = Counter(child for _, child in model.children())
     return sum(count * figure(child) for child, count in counted.items())
+
+
+def _of_run(model: Model, run: Pass, figure: Callable[[Part, Pass], int]) -> int:
+    """Returns the sum of a figure over the model's children that run, equal ones with equal runs computed once."""
+    seen = ((child, model.child_run(name, run)) for name, child in model.children())
+    counted = Counter((child, own) for child, own in seen if own is not None)
+    return sum(count * figure(child, own) for (child, own), count in counted.items())
 
 
 @dataclass(frozen=True, kw_only=True)
