@@ -20,6 +20,8 @@ def embed(model: str, sentences: tuple[str, ...], vectors: bool, as_json: bool) 
     Pooling is what the folder's modules.json says, otherwise the normalised mean over tokens, whose products are
     cosines from -1 to 1.
     """
+    if vectors and not as_json:
+        raise click.UsageError("--vectors needs --json")
     from asbuilt.checkpoint.source import open_model
     from asbuilt.generate.embed import embed as make
     from asbuilt.generate.embed import read_pooling
