@@ -274,6 +274,8 @@ def test_every_published_model_is_planned_but_pairs(options: dict[str, Any]) -> 
         assert made.flops_per_token["exact"] * seq == pytest.approx(whole.training, rel=1e-12), name
         assert made.flops_per_token["exact_causal"] * seq == pytest.approx(whole.training_causal, rel=1e-12), name
         assert whole.training_causal <= whole.training, name
+        if not options:  # of one replica's step
+            assert made.trial.step.flops == whole.training_causal, name
         assert json.loads(json.dumps(document(made)))["model"] == name
     assert refused == {name for name in catalog.names() if isinstance(find(name).spec().vision, Contrast)}
 

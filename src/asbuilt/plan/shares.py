@@ -145,8 +145,12 @@ def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice, known: dic
     before, after = Piece(), Piece()
     for path, child in children(spec):
         if not isinstance(child, Block):
-            seen = "." in path or spec.child_run(path, at.local) is not None
-            made = fold.piece(path, child) if seen else fold.idle(child)
+            seen = at.run if "." in path else spec.child_run(path, at.run)
+            if seen is None:
+                made = fold.idle(child)
+            else:  # a head over images sees one token of each
+                own = fold if seen.tokens == at.run.tokens else replace(fold, at=replace(at, run=seen, cp=1))
+                made = own.piece(path, child)
             above = path in ("norm", "head")
             before, after = (before, _joined(after, made)) if above else (_joined(before, made), after)
             continue
