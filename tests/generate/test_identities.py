@@ -12,6 +12,8 @@ from hypothesis.strategies import DataObject, DrawFn
 from strategies import SEEDS, models, random_tokens, texts
 from torch import Tensor
 
+from asbuilt import cost
+from asbuilt.catalog import find
 from asbuilt.generate.cache import Cache
 from asbuilt.nn.modules import Model
 from asbuilt.spec.part import Kernel, walk
@@ -187,3 +189,14 @@ def test_the_cache_stays_the_same_memory(model: Model, prompt: int, steps: int) 
     assert before == [tensor.data_ptr() for layer in cache.layers.values() for tensor in layer.tensors]
     with pytest.raises(Exception, match="longer than its cache"):
         model(torch.zeros(2, 1, dtype=torch.long), cache=cache)
+
+
+@pytest.mark.parametrize(("name", "window", "whole"), [("gemma-3-1b", 512, 4), ("gpt-oss-20b", 128, 12)])
+def test_layers_with_a_window_allocate_that_window(name: str, window: int, whole: int) -> None:
+    """At 32k tokens, as billed: the few layers that see everything hold everything, and no others."""
+    spec, capacity = find(name).spec(), 32_768
+    cache = Cache(spec, batch=1, capacity=capacity, dtype=torch.bfloat16, device="meta")
+    held = [tensor.shape[2] for layer in cache.layers.values() for tensor in layer.tensors]
+    assert sorted(set(held)) == [window, capacity]
+    assert held.count(capacity) == 2 * whole
+    assert cache.nbytes == cost.cache(spec, capacity, "bf16").at_seq
