@@ -173,3 +173,11 @@ def test_counts(text: str | float, count: float) -> None:
 def test_no_counts(text: str | float) -> None:
     with pytest.raises(InputError, match="tokens"):
         parse_count(text, "tokens")
+
+
+@pytest.mark.parametrize(("text", "per_second"), [("50", True), ("3", False), (" 80 ", False)])
+def test_a_small_bare_number_of_bytes_wants_a_unit(text: str, per_second: bool) -> None:
+    with pytest.raises(InputError, match="no unit"):
+        parse_bytes(text, "network", per_second=per_second)
+    assert parse_bytes(f"{text.strip()}GB", "network") == float(text) * 1e9
+    assert parse_bytes("80000000000", "memory") == 80e9

@@ -14,16 +14,21 @@ SIZE = re.compile(NUMBER + r"([kmgtp]i?)?(?:b|bytes)?\s*(/s)?\s*", re.IGNORECASE
 RATE = re.compile(NUMBER + r"([kmgtp])?(?:flops?|ops?)?\s*(?:/s)?\s*", re.IGNORECASE)
 # No machine there is, and none that will be, has this much of anything: 10^21 bytes, bytes/s or FLOP/s.
 LARGEST = 1e21
+# A bare number below this was meant in some other unit than bytes.
+LEAST_BARE = 1e6
 
 
 def parse_bytes(text: str | int | float, field: str, *, per_second: bool = False) -> float:
-    """Returns 80e9 for "80GB" and 80*2^30 for "80GiB"; a bare number is in bytes.
+    """Returns 80e9 for "80GB" and 80*2^30 for "80GiB"; a bare number, of a million or more, is in bytes.
 
     Raises InputError naming `field` for what is no positive size, and for a rate where a size is meant.
     """
     if isinstance(text, str):
         found = SIZE.fullmatch(text)
         unit = (found[2] or "").lower() if found else ""
+        if found and not unit and text.strip()[-1:].isdigit() and float(found[1]) < LEAST_BARE:
+            like = "a rate such as 50GB/s" if per_second else "a size such as 3GB or 3GiB"
+            raise InputError("has no unit", field=field, value=text, allowed=like)
         if found and (found[3] is None or per_second) and unit in DECIMAL | BINARY:
             return _bounded(float(found[1]) * (DECIMAL | BINARY)[unit], field, text)
     elif not isinstance(text, bool):
