@@ -15,7 +15,7 @@ from asbuilt.measure import calibrate, counted, measure, micro
 from asbuilt.measure import run as measured
 from asbuilt.measure.rates import Table
 from asbuilt.measure.report import MEMORY, Row
-from asbuilt.measure.trace import trace
+from asbuilt.measure.trace import LINES, trace
 from asbuilt.nn import build
 from asbuilt.spec import MixtureOfExperts, Model, Part, Pass
 from asbuilt.spec.part import Weight
@@ -154,3 +154,7 @@ def test_an_encoder_decoder_is_counted_too() -> None:
     rows = list(counted(build(read_config(config, "t5").spec)))
     assert [row.figure for row in rows if not row.ok] == []
     assert any("read and one written" in row.figure for row in rows)
+
+
+def test_every_function_that_a_trace_names_is_timed() -> None:
+    assert {*LINES.values(), "view", "arithmetic", "gelu tanh"} == set(micro.LINES)

@@ -16,7 +16,7 @@ from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.inspect import Difference, diff_transformers, parted
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
 FAMILIES = [family for family in CASES if family not in ("vit", "clip")]  # they read images
 
 

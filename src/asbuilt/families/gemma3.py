@@ -13,7 +13,7 @@ from asbuilt.families.clip import nested
 from asbuilt.families.common import read_common
 from asbuilt.families.fused import expect
 from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.seeing import read_placeholder, read_text, seeing_table, vision_of, write_seeing
+from asbuilt.families.seeing import read_around, read_placeholder, read_text, seeing_table, vision_of, write_seeing
 from asbuilt.families.table import Table, Transpose, entry
 from asbuilt.families.towers import SIGLIP_DEFAULTS, read_tower, read_tower_common, tower, write_tower
 from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, TiedHead, Vision
@@ -45,8 +45,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     """
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, HEADS)
-    for key in ("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"):
-        reader.irrelevant(key, "tokens that the processor puts around an image")
+    read_around(reader)
     tied = reader.flag("tie_word_embeddings", default=True)
     text = read_text(reader, gemma3_text)
     uncapped = text.spec.language_head is not None and text.spec.language_head.softcap is None

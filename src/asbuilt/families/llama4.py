@@ -15,7 +15,7 @@ from asbuilt.families.common import named_entries, read_common
 from asbuilt.families.fused import expect
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.rotary import read_rotary
-from asbuilt.families.seeing import TEXT, read_placeholder, read_text, vision_of, write_seeing
+from asbuilt.families.seeing import TEXT, read_around, read_placeholder, read_text, vision_of, write_seeing
 from asbuilt.families.table import Entry, Flattened, Table, entry, respelled
 from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, TiedHead, Vision
 
@@ -34,6 +34,7 @@ STEMS = towers.STEMS | {
     "ffn.norm": "post_attention_layernorm",
 }
 OUTSIDE = {
+    "embedding.weight": "patch_embedding.linear.weight",
     "embedding.class_token": "class_embedding",
     "positions.weight": "positional_embedding_vlm",
     "embedding_norm.weight": "layernorm_pre.weight",
@@ -41,7 +42,6 @@ OUTSIDE = {
     "norm.weight": "layernorm_post.weight",
     "norm.bias": "layernorm_post.bias",
 }
-PATCHES = "embedding.weight"
 PROJECTOR = {
     "layers_0.weight": "vision_model.vision_adapter.mlp.fc1",
     "layers_1.weight": "vision_model.vision_adapter.mlp.fc2",
@@ -77,8 +77,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     """
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, HEADS)
-    for key in ("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"):
-        reader.irrelevant(key, "tokens that the processor puts around an image")
+    read_around(reader)
     text = read_text(reader, llama4_text)
     same = isinstance(text.spec.head, TiedHead) == reader.flag("tie_word_embeddings", default=False)
     reader.require("tie_word_embeddings", same, "what text_config says")
@@ -151,8 +150,7 @@ def table(spec: Model) -> Table:
     text = llama4_text.table(replace(spec, vision=None))
     entries: list[Entry] = [
         *respelled(text.entries, TEXT),
-        entry(f"{path}{PATCHES}", f"{prefix}patch_embedding.linear.weight", Flattened(shape)),
-        *towers.outside_entries(tower, path, prefix, OUTSIDE, FAMILY, apart=(PATCHES,)),
+        *towers.outside_entries(tower, path, prefix, OUTSIDE, FAMILY, {"embedding.weight": Flattened(shape)}),
     ]
     for i, block in enumerate(tower.blocks):
         entries += named_entries(block, f"{path}blocks.{i}.", STEMS, f"{prefix}model.layers.{i}.", {}, FAMILY)

@@ -44,6 +44,12 @@ def read_text(reader: ConfigReader, family: ModuleType) -> Reading:
     return replace(reading, spec=replace(reading.spec, name=reader.where))
 
 
+def read_around(reader: ConfigReader) -> None:
+    """Reads the tokens that a processor puts around an image."""
+    for key in ("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"):
+        reader.irrelevant(key, "tokens that the processor puts around an image")
+
+
 def read_placeholder(reader: ConfigReader, default: int, text: Model) -> int:
     """Returns the token in whose places images are put, one of the text's own."""
     token = reader.size(*PLACEHOLDER, default=default, least=0)

@@ -12,7 +12,7 @@ from asbuilt.errors import InputError
 from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, divide, named_entries
 from asbuilt.families.fused import branches, expect
 from asbuilt.families.reader import ConfigReader
-from asbuilt.families.table import Entry, entry
+from asbuilt.families.table import Entry, Layout, entry
 from asbuilt.spec import (
     MLP,
     Activation,
@@ -216,21 +216,17 @@ def tower_entries(spec: Model, path: str, prefix: str, family: str) -> list[Entr
 
 
 def outside_entries(
-    spec: Model, path: str, prefix: str, names: dict[str, str], family: str, apart: tuple[str, ...] = ()
+    spec: Model, path: str, prefix: str, names: dict[str, str], family: str, layouts: Mapping[str, Layout] | None = None
 ) -> list[Entry]:
-    """Returns the entries of what stands outside a model's blocks, its head and what it sees; names by path.
-
-    Those `apart` have entries of their own.
-    """
+    """Returns the entries of what stands outside a model's blocks, its head and vision; names and layouts by path."""
     entries = []
     for field in ("embedding", "positions", "embedding_norm", "norm"):
         part = getattr(spec, field)
         for weight in () if part is None else part.holds():
-            if f"{field}.{weight}" in apart:
-                continue
-            if f"{field}.{weight}" not in names:
-                raise InputError(f"{family} files have no name for this weight", field=f"{path}{field}.{weight}")
-            entries.append(entry(f"{path}{field}.{weight}", prefix + names[f"{field}.{weight}"]))
+            where = f"{field}.{weight}"
+            if where not in names:
+                raise InputError(f"{family} files have no name for this weight", field=f"{path}{where}")
+            entries.append(entry(f"{path}{where}", prefix + names[where], (layouts or {}).get(where)))
     return entries
 
 

@@ -97,8 +97,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 def table(spec: Model) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
     prefix = "" if spec.head is None else "vit."
-    outside = outside_entries(spec, "", prefix, OUTSIDE, FAMILY)
-    entries = [entry(e.paths[0], e.names[0], LEADING.get(e.paths[0])) for e in outside]
+    entries = outside_entries(spec, "", prefix, OUTSIDE, FAMILY, LEADING)
     for i, block in enumerate(spec.blocks):
         entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, FAMILY)
     if spec.head is not None:

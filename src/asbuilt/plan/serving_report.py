@@ -76,11 +76,14 @@ def tables(plan: ServePlan) -> list[Table]:
     return [table for table in found if table.rows]
 
 
+def _verdict(plan: ServePlan) -> str:
+    """A model that makes no tokens has no users to fit, which is not to be read as a card that is too small."""
+    return "not asked: it makes no tokens" if plan.users is None else "yes" if plan.fits else "no"
+
+
 def _answer(plan: ServePlan) -> Table:
     wanted = plan.wanted
-    # a model that makes no tokens has no users to fit, which is not to be read as a card that is too small
-    verdict = "not asked: it makes no tokens" if plan.users is None else "yes" if plan.fits else "no"
-    rows: list[tuple[Cell, ...]] = [("fits", verdict + _missed(plan))]
+    rows: list[tuple[Cell, ...]] = [("fits", _verdict(plan) + _missed(plan))]
     if plan.users is not None:
         rows += [
             (f"users at {plan.context:,} tokens", f"{plan.users:,}"),
@@ -230,7 +233,7 @@ def compare(plans: Sequence[ServePlan]) -> Table:
 def _compared(plan: ServePlan) -> tuple[Cell, ...]:
     layout, step = plan.layout, plan.decode
     how = f"{layout.gpus} (tp {layout.tp}, pp {layout.pp}, ep {layout.ep})" if layout.gpus > 1 else "1"
-    first = (plan.asked.name, plan.machine.name, how, "yes" if plan.fits else "no", f"{plan.weight_bytes / 1e9:,.2f}",
+    first = (plan.asked.name, plan.machine.name, how, _verdict(plan), f"{plan.weight_bytes / 1e9:,.2f}",
              _or_dash(plan.users), _or_dash(plan.largest_context), time(plan.prefill.seconds))  # fmt: skip
     if step is None:
         return (*first, "-", "-", "-", "-", plan.prefill.bound)

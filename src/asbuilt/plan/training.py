@@ -46,8 +46,9 @@ class Subject:
                              fix="`asbuilt describe --images 1` says what a pass costs")  # fmt: skip
         self.model = model
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
-        text = Pass(tokens=1)
-        self.active = _of_run(model, text, lambda part, _: cost.active_parameters(part)) if model else self.total
+        self.active = self.total
+        if model is not None:
+            self.active = _of_run(model, Pass(tokens=1), lambda part, _: cost.active_parameters(part))
         self._kept: dict[tuple[object, ...], Shares] = {}
         self._pieces: dict[tuple[object, ...], Piece] = {}
         self._sections: dict[tuple[int, int], list[Section]] = {}
