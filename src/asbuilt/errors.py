@@ -30,7 +30,10 @@ class InputError(Exception):
 
 def shorten(value: object, limit: int = 80) -> str:
     """Returns `repr(value)` cut to `limit` characters, since the value may be a stranger's megabyte."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits than Python prints, lists within lists
+        text = f"{type(value).__name__}, too long to print"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

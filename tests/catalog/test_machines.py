@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,27 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str) -> None:
         machines.resolve(str(file))
     with pytest.raises(InputError, match="cannot be read"):
         machines.resolve(str(tmp_path / "absent.toml"))
+
+
+HUGE = ["memory = 1" + "0" * 5000, "memory = 1" + "0" * 4000, "memory = 0x" + "f" * 5000, "memory = 1e400",
+        "memory = inf", "memory = nan", "memory = " + "[" * 2000, "a" * 70_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HUGE, ids=lambda text: text[:20])
+def test_numbers_beyond_bounds_and_hostile_files_are_one_message(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'{text}\nbandwidth = "2TB/s"\n')
+    with pytest.raises(InputError) as refused:
+        machines.resolve(str(file))
+    assert len(str(refused.value)) < 500
+
+
+def test_a_pipe_or_a_device_is_no_machine(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")  # reading it would wait for ever
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    for name in ("pipe.toml", "zero.toml"):
+        with pytest.raises(InputError, match="gpu: a pipe, a socket or a device, not a file"):
+            machines.resolve(str(tmp_path / name))
 
 
 @given(st.floats(1e-3, 1e6), st.sampled_from(["", "k", "M", "G", "T"]), st.sampled_from(["", "i"]))

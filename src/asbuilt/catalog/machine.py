@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from asbuilt.catalog.quantities import parse_bytes, parse_rate
 from asbuilt.errors import InputError, near
+from asbuilt.files import read_regular
 
 GB, GIB = 10**9, 2**30
 MemoryConvention = Literal["reported", "vendor", "binary"]
@@ -28,7 +29,7 @@ INSTEAD = {
     "fp16": ("bf16", "fp32"),
     "tf32": ("fp32",),
 }
-LARGEST_FILE = 1 << 20
+LARGEST_FILE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ def from_calibration(plain: Mapping[str, Any]) -> Machine:
         rates = {name: float(lines["product_rate"]) for name, lines in plain["rates"].items() if name in PRECISIONS}
         numbers = {"memory": int(found["memory_bytes"]), "bandwidth": float(plain["read_bandwidth"]), **rates}
         processor, threads = str(found["processor"])[:200], int(found["threads"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError("not a calibration", field="machine", value=str(error)[:80],
                          fix="it is what `asbuilt measure --json` prints") from error  # fmt: skip
     source = f"measured: {processor}, {threads} threads"
@@ -144,14 +145,11 @@ def read_toml(path: Path) -> Machine:
 
     Raises InputError for a file that cannot be read, and as `parse_numbers` does.
     """
+    text = read_regular(path, LARGEST_FILE, "gpu")
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError("too large for a machine", field="gpu", value=str(path), allowed="1 MiB")
-        plain = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", field="gpu", value=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"not a TOML file: {error}", field="gpu", value=str(path)) from error
+        plain = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
+        raise InputError(f"not a TOML file: {str(error)[:200]}", field="gpu", value=str(path)) from error
     rates = plain.pop("rates", {})
     if not isinstance(rates, dict):
         raise InputError("not a table", field=f"{path}: rates", value=rates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from asbuilt.errors import InputError
@@ -75,6 +74,6 @@ def parse_time(text: str, field: str) -> float:
 
 
 def _bounded(value: float, field: str, said: object) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value <= LARGEST:
+    if not isinstance(value, int | float) or not 0 < value <= LARGEST:  # infinity, NaN and 10^5000 are outside too
         raise InputError("out of bounds", field=field, value=said, allowed="above 0 and at most 10^21")
     return float(value)

@@ -195,14 +195,12 @@ def _times(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _efficiency(path: Path, source: Source) -> dict[str, float]:
+    from asbuilt.files import read_regular
     from asbuilt.plan.efficiency import from_measured
 
+    text = read_regular(path, LARGEST_FILE, "efficiency")
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError("too large", field="efficiency", value=str(path), allowed="16 MiB")
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", field="efficiency", value=str(path)) from error
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError("not JSON", field="efficiency", value=str(path)) from error
     bandwidth, compute = from_measured(document, source.spec, source.name)
