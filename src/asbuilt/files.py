@@ -1,18 +1,28 @@
-"""Files that a person names: regular ones only, and never more of them than was asked for.
+"""Files that a person names: regular ones only, never more of them than was asked for, and JSON within bounds.
 
 A pipe has no end, and a device may have none either or may do something when it is opened: both are refused unopened.
+A few bytes of JSON can ask for a great many objects. Whatever is wrong is an InputError that names the file.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import stat
+from collections import Counter
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, shorten
 
 # Absent on Windows. A pipe put in the file's place between the look and the opening does not keep us waiting either.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+# The deepest published JSON, a tokenizer's, nests to 10. A float holds numbers of 64 digits; nobody writes longer ones.
+MOST_DEPTH, MOST_DIGITS = 64, 64
+# Each value takes up to 200 bytes; the largest published config has some thousands of them.
+MOST_VALUES = 1 << 19
 
 
 def require_regular(path: Path, field: str = "") -> os.stat_result:
@@ -25,18 +35,31 @@ def require_regular(path: Path, field: str = "") -> os.stat_result:
     return status
 
 
+def open_regular(path: Path, field: str = "") -> BinaryIO:
+    """Returns a regular file, open for reading in binary: close it. Raises InputError as `require_regular`."""
+    require_regular(path, field)
+    try:
+        file = os.fdopen(os.open(path, FLAGS), "rb")
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, field, error) from error
+    try:
+        _require(os.fstat(file.fileno()), path, field)
+    except InputError:
+        file.close()
+        raise
+    return file
+
+
 def read_regular(path: Path, limit: int, field: str = "") -> bytes:
     """Returns what a regular file of at most `limit` bytes holds.
 
     Raises InputError naming `field`, or the path, for a larger file, one that cannot be read, and what is no file.
     """
-    require_regular(path, field)
-    try:
-        with os.fdopen(os.open(path, FLAGS), "rb") as file:
-            _require(os.fstat(file.fileno()), path, field)
-            data = file.read(limit + 1)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, field, error) from error
+    with open_regular(path, field) as file:
+        try:
+            data = file.read(limit + 1) or b""  # None: nothing that could be read without waiting
+        except OSError as error:
+            raise _unreadable(path, field, error) from error
     if len(data) > limit:
         raise InputError("too large", field=field or str(path), value=str(path) if field else None,
                          allowed=f"at most {limit:,} bytes")  # fmt: skip
@@ -53,3 +76,110 @@ def _require(status: os.stat_result, path: Path, field: str) -> None:
 def _unreadable(path: Path, field: str, error: OSError | ValueError) -> InputError:
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(f"cannot be read: {said}", field=field or str(path), value=str(path) if field else None)
+
+
+def read_text(path: Path, limit: int, field: str = "") -> str:
+    """Returns the UTF-8 text of a regular file; raises InputError for bytes that are none, and as `read_regular`."""
+    return decoded(read_regular(path, limit, field), field or str(path))
+
+
+def decoded(data: bytes, field: str) -> str:
+    """Returns UTF-8 text; raises InputError that says where it is none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8: {error.reason} at byte {error.start}", field=field) from error
+
+
+def read_json(
+    path: Path,
+    limit: int,
+    field: str = "",
+    *,
+    most_values: int = MOST_VALUES,
+    finite: bool = True,
+    unique: bool = True,
+) -> Any:  # noqa: ANN401  any JSON value
+    """Returns the JSON value in a regular file of at most `limit` bytes; raises InputError as `parse_json`."""
+    field = field or str(path)
+    return parse_json(read_text(path, limit, field), field, most_values=most_values, finite=finite, unique=unique)
+
+
+def read_object(path: Path, limit: int, field: str = "", **bounds: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns the JSON object in a file; raises InputError for another value, and as `read_json`."""
+    found = read_json(path, limit, field, **bounds)
+    if not isinstance(found, dict):
+        raise InputError("not a JSON object", field=field or str(path), value=found)
+    return found
+
+
+def parse_json(
+    text: str, field: str, *, most_values: int = MOST_VALUES, finite: bool = True, unique: bool = True
+) -> Any:  # noqa: ANN401  any JSON value
+    """Returns the value of a JSON text, `field` naming it in messages.
+
+    Raises InputError for what is not JSON, more than `most_values` values, 64 levels or 64 digits, keys given twice
+    (where they must be `unique`), NaN and infinities (where all must be `finite`), and text that is no Unicode.
+    """
+    # Each value but the first follows a comma or a bracket, so this can only count too many.
+    values = 1 + text.count(",") + text.count("[") + text.count("{")
+    if values > most_values:
+        raise InputError("holds too many values", field=field, value=values, allowed=f"at most {most_values}")
+
+    def number(digits: str) -> float:
+        if finite and not math.isfinite(float(digits)):
+            raise InputError(f"{digits[:40]} is not a finite number", field=field)
+        return float(digits)
+
+    def whole(digits: str) -> int:
+        if len(digits) > MOST_DIGITS:
+            raise InputError("a number is too long", field=field, value=digits, allowed=f"{MOST_DIGITS} digits")
+        return int(digits)
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(found)
+        if unique and len(made) < len(found):
+            twice = Counter(name for name, _ in found).most_common(1)[0][0]
+            raise InputError(f"key given twice: {shorten(twice)}", field=field)
+        return made
+
+    try:
+        found = json.loads(text, parse_float=number, parse_constant=number, parse_int=whole, object_pairs_hook=pairs)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", field=field) from error
+    except RecursionError as error:
+        raise InputError("nested too deeply", field=field, allowed=f"{MOST_DEPTH} levels") from error
+    _require_shallow(found, field)
+    if "\\u" in text:
+        _require_unicode(found, field)
+    return found
+
+
+def _require_shallow(value: object, field: str) -> None:
+    holders = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_DEPTH):
+        inside = (inner for found in holders for inner in (found.values() if isinstance(found, dict) else found))
+        holders = [inner for inner in inside if isinstance(inner, dict | list)]
+        if not holders:
+            return
+    raise InputError("nested too deeply", field=field, allowed=f"{MOST_DEPTH} levels")
+
+
+def _require_unicode(value: object, field: str) -> None:
+    """Raises InputError for half of a surrogate pair, which JSON can spell and nothing can print."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise InputError("half of a surrogate pair is no text", field=field, value=half) from error
+
+
+def stays_within(path: Path, folder: Path) -> bool:
+    """Returns whether a file of a model folder is there itself, or links to one that is.
+
+    The hub's cache is made of links, from `snapshots/REVISION` to `blobs` beside it: that is within, too.
+    """
+    roots = [folder.resolve()]
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parent.parent / "blobs")
+    return any(path.resolve().is_relative_to(root) for root in roots)
