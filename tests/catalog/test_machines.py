@@ -71,6 +71,48 @@ def test_memory_by_convention() -> None:
     assert h100.memory_bytes("binary") == 80 * 2**30
     assert h100.memory_bytes("reported") / 2**30 == pytest.approx(79.65, abs=0.005)
     assert machines.find("tpu-v4").memory_bytes("reported") == 32 * 10**9  # nothing else is known
+    assert machines.find("gaudi-3").memory_bytes() == 128 * 10**9
+
+
+# GiB that PyTorch names as the total capacity in published out-of-memory messages; of TPUs, what XLA names
+TOLD = {"a100-80gb": 79.2, "h100-sxm": 79.19, "rtx-3090": 23.58, "l40s": 44.4, "h200": 139.8, "b200": 178.35,
+        "mi300x": 191.98, "mi250x": 63.98, "tpu-v6e": 31.25}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_memory_is_what_a_process_gets(name: str) -> None:
+    machine = machines.find(name)
+    assert machine.memory_bytes() == machine.memory_bytes("process") == int(TOLD[name] * 2**30)
+    assert machine.process_source
+
+
+def test_where_no_log_says_it_a_stated_rule_does() -> None:
+    a40 = machines.find("a40")
+    assert a40.memory_bytes() == (46068 - 480) * 2**20
+    assert "a rule: 480 MiB less" in a40.process_source
+    assert machines.find("m4-max").memory_bytes() == 96 * 2**30  # Metal's recommended working set of 128 GB
+
+
+def test_one_die_of_an_mi250x_is_the_device() -> None:
+    die = machines.find("mi250x")
+    assert (die.memory_gb, die.bandwidth, die.rates["bf16"]) == (64, 1638.4e9, 191.5e12)
+
+
+@pytest.mark.parametrize(
+    ("said", "memory"),
+    [
+        ("h100-sxm", int(79.19 * 2**30)),
+        ("h100-sxm,bf16=900T", int(79.19 * 2**30)),
+        ("h100-sxm,memory=96GB", 96 * 10**9),  # what was known of 80 GB is not true of 96
+        ("h100-sxm,reported=79GiB", 79 * 2**30),
+        ("h100-sxm,process=78GiB", 78 * 2**30),
+        ("memory=80GB,bandwidth=2TB/s", 80 * 10**9),
+        ("memory=80GB,bandwidth=2TB/s,reported=79GiB", 79 * 2**30),
+        ("memory=80GB,bandwidth=2TB/s,reported=79GiB,process=78GiB", 78 * 2**30),
+    ],
+)
+def test_memory_of_numbers_that_are_given(said: str, memory: int) -> None:
+    assert machines.resolve(said).memory_bytes() == memory
 
 
 def test_a_missing_precision_is_multiplied_at_a_wider_one() -> None:

@@ -16,8 +16,8 @@ from asbuilt.errors import InputError, near
 from asbuilt.files import read_regular
 
 GB, GIB = 10**9, 2**30
-MemoryConvention = Literal["reported", "vendor", "binary"]
-MEMORY_CONVENTIONS: tuple[MemoryConvention, ...] = ("reported", "vendor", "binary")
+MemoryConvention = Literal["process", "reported", "vendor", "binary"]
+MEMORY_CONVENTIONS: tuple[MemoryConvention, ...] = ("process", "reported", "vendor", "binary")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
 # Where a machine has no rate of its own for a precision, it multiplies at the first of these that it has one for.
 INSTEAD = {
@@ -42,11 +42,12 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One accelerator or processor.
+    """One accelerator or processor, as programs see it: what they see as two devices is a row for one of them.
 
-    `memory_gb` is the vendor's number, `reported_gib` what the driver reports, in units of 2^30, None where not known.
-    `bandwidth` is in bytes/s; `rates` in FLOP/s (OP/s for whole numbers) by precision, dense. `source` names where the
-    figures stand, `note` says which of them are derived or not from a vendor's sheet.
+    `memory_gb` is the vendor's number, `reported_gib` what the driver reports, in units of 2^30, None where not known;
+    `process_gib` is what a process is told it has, and `process_source` where that stands. `bandwidth` is in bytes/s;
+    `rates` in FLOP/s (OP/s for whole numbers) by precision, dense. `source` names where the figures stand, `note` says
+    which of them are derived or not from a vendor's sheet.
     """
 
     name: str
@@ -54,21 +55,27 @@ class Machine:
     kind: Literal["accelerator", "cpu"] = "accelerator"
     memory_gb: float
     reported_gib: float | None = None
+    process_gib: float | None = None
+    process_source: str = ""
     bandwidth: float
     rates: Mapping[str, float] = field(default_factory=dict)
     link: Link | None = None
     source: str = ""
     note: str = ""
 
-    def memory_bytes(self, convention: MemoryConvention = "reported") -> int:
-        """Returns the bytes of memory: as the driver reports them, as the vendor's number times 10^9, or times 2^30.
+    def memory_bytes(self, convention: MemoryConvention = "process") -> int:
+        """Returns the bytes of memory by one of the conventions.
 
-        Memory chips hold powers of two, so the vendor's 80 GB are 80 * 2^30 bytes of which the driver keeps some back;
-        where nothing is known of that, `reported` is the vendor's number times 10^9.
+        process: what a process is told that it has, `torch.cuda.mem_get_info()[1]`, which is less than what the driver
+        reports; where that is not known what the driver reports, and where that is not known the vendor's number.
+        reported: what the driver reports, else the vendor's number. vendor: the vendor's number times 10^9. binary: the
+        same times 2^30, since memory chips hold powers of two.
         """
         if convention == "binary":
             return int(self.memory_gb * GIB)
-        if convention == "reported" and self.reported_gib is not None:
+        if convention == "process" and self.process_gib is not None:
+            return int(self.process_gib * GIB)
+        if convention in ("process", "reported") and self.reported_gib is not None:
             return int(self.reported_gib * GIB)
         return int(self.memory_gb * GB)
 
@@ -86,7 +93,7 @@ class Machine:
 
 
 def parse_numbers(text: str) -> Machine:
-    """Returns the machine of `memory=80GB,bandwidth=2TB/s,bf16=312T,link=300GB/s,reported=79.65GiB,name=mine`.
+    """Returns the machine of `memory=80GB,bandwidth=2TB/s,bf16=312T,link=300GB/s,process=79.2GiB,name=mine`.
 
     Raises InputError naming the key that is missing, unknown or not understood.
     """
@@ -110,11 +117,14 @@ def with_numbers(machine: Machine, text: str) -> Machine:
     said = _said(text)
     new = from_plain({"memory": machine.memory_gb * GB, "bandwidth": machine.bandwidth} | said, "gpu")
     same_memory = "memory" not in said
+    told = same_memory and "reported" not in said  # what a process gets of other memory is not known
     return replace(
         machine,
         name=said.get("name", machine.name),
         memory_gb=machine.memory_gb if same_memory else new.memory_gb,
         reported_gib=new.reported_gib if "reported" in said else machine.reported_gib if same_memory else None,
+        process_gib=new.process_gib if "process" in said else machine.process_gib if told else None,
+        process_source=new.process_source if "process" in said else machine.process_source if told else "",
         bandwidth=new.bandwidth,
         rates={**machine.rates, **new.rates},
         link=new.link or machine.link,
@@ -161,7 +171,7 @@ def read_toml(path: Path) -> Machine:
 
 
 TEXTS = ("name", "vendor", "kind", "source", "note", "link_kind")
-SIZES = ("memory", "reported", "bandwidth", "link")
+SIZES = ("memory", "reported", "process", "bandwidth", "link")
 
 
 def from_plain(said: Mapping[str, Any], where: str) -> Machine:
@@ -178,13 +188,15 @@ def from_plain(said: Mapping[str, Any], where: str) -> Machine:
     if kind not in ("accelerator", "cpu"):
         raise InputError("not allowed", field=f"{where}: kind", value=kind, allowed="accelerator, cpu")
     link = said.get("link")
-    reported = said.get("reported")
+    reported, process = said.get("reported"), said.get("process")
     return Machine(
         name=said.get("name", "custom"),
         vendor=said.get("vendor", ""),
         kind=kind,
         memory_gb=parse_bytes(said["memory"], f"{where}: memory") / GB,
         reported_gib=None if reported is None else parse_bytes(reported, f"{where}: reported") / GIB,
+        process_gib=None if process is None else parse_bytes(process, f"{where}: process") / GIB,
+        process_source="" if process is None else f"as given by {where}",
         bandwidth=parse_bytes(said["bandwidth"], f"{where}: bandwidth", per_second=True),
         rates={key: parse_rate(said[key], f"{where}: {key}") for key in PRECISIONS if key in said},
         link=None if link is None else Link(kind=said.get("link_kind", "link"),

@@ -1,8 +1,10 @@
 """Accelerators and processors, one row each: memory, bandwidth, dense rates per precision, links, and the source.
 
 Rates in TFLOP/s (TOP/s for whole numbers) are dense. Where a vendor prints a rate only with sparsity, half of it stands
-here. Rates of GeForce cards are those that accumulate in float32. Reported memory is what `nvidia-smi`, `rocm-smi`
-or Metal (its recommended working set) print, from logs that people published; a driver may differ by some MiB.
+here. Rates of GeForce cards are those that accumulate in float32. Links are one way, out of one device: vendors print
+NVLink's and Infinity Fabric's both ways together, and half of that stands here. Reported memory is what `nvidia-smi`,
+`rocm-smi` or Metal (its recommended working set) print, from logs that people published; a driver may differ by some
+MiB. What a process gets of it stands in PROCESS.
 """
 
 from __future__ import annotations
@@ -30,6 +32,32 @@ NVLINK2, NVLINK3, NVLINK4, NVLINK5 = (("NVLink 2", 150), ("NVLink 3", 300), ("NV
 PCIE3, PCIE4, PCIE5 = (("PCIe 3 x16", 16), ("PCIe 4 x16", 32), ("PCIe 5 x16", 64))
 PCIE4_8, PCIE5_8 = ("PCIe 4 x8", 16), ("PCIe 5 x8", 32)
 
+# GiB that a process is told it has: PyTorch's "GPU 0 has a total capacity of ..." and XLA's "... of 31.25G hbm", as
+# published logs and issues have them. With the driver the figure of one card moves by up to 0.2 GiB.
+PROCESS = {
+    "v100-32gb": 31.73, "t4": 14.56, "a10": 22.06, "l4": 22.03, "l40s": 44.4, "a100-40gb": 39.49, "a100-80gb": 79.2,
+    "a100-80gb-pcie": 79.2, "rtx-6000-ada": 47.5, "h100-sxm": 79.19, "h100-pcie": 79.19, "h100-nvl": 93.1,
+    "gh200-96gb": 94.5, "h20": 95.0, "h200": 139.8, "b200": 178.35, "gb200": 184.31, "rtx-3060": 11.63,
+    "rtx-3090": 23.58, "rtx-4060": 7.62, "rtx-4090": 23.52, "rtx-5060-ti-16gb": 15.47, "rtx-5080": 15.46,
+    "rtx-5090": 31.36, "mi250x": 63.98, "mi300x": 191.98, "mi325x": 255.98, "mi355x": 287.98, "tpu-v4": 30.75,
+    "tpu-v5e": 15.75, "tpu-v5p": 95.74, "tpu-v6e": 31.25,
+}  # fmt: skip
+LOGS = "the total capacity that PyTorch or XLA names in published out-of-memory messages"
+# For NVIDIA's others: 480 MiB less than the driver reports, the median of the rows above.
+KEPT_BACK_MIB = 480
+RULE = f"a rule: {KEPT_BACK_MIB} MiB less than the driver reports, the median of the cards with published logs"
+
+
+def _process(name: str, vendor: str, reported_mib: float | None) -> tuple[float | None, str]:
+    """Returns the GiB that a process gets, None where nothing is known, and where that stands."""
+    if name in PROCESS:
+        return PROCESS[name], LOGS
+    if reported_mib is None:
+        return None, ""
+    if vendor == "NVIDIA":
+        return (reported_mib - KEPT_BACK_MIB) / 1024, RULE
+    return reported_mib / 1024, "as the driver reports it"
+
 
 def _add(
     name: str,
@@ -43,12 +71,15 @@ def _add(
     **tera: float,
 ) -> None:
     """Adds a row: reported memory in MiB, bandwidth and link (one direction) in GB/s, rates in TFLOP/s."""
+    process, told = _process(name, vendor, reported_mib)
     MACHINES[name] = Machine(
         name=name,
         vendor=vendor,
         kind="cpu" if vendor == "generic" or source.startswith("CPU") else "accelerator",
         memory_gb=memory_gb,
         reported_gib=None if reported_mib is None else reported_mib / 1024,
+        process_gib=process,
+        process_source=told,
         bandwidth=gigabytes_per_second * 1e9,
         rates={precision: rate * 1e12 for precision, rate in tera.items()},
         link=None if link is None else Link(kind=link[0], bandwidth=link[1] * 1e9),
@@ -72,7 +103,7 @@ _add("a40", "NVIDIA", 48, 46068, 696, PCIE4, NVIDIA + "A40", "reported memory wi
 _A100 = {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312, "int8": 624, "int4": 1248}
 _add("a100-40gb", "NVIDIA", 40, 40960, 1555, NVLINK3, NVIDIA + "A100 40GB SXM", **_A100)
 _add("a100-80gb", "NVIDIA", 80, 81920, 2039, NVLINK3, NVIDIA + "A100 80GB SXM",
-     "PyTorch sees about 79.2 GiB of it", **_A100)
+     **_A100)
 _add("a100-80gb-pcie", "NVIDIA", 80, 81920, 1935, PCIE4, NVIDIA + "A100 80GB PCIe",
      "the NVLink bridge joins pairs only and is left out", **_A100)
 _add("l4", "NVIDIA", 24, 23034, 300, PCIE4, NVIDIA + "L4", HALVED + "; reported memory with ECC",
@@ -127,9 +158,10 @@ _add("rtx-5080", "NVIDIA", 16, 16303, 960, PCIE5, BLACKWELL + "RTX 5080", RECALL
 _add("rtx-5090", "NVIDIA", 32, 32607, 1792, PCIE5, BLACKWELL + "RTX 5090",
      fp32=104.8, tf32=104.8, bf16=209.5, fp16=209.5, fp8=419, int8=838, fp4=1676)
 
-_add("mi250x", "AMD", 128, 128 * 1024, 3276.8, ("Infinity Fabric", 400), AMD + "MI250X",
-     "two dies that programs see as two devices of half of everything; fp32 is the matrix rate; " + RECALLED,
-     fp32=95.7, bf16=383, fp16=383, int8=383)
+_add("mi250x", "AMD", 64, 65520, 1638.4, ("Infinity Fabric", 200), AMD + "MI250X, one of its two dies",
+     "programs see two devices, and this is one of them: half of the sheet's figures; fp32 is the matrix rate; link: "
+     "four of 50 GB/s out of the module, as many to the other die; " + RECALLED,
+     fp32=47.9, bf16=191.5, fp16=191.5, int8=191.5)
 _MI300 = {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9, "int8": 2614.9}
 _add("mi300x", "AMD", 192, 196592, 5300, ("Infinity Fabric", 448), AMD + "MI300X",
      "link: seven of 64 GB/s", **_MI300)

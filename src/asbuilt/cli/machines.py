@@ -24,8 +24,8 @@ def machines(as_json: bool) -> None:
     if as_json:
         print_json({"machines": [document(machine) for machine in rows]})
         return
-    table("Memory and links", ("name", "vendor", "memory, GB", "reported, GiB", "GB/s", "link, GB/s one way", "kind"),
-          [_memory(machine) for machine in rows])  # fmt: skip
+    columns = ("name", "vendor", "memory, GB", "reported, GiB", "a process, GiB", "GB/s", "link, GB/s one way", "kind")
+    table("Memory and links", columns, [_memory(machine) for machine in rows])
     table("Dense rates, TFLOP/s (TOP/s for int)", ("name", *SHOWN),
           [(m.name, *(f"{m.rates[p] / 1e12:,g}" if p in m.rates else "" for p in SHOWN)) for m in rows])  # fmt: skip
     table("Sources", ("name", "source", "note"), [(m.name, m.source, m.note) for m in rows])
@@ -33,9 +33,10 @@ def machines(as_json: bool) -> None:
 
 def _memory(machine: Machine) -> tuple[str, ...]:
     reported = "" if machine.reported_gib is None else f"{machine.reported_gib:,.2f}"
+    process = "" if machine.process_gib is None else f"{machine.process_gib:,.2f}"
     link = ("", "") if machine.link is None else (f"{machine.link.bandwidth / 1e9:,g}", machine.link.kind)
     bandwidth = f"{machine.bandwidth / 1e9:,g}"
-    return machine.name, machine.vendor, f"{machine.memory_gb:,g}", reported, bandwidth, *link
+    return machine.name, machine.vendor, f"{machine.memory_gb:,g}", reported, process, bandwidth, *link
 
 
 def document(machine: Machine) -> dict[str, Any]:
@@ -46,6 +47,8 @@ def document(machine: Machine) -> dict[str, Any]:
         "kind": machine.kind,
         "memory_bytes": machine.memory_bytes("vendor"),
         "reported_bytes": None if machine.reported_gib is None else machine.memory_bytes("reported"),
+        "process_bytes": None if machine.process_gib is None else machine.memory_bytes("process"),
+        "process_source": machine.process_source,
         "bandwidth": machine.bandwidth,
         "rates": dict(machine.rates),
         "link": None if machine.link is None else {"kind": machine.link.kind, "bandwidth": machine.link.bandwidth},

@@ -40,6 +40,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 MEANING = {
     "memory": {
+        "process": "device memory is what a process is told that it has, some 0.5 GiB less than the driver reports",
         "reported": "device memory is what the driver reports",
         "vendor": "device memory is the vendor's number times 10^9 bytes",
         "binary": "device memory is the vendor's number times 2^30 bytes, which is what the chips hold",
@@ -76,7 +77,7 @@ class Conventions:
     `utilisation` leaves.
     """
 
-    memory: MemoryConvention = "reported"
+    memory: MemoryConvention = "process"
     utilisation: float = UTILISATION
     reserve: float = 0
     overhead: float | None = None

@@ -173,13 +173,17 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
 
 def _memory(capacity: Capacity) -> Line:
     machine, convention = capacity.machine, capacity.conventions.memory
-    if convention == "reported" and machine.reported_gib is not None:
+    source = machine.source
+    if convention == "process" and machine.process_gib is not None:
+        formula, numbers = "floor({GiB a process gets} × {bytes in a GiB})", {"GiB a process gets": machine.process_gib}
+        numbers["bytes in a GiB"], source = 2**30, machine.process_source
+    elif convention in ("process", "reported") and machine.reported_gib is not None:
         formula, numbers = "floor({reported GiB} × {bytes in a GiB})", {"reported GiB": machine.reported_gib}
         numbers["bytes in a GiB"] = 2**30
     else:
         unit = 2**30 if convention == "binary" else 10**9
         formula, numbers = "floor({vendor's number} × {bytes})", {"vendor's number": machine.memory_gb, "bytes": unit}
-    return Line(name="device memory", value=capacity.memory, formula=formula, numbers=numbers, source=machine.source)
+    return Line(name="device memory", value=capacity.memory, formula=formula, numbers=numbers, source=source)
 
 
 def _reserve(capacity: Capacity) -> Line:
