@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests benchmarks demo docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check parity bench clean
+.PHONY: help demo test check parity bench mutate clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,12 @@ parity: .venv/.dev  ## ours against transformers, with the table of worst differ
 
 bench: .venv/.dev  ## decode and prefill beside transformers, in one run
 	$(BIN)/python benchmarks/decode.py
+
+FOLDER ?= measure cost spec plan generate checkpoint text cli catalog
+SAMPLE ?= 60
+
+mutate: .venv/.dev  ## how many deliberate errors the tests notice: make mutate FOLDER=plan SAMPLE=100
+	$(BIN)/python tests/mutation/mutate.py $(FOLDER) --sample $(SAMPLE)
 
 clean:  ## remove the environment and caches
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
