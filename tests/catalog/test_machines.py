@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asbuilt import InputError
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import INSTEAD, PRECISIONS, Machine, parse_numbers
-from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_rate
+from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_rate, parse_time, parse_tokens
 
 ROWS = [machines.find(name) for name in machines.names()]
 ISSUE = (
@@ -243,5 +243,82 @@ def test_no_counts(text: str | float) -> None:
 def test_a_small_bare_number_of_bytes_wants_a_unit(text: str, per_second: bool) -> None:
     with pytest.raises(InputError, match="no unit"):
         parse_bytes(text, "network", per_second=per_second)
+    with pytest.raises(InputError, match="no unit"):  # a file may say it as a number
+        parse_bytes(float(text), "network", per_second=per_second)
     assert parse_bytes(f"{text.strip()}GB", "network") == float(text) * 1e9
     assert parse_bytes("80000000000", "memory") == 80e9
+
+
+# bytes/s; B is a byte, b a bit: an adapter of 400 Gb/s is 50 GB/s
+RATES = [("400Gb/s", 50e9), ("400Gbit/s", 50e9), ("400 Gbps", 50e9), ("400gbps", 50e9), ("400 Gbits/s", 50e9),
+         ("400000Mb/s", 50e9), ("3.2Tb/s", 400e9), ("400Gib/s", 400 * 2**30 / 8), ("50GB/s", 50e9), ("50GBps", 50e9),
+         ("50GiB/s", 50 * 2**30), ("50 GB", 50e9), ("50GBytes/s", 50e9), ("50e9", 50e9), (50e9, 50e9),
+         ("400G", None), ("400gb/s", None), ("400GBPS", None), ("400", None), ("-3GB/s", None)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "rate"), RATES, ids=str)
+def test_bits_and_bytes(text: str | float, rate: float | None) -> None:
+    """Of rates either is understood, and where the letters do not tell which the message shows both."""
+    if rate is not None:
+        assert parse_bytes(text, "network", per_second=True) == pytest.approx(rate, rel=1e-15)
+    else:
+        with pytest.raises(InputError, match="or 400Gb/s in bits"):
+            parse_bytes(text, "network", per_second=True)
+
+
+@pytest.mark.parametrize("text", ["80GB", "80gb", "80 G", "80000000000", "80e9", "80000 MB", "80 gbytes"])
+def test_memory_is_in_bytes(text: str) -> None:
+    assert parse_bytes(text, "memory") == 80e9
+
+
+@pytest.mark.parametrize("text", ["80Gb", "80Gbit", "80GB/s", "80 Gbps", "80Tib"])
+def test_memory_is_not_in_bits(text: str) -> None:
+    with pytest.raises(InputError, match="memory"):
+        parse_bytes(text, "memory")
+
+
+def test_links_in_bits_reach_the_machine(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('memory = "80GB"\nbandwidth = "16Tb/s"\nlink = "400Gb/s"\n')
+    for machine in (machines.resolve("memory=80GB,bandwidth=16Tbit/s,link=400Gbps"), machines.resolve(str(file))):
+        assert machine.link is not None
+        assert (machine.bandwidth, machine.link.bandwidth) == (2e12, 50e9)
+
+
+TIMES = [("20ms", 0.02), ("0.02s", 0.02), ("20 ms", 0.02), ("20000us", 0.02), ("20000µs", 0.02), ("2e-2 s", 0.02),
+         ("2 sec", 2), ("1 second", 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "seconds"), TIMES)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_time(text, "x") == pytest.approx(seconds, rel=1e-15)
+
+
+def test_a_bare_time_wants_a_unit() -> None:
+    with pytest.raises(InputError, match=r"latency-target: has no unit \(got '20'\); allowed: a time such as 20ms"):
+        parse_time("20", "latency-target")
+    for text in ("0.5", "soon", "", "20m", "-5ms", "0ms", "20 GB", "1e30s"):
+        with pytest.raises(InputError, match="latency-target"):
+            parse_time(text, "latency-target")
+
+
+TOKENS = [("8192", 8192), ("128k", 128_000), ("128K", 131_072), ("128Ki", 131_072), ("128ki", 131_072),
+          ("131,072", 131_072), ("1.5k", 1500), ("1m", 1_000_000), ("1M", 1_048_576), (7, 7)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "tokens"), TOKENS, ids=str)
+def test_lengths(text: str | int, tokens: int) -> None:
+    """As engines read them: k is a thousand, K and Ki are 1,024."""
+    assert parse_tokens(text, "context") == tokens
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.0001k", "many", "", "1e5", "128kB", 0, -3, True, "9" * 40])
+def test_no_lengths(text: str | int) -> None:
+    with pytest.raises(InputError, match="context"):
+        parse_tokens(text, "context")
+
+
+@pytest.mark.parametrize("number", [10**400, 1e22, float("nan"), float("inf"), 0, -1.0, True])
+def test_numbers_that_are_no_size(number: float) -> None:
+    with pytest.raises(InputError, match="memory"):
+        parse_bytes(number, "memory")

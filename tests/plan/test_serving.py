@@ -16,6 +16,7 @@ from asbuilt.plan import Conventions, serve
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision
 from asbuilt.spec import Block, Branch, Head, LatentAttention, Model, Pass, TokenEmbedding
+from asbuilt.spec.model import SharedEmbedding, TiedHead
 
 GB, GIB = 10**9, 2**30
 LLAMA = catalog.find("llama-3-8b").spec()
@@ -246,7 +247,8 @@ def test_what_is_not_said_is_chosen() -> None:
     assert chosen("llama-3-70b", 8) == (8, 1, 1)
     assert chosen("llama-3-70b", 16) == (8, 2, 1)
     assert chosen("falcon-7b", 4) == (1, 4, 1)  # 71 heads
-    assert chosen("gpt2", 24) == (1, 1, 24)  # an odd vocabulary, and fewer layers than devices
+    assert chosen("gpt2", 8) == (4, 2, 1)  # 12 heads; the vocabulary of 50,257 is padded
+    assert chosen("gpt2", 17) == (1, 1, 17)  # fewer layers than devices
 
 
 def test_links_take_time() -> None:
@@ -405,7 +407,21 @@ def test_wrong_experts() -> None:
 
 def test_degrees() -> None:
     assert degrees(LLAMA) == [1, 2, 4, 8, 16, 32]
-    assert degrees(catalog.find("gpt2").spec()) == [1]
+    assert degrees(catalog.find("gpt2").spec()) == [1, 2, 3, 4, 6, 12]  # of 12 heads, whatever the vocabulary
+
+
+def test_a_vocabulary_is_padded_as_engines_do() -> None:
+    """GPT-2 on 4 devices: 50,304 rows of which each holds 12,576, and a quarter of what is divided in every layer."""
+    plan = serve("gpt2", "h100-sxm", tp=4, context=1024)
+    divided = 12 * (768 * 3 * 768 + 3 * 768 + 768 * 768 + 768 * 3072 + 3072 + 3072 * 768)  # qkv, o, up, down; biases
+    whole = 1024 * 768 + 12 * (768 + 768 + 4 * 768) + 2 * 768  # positions; biases of o and down, two norms; final norm
+    assert plan.weight_bytes == 2 * (12_576 * 768 + divided // 4 + whole)
+    for vocabulary, degree, rows in ((50257, 2, 25152), (49155, 2, 24608), (49155, 8, 6152), (50257, 3, 16768),
+                                     (50304, 2, 25152), (129280, 8, 16160), (17, 2, 17)):  # fmt: skip
+        assert TokenEmbedding(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
+        assert Head(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
+        assert TiedHead(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
+        assert SharedEmbedding(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
 
 
 def test_for_notebooks_and_documents() -> None:

@@ -1,4 +1,4 @@
-"""Sizes and rates as people write them: 80GB, 79.65GiB, 2TB/s, 312T."""
+"""Sizes, rates, counts and times as people write them: 80GB, 79.65GiB, 2TB/s, 400Gb/s, 312T, 128k, 20ms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asbuilt.errors import InputError
 DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,2})?|\.[0-9]+)\s*"
-SIZE = re.compile(NUMBER + r"([kmgtp]i?)?(?:b|bytes)?\s*(/s)?\s*", re.IGNORECASE)
+BYTES = re.compile(NUMBER + r"([kmgtp]i?)?(bytes?|bits?|b)?\s*(ps|/s|/sec|/second)?\s*", re.IGNORECASE)
 RATE = re.compile(NUMBER + r"([kmgtp])?(?:flops?|ops?)?\s*(?:/s)?\s*", re.IGNORECASE)
 # No machine there is, and none that will be, has this much of anything: 10^21 bytes, bytes/s or FLOP/s.
 LARGEST = 1e21
@@ -20,20 +20,53 @@ LEAST_BARE = 1e6
 def parse_bytes(text: str | int | float, field: str, *, per_second: bool = False) -> float:
     """Returns 80e9 for "80GB" and 80*2^30 for "80GiB"; a bare number, of a million or more, is in bytes.
 
-    Raises InputError naming `field` for what is no positive size, and for a rate where a size is meant.
+    A rate may be in bits: B is a byte and b a bit, so "400Gb/s", "400Gbit/s" and "400Gbps" are 50e9 bytes/s. Raises
+    InputError naming `field` for what is no positive size, for a rate where a size is meant, and where bits cannot be
+    told from bytes.
     """
     if isinstance(text, str):
-        found = SIZE.fullmatch(text)
-        unit = (found[2] or "").lower() if found else ""
-        if found and not unit and text.strip()[-1:].isdigit() and float(found[1]) < LEAST_BARE:
-            like = "a rate such as 50GB/s" if per_second else "a size such as 3GB or 3GiB"
-            raise InputError("has no unit", field=field, value=text, allowed=like)
-        if found and (found[3] is None or per_second) and unit in DECIMAL | BINARY:
-            return _bounded(float(found[1]) * (DECIMAL | BINARY)[unit], field, text)
+        found = BYTES.fullmatch(text)
+        if found and (found[4] is None or per_second) and (found[2] or "").lower() in DECIMAL | BINARY:
+            return _bounded(_as_bytes(found, field, per_second=per_second), field, text)
     elif not isinstance(text, bool):
+        if isinstance(text, int | float) and 0 < text < LEAST_BARE:
+            raise InputError("has no unit", field=field, value=text, allowed=_like(per_second=per_second))
         return _bounded(text, field, text)
-    allowed = "a rate such as 2TB/s or 900GB/s" if per_second else "a size such as 80GB (10^9) or 80GiB (2^30)"
-    raise InputError("not understood", field=field, value=text, allowed=allowed)
+    raise InputError("not understood", field=field, value=text, allowed=_like(per_second=per_second))
+
+
+def _as_bytes(found: re.Match[str], field: str, *, per_second: bool) -> float:
+    number, prefix, unit, per = float(found[1]), found[2] or "", found[3] or "", found[4] or ""
+    if not unit and not prefix and number < LEAST_BARE:
+        raise InputError("has no unit", field=field, value=found[0], allowed=_like(per_second=per_second))
+    bits = _rate_in_bits(prefix, unit, per) if per_second else _size_in_bits(prefix, unit)
+    if bits is None:
+        problem = "does not say whether bits or bytes" if per_second else "a size is in bytes, and b is a bit"
+        raise InputError(problem, field=field, value=found[0], allowed=_like(per_second=per_second))
+    return number * (DECIMAL | BINARY)[prefix.lower()] / (8 if bits else 1)
+
+
+def _rate_in_bits(prefix: str, unit: str, per: str) -> bool | None:
+    """Whether a rate is in bits, None where its letters do not tell: 400G, 400gb/s and 400GBPS."""
+    if not unit:
+        return None if prefix else False
+    if len(unit) > 1:
+        return unit.lower().startswith("bit")
+    if unit == "B":
+        return None if per == "PS" else False
+    return True if per == "ps" or prefix[:1].isupper() else None
+
+
+def _size_in_bits(prefix: str, unit: str) -> bool | None:
+    """False for a size in bytes, None for one that may be in bits: 80Gb and 80Gbit, but not 80gb."""
+    bytes_meant = unit in ("", "B") or unit.lower().startswith("by") or (unit == "b" and prefix.islower())
+    return False if bytes_meant else None
+
+
+def _like(*, per_second: bool) -> str:
+    if per_second:
+        return "a rate such as 2TB/s or 900GB/s in bytes, or 400Gb/s in bits"
+    return "a size such as 80GB (10^9 bytes) or 80GiB (2^30)"
 
 
 def parse_rate(text: str | int | float, field: str) -> float:
@@ -62,18 +95,43 @@ def parse_count(text: str | int | float, field: str) -> float:
     raise InputError("not understood", field=field, value=text, allowed="a number such as 15T, 70B or 7.5e9")
 
 
-TIME = re.compile(NUMBER + r"(s|ms|us|µs)?\s*", re.IGNORECASE)
-SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+TOKENS = re.compile(r"\s*([0-9]{1,12})(?:\.([0-9]{1,6}))?\s*(k|K|Ki|ki|m|M|Mi|mi)?\s*")
+THOUSANDS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
+
+
+def parse_tokens(text: str | int, field: str) -> int:
+    """Returns 128,000 for "128k" and 131,072 for "128K" or "128Ki", as engines read lengths; bare numbers as they are.
+
+    Raises InputError naming `field` for what is no whole number of tokens, 1 or more.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    if isinstance(text, str) and (found := TOKENS.fullmatch(text.replace(",", ""))):
+        unit = found[3] or ""
+        factor = THOUSANDS[unit[:1].upper() if unit.endswith("i") else unit]
+        scaled, rest = divmod(int(found[1] + (found[2] or "")) * factor, 10 ** len(found[2] or ""))
+        if scaled and not rest:
+            return scaled
+    allowed = "a whole number of tokens such as 8192, 128k (128,000) or 128K (131,072)"
+    raise InputError("not a number of tokens", field=field, value=text, allowed=allowed)
+
+
+TIME = re.compile(NUMBER + r"(s|sec|seconds?|ms|us|µs|μs)?\s*", re.IGNORECASE)
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 
 
 def parse_time(text: str, field: str) -> float:
-    """Returns 0.02 for "20ms"; a bare number is in seconds. Raises InputError for what is no time above 0."""
-    if found := TIME.fullmatch(text):
-        return _bounded(float(found[1]) * SECONDS[(found[2] or "").lower()], field, text)
-    raise InputError("not understood", field=field, value=text, allowed="a time such as 20ms or 0.5s")
+    """Returns 0.02 for "20ms"; raises InputError for a number without a unit, and for what is no time above 0."""
+    found = TIME.fullmatch(text)
+    if found and found[2]:
+        unit = found[2].lower()
+        return _bounded(float(found[1]) * SECONDS["s" if unit.startswith("se") else unit], field, text)
+    problem, number = ("has no unit", found[1]) if found else ("not understood", "20")
+    raise InputError(problem, field=field, value=text, allowed=f"a time such as {number}ms or 0.02s")
 
 
 def _bounded(value: float, field: str, said: object) -> float:
-    if not isinstance(value, int | float) or not 0 < value <= LARGEST:  # infinity, NaN and 10^5000 are outside too
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= LARGEST:  # compared, not converted: a whole number may be too large for a float
         raise InputError("out of bounds", field=field, value=said, allowed="above 0 and at most 10^21")
     return float(value)

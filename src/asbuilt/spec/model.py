@@ -19,7 +19,7 @@ from asbuilt.spec.part import (
     Product,
     Saved,
     Weight,
-    divided,
+    divided_vocabulary,
     require,
     require_flags,
     require_number,
@@ -46,8 +46,8 @@ class TokenEmbedding(Part):
         require_number(self, "scale")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the rows."""
-        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
+        """Each device holds n_vocab / tensor of the rows, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_vocab, d_model)."""
@@ -77,8 +77,8 @@ class SharedEmbedding(Part):
         require_number(self, "scale")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device finds n_vocab / tensor of the rows."""
-        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
+        """Each device finds n_vocab / tensor of the rows, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The token numbers, and the factor where there is one."""
@@ -120,8 +120,8 @@ class Head(Part):
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the logits."""
-        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
+        """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def holds(self) -> dict[str, Weight]:
         """W (n_vocab, d_model) and, if asked, a bias."""
@@ -177,8 +177,8 @@ class TiedHead(Part):
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the logits."""
-        return replace(self, n_vocab=divided(self, "n_vocab", tensor))
+        """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def holds(self) -> dict[str, Weight]:
         """A bias, if asked."""

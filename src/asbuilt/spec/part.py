@@ -296,6 +296,22 @@ def divided(part: Part, field: str, degree: int) -> int:
     return value // degree
 
 
+# What a vocabulary is padded to where it is divided, as vLLM and SGLang do (and Megatron-LM to twice as many).
+VOCABULARY_PADDING = 64
+
+
+def divided_vocabulary(n_vocab: int, degree: int) -> int:
+    """Returns the rows of a vocabulary that one of `degree` devices holds.
+
+    A vocabulary that the degree does not divide is padded to the next multiple of 64 and of the degree; one that is
+    smaller than its padding is held whole.
+    """
+    if n_vocab % degree == 0:
+        return n_vocab // degree
+    multiple = math.lcm(VOCABULARY_PADDING, degree)
+    return min(n_vocab, math.ceil(n_vocab / multiple) * multiple // degree)
+
+
 def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     """Yields (full path, buffer, owner) for every buffer below `part`, those of extras too."""
     for path, owner in walk_stored(part):
