@@ -200,7 +200,7 @@ def test_llama_buffers(name: str, ignored: bool) -> None:
 def test_gpt2_buffers(name: str, ignored: bool) -> None:
     table = tensor_table("gpt2", spec_of({"model_type": "gpt2"}))
     assert any(re.fullmatch(pattern, name) for pattern in table.ignored) is ignored
-    assert table.optional_prefix == "transformer."
+    assert table.prefix == "transformer."
 
 
 def test_a_spec_of_another_family_has_no_names() -> None:

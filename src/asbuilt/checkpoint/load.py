@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,7 @@ from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_fo
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
-from asbuilt.families.table import Entry, Table, respelled
+from asbuilt.families.table import Entry, Table, as_stored, is_ignored
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 
@@ -96,10 +94,12 @@ class Contents:
         in_gguf = source.gguf is not None
         self.packed = source.reading.quantization
         table = gguf_table(source.family, self.spec) if in_gguf else None
-        self.table = table or tensor_table(source.family, self.spec, self.packed)
+        self.table = as_stored(table or tensor_table(source.family, self.spec, self.packed), self.headers)
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
         self.buffers = {path for path, _, _ in buffers(self.spec)}
-        self._again = [(name, path) for name, path in self.table.duplicates.items() if name in self.headers]
+        named = {name for entry in self.entries for name in entry.names}
+        again = ((name, path) for name, path in self.table.duplicates.items() if name in self.headers)
+        self._again = [(name, path) for name, path in again if name not in named]
         self._read = _reader(source, self.headers)
 
     def dtype(self, wanted: torch.dtype | str | None) -> torch.dtype:
@@ -151,11 +151,11 @@ def stored_dtype(tensor: Stored) -> str | None:
 
 
 def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[Entry, ...]:
-    """Returns the table's entries under the names that the file uses.
+    """Returns the table's entries, which are named as in the file.
 
     Raises InputError listing what is missing, unexpected, of another shape or no floats; `where` names the file.
     """
-    entries = _as_named(table, stored)
+    entries = table.entries
     shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
     assert sorted(path for entry in entries for path in entry.paths) == sorted(shapes), "table and spec disagree"
     wanted = {
@@ -172,32 +172,11 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
     return entries
 
 
-def _as_named(table: Table, stored: Headers) -> tuple[Entry, ...]:
-    """Returns the entries as most stored names are spelled, the optional prefix taken off where no stored name has it.
-
-    Ends of names are older where stored so.
-    """
-    prefix = table.optional_prefix
-    lacking = "" if any(name.startswith(prefix) for name in stored) else prefix
-    entries = respelled(table.entries, [(lacking, "")]) if lacking else table.entries
-    ways = (entries, *(respelled(entries, way) for way in table.spellings))
-    entries = max(ways, key=lambda way: sum(name in stored for e in way for name in e.names))
-    if not table.older:
-        return entries
-    return tuple(replace(e, names=tuple(_stored_as(table, name, stored) for name in e.names)) for e in entries)
-
-
-def _stored_as(table: Table, name: str, stored: Headers) -> str:
-    spelled = (name.removesuffix(end) + older for end, older in table.older.items() if name.endswith(end))
-    return name if name in stored else next((older for older in spelled if older in stored), name)
-
-
 def _mismatches(table: Table, wanted: dict[str, tuple[int, ...]], stored: Headers) -> Iterator[str]:
-    ignored = [re.compile(pattern) for pattern in table.ignored]
     found = {name: stored[name] for name in wanted if name in stored}
     yield from _listed("missing", [name for name in wanted if name not in stored])
     extra = (name for name in stored if name not in wanted)
-    unexpected = [name for name in extra if not any(pattern.fullmatch(name) for pattern in ignored)]
+    unexpected = [name for name in extra if not is_ignored(table, name)]
     yield from _listed("unexpected", [shorten(name) for name in unexpected])
     shaped = ((name, tensor.shape, wanted[name]) for name, tensor in found.items())
     yield from _listed(

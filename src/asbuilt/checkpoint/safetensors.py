@@ -61,7 +61,9 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     path = Path(path)
     size, text = _header_text(path)
     header = _object(path, text)
-    _check_metadata(path, header.pop("__metadata__", {}))
+    metadata = header.pop("__metadata__", None)  # null, as some writers have it, is none
+    if metadata is not None:
+        _check_metadata(path, metadata)
     base = 8 + len(text)
     tensors = [_tensor(path, name, said, base) for name, said in header.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))

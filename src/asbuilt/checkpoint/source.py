@@ -16,6 +16,7 @@ from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
+from asbuilt.families.table import as_stored
 from asbuilt.spec import Model, from_dict
 
 if TYPE_CHECKING:
@@ -186,9 +187,10 @@ def _as_stored(reading: Reading, path: Path) -> Reading:
     if not reading.spec.predictors or not has_weights(path):
         return reading
     paths = tuple(f"{name}." for name, _ in reading.spec.extras())
-    entries = tensor_table(reading.family, reading.spec).entries
+    stored = read_folder(path)
+    entries = as_stored(tensor_table(reading.family, reading.spec), stored).entries
     names = (name for entry in entries if entry.paths[0].startswith(paths) for name in entry.names)
-    if not read_folder(path).keys().isdisjoint(names):
+    if not stored.keys().isdisjoint(names):
         return reading
     return replace(reading, spec=replace(reading.spec, predictors=()))
 

@@ -152,13 +152,14 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
     weights packed in a way that is not read.
     """
     module = _module(family, "family")
+    prefix = getattr(module, "PREFIX", "model.")  # transformers' `base_model_prefix`
     if quantization is None:
-        return _covering(module.table(spec), spec, family)
+        return replace(_covering(module.table(spec), spec, family), prefix=prefix)
     method = quantization.get("quant_method")
     if not reads_packed(family, quantization):
         raise InputError(f"weights packed so are not read in {family}", field="quantization_config.quant_method",
                          value=method, fix="use the unquantised checkpoint, or a GGUF file")  # fmt: skip
-    return _covering(module.PACKED[method](spec), spec, family)
+    return replace(_covering(module.PACKED[method](spec), spec, family), prefix=prefix)
 
 
 def reads_packed(family: str, quantization: dict[str, Any]) -> bool:

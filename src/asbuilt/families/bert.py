@@ -41,6 +41,7 @@ from asbuilt.spec import (
 )
 
 FAMILY = "bert"
+PREFIX = "bert."
 HEADS = ("BertForMaskedLM", "BertModel")
 WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
 DEFAULTS: dict[str, Any] = {"vocab_size": 30522, "max_position_embeddings": 512}
@@ -229,9 +230,12 @@ def table_of(spec: Model, family: str, head: dict[str, str], decoder: str, unuse
     for i, block in enumerate(spec.blocks):
         entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, family)
     again = {f"{decoder}.weight": "embedding.weight", f"{decoder}.bias": "head.bias"}
+    word = head["head"].partition(".")[0]
+    if spec.head is None:
+        unused = {rf"{word}\..*": "a head, which the model without one leaves aside"}
     return Table(
         entries=tuple(entries),
-        ignored=BUFFERS if spec.head is None else BUFFERS | unused,
+        ignored=BUFFERS | unused,
         duplicates={} if spec.head is None else again,
         older={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     )

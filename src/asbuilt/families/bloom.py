@@ -136,4 +136,4 @@ def table(spec: Model) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors; the published files lack `transformer.`."""
     attention = expect(branches(spec, FAMILY)[0].body, Attention, "blocks.0.attention.body", FAMILY)
     fused = ("attention.body", "self_attention.query_key_value", grouped(attention))
-    return fused_table(spec, FAMILY, outside=OUTSIDE, layers="transformer.h", stems=STEMS, fused=fused, prefix=PREFIX)
+    return fused_table(spec, FAMILY, outside=OUTSIDE, layers="transformer.h", stems=STEMS, fused=fused)

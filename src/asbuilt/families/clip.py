@@ -30,6 +30,7 @@ from asbuilt.families.towers import (
 from asbuilt.spec import Contrast, LayerNorm, LearnedPositions, Model, Projection, TokenEmbedding
 
 FAMILY = "clip"
+PREFIX = "clip."
 HEADS = ("CLIPModel",)
 TEXT, IMAGES = "clip_text_model", "clip_vision_model"
 # The class defaults of transformers' CLIPTextConfig.

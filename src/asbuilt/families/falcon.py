@@ -227,4 +227,4 @@ def table(spec: Model) -> Table:
     path = "parallel.body.attention" if kind == ONE_NORM else "attention.body"
     stems = STEMS | (PARALLEL_NORMS if kind == TWO_NORMS else SEQUENTIAL_NORMS)
     fused = (path, "self_attention.query_key_value", grouped(attention))
-    return fused_table(spec, FAMILY, outside=OUTSIDE, layers="transformer.h", stems=stems, fused=fused, prefix=PREFIX)
+    return fused_table(spec, FAMILY, outside=OUTSIDE, layers="transformer.h", stems=stems, fused=fused)

@@ -43,13 +43,12 @@ def fused_table(
     stems: dict[str, str],
     fused: tuple[str, str, Layout],
     ignored: dict[str, str] | None = None,
-    prefix: str = "",
 ) -> Table:
     """Returns the table of a checkpoint folder in which q, k and v of every block are one tensor.
 
     `outside` gives the stored stem of what is no block, `stems` those in a block, whose number follows `layers`;
     `fused` is the path of the attention in a block, the stored stem, and the layout. A tied head may be stored again.
-    `prefix` may be lacking on all names. Raises InputError naming the first weight without a name.
+    Raises InputError naming the first weight without a name.
     """
     path, stem, layout = fused
     inside = tuple(f"{path}.{name}" for name in "qkv")
@@ -67,7 +66,6 @@ def fused_table(
         entries=tuple(entries),
         ignored=ignored or {},
         duplicates={f"{outside['head']}.weight": "embedding.weight"} if tied else {},
-        optional_prefix=prefix,
     )
 
 

@@ -215,7 +215,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 
 
 def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors; the published gpt2 lacks `transformer.`."""
+    """Returns the names and layouts of a checkpoint folder's tensors."""
     tied = isinstance(spec.head, TiedHead)
     outside = {path: PREFIX + name for path, name in OUTSIDE.items()}
     transposed: dict[str, Layout] = dict.fromkeys(TRANSPOSED, Transpose())
@@ -227,7 +227,6 @@ def table(spec: Model) -> Table:
         entries=tuple(entries),
         ignored={r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)": "the causal mask, stored as a buffer"},
         duplicates={"lm_head.weight": "embedding.weight"} if tied else {},
-        optional_prefix=PREFIX,
     )
 
 

@@ -28,6 +28,7 @@ from asbuilt.spec import (
 )
 
 FAMILY = "gpt_neox"
+PREFIX = "gpt_neox."
 HEADS = ("GPTNeoXForCausalLM",)
 WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
 ROTARY_KEYS = ("rotary_emb_base", "rotary_pct")

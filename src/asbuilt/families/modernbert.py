@@ -276,4 +276,5 @@ def table(spec: Model) -> Table:
                     entries.append(Entry(paths=paths, names=(f"{stored}{stem}.{kind}",), layout=layout))
         entries += named_entries(block, place, STEMS, stored, {}, FAMILY, elsewhere=inside)
     duplicates = {"decoder.weight": "embedding.weight"} if isinstance(spec.head, TiedHead) else {}
-    return Table(entries=tuple(entries), duplicates=duplicates)
+    ignored = {r"(head|decoder)\..*": "the head, which ModernBertModel leaves aside"} if spec.head is None else {}
+    return Table(entries=tuple(entries), ignored=ignored, duplicates=duplicates)

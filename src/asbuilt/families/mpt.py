@@ -27,6 +27,7 @@ from asbuilt.spec import (
 from asbuilt.spec.part import LARGEST_SIZE
 
 FAMILY = "mpt"
+PREFIX = "transformer."
 HEADS = ("MptForCausalLM", "MPTForCausalLM")  # the second in the files that bring their own code
 
 OUTSIDE = {"embedding": "transformer.wte", "norm": "transformer.norm_f", "head": "lm_head"}

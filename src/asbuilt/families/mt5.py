@@ -11,6 +11,7 @@ from asbuilt.families.table import Table
 from asbuilt.spec import Model
 
 FAMILY = "mt5"
+PREFIX = "transformer."
 HEADS = ("MT5ForConditionalGeneration",)
 DEFAULTS: dict[str, Any] = {"vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
 

@@ -37,7 +37,6 @@ from asbuilt.spec import (
 FAMILY = "opt"
 HEADS = ("OPTForCausalLM",)
 WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
-PREFIX = "model."
 OFFSET = 2  # rows of the table before that of position 0
 EPS = 1e-5  # PyTorch's own; no config says another
 
@@ -171,7 +170,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 
 
 def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors; early files lack `model.`."""
+    """Returns the names and layouts of a checkpoint folder's tensors."""
     norm_after = branches(spec, FAMILY)[0].sum_norm is not None
     stems = STEMS | (NORMS_AFTER if norm_after else NORMS_BEFORE)
     entries = outside_entries(spec, OUTSIDE, FAMILY)
@@ -181,5 +180,4 @@ def table(spec: Model) -> Table:
     return Table(
         entries=tuple(entries),
         duplicates={"lm_head.weight": "embedding.weight"} if tied else {},
-        optional_prefix=PREFIX,
     )

@@ -15,6 +15,7 @@ from asbuilt.families.table import Table
 from asbuilt.spec import LearnedPositions, Model
 
 FAMILY = "roberta"
+PREFIX = "roberta."
 HEADS = ("RobertaForMaskedLM", "RobertaModel")
 DEFAULTS: dict[str, Any] = {"vocab_size": 50265, "max_position_embeddings": 512}
 HEAD = {"head.transform.dense": "lm_head.dense", "head.transform.norm": "lm_head.layer_norm", "head": "lm_head"}

@@ -17,6 +17,7 @@ from asbuilt.families.table import Entry, StackExperts, Table
 from asbuilt.spec import MLP, Activation, MixtureOfExperts, Model, Router
 
 FAMILY = "switch_transformers"
+PREFIX = "switch_transformers."
 HEADS = ("SwitchTransformersForConditionalGeneration",)
 DEFAULTS: dict[str, Any] = {"vocab_size": 32128, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12}
 STEPS = {"encoder": "num_sparse_encoder_layers", "decoder": "num_sparse_decoder_layers"}

@@ -44,6 +44,7 @@ from asbuilt.spec import (
 )
 
 FAMILY = "t5"
+PREFIX = "transformer."
 HEADS = ("T5ForConditionalGeneration", "T5WithLMHeadModel")
 WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
 PROJECTIONS = {name: (False, name) for name in ACTIVATION_NAMES} | {

@@ -7,7 +7,8 @@ and they know shapes too, so a file's header can be checked before any data is r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -329,28 +330,75 @@ class Table:
 
     `ignored` maps a regular expression over whole names to the reason why such a tensor carries nothing (a buffer that
     is recomputed). `duplicates` maps a name that may be stored again to the path whose tensor it must equal (a tied
-    head). `optional_prefix` is a prefix that a file may lack on all its names; `older` maps ends of names to those that
-    an older file has instead. Each of `spellings` is how other files begin their names: pairs of a beginning here and
-    the one there.
+    head), or under that name alone. `prefix` is what names begin with where the model was saved inside one with a head,
+    and do not where it was saved alone: a file may lack it where the table has it, and have it where the table does
+    not. `older` maps ends of names to those that an older file has instead. Each of `spellings` is how other files
+    begin their names: pairs of a beginning here and the one there.
     """
 
     entries: tuple[Entry, ...]
     ignored: dict[str, str] = field(default_factory=dict)
     duplicates: dict[str, str] = field(default_factory=dict)
-    optional_prefix: str = ""
+    prefix: str = ""
     older: dict[str, str] = field(default_factory=dict)
     spellings: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
+def spellings(table: Table) -> list[Table]:
+    """Returns the table in every way that a file may begin its names, its own first."""
+    within = any(name.startswith(table.prefix) for entry in table.entries for name in entry.names)
+    other = (table.prefix, "") if within else ("", table.prefix)
+    spelled = [table, *(_begun(table, way) for way in table.spellings)]
+    return spelled + ([_begun(way, (other,)) for way in spelled] if table.prefix else [])
+
+
+def _begun(table: Table, beginnings: Sequence[tuple[str, str]]) -> Table:
+    again = {_other(name, beginnings): path for name, path in table.duplicates.items()}
+    return replace(table, entries=respelled(table.entries, beginnings), duplicates=table.duplicates | again)
+
+
+def as_stored(table: Table, stored: Collection[str]) -> Table:
+    """Returns the table under the names that a file uses, as far as they are `stored`: most decide how they begin.
+
+    Ends of names are older where stored so, and a tensor is read under the name of its duplicate where stored only so.
+    """
+
+    def found(way: Table) -> int:
+        return sum(name in stored for entry in way.entries for name in entry.names)
+
+    table = max(spellings(table), key=found)
+    again: dict[str, list[str]] = {}
+    for name, path in table.duplicates.items():
+        if name in stored:
+            again.setdefault(path, []).append(name)
+
+    def named(entry: Entry, name: str) -> str:
+        if name in stored:
+            return name
+        ends = (name.removesuffix(end) + older for end, older in table.older.items() if name.endswith(end))
+        others = (*ends, *(again.get(entry.paths[0], ()) if entry.layout == Same() else ()))
+        return next((other for other in others if other in stored), name)
+
+    return replace(
+        table, entries=tuple(replace(e, names=tuple(named(e, name) for name in e.names)) for e in table.entries)
+    )
+
+
+def is_ignored(table: Table, name: str) -> bool:
+    """Returns whether a stored tensor carries nothing, with the prefix or without."""
+    names = (name, table.prefix + name, name.removeprefix(table.prefix))
+    return any(re.fullmatch(pattern, one) for pattern in table.ignored for one in names)
+
+
 def respelled(entries: Sequence[Entry], beginnings: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:
     """Returns the entries with names that start with the first of a pair starting with the second; the first fits."""
+    return tuple(replace(e, names=tuple(_other(name, beginnings) for name in e.names)) for e in entries)
 
-    def other(name: str) -> str:
-        found = ((old, new) for old, new in beginnings if name.startswith(old))
-        old, new = next(found, ("", ""))
-        return new + name.removeprefix(old)
 
-    return tuple(replace(e, names=tuple(other(name) for name in e.names)) for e in entries)
+def _other(name: str, beginnings: Sequence[tuple[str, str]]) -> str:
+    found = ((old, new) for old, new in beginnings if name.startswith(old))
+    old, new = next(found, ("", ""))
+    return new + name.removeprefix(old)
 
 
 def entry(path: str, name: str, layout: Layout | None = None) -> Entry:

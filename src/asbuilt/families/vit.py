@@ -16,6 +16,7 @@ from asbuilt.families.towers import CLIP_DEFAULTS, first_parts, outside_entries,
 from asbuilt.spec import Classifier, Model, Pooler
 
 FAMILY = "vit"
+PREFIX = "vit."
 HEADS = ("ViTForImageClassification", "ViTModel")
 DEFAULTS = CLIP_DEFAULTS | {"patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 # A classifier of more labels than this is a mistake: the largest published has 21,843.
@@ -29,6 +30,7 @@ OUTSIDE = {
     "norm.weight": "layernorm.weight",
     "norm.bias": "layernorm.bias",
 }
+NO_HEAD = {r"classifier\..*": "the classifier, which ViTModel leaves aside"}
 LEADING = {"embedding.class_token": Leading(2), "positions.weight": Leading(1)}
 STEMS = {
     "attention.norm": "layernorm_before",
@@ -105,4 +107,4 @@ def table(spec: Model) -> Table:
         entries += [entry(f"head.{name}", f"classifier.{name}") for name in head.holds()]
     elif spec.pooler is not None:
         entries += [entry(f"pooler.{name}", f"pooler.{name}") for name in spec.pooler.holds()]
-    return Table(entries=tuple(entries))
+    return Table(entries=tuple(entries), ignored={} if spec.head is not None else NO_HEAD)

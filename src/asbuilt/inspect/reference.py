@@ -82,7 +82,7 @@ def matched(table: Table, ours: Iterable[str], theirs: Iterable[str], base: str 
 
 def _spelled(table: Table, base: str) -> list[tuple[Entry, ...]]:
     """The table's entries in every way that its family's files begin their names, with and without a first word."""
-    ways = [(), *table.spellings, ((table.optional_prefix, ""),), (("", base),)]
+    ways = [(), *table.spellings, ((table.prefix, ""),), (("", base),)]
     return [respelled(table.entries, way) for way in ways]
 
 
