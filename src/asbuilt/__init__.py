@@ -1,13 +1,10 @@
 """One description of a transformer, many readings: costs, model, checkpoints, caches, measured beside predicted.
 
-The public names below are imported when they are first asked for, so `import asbuilt` imports no torch.
+The public names below are imported when they are first asked for, so `import asbuilt` imports no torch. It imports
+nothing at all: `python -m asbuilt` comes here first, with the folder one stands in still on the import path.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asbuilt import catalog, cost, families, generate, measure, plan, spec
     from asbuilt.checkpoint.convert import convert
@@ -65,6 +62,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in PUBLIC:
         raise AttributeError(f"module 'asbuilt' has no attribute {name!r}")
+    from importlib import import_module
+
     module, attribute = PUBLIC[name]
     found = import_module(module)
     return getattr(found, attribute) if attribute else found

@@ -73,6 +73,8 @@ def _prompt(prompt: str | None) -> str:
     """Returns the prompt as given, or what is piped in."""
     if prompt is not None and prompt != "-":
         return prompt
+    if sys.stdin is None:
+        raise click.ClickException("stdin is closed: give a PROMPT")
     stdin = sys.stdin.buffer
     if prompt is None and stdin.isatty():
         raise click.UsageError("give a PROMPT, or pipe one in")

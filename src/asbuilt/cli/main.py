@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from asbuilt.cli import signals, streams
 from asbuilt.errors import InputError
+from asbuilt.shown import cut, line
 
 # command -> the module that holds it under the same name; in the order of `--help`
 COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "embed", "convert", "diff")
@@ -18,6 +18,7 @@ COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "em
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
 PLOTS = "matplotlib"  # and that, the `plots` extra
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+BROKEN = 1  # nothing was wrong with the input, and there is no answer
 
 
 class Refused(click.ClickException):
@@ -52,7 +53,39 @@ class Commands(click.Group):
             fix = f"pip install 'asbuilt[{'plots' if missing == PLOTS else 'torch'}]'"
             raise Refused(f"this command needs {missing}, which is not installed: {fix}") from error
         except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+            ctx.exit(signals.exit_code(INTERRUPTED))
+
+    def main(self, *args: Any, **settings: Any) -> NoReturn:  # noqa: ANN401
+        """Runs the command and exits: click's own way, but for who prints a refusal and which codes there are."""
+        sys.exit(self._code(*args, **settings))
+
+    def _code(self, *args: Any, **settings: Any) -> int:  # noqa: ANN401
+        try:
+            code = super().main(*args, **(settings | {"standalone_mode": False}))
+            sys.stdout.flush()
+        except click.ClickException as error:
+            return _refuse(error)
+        except streams.Lost as lost:
+            return _lost(lost)
+        except (click.Abort, KeyboardInterrupt):
+            return signals.exit_code(INTERRUPTED)
+        return code if isinstance(code, int) else 0
+
+
+def _refuse(error: click.ClickException) -> int:
+    """Says on stderr what was wrong, on one line: the words that were typed are in it as they may be shown."""
+    if not isinstance(error, click.exceptions.NoArgsIsHelpError):
+        message = line(cut(error.format_message()))
+        error.format_message = lambda: message
+    error.show()
+    return error.exit_code
+
+
+def _lost(lost: streams.Lost) -> int:
+    """Says that the answer could not be written, unless its reader has what it wanted."""
+    if lost.exit_code != streams.READER_LEFT:
+        print(f"Error: {lost}", file=sys.stderr)
+    return lost.exit_code
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -64,15 +97,24 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Runs the command line of this process; exits 0, 1 where the answer is no, 2 where the input was wrong."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal of another alphabet shows what it can
-            stream.reconfigure(errors="replace")
+def main() -> NoReturn:
+    """Runs the command line of this process.
+
+    Exits 0, 1 where the answer is no or cannot be written, 2 where the input was wrong, 128 + n by a signal, and with
+    SIGPIPE's 141 where the reader of stdout left.
+    """
     try:
+        streams.guard()
         cli.main(prog_name="asbuilt")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # `asbuilt ... | head`: nobody listens any more, which is no fault
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except streams.Lost as lost:
+        code = _lost(lost)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else BROKEN
+    except BaseException:
+        if not signals.exit_code(0):  # else some library made another error of it
+            raise
+        code = INTERRUPTED
+    if signals.exit_code(0):
+        signals.leave()
+    signals.done()
+    sys.exit(code)

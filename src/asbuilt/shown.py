@@ -1,0 +1,59 @@
+"""How text from anywhere is shown to a person: a stranger's control characters are written out, never obeyed.
+
+A model's names, messages and generated tokens are whatever its author put there. Sent raw to a terminal they set its
+title, clear it, turn lines around, or forge a line of ours.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+# What Python calls printable and nobody sees: fillers, a joiner and selectors that hide what a name is.
+UNSEEN = {*map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0)), *map(chr, range(0xFE00, 0xFE10)),
+          *map(chr, range(0xE0100, 0xE01F0))}  # fmt: skip
+JOINERS = ("\u200c", "\u200d")
+# Of category Cf and seen all the same: signs that go before Arabic, Syriac and Kaithi numbers.
+PREPENDED = {*map(chr, range(0x0600, 0x0606)), *map(chr, (0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))}
+SCREEN = 1600  # characters that a person can read at once
+
+
+def line(text: str) -> str:
+    """Returns one line: control, direction and invisible characters as escapes, newlines and tabs too."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c.isprintable() and c not in UNSEEN else escape(c) for c in text)
+
+
+def prose(text: str, before: str = "") -> str:
+    """Returns text for a terminal as it is, newlines and tabs in it, but every other control character as an escape.
+
+    A joiner stays where it joins two letters that are not Latin, or pictures; `before` is what stands to its left.
+    """
+    if text.isprintable():
+        return text
+    shown, left = [], before[-1:]
+    for character in text:
+        kept = _stays(character, left)
+        shown.append(character if kept else escape(character))
+        left = character if kept else ""
+    return "".join(shown)
+
+
+def _stays(character: str, left: str) -> bool:
+    if character.isprintable() or character in "\n\t" or character in PREPENDED:
+        return True
+    if character in JOINERS:
+        return left > "\x7f" and left not in JOINERS and left.isprintable()
+    return unicodedata.category(character) in ("Zs", "Co", "Cn")
+
+
+def escape(character: str) -> str:
+    """Returns what a Python string literal would have for the character."""
+    code = ord(character)
+    named = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}.get(character)
+    return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def cut(text: str, limit: int = SCREEN) -> str:
+    """Returns the text, its end left out where it is longer than `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,168 @@
+"""Streams that are closed, full or left, and signals: an exit code that says so, at most one message, no traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ASBUILT = [sys.executable, "-m", "asbuilt"]
+NOWHERE = "Error: stdout cannot be written: "
+
+
+def shell(words: str, redirected: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs `asbuilt words` with streams as the shell redirects them."""
+    command = f'exec "$PYTHON" -m asbuilt {words} {redirected}'
+    env = os.environ | {"PYTHON": sys.executable} | more
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("words", ["describe gpt2", "models --json", "--help", "plan serve --help"])
+def test_a_full_disk_is_one_message(words: str) -> None:
+    ran = shell(words, ">/dev/full")
+    assert (ran.returncode, ran.stderr) == (1, NOWHERE + "No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "redirected", "code", "said"),
+    [
+        ("describe gpt2", ">&-", 1, ("", NOWHERE + "it is closed\n")),
+        ("describe gpt2", "1</dev/null", 1, ("", NOWHERE + "Bad file descriptor\n")),
+        ("describe gpt2", ">&- 2>&-", 1, ("", "")),
+        ("describe gpt2", "2>&-", 0, ("gpt2 (gpt2): 124,439,808 parameters", "")),
+        ("describe nothing", "2>&-", 2, ("", "")),
+        ("describe gpt2", "<&-", 0, ("gpt2 (gpt2): 124,439,808 parameters", "")),
+        ("generate gpt2", "<&-", 1, ("", "Error: stdin is closed: give a PROMPT\n")),
+        ("describe gpt2", "<&- 2>/dev/null", 0, ("gpt2 (gpt2): 124,439,808 parameters", "")),
+    ],
+)
+def test_closed_streams(words: str, redirected: str, code: int, said: tuple[str, str]) -> None:
+    ran = shell(words, redirected)
+    assert (ran.returncode, ran.stderr) == (code, said[1])
+    assert ran.stdout.startswith(said[0])
+    assert bool(ran.stdout) == bool(said[0])
+
+
+def test_what_is_opened_later_does_not_become_a_closed_stream() -> None:
+    """A file opened where stdout was would get the answer, and a C library's messages would go into its middle."""
+    script = "import os\nfrom asbuilt.cli import streams\ntry: streams.guard()\nexcept streams.Lost: pass\n"
+    script += "assert os.open(os.devnull, os.O_RDONLY) > 2"
+    subprocess.run(["sh", "-c", f'"{sys.executable}" -c "$0" <&- >&- 2>&-', script], check=True)
+
+
+def test_a_reader_that_leaves_ends_it_as_sigpipe_would() -> None:
+    """As in `asbuilt models | head -1`: not 1, which is the answer no."""
+    with subprocess.Popen([*ASBUILT, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        ran.stdout.close()
+        assert ran.stderr.read() == ""
+    assert ran.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_pipe_that_does_not_block_is_waited_for() -> None:
+    """Node and others give such pipes: what does not fit at once is no failure."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(
+        [*ASBUILT, "describe", "llama-3-8b", "--json"], stdout=writing, stderr=subprocess.PIPE
+    ) as ran:
+        os.close(writing)
+        time.sleep(1)  # until it is full
+        with open(reading, "rb") as pipe:
+            written = pipe.read()
+    assert ran.returncode == 0
+    assert written.endswith(b"}\n")
+
+
+# Nothing of ours can be done about a signal while Python itself starts, so `main` says when it is there.
+STARTED = "import os, sys\nfrom asbuilt.__main__ import main\nos.write(int(sys.argv.pop(1)), b'.')\nmain()"
+
+
+def stopped(words: list[str], number: signal.Signals, delay: float, *, times: int = 1) -> tuple[int, str]:
+    """Sends the signal `delay` seconds after `main` began; returns the exit code as a shell has it, and stderr."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", STARTED, str(writing), *words]
+    with subprocess.Popen(command, pass_fds=[writing], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as ran:  # fmt: skip
+        os.close(writing)
+        os.read(reading, 1)
+        os.close(reading)
+        time.sleep(delay)
+        for _ in range(times):
+            ran.send_signal(number)
+            time.sleep(0.002)
+        _, said = ran.communicate()
+    return ran.returncode if ran.returncode >= 0 else 128 - ran.returncode, said.decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_it_waits_for_a_prompt(number: signal.Signals) -> None:
+    assert stopped(["generate", "gpt2"], number, 1.0) == (128 + number, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_imports(number: signal.Signals) -> None:
+    """At five moments of importing torch, which takes longer than that."""
+    for _ in range(5):
+        delay = random.uniform(0.02, 1.0)
+        code, said = stopped(["generate", "gpt2", "x"], number, delay)
+        assert (code, said) == (128 + number, "") or (code == 2 and "no weights" in said), (delay, code, said)
+
+
+def test_ctrl_c_at_the_very_beginning() -> None:
+    assert stopped(["generate", "gpt2"], signal.SIGINT, 0.0) == (130, "")
+
+
+def test_a_hand_that_hammers_ctrl_c() -> None:
+    assert stopped(["generate", "gpt2"], signal.SIGINT, 1.0, times=5) == (130, "")
+
+
+def test_what_was_begun_is_undone_and_ignored_signals_stay_so(tmp_path: Path) -> None:
+    """In this process's child: a folder that is being written is gone, and `nohup` keeps its word."""
+    script = """
+import os, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from asbuilt.cli import signals
+from asbuilt.checkpoint.save import aside
+signals.install()
+os.kill(os.getpid(), signal.SIGHUP)
+try:
+    with aside(Path(sys.argv[1]) / "out", 0) as partial:
+        (partial / "x").write_text("x")
+        os.kill(os.getpid(), signal.SIGTERM)
+        import time; time.sleep(5)
+except KeyboardInterrupt:
+    sys.exit(signals.exit_code(1))
+"""
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (128 + signal.SIGTERM, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_that_a_finaliser_swallows_is_raised_again() -> None:
+    script = """
+import os, signal, sys, time
+from asbuilt.cli import signals
+class Caught:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+signals.install()
+try:
+    caught = Caught()
+    del caught
+    time.sleep(5)
+except KeyboardInterrupt:
+    sys.exit(signals.exit_code(1))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (130, "")
