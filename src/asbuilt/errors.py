@@ -37,7 +37,7 @@ def shorten(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Returns a hint such as "did you mean 'llama-3-8b'?", or an empty string where nothing is near."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+def near(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Returns a hint such as "did you mean 'llama-3-8b'?", or an empty string where nothing is as near as `cutoff`."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -99,7 +99,7 @@ class TestConfig:
             change = change | {"head_dim": None}
         refused(run("describe", edited(checkpoint, **change)), *said)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{'a': 1}", '{"a": NaN}', "[" * 10**5, "\ufeff{}"])
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{'a': 1}", '{"a": Nan}', "[" * 10**5, "\ufeff{}"])
     def test_not_json(self, run: Run, checkpoint: Path, text: str) -> None:
         (checkpoint / "config.json").write_text(text)
         refused(run("describe", checkpoint), "config.json")

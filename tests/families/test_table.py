@@ -184,7 +184,7 @@ def test_gguf_names_are_those_the_converter_makes_of_the_hub_names(config: dict[
     ],
 )
 def test_llama_buffers(name: str, ignored: bool) -> None:
-    table = tensor_table("llama", spec_of({"model_type": "llama", "num_hidden_layers": 1}))
+    table = tensor_table("llama", spec_of({"model_type": "llama"}))
     assert any(re.fullmatch(pattern, name) for pattern in table.ignored) is ignored
 
 

@@ -111,43 +111,33 @@ class Source:
 
 
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
-    """Returns the source that `model` names; `allow_unread` as `read_config` takes it, for what is only described.
+    """Returns the source that `model` names; `allow_unread` as `read_config` takes it.
 
     Looked for in this order: a file; a folder with a config.json; a catalogue name; a hub id. Of a hub model only the
     descriptions are downloaded, unless `weights`, when the hub comes before a catalogue name that has none. Raises
     InputError for what is none of these, with the nearest catalogue names, and for a description that is wrong.
     """
     path = Path(model)
-    if allow_unread:
-        return _described(path, allow_unread)
     try:
         if path.is_file():
-            return _open_file(path)
+            return _open_file(path, allow_unread)
         if path.is_dir() and ((path / CONFIG).is_file() or _catalogued(str(model)) is None):
-            return _open_folder(path)
+            return _open_folder(path, allow_unread)
     except OSError as error:  # a name too long for the file system, a folder that may not be entered
         raise InputError(f"cannot be read: {error.strerror}", field="MODEL", value=str(model)) from error
     except ValueError as error:  # a null byte
         raise InputError(str(error), field="MODEL", value=str(model)) from error
-    return _open_name(str(model), weights)
+    return _open_name(str(model), weights, allow_unread)
 
 
-def _described(path: Path, allow_unread: Sequence[str]) -> Source:
-    """Returns the description alone: with keys passed over, weights would be run as something they may not be."""
-    file = path / CONFIG if path.is_dir() else path
-    if not file.is_file():
-        raise InputError("goes with a config.json or a folder", field="allow-unread", value=str(path))
-    name = file.resolve().parent.name if file.name == CONFIG else file.stem
-    return Source(kind="config", name=name, reading=read_config(load_config_file(file), name, allow_unread), path=file)
-
-
-def _open_file(path: Path) -> Source:
+def _open_file(path: Path, allow_unread: Sequence[str]) -> Source:
     suffix = path.suffix.lower()
     if suffix == ".json":
-        return _open_json(path)
+        return _open_json(path, allow_unread)
     if suffix == ".gguf":
         file = read_header(path)
-        return Source(kind="gguf", name=path.stem, reading=read_gguf(file, path.stem), path=path, gguf=file)
+        return Source(kind="gguf", name=path.stem, reading=read_gguf(file, path.stem, allow_unread), path=path,
+                      gguf=file)  # fmt: skip
     if suffix in PICKLES:
         raise pickle_error(str(path.parent), path.name)
     fix = "give the folder that holds it and its config.json" if suffix == ".safetensors" else ""
@@ -155,11 +145,13 @@ def _open_file(path: Path) -> Source:
                      fix=fix)  # fmt: skip
 
 
-def _open_json(path: Path) -> Source:
+def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
     data = load_config_file(path)
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
     if "part" not in data:
-        return Source(kind="config", name=name, reading=read_config(data, name), path=path)
+        return Source(kind="config", name=name, reading=read_config(data, name, allow_unread), path=path)
+    if allow_unread:
+        raise _nothing_to_pass_over(path.name, allow_unread)
     spec = from_dict(data, path.name)
     if not isinstance(spec, Model):
         raise InputError("not a whole model", field=f"{path}: part", value=data["part"], allowed="Model")
@@ -168,13 +160,18 @@ def _open_json(path: Path) -> Source:
                   path=path)  # fmt: skip
 
 
-def _open_folder(path: Path) -> Source:
+def _nothing_to_pass_over(name: str, allow_unread: Sequence[str]) -> InputError:
+    return InputError("goes with a config.json, a checkpoint folder or a GGUF file", field="allow-unread",
+                      value=", ".join(allow_unread), fix=f"{name} is none of them")  # fmt: skip
+
+
+def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:
     if not (path / CONFIG).is_file():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
         raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
     name = path.resolve().name
-    reading = read_config(load_config_file(path / CONFIG), name)
+    reading = read_config(load_config_file(path / CONFIG), name, allow_unread)
     return Source(kind="folder", name=name, reading=_as_stored(reading, path), path=path)
 
 
@@ -204,12 +201,14 @@ def _catalogued(name: str) -> Entry | None:
         return None
 
 
-def _open_name(name: str, weights: bool) -> Source:
+def _open_name(name: str, weights: bool, allow_unread: Sequence[str]) -> Source:
     row = _catalogued(name)
     if HUB_ID.fullmatch(name) and (weights or row is None) and (folder := _download(name, weights)) is not None:
-        return Source(kind="folder", name=name, reading=_open_folder(folder).reading, path=folder)
+        return Source(kind="folder", name=name, reading=_open_folder(folder, allow_unread).reading, path=folder)
     if row is None:
         raise _unknown(name)
+    if allow_unread:
+        raise _nothing_to_pass_over(name, allow_unread)
     reading = Reading(spec=row.spec(), carried={}, dtype=row.dtype, family=row.family)
     return Source(kind="catalogue", name=row.name, reading=reading)
 

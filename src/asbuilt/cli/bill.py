@@ -28,6 +28,7 @@ CONVENTIONS = {
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
     "quantization": "how config.json says the weights beside it are packed; a stored byte then counts as one number",
+    "defaults": "sizes that config.json does not say, as transformers' class has them",
     "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
     "layers that predict tokens further on, which no pass runs; scales: of 8-bit weights, where config.json says so; "
     "less positions that are computed and not stored",
@@ -70,6 +71,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
         "stored_extra": extra,
         "stored_bytes": stored_bytes,
         "quantization": source.reading.quantization,
+        "defaults": source.reading.defaults,
         "flops": _flops(spec, run),
         "weight_bytes": _weight_bytes(spec, (*WEIGHT_DTYPES, cost.dtype(dtype).name)),
         "cache": _cache(spec, seq, batch, kv_dtype),

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import count, print_json, size
 from asbuilt.errors import InputError
 
@@ -39,21 +40,22 @@ def nbytes(text: str) -> int:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--dtype", help="fp32, bf16, fp16; as stored unless given, fp32 for quantised weights.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Weights beyond this go into several files.")
+@allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document saying what was written.")
-def convert(source: str, out: Path, dtype: str | None, max_shard_size: str, as_json: bool) -> None:
+def convert(source: str, out: Path, dtype: str | None, max_shard_size: str, allow_unread: tuple[str, ...],
+            as_json: bool) -> None:  # fmt: skip
     """Writes SOURCE, a .gguf file or checkpoint folder, as a Hugging Face folder OUT with safetensors.
 
     OUT appears when it is whole: an interrupted conversion leaves nothing.
     """
     from asbuilt.checkpoint import convert as conversion
-    from asbuilt.checkpoint.source import open_model
     from asbuilt.cli.dtypes import torch_name
 
     limit, stored = nbytes(max_shard_size), torch_name(dtype)
-    opened = open_model(source)
+    model = opened(source, allow_unread)
     began = time.perf_counter()
-    conversion.convert(opened, out, stored, limit, Bar())
-    document = _written(opened.name, out, time.perf_counter() - began)
+    conversion.convert(model, out, stored, limit, Bar())
+    document = _written(model.name, out, time.perf_counter() - began)
     if as_json:
         print_json(document)
     else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
 from asbuilt.cli.output import count, print_json, ranges, shape, size, table
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ SHOWN = ("fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", 
 @click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Of each sequence.")
 @click.option("--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q8_0 ...")
 @click.option("--kv-dtype", help="Of the cache; as --dtype where that is a float of 16 bits or more, else bf16.")
-@click.option(
-    "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
-)
+@allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
 def describe(
     model: str,
@@ -38,14 +37,9 @@ def describe(
     as_json: bool,
 ) -> None:
     """What MODEL is made of and what it costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run."""
-    from asbuilt.checkpoint.source import open_model
     from asbuilt.cli import bill
 
-    source = open_model(model, allow_unread=allow_unread)
-    if allow_unread:
-        click.echo(
-            f"warning: passed over unread: {', '.join(allow_unread)}; what it changes is not in this bill", err=True
-        )
+    source = opened(model, allow_unread)
     document = bill.describe(
         source,
         seq=_length(source, seq, bill.DEFAULT_SEQ),
@@ -75,6 +69,8 @@ def _print(bill: dict[str, Any]) -> None:
     parameters = bill["parameters"]
     click.echo(f"{bill['name']} ({bill['family'] or 'no published family'}): {count(parameters['total'])} parameters, "
                f"context {count(bill['context'])} tokens")  # fmt: skip
+    if bill["defaults"]:
+        click.echo(defaults_line(bill["defaults"]))
     _print_parameters(bill)
     _print_weights(bill)
     _print_flops(bill)

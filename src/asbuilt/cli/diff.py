@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, table
 from asbuilt.errors import InputError
 
@@ -27,22 +28,22 @@ SHOWN = 12
 @click.option(
     "--tolerance", default=1e-4, show_default=True, type=click.FloatRange(0), help="Relative difference allowed."
 )
+@allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.pass_context
 def diff(
-    ctx: click.Context, first: str, second: str | None, transformers: bool, text: str, tolerance: float, as_json: bool
-) -> None:
+    ctx: click.Context, first: str, second: str | None, transformers: bool, text: str, tolerance: float,
+    allow_unread: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
     """Runs the checkpoints FIRST and SECOND on one text, and names the first path whose activations differ.
 
     Both are run in float32, with the same token ids. Exit code 1 where they differ by more than the tolerance.
     """
-    from asbuilt.checkpoint.source import open_model
-
     if second is None and not transformers:
         raise InputError("missing", field="SECOND", fix="give another checkpoint, or --transformers")
     if math.isnan(tolerance):
         raise InputError("not a number", field="tolerance", value=tolerance, allowed="a number from 0")
-    sources = open_model(first, weights=True), open_model(second or first, weights=True)
+    sources = opened_all((first, second or first), allow_unread, weights=True)
     given = ctx.get_parameter_source("text") is not ParameterSource.DEFAULT
     ids, read = _tokens(sources, text, given=given)
     found, at = (_against_transformers if transformers else _between)(sources, ids, tolerance)
@@ -68,7 +69,7 @@ def _finite(relative: float | None) -> float | None:
 Found = tuple["list[Difference]", "Difference | None"]
 
 
-def _between(sources: tuple[Source, Source], tokens: list[int], tolerance: float) -> Found:
+def _between(sources: list[Source], tokens: list[int], tolerance: float) -> Found:
     """Returns the differences of two checkpoints, and the first that is beyond the tolerance."""
     import torch
 
@@ -79,7 +80,7 @@ def _between(sources: tuple[Source, Source], tokens: list[int], tolerance: float
     return found, next((d for d in found if d.beyond(tolerance)), None)
 
 
-def _against_transformers(sources: tuple[Source, Source], tokens: list[int], tolerance: float) -> Found:
+def _against_transformers(sources: list[Source], tokens: list[int], tolerance: float) -> Found:
     """Returns the differences of ours from transformers' of the second, and where they part for good."""
     import torch
 
@@ -98,7 +99,7 @@ def _against_transformers(sources: tuple[Source, Source], tokens: list[int], tol
     return found, parted(found, tolerance)
 
 
-def _tokens(sources: tuple[Source, Source], text: str, *, given: bool) -> tuple[list[int], str]:
+def _tokens(sources: list[Source], text: str, *, given: bool) -> tuple[list[int], str]:
     """Returns the text's ids by the first tokenizer there is, else ids that both know; and what was read."""
     for source in sources:
         if source.spec.n_vocab == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, table
 
 SHOWN = 40  # characters of a sentence in the table
@@ -13,8 +14,9 @@ SHOWN = 40  # characters of a sentence in the table
 @click.argument("model")
 @click.argument("sentences", nargs=-1, required=True)
 @click.option("--vectors", is_flag=True, help="With --json: the vectors too.")
+@allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
-def embed(model: str, sentences: tuple[str, ...], vectors: bool, as_json: bool) -> None:
+def embed(model: str, sentences: tuple[str, ...], vectors: bool, allow_unread: tuple[str, ...], as_json: bool) -> None:
     """Reads SENTENCES with the encoder MODEL, and prints how alike they are: products of their pooled vectors.
 
     Pooling is what the folder's modules.json says, otherwise the normalised mean over tokens, whose products are
@@ -22,11 +24,10 @@ def embed(model: str, sentences: tuple[str, ...], vectors: bool, as_json: bool) 
     """
     if vectors and not as_json:
         raise click.UsageError("--vectors needs --json")
-    from asbuilt.checkpoint.source import open_model
     from asbuilt.generate.embed import embed as make
     from asbuilt.generate.embed import read_pooling
 
-    source = open_model(model, weights=True)
+    source = opened(model, allow_unread, weights=True)
     made = make(source, sentences)
     likeness = made @ made.T
     if as_json:

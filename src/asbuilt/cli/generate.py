@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json
 from asbuilt.errors import InputError
 
@@ -37,11 +38,13 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
 @click.option("--dtype", help="To compute in: fp32, bf16, fp16. As stored unless given; fp32 for quantised weights.")
 @click.option("--prefill-chunk", type=int, help="Read the prompt in pieces of so many tokens: less memory.")
+@allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end instead of the text.")
 def generate(
     model: str, prompt: str | None, chat: bool, system: str | None, max_new_tokens: int, temperature: float,
     top_k: int | None, top_p: float | None, min_p: float | None, repetition_penalty: float, seed: int,
-    stop: tuple[str, ...], dtype: str | None, prefill_chunk: int | None, as_json: bool,
+    stop: tuple[str, ...], dtype: str | None, prefill_chunk: int | None, allow_unread: tuple[str, ...],
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Continues PROMPT (or what comes on stdin) with MODEL, a checkpoint folder or a .gguf file.
 
@@ -50,7 +53,6 @@ def generate(
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
     said = _prompt(prompt)
-    from asbuilt.checkpoint.source import open_model
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import StopFilter
 
@@ -63,7 +65,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = open_model(model)
+    source = opened(model, allow_unread)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
     completion = _start(source, _messages(said, system) if chat else said, dtype, options)
     _finish(completion, as_json)

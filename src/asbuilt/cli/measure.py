@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, size, table
 from asbuilt.errors import InputError
 
@@ -26,17 +27,17 @@ TOKENS = 512
 @click.argument("model")
 @click.option("--dtype", type=click.Choice(DTYPES), help="To run in; as stored where that is one of these, else fp32.")
 @click.option("--refresh", is_flag=True, help="Calibrate this machine anew instead of using what is cached.")
+@allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.pass_context
-def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, as_json: bool) -> None:
+def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, allow_unread: tuple[str, ...],
+            as_json: bool) -> None:  # fmt: skip
     """Predicts MODEL's figures from its description, runs it, and prints both.
 
     A description without weights is run with random ones: no figure depends on them. Exit code 1 where a figure that is
     no speed misses its tolerance.
     """
-    from asbuilt.checkpoint.source import open_model
-
-    source = open_model(model)
+    source = opened(model, allow_unread)
     if not source.spec.decodes or source.spec.language_head is None:
         raise InputError("only models that predict the next token are measured", field="MODEL", value=source.name,
                          fix="`asbuilt describe` says what it costs")  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, defaults_line, opened_all
 from asbuilt.cli.output import print_json, table
 from asbuilt.errors import InputError
 
@@ -99,9 +100,7 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--page/--no-page", default=True, show_default=True, help="Whether the cache is in pages.")
 @click.option("--block-size", type=int, default=16, show_default=True, help="Tokens of a page.")
 @_convention_options
-@click.option(
-    "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
-)
+@allow_unread_option
 @click.option("--plot", metavar="FILE", help="Pictures of the plans: .svg, .png or .pdf.")
 @click.option("--explain", is_flag=True, help="Every formula with its numbers.")
 @click.option("--markdown", is_flag=True, help="Tables in Markdown.")
@@ -124,10 +123,12 @@ def serve(
     Exit code 1 where it does not fit.
     """
     plots = None if plot is None else _plots(Path(plot))
-    plans = list(_plans(models, gpus_named, measured, allow_unread, options))
+    sources = opened_all(models, allow_unread)
+    plans = list(_plans(sources, gpus_named, measured, options))
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
-    _print(plans, explain=explain, markdown=markdown, as_json=as_json)
+    defaults = {source.name: source.reading.defaults for source in sources}
+    _print(plans, defaults, explain=explain, markdown=markdown, as_json=as_json)
     ctx.exit(0 if all(plan.fits or plan.users is None for plan in plans) else 1)
 
 
@@ -139,15 +140,14 @@ def _plots(path: Path) -> ModuleType:
     return plots
 
 
-def _plans(models: tuple[str, ...], gpus: tuple[str, ...], measured: str | None, allow_unread: tuple[str, ...],
-           options: dict[str, Any]) -> Iterator[ServePlan]:  # fmt: skip
-    from asbuilt.checkpoint.source import open_model
+def _plans(
+    sources: list[Source], gpus: tuple[str, ...], measured: str | None, options: dict[str, Any]
+) -> Iterator[ServePlan]:
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
     machines = [_machine(name) for name in gpus]
-    for model in models:
-        source = open_model(model, allow_unread=allow_unread)
+    for source in sources:
         if measured is not None:
             options |= _efficiency(Path(measured), source)
         for machine in machines:
@@ -207,14 +207,20 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
     return {"bandwidth_efficiency": bandwidth, "compute_efficiency": compute}
 
 
-def _print(plans: list[ServePlan], *, explain: bool, markdown: bool, as_json: bool) -> None:
+def _print(
+    plans: list[ServePlan], defaults: dict[str, dict[str, int | bool]], *, explain: bool, markdown: bool, as_json: bool
+) -> None:
     from asbuilt.plan import render
     from asbuilt.plan.serving_report import compare
 
     if as_json:
-        many = len(plans) > 1
-        print_json({"plans": [plan.document() for plan in plans]} if many else plans[0].document())
-    elif explain:
+        documents = [plan.document() | {"defaults": defaults[plan.asked.name]} for plan in plans]
+        print_json({"plans": documents} if len(plans) > 1 else documents[0])
+        return
+    for name, said in defaults.items():
+        if said:
+            click.echo(f"{name}: {defaults_line(said)}")
+    if explain:
         click.echo("\n\n".join(f"{plan.title}\n\n{plan.explain()}" for plan in plans))
     else:
         tables = plans[0].tables() if len(plans) == 1 else [compare(plans), *(_change(plan) for plan in plans)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
 from asbuilt.cli.output import print_json, table
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd-momentum", "muon")
 @click.option("--network", default="50GB/s", show_default=True, help="Per GPU, between nodes.")
 @click.option("--host", default="25GB/s", show_default=True, help="Between a GPU and the host's memory, for --offload.")
 @click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by the time of a step.")
-@click.option(
-    "--allow-unread", metavar="KEY", multiple=True, help="Pass over a config key that the family does not know."
-)
+@allow_unread_option
 @click.option("--plot", metavar="FILE", help="Memory and a step's time as a picture: .svg, .png or .pdf.")
 @click.option("--explain", is_flag=True, help="Every formula with its numbers.")
 @click.option("--markdown", is_flag=True, help="Tables in Markdown.")
@@ -86,7 +85,7 @@ def train(
     if plot is not None:
         plots.check(Path(plot))
     machine = _machine(gpu)
-    subject, seq = _subject(model, parameters, allow_unread, fields.pop("seq"))
+    subject, seq, defaults = _subject(model, parameters, allow_unread, fields.pop("seq"))
     options = Options(
         seq=seq,
         targets=None if targets is None else tuple(name.strip() for name in targets.split(",")),
@@ -97,7 +96,7 @@ def train(
     )
     made = plan(subject, machine, options)
     ranked = search(subject, machine, options) if searching else None
-    _print(made, ranked, explain=explain, markdown=markdown, as_json=as_json)
+    _print(made, ranked, defaults, explain=explain, markdown=markdown, as_json=as_json)
     if plot is not None:
         plots.save_training(made, Path(plot))
     ctx.exit(0 if (ranked.fitting if ranked is not None else made.fits) else 1)
@@ -116,10 +115,9 @@ def _machine(name: str) -> Machine:
 
 def _subject(
     model: str | None, parameters: str | None, allow_unread: tuple[str, ...], seq: int | None
-) -> tuple[Subject, int]:
-    """What is trained, and on sequences of how many tokens."""
+) -> tuple[Subject, int, dict[str, int | bool]]:
+    """What is trained, on sequences of how many tokens, and the sizes that no config says."""
     from asbuilt.catalog.quantities import parse_count
-    from asbuilt.checkpoint.source import open_model
     from asbuilt.errors import InputError
     from asbuilt.plan.options import Options
     from asbuilt.plan.training import Subject
@@ -129,22 +127,27 @@ def _subject(
         raise InputError(both, field="MODEL", allowed="a model, or --parameters N in its place")
     if parameters is not None:
         number = parameters.replace("B", "G").replace("b", "g")
-        return Subject(parameters=parse_count(number, "parameters")), Options.seq if seq is None else seq
+        return Subject(parameters=parse_count(number, "parameters")), Options.seq if seq is None else seq, {}
     assert model is not None
-    spec = open_model(model, allow_unread=allow_unread).spec
+    source = opened(model, allow_unread)
+    spec = source.spec
     if seq is not None and seq > spec.max_positions:
         click.echo(f"warning: --seq {seq} is beyond the context of {spec.max_positions} tokens", err=True)
-    return Subject(spec), min(Options.seq, spec.max_positions) if seq is None else seq
+    seq = min(Options.seq, spec.max_positions) if seq is None else seq
+    return Subject(spec), seq, source.reading.defaults
 
 
-def _print(plan: TrainPlan, ranked: Ranked | None, *, explain: bool, markdown: bool, as_json: bool) -> None:
+def _print(plan: TrainPlan, ranked: Ranked | None, defaults: dict[str, int | bool], *, explain: bool, markdown: bool,
+           as_json: bool) -> None:  # fmt: skip
     from asbuilt.plan import explain as derivation
     from asbuilt.plan import render, training_report
 
     if as_json:
         found = {} if ranked is None else {"search": training_report.ranked_document(ranked)}
-        print_json(training_report.document(plan) | found)
+        print_json(training_report.document(plan) | {"defaults": defaults} | found)
         return
+    if defaults:
+        click.echo(defaults_line(defaults))
     tables = training_report.tables(plan)
     if ranked is not None:
         tables = [training_report.ranked_table(ranked)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
 from asbuilt.families.common import QUANTIZATION
-from asbuilt.families.reader import Reading, load_config_file
+from asbuilt.families.reader import SLIP, Reading, UnreadKeys, load_config_file
 from asbuilt.families.table import Table
 from asbuilt.spec import Model, stored_weights
 
@@ -71,6 +72,7 @@ FAMILIES: dict[str, str] = {
 __all__ = [
     "FAMILIES",
     "Reading",
+    "UnreadKeys",
     "families_that_write",
     "gguf_table",
     "load_config_file",
@@ -84,40 +86,82 @@ __all__ = [
 
 def _module(family: object, field: str) -> ModuleType:
     if not isinstance(family, str) or family not in FAMILIES:
-        hint = near(family[:80], FAMILIES) if isinstance(family, str) else ""
         raise InputError("missing" if family is None else "unknown family", field=field, value=family,
-                         allowed=", ".join(FAMILIES), fix=hint)  # fmt: skip
+                         allowed=", ".join(FAMILIES), fix=_instead(family))  # fmt: skip
     return import_module(FAMILIES[family])
+
+
+def _instead(family: object) -> str:
+    """What can be done without a family: a slip corrected, its kin tried, a plan by size, the model described."""
+    if not isinstance(family, str):
+        return ""
+    if slip := near(family[:80], FAMILIES, cutoff=SLIP):
+        return slip
+    stem = re.match("[a-z]{3,}", family)
+    akin = [name for name in FAMILIES if stem is not None and name.startswith(stem.group())]
+    kin = f"akin, and right only where the model is built as theirs: {', '.join(akin)}; " if akin else ""
+    return (f"{kin}--allow-unread passes over keys, not families: describe the model as a spec JSON (docs/parts.md), "
+            "or plan its training by size alone, with `asbuilt plan train --parameters`")  # fmt: skip
 
 
 def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] = ()) -> Reading:
     """Returns what a config.json says, by its `model_type`; `name` names the model, and the file in messages.
 
-    `allow_unread` are top-level keys that a person knows to be unknown to the family, and wants passed over. Raises
-    InputError naming the key that is missing, unknown, out of bounds or not supported, and for an allowed key that is
-    absent or that the family does read.
+    `allow_unread` are keys that a person knows to be unknown to the family, and wants passed over; a path leads into
+    objects, `rope_scaling.attn_factor`. Raises InputError naming the key that is missing, unknown, out of bounds or not
+    supported, and for an allowed key that is absent or that the family does read.
     """
     if not isinstance(config, dict):
         raise InputError("not a JSON object", field=name, value=config)
     read = _module(config.get("model_type"), f"{name}: model_type").read
-    kept = {key: value for key, value in config.items() if key not in allow_unread}
-    reading = read(kept, name)
     packed = next((config[key] for key in QUANTIZATION if config.get(key) is not None), None)
-    reading = replace(reading, quantization=packed)
+    return replace(_passing_over(read, config, name, allow_unread), quantization=packed)
+
+
+def _passing_over(
+    read: Callable[[dict[str, Any], str], Reading], config: dict[str, Any], name: str, allow_unread: Sequence[str]
+) -> Reading:
+    """Returns what `read` makes of the config without the keys to pass over, each of which must be unknown to it."""
+    kept = config
     for key in allow_unread:
-        if key not in config:
-            raise InputError("not in the config", field="allow-unread", value=key, fix=near(key, config))
+        kept = _without(kept, key)
+    reading = read(kept, name)
+    for key in allow_unread:
         if _reads(read, kept, key, name):
             raise InputError("the family reads this key, so it cannot be passed over", field="allow-unread", value=key)
     return reading
 
 
-def _reads(read: Callable[[dict[str, Any], str], Reading], kept: dict[str, Any], key: str, name: str) -> bool:
-    """Whether `key` is known: an unknown one is refused as such whatever it holds."""
+def _split(config: dict[str, Any], path: str) -> list[str]:
+    """Returns the keys that a path is made of; a key may have dots of its own, as those of a GGUF file do."""
+    return [path] if path in config else path.split(".")
+
+
+def _without(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """Returns the config without what is at `path`; raises InputError where there is nothing."""
+    first, *rest = _split(config, path)
+    if first not in config or (rest and not isinstance(config[first], dict)):
+        raise InputError("not in the config", field="allow-unread", value=path, fix=near(first, config, cutoff=SLIP))
+    if not rest:
+        return {key: value for key, value in config.items() if key != first}
+    return {**config, first: _without(config[first], ".".join(rest))}
+
+
+def _with_null(config: dict[str, Any], path: str) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    if rest and isinstance(config.get(first), dict):
+        return {**config, first: _with_null(config[first], rest)}
+    return {**config, path: None}
+
+
+def _reads(read: Callable[[dict[str, Any], str], Reading], kept: dict[str, Any], path: str, name: str) -> bool:
+    """Whether a key is known: an unknown one is refused as such whatever it holds."""
     try:
-        read({**kept, key: None}, name)
-    except InputError as error:
-        return f"unknown key {key[:80]!r}" not in str(error)
+        read(_with_null(kept, path), name)
+    except UnreadKeys as error:
+        return path not in error.keys
+    except InputError:
+        pass
     return True
 
 
@@ -178,11 +222,11 @@ def _covering(table: Table, spec: Model, family: str) -> Table:
     return table
 
 
-def read_gguf(file: GGUFFile, name: str) -> Reading:
-    """Returns what a GGUF file's header says, by its `general.architecture`; raises InputError as `read_config`."""
-    return _gguf_module(file.metadata.get("general.architecture"), f"{name}: general.architecture").read_gguf(
-        file, name
-    )
+def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Reading:
+    """Returns what a GGUF file's header says, by its `general.architecture`; arguments and errors as `read_config`."""
+    module = _gguf_module(file.metadata.get("general.architecture"), f"{name}: general.architecture")
+    return _passing_over(lambda data, name: module.read_gguf(replace(file, metadata=data), name), file.metadata, name,
+                         allow_unread)  # fmt: skip
 
 
 def gguf_table(family: str, spec: Model) -> Table:

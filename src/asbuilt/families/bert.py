@@ -138,7 +138,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype, sizes = read_sizes(reader, FAMILY, HEADS, DEFAULTS)
     sizes["n_positions"] = sizes.pop("rows")
     reader.finish()
-    return Reading(spec=build(name=name, **sizes), carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=build(name=name, **sizes), carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def read_sizes(

@@ -108,7 +108,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     key = reader.spelled("n_head", "num_attention_heads") or "n_head"
     divide(reader, d_model, "hidden_size", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.require("hidden_size", sizes["d_model"] % 2 == 0, "an even number: a sine and a cosine of each frequency")
     spec = build(**sizes)
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
         one.finish()
     spec = build(sizes, seen, d_shared=d_shared, end=end, name=name)
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _tower(reader: ConfigReader, key: str, kind: str) -> ConfigReader:
@@ -106,7 +107,7 @@ def nested(reader: ConfigReader, key: str, kind: str) -> ConfigReader:
     """Returns a reader of the object at `key`, an empty one where it is missing; of what every config may carry it has
     read all. Raises InputError unless its `model_type` is `kind`, or not said.
     """
-    inner = reader.nested(key) or ConfigReader({}, reader.where, f"{key}.")
+    inner = reader.nested(key) or ConfigReader({}, reader.where, f"{key}.", within=reader)
     inner.only("model_type", kind, reason=f"only a {kind} is read here")
     inner.irrelevant("tie_word_embeddings", "a tower has no head")
     read_common(inner, kind, ("CLIPTextModel", "CLIPVisionModel", "SiglipVisionModel"))

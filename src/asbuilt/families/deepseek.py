@@ -76,7 +76,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
         bias=reader.flag("attention_bias", default=False),
     )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _read_router(reader: ConfigReader, dimensions: Dimensions) -> Router:

@@ -141,7 +141,8 @@ def read_dimensions(reader: ConfigReader, defaults: Mapping[str, Any]) -> Dimens
     context = reader.size("max_position_embeddings", default=defaults["max_position_embeddings"])
     rotary = read_rotary(reader, d_head, context, default_theta=defaults.get("rope_theta", 10000.0),
                          partial=defaults.get("partial_rotary_factor"))  # fmt: skip
-    kv_heads = reader.size("num_key_value_heads", default=defaults["num_key_value_heads"] or n_heads, null=n_heads)
+    usual = defaults["num_key_value_heads"]
+    kv_heads = reader.size("num_key_value_heads", default=usual or n_heads, null=n_heads, derived=usual is None)
     divide(reader, n_heads, "num_attention_heads", kv_heads, "num_key_value_heads")
     return Dimensions(
         n_vocab=reader.size("vocab_size", default=defaults["vocab_size"]),

@@ -127,7 +127,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, max_positions=context, rotary=rotary,
                  kind=kind, name=name, **sizes)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _generation(reader: ConfigReader, n_heads: int) -> tuple[str, int]:

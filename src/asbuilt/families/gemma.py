@@ -165,7 +165,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     activation = _activation(reader)
     reader.finish()
     spec = build(layers=((rotary, None),) * depth, activation=activation, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _activation(reader: ConfigReader) -> Activation:

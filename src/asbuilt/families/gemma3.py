@@ -66,7 +66,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("mm_tokens_per_image", "told by the projector, up to a rest")
     reader.finish()
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -33,12 +33,12 @@ SCALINGS = {kind: KINDS[kind] for kind in ("default", "linear", "yarn", "llama3"
 STEMS = GEMMA2_STEMS | {"attention.body.q_norm": "self_attn.q_norm", "attention.body.k_norm": "self_attn.k_norm"}
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
+def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     """Returns what a config.json of this family says; class defaults are those of transformers' Gemma3TextConfig.
 
     `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
     """
-    reader = ConfigReader(config, name)
+    reader = ConfigReader(config, name, prefix)
     dtype = read_common(reader, FAMILY, HEADS)
     sizes = gemma.read_sizes(
         reader,
@@ -60,7 +60,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     layers = tuple((full if window is None else local, window) for window in windows)
     spec = gemma.build(layers=layers, sandwich=True, head_norms=True, name=name, **sizes, **more)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _usual(reader: ConfigReader, n_layers: int) -> tuple[str, ...]:
@@ -69,6 +70,7 @@ def _usual(reader: ConfigReader, n_layers: int) -> tuple[str, ...]:
     if reader.given("sliding_window_pattern") and reader.given("layer_types"):
         agreed = reader.config["layer_types"] == list(usual)
         reader.require("sliding_window_pattern", agreed, "what layer_types lists")
+    reader.overruled("sliding_window_pattern", "layer_types")
     for key in ("sliding_window_pattern", "_sliding_window_pattern"):
         reader.irrelevant(key, "layer_types, as it is written, says it")
     return usual
@@ -107,7 +109,7 @@ def _rotary(
             raise inner.error("rope_theta", f"disagrees with {outside} outside", value=said)
         theta = said
     inner.only("partial_rotary_factor", 1, None, reason="this family turns whole heads")
-    original = inner.size(ORIGINAL, default=context)
+    original = inner.size(ORIGINAL) if ORIGINAL in inner.config else context
     return Rotary(d_rotary=d_head, theta=theta, scaling=read_scaling(inner, original, context, d_head, SCALINGS))
 
 

@@ -95,7 +95,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
         n_predictors=predictors.read_count(reader),
     )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     key = reader.spelled("n_head", "num_attention_heads") or "n_head"
     divide(reader, d_model, "n_embd", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, n_positions=n_positions, max_positions=context, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _first(spec: Model) -> tuple[Attention, MLP, LayerNorm, LearnedPositions]:

@@ -80,7 +80,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
         bias=reader.flag("attention_bias", default=True),
     )  # fmt: skip
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _read_windows(reader: ConfigReader, n_layers: int) -> tuple[int | None, ...]:

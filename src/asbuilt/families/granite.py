@@ -66,7 +66,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
         logit_scale=1 / reader.number("logits_scaling", default=1.0, above=1 / LARGEST_NUMBER),
     )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

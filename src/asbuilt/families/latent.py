@@ -142,13 +142,15 @@ def read(family: Family, config: dict[str, Any], name: str) -> Reading:
     )
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=family.name)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=family.name,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _read_attention(reader: ConfigReader, family: Family, d_model: int, context: int) -> LatentAttention:
     defaults = family.defaults
     n_heads = reader.size("num_attention_heads", default=defaults["num_attention_heads"])
-    kv_heads = reader.size("num_key_value_heads", default=defaults["num_key_value_heads"] or n_heads, null=n_heads)
+    usual = defaults["num_key_value_heads"]
+    kv_heads = reader.size("num_key_value_heads", default=usual or n_heads, null=n_heads, derived=usual is None)
     reader.require("num_key_value_heads", kv_heads == n_heads, f"num_attention_heads = {n_heads}, or null")
     widths = {field: reader.size(key, default=defaults[key]) for key, field in WIDTHS.items()}
     reader.require("qk_rope_head_dim", widths["d_rope"] % 2 == 0, "an even number: rotary positions turn pairs")

@@ -116,12 +116,12 @@ def build(
     )
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
+def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     """Returns what a config.json of this family says; class defaults are those of transformers' LlamaConfig.
 
     `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
     """
-    reader = ConfigReader(config, name)
+    reader = ConfigReader(config, name, prefix)
     dtype = read_common(reader, FAMILY, HEADS)
     reader.irrelevant("pretraining_tp", "only slices the same products")
     reader.irrelevant("is_llama_config", "a note of the converter's")
@@ -135,7 +135,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sizes: dict[str, Any] = {
         "n_vocab": reader.size("vocab_size", default=32000),
         "n_layers": reader.size("num_hidden_layers", default=32, most=MOST_LAYERS),
-        "n_kv_heads": reader.size("num_key_value_heads", default=n_heads, null=n_heads),
+        "n_kv_heads": reader.size("num_key_value_heads", default=n_heads, null=n_heads, derived=True),
         "d_ff": reader.size("intermediate_size", default=11008),
         "eps": reader.number("rms_norm_eps", default=1e-6, most=1.0),
         "activation": reader.choice("hidden_act", choices=ACTIVATION_NAMES, default="silu"),
@@ -146,7 +146,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     divide(reader, n_heads, "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, rotary=rotary, name=name,
                  attention_bias=bias, output_bias=bias, **sizes)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _parts(spec: Model) -> tuple[Attention, GatedMLP, RMSNorm, Rotary]:

@@ -88,13 +88,14 @@ def build(
     return dimensions.model(tuple(blocks), norm)
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
+def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     """Returns what a config.json of this family says; raises InputError naming the key at fault."""
-    reader = ConfigReader(config, name)
+    reader = ConfigReader(config, name, prefix)
     dtype = read_common(reader, FAMILY, HEADS)
     spec = read_spec(reader)
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def read_spec(reader: ConfigReader) -> Model:
@@ -123,6 +124,7 @@ def read_spec(reader: ConfigReader) -> Model:
 def _read_turned(reader: ConfigReader, n_layers: int) -> tuple[bool, ...]:
     """Returns which layers turn: `no_rope_layers` has a 1 for those; empty means all but each interval's last."""
     interval = reader.size("no_rope_layer_interval", default=INTERVAL)
+    reader.overruled("no_rope_layer_interval", "no_rope_layers")
     reader.irrelevant("no_rope_layer_interval", "told by no_rope_layers as it is written")
     said = reader.config["no_rope_layers"] if reader.given("no_rope_layers") else []
     ok = isinstance(said, list) and all(is_whole(x) and x in (0, 1) for x in said)
@@ -145,6 +147,7 @@ def _read_chunks(reader: ConfigReader, turned: tuple[bool, ...]) -> tuple[int | 
 def _read_sparse(reader: ConfigReader, n_layers: int) -> tuple[bool, ...]:
     """Returns which layers have experts: those in `moe_layers`; without it the last of every so many."""
     step = reader.size("interleave_moe_layer_step", default=1)
+    reader.overruled("interleave_moe_layer_step", "moe_layers")
     reader.irrelevant("interleave_moe_layer_step", "told by moe_layers as it is written")
     usual = [i for i in range(n_layers) if (i + 1) % step == 0]
     said = reader.config["moe_layers"] if reader.given("moe_layers") else usual

@@ -90,7 +90,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("vision_feature_layer", "counted from above or below, as it was")
     reader.finish()
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _layers(reader: ConfigReader, n_layers: int) -> int:

@@ -147,7 +147,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sizes |= _read_head(reader, d_model, sizes["eps"], norm_bias) if masked else _no_head(reader)
     reader.finish()
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, norm_bias=norm_bias, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _read_head(reader: ConfigReader, d_model: int, eps: float, norm_bias: bool) -> dict[str, Any]:
@@ -170,6 +171,7 @@ def _layers(reader: ConfigReader, d_head: int, context: int) -> tuple[tuple[Rota
     """Returns each layer's rotation and window; the older key says every how many layers one sees everything."""
     depth = reader.size("num_hidden_layers", default=22, most=MOST_LAYERS)
     every = reader.size("global_attn_every_n_layers", default=3)
+    reader.overruled("global_attn_every_n_layers", "layer_types")
     types = read_layer_types(reader, tuple(SLIDING if i % every else FULL for i in range(depth)))
     # half of it on either side, and the token itself
     near = reader.size("local_attention", default=128, least=0) // 2 + 1

@@ -32,7 +32,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = t5.build(sizes, d_ff=d_ff, n_layers=n_layers, n_decoder_layers=n_decoder_layers, activation=activation,
                     gated=gated, tied=tied, scaled=False)  # fmt: skip
     carried = {"decoder_start_token_id": 0} | reader.carried
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

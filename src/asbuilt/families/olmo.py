@@ -47,7 +47,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     bias = reader.flag("attention_bias", default=False)
     reader.finish()
-    return Reading(spec=build(dimensions, bias=bias), carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=build(dimensions, bias=bias), carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     bias = reader.flag("attention_bias", default=False)
     reader.finish()
     spec = build(dimensions, router, eps=eps, bias=bias)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.require("num_key_value_heads", n_heads % kv_heads == 0, f"a divisor of num_attention_heads = {n_heads}")
     spec = build(**sizes, n_kv_heads=kv_heads)
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sizes: dict[str, Any] = {
         "n_vocab": reader.size("vocab_size", default=32064),
         "n_layers": reader.size("num_hidden_layers", default=32, most=MOST_LAYERS),
-        "n_kv_heads": reader.size("num_key_value_heads", default=n_heads, null=n_heads),
+        "n_kv_heads": reader.size("num_key_value_heads", default=n_heads, null=n_heads, derived=True),
         "d_ff": reader.size("intermediate_size", default=8192),
         "eps": reader.number("rms_norm_eps", default=1e-5, most=1.0),
         "activation": reader.choice("hidden_act", choices=ACTIVATION_NAMES, default="silu"),
@@ -119,7 +119,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     divide(reader, n_heads, "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _read_rotary(reader: ConfigReader, d_head: int, context: int) -> Rotary:

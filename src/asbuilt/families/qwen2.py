@@ -47,7 +47,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     windows = read_windows(reader, dimensions.n_layers)
     reader.finish()
     spec = build(dimensions, eps=eps, windows=windows)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def read_windows(reader: ConfigReader, n_layers: int) -> tuple[int | None, ...]:
@@ -55,7 +56,11 @@ def read_windows(reader: ConfigReader, n_layers: int) -> tuple[int | None, ...]:
     window = shared.read_window(reader, 4096)
     first = reader.size("max_window_layers", default=28, least=0)
     reader.irrelevant("max_window_layers", "told by layer_types as it is written")
-    return shared.layer_windows(reader, window, [i >= first for i in range(n_layers)])
+    windows = shared.layer_windows(reader, window, [i >= first for i in range(n_layers)])
+    reader.overruled("max_window_layers", "layer_types")
+    if not any(windows):
+        reader.defaults.pop("max_window_layers", None)  # counts for nothing
+    return windows
 
 
 def write_windows(spec: Model, carried: dict[str, Any]) -> dict[str, Any]:

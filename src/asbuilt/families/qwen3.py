@@ -45,7 +45,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     windows = read_windows(reader, dimensions.n_layers)
     reader.finish()
     spec = build(dimensions, eps=eps, bias=bias, windows=windows)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

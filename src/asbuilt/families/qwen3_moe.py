@@ -71,7 +71,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     window = _read_window(reader)
     reader.finish()
     spec = build(dimensions, router, d_expert=d_expert, dense=dense, eps=eps, bias=bias, window=window)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _read_dense(reader: ConfigReader, n_layers: int) -> frozenset[int]:

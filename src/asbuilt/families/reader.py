@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from asbuilt import files
 from asbuilt.errors import InputError, near
 from asbuilt.spec import Model
 from asbuilt.spec.part import LARGEST_SIZE
@@ -23,6 +23,20 @@ from asbuilt.spec.part import LARGEST_SIZE
 # The largest published config.json (label names of a classifier) is below 1 MiB.
 LARGEST_CONFIG = 16 * 2**20
 LARGEST_NUMBER = 1e15  # rotary bases of million-token models reach 1e11
+# How like a known key an unknown one must be to be taken for a slip of the pen: `num_expert` for `num_experts`.
+SLIP = 0.85
+
+# The sizes that make a model the one it is; vocabulary and the width of a head are often the same in a whole family.
+SHAPING = frozenset((
+    "hidden_size", "n_embd", "n_embed", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
+    "encoder_layers", "decoder_layers", "num_attention_heads", "n_head", "n_heads", "num_heads",
+    "encoder_attention_heads", "decoder_attention_heads", "num_key_value_heads", "intermediate_size",
+    "intermediate_size_mlp", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "moe_intermediate_size",
+    "n_routed_experts", "num_local_experts", "num_experts", "num_experts_per_tok",
+))  # fmt: skip
+# No size, and yet said with those that are defaults: whether the head has a matrix of its own.
+TIED = "tie_word_embeddings"
+NO_SIZES = ("_token_id", "_token_index")
 
 
 class Unset(Enum):
@@ -40,7 +54,8 @@ T = TypeVar("T")
 class Reading:
     """What a config says: the model, the keys that do not change the model (verbatim), and the stored dtype.
 
-    `quantization` says how the weights beside it are packed, verbatim; None where they are plain numbers.
+    `quantization` says how the weights beside it are packed, verbatim; None where they are plain numbers. `defaults`
+    are the sizes that the config does not say, by key, with what transformers' class has for them.
     """
 
     spec: Model
@@ -48,6 +63,17 @@ class Reading:
     dtype: str | None
     family: str
     quantization: dict[str, Any] | None = None
+    defaults: dict[str, int | bool] = field(default_factory=dict, compare=False)
+
+
+class UnreadKeys(InputError):
+    """A config has keys that nobody reads; `keys` are their paths in it, `rope_scaling.attn_factor`."""
+
+    def __init__(self, problem: str, *, field: str, keys: Iterable[str]) -> None:
+        self.keys = tuple(keys)
+        options = " ".join(f"--allow-unread {shown(key)}" for key in self.keys[:10])
+        super().__init__(problem, field=field,
+                         fix=f"if the model is the same without, pass over it: {options}")  # fmt: skip
 
 
 class ConfigReader:
@@ -58,7 +84,7 @@ class ConfigReader:
     text is never turned into one.
     """
 
-    def __init__(self, config: object, where: str, prefix: str = "") -> None:
+    def __init__(self, config: object, where: str, prefix: str = "", within: ConfigReader | None = None) -> None:
         if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
             field = f"{where}: {prefix.rstrip('.')}" if prefix else where
             raise InputError("not a JSON object", field=field, value=config)
@@ -66,6 +92,9 @@ class ConfigReader:
         self.where, self.prefix = where, prefix
         self.known: set[str] = set()
         self.carried: dict[str, Any] = {}
+        # sizes that are missing, by path, shared with the readers of objects inside; those that are there, by key
+        self.defaults: dict[str, int | bool] = {} if within is None else within.defaults
+        self._usual: dict[str, tuple[int, int | None]] = {}
 
     def error(self, key: str, problem: str, *, value: object = None, allowed: str = "", fix: str = "") -> InputError:
         """Returns the InputError that names `key` and the file."""
@@ -112,10 +141,30 @@ class ConfigReader:
         null: int | Unset = REFUSED,
         least: int = 1,
         most: int = LARGEST_SIZE,
+        derived: bool = False,
     ) -> int:
-        """Returns a whole number from `least` to `most`."""
+        """Returns a whole number from `least` to `most`.
+
+        A default is the class's own figure, unless it is `derived` from what other keys say of this model.
+        """
         ok: Callable[[Any], bool] = lambda x: is_whole(x) and least <= x <= most  # noqa: E731
-        return self._get(keys, default, null, ok, f"a whole number, {least} to {most}")
+        value = self._get(keys, default, null, ok, f"a whole number, {least} to {most}")
+        if not isinstance(default, Unset):
+            missing = self.spelled(*keys) is None
+            if missing:
+                self._note_default(keys[0], default)
+            if keys[0] in SHAPING and not derived:
+                self._usual[keys[0]] = default, None if missing else value
+        return value
+
+    def overruled(self, key: str, by: str) -> None:
+        """Says that a size counts for nothing where `by` is given, so that its default is none of the model's."""
+        if self.config.get(by) is not None:
+            self.defaults.pop(self.prefix + key, None)
+
+    def _note_default(self, key: str, value: int | bool) -> None:
+        if not key.endswith(NO_SIZES):
+            self.defaults[self.prefix + key] = value
 
     def number(
         self,
@@ -131,6 +180,8 @@ class ConfigReader:
 
     def flag(self, *keys: str, default: bool | Unset = REQUIRED, null: bool | Unset = REFUSED) -> bool:
         """Returns true or false."""
+        if keys[0] == TIED and not isinstance(default, Unset) and self.spelled(*keys) is None:
+            self._note_default(TIED, default)
         return self._get(keys, default, null, lambda x: isinstance(x, bool), "true or false")
 
     def text(self, *keys: str, default: str | Unset = REQUIRED) -> str:
@@ -155,7 +206,7 @@ class ConfigReader:
         name = self.spelled(*keys)
         if name is None or self.config[name] is None:
             return None
-        return ConfigReader(self.config[name], self.where, f"{self.prefix}{name}.")
+        return ConfigReader(self.config[name], self.where, f"{self.prefix}{name}.", within=self)
 
     def irrelevant(self, key: str, reason: str) -> None:
         """Declares that `key` does not change the model, for `reason`; its value is carried along verbatim."""
@@ -172,15 +223,39 @@ class ConfigReader:
             raise self.error(key, reason, value="null" if value is None else value, allowed=say(allowed))
 
     def finish(self) -> None:
-        """Raises InputError naming every key that nobody read, each with the nearest known key."""
+        """Raises InputError naming every key that nobody read, and where a missing size is not that of the class.
+
+        A class's defaults are the sizes of one model. transformers writes all of them, so a config without some is
+        either that model's or was cut short: where others of its sizes differ, a default would be a guess. Objects
+        inside a config are not held to this, as published ones hold only what differs from the class.
+        """
         unread = [key for key in self.config if key not in self.known]
         if unread:
-            said = [f"{key[:80]!r} {hint}".strip() for key in unread[:10] for hint in [near(key[:80], self.known)]]
+            said = [f"{shown(key)!r} {self._slip(key)}".strip() for key in unread[:10]]
             more = f" and {len(unread) - 10} more" if len(unread) > 10 else ""
             field = f"{self.where}: {self.prefix.rstrip('.')}" if self.prefix else self.where
-            raise InputError(
-                f"unknown key {', '.join(said)}{more}", field=field, fix="remove it if it does not change the model"
-            )
+            raise UnreadKeys(f"unknown key {', '.join(said)}{more}", field=field,
+                             keys=[f"{self.prefix}{key}" for key in unread])  # fmt: skip
+        if not self.prefix:
+            self._require_own_sizes()
+
+    def _slip(self, key: str) -> str:
+        """A hint where the key is nearly one that is read and is not there."""
+        return near(key[:80], [name for name in self.known if name not in self.config], cutoff=SLIP)
+
+    def _require_own_sizes(self) -> None:
+        missing = [key for key, (_, value) in self._usual.items() if value is None]
+        other = [key for key, (usual, value) in self._usual.items() if value not in (None, usual)]
+        if missing and other:
+            usual, value = self._usual[other[0]]
+            problem = f"missing, and {self._usual[missing[0]][0]}, the class's default, is that of a model"
+            raise self.error(missing[0], f"{problem} with {other[0]} = {usual}, where this one has {value}",
+                             fix="say it in the config")  # fmt: skip
+
+
+def shown(key: str) -> str:
+    """Returns a key cut to what a message can hold, since a stranger chose it."""
+    return key[:80]
 
 
 def is_whole(value: object) -> bool:
@@ -208,48 +283,8 @@ def say(values: tuple[object, ...]) -> str:
 def load_config_file(path: str | Path) -> dict[str, Any]:
     """Returns the JSON object in a config.json.
 
-    Raises InputError for a file that cannot be read or is larger than 16 MiB, for text that is not UTF-8 or not JSON,
-    for keys given twice, numbers without a finite value, nesting too deep to parse, and anything but an object.
+    `Infinity` and `NaN` are read as Python writes them: published configs hold them where they mean no limit, and what
+    reads a size refuses them. Raises InputError for a file that cannot be read or is larger than 16 MiB, for text that
+    is not UTF-8 or not JSON, for keys given twice, nesting too deep to parse, and anything but an object.
     """
-    text = _read_text(Path(path))
-
-    def refuse(problem: str) -> InputError:
-        return InputError(problem, field=str(path))
-
-    def finite(number: str) -> float:
-        if not math.isfinite(float(number)):
-            raise refuse(f"{number[:40]} is not a finite number")
-        return float(number)
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise refuse(f"key given twice: {twice[:80]!r}")
-        return made
-
-    try:
-        config = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
-    except ValueError as error:
-        raise refuse(f"not JSON: {error}") from error
-    except RecursionError as error:
-        raise refuse("nested too deeply to be a config") from error
-    if not isinstance(config, dict):
-        raise InputError("not a JSON object", field=str(path), value=config)
-    return config
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if not path.is_file():  # a pipe would never end, a folder has a file inside that is meant
-            raise InputError("not a file", field=str(path), fix="give the path of a config.json")
-        with path.open("rb") as file:
-            data = file.read(LARGEST_CONFIG + 1)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise InputError(f"cannot be read: {error}", field=str(path)) from error
-    if len(data) > LARGEST_CONFIG:
-        raise InputError("too large for a config", field=str(path), allowed="16 MiB")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8: {error.reason} at byte {error.start}", field=str(path)) from error
+    return files.read_object(Path(path), LARGEST_CONFIG, finite=False)

@@ -40,8 +40,9 @@ def read_text(reader: ConfigReader, family: ModuleType) -> Reading:
     inner = reader.nested("text_config")
     if inner is not None:
         inner.only("model_type", family.FAMILY, reason=f"only a {family.FAMILY} text is read here")
-    reading = family.read({} if inner is None else inner.config, f"{reader.where}: text_config")
-    return replace(reading, spec=replace(reading.spec, name=reader.where))
+    reading = family.read({} if inner is None else inner.config, reader.where, "text_config.")
+    reader.defaults.update(reading.defaults)
+    return reading
 
 
 def read_around(reader: ConfigReader) -> None:

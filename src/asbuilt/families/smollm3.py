@@ -67,12 +67,14 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(dimensions, turned=turned, eps=eps, attention_bias=attention_bias, mlp_bias=mlp_bias,
                  windows=windows)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def _turned(reader: ConfigReader, n_layers: int) -> tuple[bool, ...]:
     """Returns which layers have positions: `no_rope_layers` has a 1 for those; else all but each interval's last."""
     interval = reader.size("no_rope_layer_interval", default=4)
+    reader.overruled("no_rope_layer_interval", "no_rope_layers")
     reader.irrelevant("no_rope_layer_interval", "told by no_rope_layers as it is written")
     if not reader.given("no_rope_layers"):
         return tuple((i + 1) % interval != 0 for i in range(n_layers))

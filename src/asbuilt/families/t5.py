@@ -186,7 +186,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(sizes, d_ff=d_ff, n_layers=n_layers, n_decoder_layers=n_decoder_layers, activation=activation,
                  gated=gated, tied=tied, scaled=scaled)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY)
+    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
+                   defaults=reader.defaults)  # fmt: skip
 
 
 def stacks(spec: Model, family: str) -> tuple[Model, Branch, Branch]:

@@ -1,0 +1,71 @@
+"""What the commands share that open a model: `--allow-unread KEY`, and the warning that goes with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.source import Source
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def allow_unread_option(command: C) -> C:
+    """Adds `--allow-unread KEY`, which may be given several times, as `allow_unread`."""
+    said = "Pass over a config key that the family does not know; rope_scaling.KEY where it lies inside another."
+    return click.option("--allow-unread", metavar="KEY", multiple=True, help=said)(command)
+
+
+def opened(model: str, allow_unread: Sequence[str], *, weights: bool = False) -> Source:
+    """Returns the source as `open_model` does, with a warning on stderr of the keys that were passed over."""
+    from asbuilt.checkpoint.source import open_model
+
+    source = open_model(model, weights=weights, allow_unread=allow_unread)
+    _warn(allow_unread)
+    return source
+
+
+def opened_all(models: Sequence[str], allow_unread: Sequence[str], *, weights: bool = False) -> list[Source]:
+    """Returns several sources, one of which need hold each key; raises InputError for a key that none does."""
+    from asbuilt.errors import InputError
+
+    used: set[str] = set()
+    sources = [_with_needed(model, allow_unread, weights, used) for model in models]
+    for key in allow_unread:
+        if key not in used:
+            raise InputError("not an unknown key of any of the configs", field="allow-unread", value=key)
+    _warn(allow_unread)
+    return sources
+
+
+def _with_needed(model: str, allow_unread: Sequence[str], weights: bool, used: set[str]) -> Source:
+    """Returns the source; adds to `used` the keys that had to be passed over."""
+    from asbuilt.checkpoint.source import open_model
+    from asbuilt.families import UnreadKeys
+
+    needed: list[str] = []
+    while True:
+        try:
+            return open_model(model, weights=weights, allow_unread=needed)
+        except UnreadKeys as error:
+            more = [key for key in allow_unread if key in error.keys and key not in needed]
+            if not more:
+                raise
+            needed += more
+            used.update(more)
+
+
+def defaults_line(defaults: Mapping[str, int | bool]) -> str:
+    """Returns the line that says which sizes stand in no config, and are those of transformers' class."""
+    said = ", ".join(f"{key} {json.dumps(value)}" for key, value in defaults.items())
+    return f"Not in config.json, taken from the class's defaults: {said}"
+
+
+def _warn(allow_unread: Sequence[str]) -> None:
+    if allow_unread:
+        said = ", ".join(allow_unread)
+        click.echo(f"warning: passed over unread: {said}; whatever it changes is left out", err=True)
