@@ -96,7 +96,7 @@ def _bar(axes: Axes, lines: Sequence[Line], memory: Number, named: str, title: s
 def _seconds(axes: Axes, plan: TrainPlan) -> None:
     """Seconds of a step by what takes them; what runs beside computing is drawn too."""
     step = plan.trial.step
-    parts = {"computing": step.compute_seconds * plan.trial.options.accumulate}
+    parts = {name: seconds for name, seconds in step.breakdown.items() if seconds}
     parts |= {name: traffic.seconds for name, traffic in step.communication.items() if traffic.bytes}
     parts["one step"] = step.seconds
     axes.barh(list(parts), list(parts.values()), color=[COLOURS[i % len(COLOURS)] for i in range(len(parts))])

@@ -69,9 +69,10 @@ def test_zero_stages(zero: int, stated: float) -> None:
 
 
 def test_fifteen_trillion_tokens() -> None:
-    found = plan("llama-3-8b", tokens=15e12, gpus=1024, zero=3, price=2.0)
+    """At a utilisation of the whole step that is given, the days are 6ND at it; 989.4 TFLOP/s is the vendor's."""
+    found = plan("llama-3-8b", tokens=15e12, gpus=1024, zero=3, price=2.0, utilisation=0.4)
     assert found.flops_total == pytest.approx(7.2e23, rel=5e-3)
-    assert found.days * 86400 * 1024 * H100.rates["bf16"] * 0.4 == pytest.approx(found.flops_total)
+    assert found.days * 86400 * 1024 * 989.4e12 * 0.4 == pytest.approx(found.flops_total, rel=1e-4)
     assert found.money == pytest.approx(found.days * 24 * 1024 * 2.0)
     assert found.chinchilla_tokens == CHINCHILLA * found.active
 
@@ -172,7 +173,7 @@ def test_suggestions_hold_what_they_promise() -> None:
         assert any(s.fits for s in found.suggestions)
         assert [s.fits for s in found.suggestions] == sorted((s.fits for s in found.suggestions), reverse=True)
         for suggestion in found.suggestions:
-            asked = dict(re.findall(r"--([a-z-]+)(?: ([a-z0-9-]*[a-z0-9]))?", suggestion.change))
+            asked = dict(re.findall(r"--([a-z-]+)(?: ([a-z0-9][a-z0-9-]*))?", suggestion.change))
             fields = {k.replace("-", "_"): int(v) if v.isdigit() else v or True for k, v in asked.items()}
             again = plan(name, **(changes | fields))
             assert again.per_device_bytes == suggestion.per_device_bytes < found.per_device_bytes
@@ -271,8 +272,9 @@ def test_every_published_model_is_planned_but_pairs(options: dict[str, Any]) -> 
         assert made.per_device_bytes > 0, name
         spec, seq = find(name).spec(), made.trial.options.seq
         whole = cost.flops(spec, Pass(tokens=seq))
-        assert made.flops_per_token["exact"] * seq == pytest.approx(whole.training, rel=1e-12), name
-        assert made.flops_per_token["exact_causal"] * seq == pytest.approx(whole.training_causal, rel=1e-12), name
+        if not options.get("lora"):
+            assert made.flops_per_token["exact"] * seq == pytest.approx(whole.training, rel=1e-12), name
+            assert made.flops_per_token["exact_causal"] * seq == pytest.approx(whole.training_causal, rel=1e-12), name
         assert whole.training_causal <= whole.training, name
         if not options:  # of one replica's step
             assert made.trial.step.flops == whole.training_causal, name

@@ -2,55 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
 from asbuilt.cli.output import print_json, table
+from asbuilt.plan.optimizers import OPTIMIZERS
+from asbuilt.plan.options import DTYPES, Options
+from asbuilt.plan.shares import CHECKPOINTING
+from asbuilt.plan.stages import OFFLOADS
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
     from asbuilt.plan.search import Ranked
     from asbuilt.plan.training import Subject, TrainPlan
 
-OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd-momentum", "muon")
+F = TypeVar("F", bound=Callable[..., Any])
+CHUNKS = 8  # of the loss, where --chunked-loss says no number
+
+
+def _option(name: str, **said: Any) -> Callable[[F], F]:  # noqa: ANN401  what click.option takes
+    """An option whose default is that of the field of `Options` with its name."""
+    return click.option(f"--{name.replace('_', '-')}", default=getattr(Options, name), show_default=True, **said)
+
+
+def _rate(nbytes: float) -> str:
+    """Bytes/s as they are given: 50GB/s."""
+    return f"{nbytes / 1e9:g}GB/s"
 
 
 @click.command()
 @click.argument("model", required=False)
 @click.option("--parameters", metavar="N", help="In place of MODEL, so many parameters: 7.5e9, 70B.")
 @click.option("--gpu", required=True, metavar="NAME", help="A machine (`asbuilt machines`), a TOML file, or numbers.")
-@click.option("--gpus", type=int, default=1, show_default=True, help="How many.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch of a replica.")
-@click.option("--seq", type=int, help="Tokens per sequence; 4096, or the context if less.")
-@click.option("--accumulate", type=int, default=1, show_default=True, help="Micro-batches of one step.")
-@click.option("--optimizer", default="adamw", show_default=True, help=", ".join(OPTIMIZERS))
-@click.option("--dtype", default="bf16", show_default=True, help="Of weights and activations: bf16, fp16, fp32.")
+@_option("gpus", type=int, help="How many.")
+@_option("batch", type=int, help="Sequences of one micro-batch of a replica.")
+@click.option("--seq", type=int, help=f"Tokens per sequence; {Options.seq}, or the context if less.")
+@_option("accumulate", type=int, help="Micro-batches of one step.")
+@_option("optimizer", help=", ".join(OPTIMIZERS))
+@_option("dtype", help=f"Of weights and activations: {', '.join(DTYPES)}.")
 @click.option("--gradient-dtype", help="Of gradients; as --dtype.")
-@click.option("--master/--no-master", default=True, show_default=True, help="An fp32 copy of narrower weights.")
-@click.option("--zero", type=int, default=0, show_default=True, help="ZeRO stage 0 to 3; 3 is FSDP.")
-@click.option("--tp", type=int, default=1, show_default=True, help="Tensor parallel degree.")
-@click.option("--pp", type=int, default=1, show_default=True, help="Pipeline stages (1F1B).")
-@click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel degree, out of dp x cp.")
-@click.option("--cp", type=int, default=1, show_default=True, help="Context parallel degree (ring attention).")
-@click.option("--sequence-parallel/--no-sequence-parallel", default=True, show_default=True,
+@click.option("--master/--no-master", default=Options.master, show_default=True,
+              help="An fp32 copy of narrower weights.")  # fmt: skip
+@_option("zero", type=int, help="ZeRO stage 0 to 3; 3 is FSDP.")
+@_option("tp", type=int, help="Tensor parallel degree.")
+@_option("pp", type=int, help="Pipeline stages (1F1B).")
+@_option("ep", type=int, help="Expert parallel degree, out of dp x cp.")
+@_option("cp", type=int, help="Context parallel degree (ring attention).")
+@click.option("--interleave", type=int, metavar="CHUNKS",
+              help="Model chunks of a pipeline stage, 1 for plain 1F1B; as many as the run allows.")  # fmt: skip
+@click.option("--sequence-parallel/--no-sequence-parallel", default=Options.sequence_parallel, show_default=True,
               help="Divide by tokens what --tp leaves whole.")  # fmt: skip
-@click.option("--checkpointing", default="none", show_default=True, help="none, selective, full")
-@click.option("--chunked-loss", type=int, is_flag=False, flag_value=8, default=1, metavar="[CHUNKS]",
-              help="Compute the loss in so many pieces; 8 if none is said.")  # fmt: skip
-@click.option("--offload", default="none", show_default=True, help="none, optimizer, activations, all")
+@_option("checkpointing", help=", ".join(CHECKPOINTING))
+@click.option("--chunked-loss", type=int, is_flag=False, flag_value=CHUNKS, default=Options.chunked_loss,
+              metavar="[CHUNKS]", help=f"Compute the loss in so many pieces; {CHUNKS} if none is said.")  # fmt: skip
+@_option("offload", help=", ".join(OFFLOADS))
 @click.option("--lora", type=int, metavar="RANK", help="Train adapters of this rank, all else frozen.")
 @click.option("--targets", metavar="NAMES", help="Matrices with adapters: q,v; all of the blocks if none are said.")
 @click.option("--qlora", is_flag=True, help="Hold frozen matrices in NF4, doubly quantised.")
 @click.option("--tokens", metavar="N", help="How many to train on, 15T; 20 per parameter.")
-@click.option("--utilisation", type=float, default=0.4, show_default=True, help="Share of the dense rate.")
+@_option("kernel_efficiency", type=float, help="Share of the dense rate that a GPU reaches while it computes.")
+@click.option("--utilisation", type=float,
+              help="Share reached over the whole step, as runs report it (0.4): nothing is added to it.")  # fmt: skip
 @click.option("--price", type=float, help="Of one GPU's hour.")
-@click.option("--reserve", type=float, default=0.05, show_default=True, help="Share of memory left alone.")
-@click.option("--node", type=int, default=8, show_default=True, help="GPUs that share the fast link.")
-@click.option("--network", default="50GB/s", show_default=True, help="Per GPU, between nodes.")
-@click.option("--host", default="25GB/s", show_default=True, help="Between a GPU and the host's memory, for --offload.")
+@_option("reserve", type=float, help="Share of memory left alone.")
+@_option("node", type=int, help="GPUs that share the fast link.")
+@click.option("--network", default=_rate(Options.network), show_default=True, help="Per GPU, between nodes.")
+@click.option("--host", default=_rate(Options.host), show_default=True,
+              help="Between a GPU and the host's memory, for --offload.")  # fmt: skip
 @click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by the time of a step.")
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Memory and a step's time as a picture: .svg, .png or .pdf.")
@@ -78,7 +100,6 @@ def train(
     """What training MODEL takes: memory, FLOPs, time, money. Exits 1 where it does not fit."""
     from asbuilt import plots
     from asbuilt.catalog.quantities import parse_bytes, parse_count
-    from asbuilt.plan.options import Options
     from asbuilt.plan.search import search
     from asbuilt.plan.training import plan
 
@@ -119,7 +140,6 @@ def _subject(
     """What is trained, on sequences of how many tokens, and the sizes that no config says."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
-    from asbuilt.plan.options import Options
     from asbuilt.plan.training import Subject
 
     if (model is None) == (parameters is None):

@@ -83,11 +83,12 @@ def divisors(n: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What joins the GPUs: `link` bytes/s one way within a node of `node` GPUs, `between` per GPU across nodes.
+    """What joins `gpus` GPUs: `link` bytes/s one way within a node of `node` of them, `between` per GPU across nodes.
 
     `host` is the way to the CPU's memory. `named` says where each figure comes from.
     """
 
+    gpus: int
     node: int
     link: float
     between: float
@@ -96,11 +97,16 @@ class Network:
 
     def bandwidth(self, size: int, stride: int) -> float:
         """Bytes/s of a ring of `size` ranks that stand `stride` apart: as slow as its slowest link."""
-        return self.link if size * stride <= self.node else min(self.link, self.between)
+        return self.link if self.inside(size, stride) else min(self.link, self.between)
+
+    def inside(self, size: int, stride: int) -> bool:
+        """Whether every such ring stays within a node: groups of a size that does not divide the node straddle two."""
+        span = size * stride
+        return self.gpus <= self.node or self.node % span == 0
 
     def source(self, size: int, stride: int) -> str:
         """Where that figure comes from."""
-        return self.named["link" if size * stride <= self.node else "between"]
+        return self.named["link" if self.inside(size, stride) else "between"]
 
 
 @dataclass(frozen=True, kw_only=True)

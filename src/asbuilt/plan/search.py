@@ -87,20 +87,23 @@ def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Opt
 def suggest(subject: Subject, machine: Machine, trial: Trial) -> list[Suggestion]:
     """Returns changes that make it fit, best first, then those that do not suffice by themselves.
 
-    Best: those that leave training as it is come first, and among them those that cost the least GPU time.
+    Best: those on the GPUs that there are come first, of them those that leave training as it is, and among these
+    those that cost the least GPU time.
     """
     made = [(words, _try(subject, machine, changed), alters) for words, changed, alters in _changes(subject, trial)]
     tried = [(words, found, alters) for words, found, alters in made if found is not None and _less(found, trial)]
-    if not any(found.fits for _, found, _ in tried):
+    same = [alters for _, found, alters in tried if found.fits and found.layout.gpus == trial.layout.gpus]
+    if all(same):
         together = _together(subject, machine, trial)
         tried += [together] if together is not None else []
-    tried.sort(key=lambda item: _order(*item[1:]))
+    tried.sort(key=lambda item: _order(trial, *item[1:]))
     return [_suggestion(words, found, trial) for words, found, _ in tried]
 
 
-def _order(found: Trial, alters: bool) -> tuple[bool, bool, float]:
+def _order(trial: Trial, found: Trial, alters: bool) -> tuple[bool, bool, bool, float]:
     cost = found.step.seconds * found.layout.gpus / found.step.tokens
-    return not found.fits, alters, cost if found.fits else float(found.fullest.total)
+    more = found.layout.gpus > trial.layout.gpus
+    return not found.fits, more, alters, cost if found.fits else float(found.fullest.total)
 
 
 def _less(found: Trial, trial: Trial) -> bool:
@@ -121,7 +124,7 @@ def _changes(subject: Subject, trial: Trial) -> Iterator[tuple[str, Options, boo
         yield words, replace(o, **fields), alters
     zero: dict[str, Any] = {} if o.zero or o.gpus > 1 else {"zero": 3}
     sparing: dict[str, Any] = {"zero": 3, "checkpointing": "full", "chunked_loss": max(CHUNKS, o.chunked_loss)}
-    for fields in (zero, sparing):
+    for fields in (zero, sparing) if subject.model is not None else (zero,):  # of numbers alone nothing is saved
         found = _gpus_needed(subject, trial, replace(o, **fields))
         if found is not None:
             said = "".join(f" --{name.replace('_', '-')} {value}" for name, value in fields.items()
@@ -161,9 +164,20 @@ def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
     if o.optimizer in ("adamw", "muon"):
         yield "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}, True
         yield "--optimizer adafactor", {"optimizer": "adafactor"}, True
-    if o.adapters is None:
-        yield f"--lora {ADAPTER_RANK}", {"lora": ADAPTER_RANK}, True
-        yield f"--lora {ADAPTER_RANK} --qlora", {"lora": ADAPTER_RANK, "qlora": True}, True
+    yield from _adapted(o)
+
+
+def _adapted(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Adapters, over frozen matrices as they are and in NF4, each also with every block run again (as QLoRA's own)."""
+    if o.qlora:
+        return
+    fields: dict[str, Any] = {} if o.adapters is not None else {"lora": ADAPTER_RANK}
+    rank = "" if o.adapters is not None else f"--lora {ADAPTER_RANK}"
+    for words, more in ((rank, {}), (f"{rank} --qlora".strip(), {"qlora": True})):
+        if fields or more:
+            yield words, fields | more, True
+            if o.checkpointing != "full":
+                yield f"{words} --checkpointing full", fields | more | {"checkpointing": "full"}, True
 
 
 def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:

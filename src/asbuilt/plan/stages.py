@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ BLOCKS_GATHERED = 2
 class Job:
     """What is trained and how, the layout apart: `batch` sequences of `seq` tokens are one micro-batch of a replica.
 
-    A step accumulates `accumulate` micro-batches. `chunks` splits the loss over the rows of a micro-batch.
+    A step accumulates `accumulate` micro-batches. `chunks` splits the loss over the rows of a micro-batch, `interleave`
+    the blocks of each pipeline stage into so many model chunks.
     """
 
     recipe: Recipe
@@ -40,6 +42,7 @@ class Job:
     chunks: int = 1
     sequence_parallel: bool = True
     width: int = 2
+    interleave: int = 1
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -129,6 +132,7 @@ class Stage:
     """One pipeline stage of a layout, and what one of its devices holds.
 
     1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p keeps what it saved of min(m, p - s) micro-batches.
+    Interleaved (the same, section 2.2), its blocks are v chunks, and it keeps min(mv, 2(p - s) - 1 + (v - 1)p) of them.
     """
 
     section: Section
@@ -141,9 +145,25 @@ class Stage:
         return self.section.shares
 
     @property
-    def in_flight(self) -> int:
-        """Micro-batches whose saved tensors are there at once."""
-        return min(self.job.accumulate, self.layout.pp - self.section.number)
+    def chunks_in_flight(self) -> int:
+        """Model chunks, each of one micro-batch, whose saved tensors are there at once."""
+        p, v = self.layout.pp, self.job.interleave
+        after = p - self.section.number  # this stage and those behind it
+        return min(self.job.accumulate * v, after if v == 1 else 2 * after - 1 + (v - 1) * p)
+
+    @property
+    def in_flight(self) -> int | float:
+        """Micro-batches whose saved tensors are there at once; a fraction where some are there only in part."""
+        whole, rest = divmod(self.chunks_in_flight, self.job.interleave)
+        return self.chunks_in_flight / self.job.interleave if rest else whole
+
+    @property
+    def outer_in_flight(self) -> int:
+        """Micro-batches at once of what lies outside the blocks: of the first stage's first chunk, the last's last."""
+        if self.job.interleave == 1:
+            return self.chunks_in_flight
+        most = 2 * self.layout.pp - 1 if self.section.first else 1 if self.section.last else math.ceil(self.in_flight)
+        return min(self.job.accumulate, most)
 
     def _sharded(self, dense: int, experts: int, stage: int) -> int:
         """What is held of a state that ZeRO shards from `stage` on."""
@@ -193,15 +213,19 @@ class Stage:
         return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, spread, self.layout.expert_replicas)
 
     @cached_property
+    def kept(self) -> int:
+        """What the blocks keep of one micro-batch until the backward pass."""
+        return sum(count * kind.kept[self.job.checkpointing] for kind, count in self.section.kinds)
+
+    @cached_property
     def activations(self) -> int:
-        """What the blocks keep until the backward pass."""
-        way = self.job.checkpointing
-        return self.in_flight * sum(count * kind.kept[way] for kind, count in self.section.kinds)
+        """What the blocks keep until the backward pass, of all micro-batches in flight."""
+        return split(self.chunks_in_flight * self.kept, self.job.interleave)
 
     @cached_property
     def outside(self) -> int:
         """What is kept outside the blocks, and tensors that all blocks share."""
-        return self.in_flight * self.section.outside
+        return self.outer_in_flight * self.section.outside
 
     @cached_property
     def logits(self) -> int:

@@ -1,16 +1,24 @@
-"""How long a step takes: what each device multiplies and sends, at the machine's rates.
+"""How long a step takes: what each device multiplies, moves and sends, at the machine's rates.
 
-A floor with stated assumptions: rings at the slowest link's full rate, what can run beside computing does so perfectly
-(gradients and gathered weights of data parallelism, keys and values of a context's ring), and the rest is waited for.
+Two ways, never mixed. By default products run at the share of the dense rate that kernels reach, and the pipeline's
+bubble, the communication that is waited for and the optimizer's pass over its state come on top: the utilisation of the
+whole step is a result. Or that utilisation is given, as published runs report it, and nothing is added to it.
+
+The first is a floor with stated assumptions: rings at the slowest link's full rate, what can run beside computing does
+so perfectly (gradients and gathered weights of data parallelism, keys and values of a context's ring), and the rest is
+waited for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from asbuilt.plan.layout import Layout, Network, Traffic, ring
-from asbuilt.plan.lines import Line
+from asbuilt.plan.lines import Line, total
+from asbuilt.plan.options import ASSUMPTIONS
+from asbuilt.plan.shares import split
 from asbuilt.plan.stages import Job, Stage
 
 # Backward takes two thirds of a training step's products.
@@ -19,27 +27,37 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """FLOP/s of one device at the job's precision, and the share of it that is reached while it computes."""
+    """What one device does in a second: FLOP/s at the job's precision, bytes of its memory, bytes on the links.
+
+    `efficiency` is the share of `rate` reached while it computes; `utilisation`, where it is given, the share reached
+    over the whole step.
+    """
 
     rate: float
     precision: str
-    utilisation: float
+    memory: float
+    efficiency: float
+    utilisation: float | None
     network: Network
 
     @property
     def reached(self) -> float:
-        """FLOP/s."""
-        return self.rate * self.utilisation
+        """FLOP/s while it computes."""
+        return self.rate * self.efficiency
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step of a layout, from its stages."""
+    """One optimizer step of a layout, from its stages.
+
+    `needed` is the model's own FLOPs per token by convention, nothing run again: what a utilisation counts.
+    """
 
     stages: list[Stage]
     layout: Layout
     job: Job
     speed: Speed
+    needed: Mapping[str, float]
 
     @cached_property
     def passes(self) -> int:
@@ -99,11 +117,11 @@ class Step:
         """The stream to the next stage and its gradient back; a tied table's gradient between first and last."""
         layout, shares = self.layout, self.stages[0].shares
         if layout.pp == 1:
-            return Traffic(bytes=0, seconds=0.0, formula="")
-        stream = 2 * shares.stream * self.job.accumulate
+            return NOTHING
+        stream = 2 * shares.stream * self.job.accumulate * self.job.interleave
         return self._traffic(
             stream + shares.copied.gradients, layout.pp, layout.tp * layout.replicas,
-            "stream and its gradient x micro-batches, and the gradient of a tied table",
+            "stream and its gradient x micro-batches x chunks of a stage, and the gradient of a tied table",
         )  # fmt: skip
 
     @cached_property
@@ -143,7 +161,7 @@ class Step:
         state = stage.state
         nbytes = state.gradients + state.weights if self.job.offloads_optimizer else 0
         if self.job.offloads_activations:
-            nbytes += 2 * stage.activations // stage.in_flight * self.job.accumulate
+            nbytes += 2 * stage.kept * self.job.accumulate
         formula = "gradients there and weights back, and saved tensors both ways"
         return Traffic(bytes=nbytes, seconds=nbytes / self.speed.network.host, formula=formula,
                        source=self.speed.network.named["host"])  # fmt: skip
@@ -166,29 +184,104 @@ class Step:
         }
 
     @cached_property
+    def optimizer_seconds(self) -> float:
+        """The optimizer's pass over its state, at the memory's full rate; none where the host does it.
+
+        It reads gradients and state, writes the state back, and the weights, which it reads only without a master copy.
+        """
+        if self.job.offloads_optimizer:
+            return 0.0
+        return max(self._updated(stage) for stage in self.stages) / self.speed.memory
+
+    def _updated(self, stage: Stage) -> int:
+        """Bytes that one device's optimizer step moves: of its own shard, where ZeRO divides the state."""
+        recipe, layout = self.job.recipe, self.layout
+        nbytes = 0
+        for state, ranks in (
+            (stage.section.dense, layout.replicas),
+            (stage.section.experts, layout.expert_replicas),
+        ):
+            trained = state.gradients // recipe.gradient_width * recipe.weight_width
+            weights = trained if state.master else 2 * trained
+            moved = state.gradients + weights + 2 * (state.master + sum(state.optimizer.values()))
+            nbytes += split(moved, ranks if layout.zero else 1)
+        return nbytes
+
+    @cached_property
     def micro_seconds(self) -> float:
         """One micro-batch through the slowest stage, forward and backward."""
+        return self.compute_seconds + sum(self._waited.values())
+
+    @cached_property
+    def _waited(self) -> dict[str, float]:
+        """What each micro-batch waits for, by kind: of a context's ring what takes longer than computing."""
         m = self.job.accumulate
-        beside = max(self.compute_seconds, self.context.seconds / m)
-        return beside + (self.tensor.seconds + self.expert.seconds + self.pipeline.seconds) / m
+        return {
+            "tensor": self.tensor.seconds / m,
+            "expert": self.expert.seconds / m,
+            "pipeline": self.pipeline.seconds / m,
+            "context": max(0.0, self.context.seconds / m - self.compute_seconds),
+        }
+
+    @cached_property
+    def idle(self) -> float:
+        """Micro-batches that would fit into the time in which a stage has nothing to do: (p-1) / v."""
+        return (self.layout.pp - 1) / self.job.interleave
 
     @cached_property
     def bubble(self) -> float:
-        """The share of a step in which a stage has nothing to do: (p-1) / (m+p-1)."""
-        p, m = self.layout.pp, self.job.accumulate
-        return (p - 1) / (m + p - 1)
+        """The share of m micro-batches' time in which a stage has nothing to do: (p-1) / (mv + p-1)."""
+        return self.idle / (self.job.accumulate + self.idle)
 
     @cached_property
     def exposed_seconds(self) -> float:
-        """What data parallelism makes a step wait: it runs beside the last backward pass, from ZeRO-2 beside all."""
-        m = self.job.accumulate if self.layout.zero >= 2 else BACKWARD
-        return max(0.0, self.data.seconds - m * self.compute_seconds)
+        """What data parallelism makes a step wait: it runs beside the last backward pass, from ZeRO-2 beside all.
+
+        It runs beside computing, and beside waits for another link than its own.
+        """
+        own = self.data.source
+        others = sum(s for name, s in self._waited.items() if self.communication[name].source != own)
+        passes = self.job.accumulate if self.layout.zero >= 2 else BACKWARD
+        return max(0.0, self.data.seconds - passes * (self.compute_seconds + others))
+
+    @cached_property
+    def breakdown(self) -> dict[str, float]:
+        """Seconds of one step by what they go to; they add up to the step."""
+        if self.speed.utilisation is not None:
+            return {"at the utilisation": self._at(self.speed.utilisation)}
+        m = self.job.accumulate
+        return {
+            "computing": m * self.compute_seconds,
+            **{name: m * seconds for name, seconds in self._waited.items()},
+            "bubble": self.idle * self.micro_seconds,
+            "data": self.exposed_seconds,
+            "offload": self.offload.seconds,
+            "optimizer": self.optimizer_seconds,
+        }
 
     @cached_property
     def seconds(self) -> float:
         """One step."""
-        p, m = self.layout.pp, self.job.accumulate
-        return (m + p - 1) * self.micro_seconds + self.exposed_seconds + self.offload.seconds
+        return sum(self.breakdown.values())
+
+    @property
+    def counted(self) -> str:
+        """Which of the conventions a given utilisation counts: 6ND, or what adapters leave of the products."""
+        return "6ND" if self.job.lora is None else "exact_causal"
+
+    def _at(self, utilisation: float) -> float:
+        """Seconds of a step at a utilisation of all GPUs, bubble and communication within it."""
+        return self.needed[self.counted] * self.tokens / (self.layout.gpus * self.speed.rate * utilisation)
+
+    @cached_property
+    def mfu(self) -> dict[str, float]:
+        """Model FLOPs utilisation (arXiv 2204.02311): the share of the dense rate that a step reaches, by convention.
+
+        Of adapters' runs 6ND says nothing: most weights need no gradient.
+        """
+        there = self.layout.gpus * self.speed.rate * self.seconds
+        said = self.needed if self.job.lora is None else {n: v for n, v in self.needed.items() if n != "6ND"}
+        return {name: flops * self.tokens / there for name, flops in said.items()}
 
     @property
     def tokens(self) -> int:
@@ -197,35 +290,52 @@ class Step:
 
     def lines(self) -> list[Line]:
         """The derivation of the step's time."""
-        p, m, speed = self.layout.pp, self.job.accumulate, self.speed
-        context = self.context.seconds / m
-        waited = {name: getattr(self, name).seconds / m for name in ("tensor", "expert", "pipeline")}
-        beside = max(self.compute_seconds, context)
+        if self.speed.utilisation is not None:
+            return [*self._sent(), self._given(self.speed.utilisation)]
+        return [self._computing(), *self._sent(), *self._added()]
+
+    def _computing(self) -> Line:
+        speed, again = self.speed, ", every block run again" * (self.passes - 1)
+        return Line(name="computing one micro-batch", unit="seconds", value=self.compute_seconds,
+                    formula="{FLOPs of the busiest device} / ({rate} × {kernel efficiency})",
+                    numbers={"FLOPs of the busiest device": self.flops, "rate": speed.rate,
+                             "kernel efficiency": speed.efficiency}, source=ASSUMPTIONS["kernel efficiency"],
+                    note=f"training FLOPs, masked pairs skipped{again}")  # fmt: skip
+
+    def _sent(self) -> list[Line]:
         return [
-            Line(name="computing one micro-batch", unit="seconds", value=self.compute_seconds,
-                 formula="{FLOPs of the busiest device} / ({rate} × {utilisation})",
-                 numbers={"FLOPs of the busiest device": self.flops, "rate": speed.rate,
-                          "utilisation": speed.utilisation},
-                 note="training FLOPs, masked pairs skipped" + (", every block run again" * (self.passes - 1))),
-            *(Line(name=f"communication: {name}", unit="seconds", value=traffic.seconds,
-                   formula="{bytes one device sends} / {bytes a second}",
-                   numbers={"bytes one device sends": traffic.bytes,
-                            "bytes a second": traffic.bytes / traffic.seconds}, note=traffic.formula,
-                   source=traffic.source)
-              for name, traffic in self.communication.items() if traffic.bytes),
-            Line(name="one micro-batch", unit="seconds", value=self.micro_seconds,
-                 formula="{computing, or the context's ring if longer} + {tensor} + {expert} + {pipeline}",
-                 numbers={"computing, or the context's ring if longer": beside, **waited}),
-            Line(name="the pipeline's bubble", unit="of the step", value=self.bubble,
-                 formula="({stages} − 1) / ({micro-batches} + {stages} − 1)",
-                 numbers={"stages": p, "micro-batches": m}),
-            Line(name="one step", unit="seconds", value=self.seconds,
-                 formula="({micro-batches} + {stages} − 1) × {one micro-batch} + {data, waited for} + {offload}",
-                 numbers={"micro-batches": m, "stages": p, "one micro-batch": self.micro_seconds,
-                          "data, waited for": self.exposed_seconds, "offload": self.offload.seconds}),
+            Line(name=f"communication: {name}", unit="seconds", value=traffic.seconds,
+                 formula="{bytes one device sends} / {bytes a second}",
+                 numbers={"bytes one device sends": traffic.bytes, "bytes a second": traffic.bytes / traffic.seconds},
+                 note=traffic.formula, source=traffic.source)
+            for name, traffic in self.communication.items() if traffic.bytes
         ]  # fmt: skip
 
+    def _added(self) -> list[Line]:
+        p, m, v = self.layout.pp, self.job.accumulate, self.job.interleave
+        return [
+            total("one micro-batch", {"computing": self.compute_seconds, **self._waited}, unit="seconds"),
+            Line(name="the pipeline's bubble", unit="of the micro-batches' time", value=self.bubble,
+                 formula="({stages} − 1) / ({micro-batches} × {chunks of a stage} + {stages} − 1)",
+                 numbers={"stages": p, "micro-batches": m, "chunks of a stage": v}),
+            Line(name="one step", unit="seconds", value=self.seconds,
+                 formula="({micro-batches} + ({stages} − 1) / {chunks of a stage}) × {one micro-batch}"
+                         " + {data, waited for} + {offload} + {optimizer}",
+                 numbers={"micro-batches": m, "stages": p, "chunks of a stage": v,
+                          "one micro-batch": self.micro_seconds, "data, waited for": self.exposed_seconds,
+                          "offload": self.offload.seconds, "optimizer": self.optimizer_seconds},
+                 note="at least: a floor"),
+        ]  # fmt: skip
 
+    def _given(self, utilisation: float) -> Line:
+        return Line(name="one step", unit="seconds", value=self.seconds,
+                    formula="{FLOPs a token} × {tokens} / ({GPUs} × {rate} × {utilisation})",
+                    numbers={"FLOPs a token": self.needed[self.counted], "tokens": self.tokens,
+                             "GPUs": self.layout.gpus, "rate": self.speed.rate, "utilisation": utilisation},
+                    note="at the utilisation that was given, bubble and communication within it")  # fmt: skip
+
+
+NOTHING = Traffic(bytes=0, seconds=0.0, formula="")
 DATA_FORMULAS = (
     "2 (n-1)/n x gradients",
     "(n-1)/n x (gradients + trained weights)",

@@ -18,7 +18,7 @@ from asbuilt.errors import InputError
 from asbuilt.plan.layout import Layout, Network, divisors
 from asbuilt.plan.lines import Line
 from asbuilt.plan.optimizers import BY_SHAPE, State
-from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, SIX, Options, require_number
+from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, HOST, LINK, NETWORK, SIX, Options, require_number
 from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, split
 from asbuilt.plan.stages import Section, Stage, fullest, sections
 from asbuilt.plan.step import Speed, Step
@@ -28,6 +28,13 @@ from asbuilt.spec.part import Weight, walk
 
 SECONDS_A_DAY = 86400
 LARGEST_TP = 256
+# What a number of parameters alone does not say.
+UNSAID = (
+    "activations, the loss, and room for a block's backward pass: they follow from widths, depth and vocabulary",
+    "blocks that ZeRO-3 gathers, gradients before ZeRO-2 and 3 scatter them",
+    "products of queries and keys",
+    "traffic of tensor, context and pipeline parallelism",
+)
 
 
 class Subject:
@@ -62,7 +69,8 @@ class Subject:
 
     def stages(self, options: Options) -> list[Stage]:
         """Returns the stages that differ; raises InputError for a degree that model or GPUs do not allow."""
-        layout, job, shares = options.layout, options.job, self.shares(options)
+        layout, shares = options.layout, self.shares(options)
+        job = replace(options.job, interleave=chunks(options, len(shares.blocks)))
         key = (id(shares), layout.pp)
         if key not in self._sections:
             self._sections[key] = sections(shares, layout.pp)
@@ -140,16 +148,34 @@ class Subject:
                       logits=0, rows=0)  # fmt: skip
 
     def flops(self, options: Options) -> dict[str, float]:
-        """Training FLOPs per token by convention."""
-        if self.model is None:
-            return {"6ND": SIX * self.active}
-        run = Pass(tokens=options.seq)
-        return {
-            "6ND": SIX * self.active,
-            "exact": _of_run(self.model, run, lambda part, seen: cost.flops(part, seen).training) / run.rows,
-            "exact_causal": _of_run(self.model, run, lambda part, seen: cost.flops(part, seen).training_causal)
-            / run.rows,
-        }  # fmt: skip
+        """Training FLOPs per token by convention, of all devices together; nothing is run again."""
+        found: dict[str, float] = {"6ND": SIX * self.active}
+        if self.model is not None:
+            alone = replace(options, gpus=1, batch=1, tp=1, pp=1, ep=1, cp=1, interleave=None)
+            (whole,) = sections(self.shares(alone), 1)
+            for name, causal in (("exact", False), ("exact_causal", True)):
+                made = sum(count * piece.work.training(causal=causal) for piece, count in whole.counted)
+                found[name] = made / options.seq
+        return found
+
+
+def chunks(options: Options, blocks: int) -> int:
+    """Returns into how many model chunks each pipeline stage is cut: as asked, or as many as blocks and schedule allow.
+
+    Raises InputError for more than a stage has blocks, and where the interleaved schedule has no whole rounds.
+    """
+    most = split(blocks, options.pp)
+    whole = options.pp > 1 and options.accumulate % options.pp == 0
+    if options.interleave is None:
+        return most if whole else 1
+    if options.interleave > most:
+        raise InputError("more chunks than a stage has blocks", field="interleave", value=options.interleave,
+                         allowed=f"1 to {most}")  # fmt: skip
+    if options.interleave > 1 and not whole:
+        raise InputError("an interleaved schedule runs micro-batches in rounds of as many as there are stages",
+                         field="interleave", value=options.interleave, allowed="1",
+                         fix=f"--accumulate a multiple of pp = {options.pp}")  # fmt: skip
+    return options.interleave
 
 
 def _folded(model: Model, figure: Callable[[Part], int]) -> int:
@@ -195,7 +221,8 @@ class Trial:
 def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
     """Returns what `options` come to; raises InputError for what cannot be."""
     found = subject.stages(options)
-    step = Step(stages=found, layout=found[0].layout, job=found[0].job, speed=speed_of(machine, options))
+    step = Step(stages=found, layout=found[0].layout, job=found[0].job, speed=speed_of(machine, options),
+                needed=subject.flops(options))  # fmt: skip
     return Trial(options=options, layout=step.layout, stages=found, step=step, memory=machine.memory_bytes(),
                  memory_source=machine.source)  # fmt: skip
 
@@ -203,14 +230,16 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
 def speed_of(machine: Machine, options: Options) -> Speed:
     """Returns the machine's rate at the run's precision and the links, with where each comes from."""
     rate, precision = machine.rate(options.dtype)
-    link = machine.link.bandwidth if machine.link is not None else 32e9
+    link = machine.link.bandwidth if machine.link is not None else LINK
     named = {
         "link": f"{machine.link.kind}, {machine.source}" if machine.link is not None else ASSUMPTIONS["link"],
-        "between": ASSUMPTIONS["network"] if options.network == 50e9 else "as given",
-        "host": ASSUMPTIONS["host"] if options.host == 25e9 else "as given",
+        "between": ASSUMPTIONS["network"] if options.network == NETWORK else "as given",
+        "host": ASSUMPTIONS["host"] if options.host == HOST else "as given",
     }
-    network = Network(node=options.node, link=link, between=options.network, host=options.host, named=named)
-    return Speed(rate=rate, precision=precision, utilisation=options.utilisation, network=network)
+    network = Network(gpus=options.gpus, node=options.node, link=link, between=options.network, host=options.host,
+                      named=named)  # fmt: skip
+    return Speed(rate=rate, precision=precision, memory=machine.bandwidth, efficiency=options.kernel_efficiency,
+                 utilisation=options.utilisation, network=network)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +265,7 @@ class TrainPlan:
     flops_per_token: dict[str, float]
     ladder: tuple[Line, ...]
     suggestions: tuple[Suggestion, ...] = ()
+    not_counted: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -279,9 +309,9 @@ class TrainPlan:
 
     @property
     def days(self) -> float:
-        """6ND at the utilisation, on all GPUs."""
-        speed = self.trial.step.speed
-        return self.flops_total / (self.trial.layout.gpus * speed.reached * SECONDS_A_DAY)
+        """As many steps as the tokens take."""
+        step = self.trial.step
+        return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY
 
     @property
     def money(self) -> float | None:
@@ -290,28 +320,27 @@ class TrainPlan:
         return None if price is None else self.days * 24 * self.trial.layout.gpus * price
 
     @property
-    def days_of_layout(self) -> float:
-        """The same from the layout's step, with its communication and its bubble."""
-        step = self.trial.step
-        return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY
-
-    @property
     def lines(self) -> tuple[Line, ...]:
         """Every line of the derivation, in the order in which a person would derive it."""
         trial = self.trial
         return (*logits(trial), *self.ladder, *against(trial), *trial.step.lines(), *self._run())
 
     def _run(self) -> Iterator[Line]:
-        speed, gpus = self.trial.step.speed, self.trial.layout.gpus
+        step, gpus = self.trial.step, self.trial.layout.gpus
+        for name, share in step.mfu.items():
+            yield Line(name=f"model FLOPs utilisation, {name}", unit="of the dense rate", value=share,
+                       formula="{FLOPs a token} × {tokens a step} / ({GPUs} × {rate} × {one step})",
+                       numbers={"FLOPs a token": step.needed[name], "tokens a step": step.tokens, "GPUs": gpus,
+                                "rate": step.speed.rate, "one step": step.seconds})  # fmt: skip
         yield Line(name="Chinchilla-optimal tokens", unit="tokens", value=self.chinchilla_tokens,
                    formula="{tokens a parameter} × {parameters}", source=ASSUMPTIONS["chinchilla"],
                    numbers={"tokens a parameter": CHINCHILLA, "parameters": self.active})  # fmt: skip
         yield Line(name="FLOPs, 6ND", unit="FLOPs", value=self.flops_total, formula="6 × {parameters} × {tokens}",
                    numbers={"parameters": self.active, "tokens": self.tokens}, note=ASSUMPTIONS["6ND"])  # fmt: skip
-        yield Line(name="days", unit="days", value=self.days, source=ASSUMPTIONS["utilisation"],
-                   formula="{FLOPs} / ({GPUs} × {rate} × {utilisation} × {seconds a day})",
-                   numbers={"FLOPs": self.flops_total, "GPUs": gpus, "rate": speed.rate,
-                            "utilisation": speed.utilisation, "seconds a day": SECONDS_A_DAY})  # fmt: skip
+        yield Line(name="days", unit="days", value=self.days,
+                   formula="{tokens} / {tokens a step} × {one step} / {seconds a day}",
+                   numbers={"tokens": self.tokens, "tokens a step": step.tokens, "one step": step.seconds,
+                            "seconds a day": SECONDS_A_DAY})  # fmt: skip
         if self.money is not None:
             yield Line(name="money", unit="", value=self.money, formula="{days} × 24 × {GPUs} × {price of an hour}",
                        numbers={"days": self.days, "GPUs": gpus,
@@ -364,4 +393,5 @@ def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
         flops_per_token=subject.flops(options),
         ladder=tuple(ladder(trial)),
         suggestions=() if trial.fits else tuple(suggest(subject, machine, trial)),
+        not_counted=() if subject.model is not None else UNSAID,
     )

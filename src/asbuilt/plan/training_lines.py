@@ -102,15 +102,19 @@ def _moments(stage: Stage) -> Iterator[Line]:
 
 
 def _activations(stage: Stage) -> Line:
-    """Micro-batches at once x blocks x what one block keeps, kind by kind."""
-    way, several = stage.job.checkpointing, len(stage.section.kinds) > 1
+    """Micro-batches (interleaved: chunks) at once x blocks x what one block keeps, kind by kind."""
+    way, several, v = stage.job.checkpointing, len(stage.section.kinds) > 1, stage.job.interleave
     numbers: dict[str, Number] = {"micro-batches at once": stage.in_flight}
+    if v > 1:
+        numbers = {"chunks at once": stage.chunks_in_flight, "chunks of a stage": v}
     terms = []
     for i, (kind, count) in enumerate(stage.section.kinds):
         which = f" of kind {i + 1}" if several else ""
         numbers |= {f"blocks{which}": count, f"kept by one{which}": kind.kept[way]}
         terms.append(f"{{blocks{which}}} × {{kept by one{which}}}")
     formula = f"{{micro-batches at once}} × ({' + '.join(terms)})"
+    if v > 1:
+        formula = f"ceil({{chunks at once}} × ({' + '.join(terms)}) / {{chunks of a stage}})"
     note = f"checkpointing {way}: {KEEPS[way]}"
     return Line(name="activations", value=stage.activations, formula=formula, numbers=numbers, note=note)
 

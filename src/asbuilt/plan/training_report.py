@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from asbuilt.plan.training import TrainPlan, Trial
 
 CONVENTIONS = {
+    "not_counted": "what a number of parameters in place of a model does not say, so that bytes and seconds are more",
     "per_device_bytes": "the device of the fullest pipeline stage at its fullest moment",
     "ladder": "lines add up to per_device_bytes; running_bytes is the sum so far",
     "state_bytes": "on that device, after ZeRO; what is offloaded is counted here and taken off in the ladder",
@@ -22,8 +23,11 @@ CONVENTIONS = {
     "logits_bytes": "one float32 tensor of the logits that are there at once, on the stage that computes the loss",
     "flops_total": "6ND: N parameters that a token uses, D tokens",
     "flops": "a product (a,b)x(b,c) is 2abc; backward is twice forward, once where the weight is frozen",
-    "days": "6ND at the utilisation of the dense rate, communication and bubble within it",
-    "step": "a floor: computing at the utilisation, and beside it communication and bubble at the links' full rate",
+    "days": "as many steps as the tokens take; days_of_layout is the same",
+    "step": "a floor: computing at the kernels' efficiency, and on top the bubble, communication that is waited for at "
+    "the links' full rate, and the optimizer's step; or, where a utilisation is given, 6ND at that, and nothing else",
+    "mfu": "model FLOPs of a step, nothing run again, in what all GPUs could do in its time at the dense rate: by 6ND, "
+    "by every product, and with masked pairs skipped",
     "communication": "bytes that one device sends in a step, over a ring",
     "layout": "GPUs = dp x tp x pp x cp; ep takes its ranks from dp x cp",
     "batch": "sequences of one micro-batch of one replica; a step has batch x accumulate x dp",
@@ -37,6 +41,7 @@ def document(plan: TrainPlan) -> dict[str, Any]:
     step, stage = trial.step, trial.fullest
     return {
         "fits": plan.fits,
+        "not_counted": list(plan.not_counted),
         "model": plan.model,
         "gpu": plan.machine.name,
         "gpus": layout.gpus,
@@ -61,7 +66,7 @@ def document(plan: TrainPlan) -> dict[str, Any]:
         "tokens": plan.tokens,
         "chinchilla_tokens": plan.chinchilla_tokens,
         "days": plan.days,
-        "days_of_layout": plan.days_of_layout,
+        "days_of_layout": plan.days,
         "money": plan.money,
         "layout": {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "cp": layout.cp,
                    "zero": layout.zero},
@@ -72,7 +77,11 @@ def document(plan: TrainPlan) -> dict[str, Any]:
             "tokens_per_second": step.tokens / step.seconds,
             "compute_seconds": step.compute_seconds * options.accumulate,
             "bubble": step.bubble,
+            "chunks_of_a_stage": step.job.interleave,
             "waiting_for_data_seconds": step.exposed_seconds,
+            "optimizer_seconds": step.optimizer_seconds,
+            "breakdown_seconds": step.breakdown,
+            "mfu": step.mfu,
         },
         "communication": {
             name: {"bytes": traffic.bytes, "seconds": traffic.seconds, "formula": traffic.formula,
@@ -124,6 +133,9 @@ def said(trial: Trial) -> str:
 def tables(plan: TrainPlan) -> list[Table]:
     """Returns the plan as tables: memory, time, the run, and suggestions."""
     found = [_memory(plan), _held_against(plan), _step(plan), _run(plan)]
+    if plan.not_counted:
+        rows = [(what,) for what in plan.not_counted]
+        found.append(Table("Not counted: a number of parameters does not say it, name a MODEL", ("what",), rows))
     if plan.suggestions:
         rows = [(s.change, "yes" if s.fits else "no", s.effect) for s in plan.suggestions]
         found.append(Table("What would change it, best first", ("change", "fits", "effect"), rows))
@@ -156,23 +168,41 @@ def _held_against(plan: TrainPlan) -> Table:
         ("training", *_gb(plan.per_device_bytes)),
         ("left over" if plan.fits else "too much", *_gb(abs(left))),
     ]
-    return Table("It fits" if plan.fits else "It does not fit", ("", "GB", "GiB"), rows)
+    fits = "What is counted fits" if plan.not_counted else "It fits"
+    return Table(fits if plan.fits else "It does not fit", ("", "GB", "GiB"), rows)
 
 
 def _step(plan: TrainPlan) -> Table:
     step = plan.trial.step
-    rows: list[tuple[Cell, ...]] = [
-        ("computing", "", f"{step.compute_seconds * plan.trial.options.accumulate:.4g}",
-         f"{step.speed.rate / 1e12:,g} TFLOP/s {step.speed.precision} at {step.speed.utilisation:.0%}"),
-    ]  # fmt: skip
+    given = step.speed.utilisation
+    takes = {name: f"{seconds:.4g}" for name, seconds in step.breakdown.items()}
+    rate = f"{step.speed.rate / 1e12:,g} TFLOP/s {step.speed.precision}"
+    rows: list[tuple[Cell, ...]] = []
+    if given is None:
+        rows.append(("computing", "", "", takes["computing"], f"{rate} at {step.speed.efficiency:.0%}"))
     for name, traffic in step.communication.items():
         if traffic.bytes:
-            rows.append((name, f"{traffic.bytes / 1e9:,.3f}", f"{traffic.seconds:.4g}", traffic.formula))
+            sent = f"{traffic.bytes / 1e9:,.3f}", f"{traffic.seconds:.4g}"
+            rows.append((name, *sent, takes.get(name, ""), traffic.formula))
     if step.bubble:
-        rows.append(("bubble of the pipeline", "", "", f"{step.bubble:.1%} of the step"))
+        share = f"{step.bubble:.1%} of the micro-batches' time, {step.job.interleave} chunks a stage"
+        rows.append(("bubble of the pipeline", "", "", takes.get("bubble", ""), share))
+    if given is None:
+        rows.append(("optimizer", "", "", takes["optimizer"], "its state once through memory"))
     pace = f"{step.tokens:,} tokens, {step.tokens / step.seconds:,.0f} a second"
-    rows.append(("one step", "", f"{step.seconds:.4g}", pace))
-    return Table("One step, of one device", ("", "GB sent", "seconds", ""), rows)
+    rows.append(("one step" + at_least(plan), "", "", f"{step.seconds:.4g}", pace))
+    for name, share in step.mfu.items():
+        rows.append((f"model FLOPs utilisation, {MFU[name]}", "", "", "", f"{share:.1%} of {rate}"))
+    title = "One step, of one device" if given is None else f"One step, at {given:.0%} of the dense rate over all of it"
+    return Table(title, ("", "GB sent", "seconds on the link", "seconds of the step", ""), rows)
+
+
+MFU = {"6ND": "6ND", "exact": "full scores", "exact_causal": "masked pairs skipped"}
+
+
+def at_least(plan: TrainPlan) -> str:
+    """What is said beside a floor; a time at a utilisation that was given is none."""
+    return "" if plan.trial.step.speed.utilisation is not None else ", at least"
 
 
 def _run(plan: TrainPlan) -> Table:
@@ -185,11 +215,10 @@ def _run(plan: TrainPlan) -> Table:
     for name, words in (("exact", "full scores"), ("exact_causal", "masked pairs skipped")):
         if name in per_token:
             rows.append((f"FLOPs, exact, {words}", f"{plan.tokens * per_token[name]:.3g}", "from every product"))
-    rows.append(("days at the utilisation", f"{plan.days:,.2f}", "6ND, all GPUs"))
-    rows.append(("days by this layout's step", f"{plan.days_of_layout:,.2f}", "with its communication and bubble"))
+    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "by this layout's step"))
     if plan.money is not None:
         price = plan.trial.options.price
-        rows.append(("money", f"{plan.money:,.0f}", f"at {price:g} a GPU's hour, for the days at the utilisation"))
+        rows.append(("money" + at_least(plan), f"{plan.money:,.0f}", f"at {price:g} a GPU's hour"))
     return Table("The run", ("", "figure", "of what"), rows)
 
 
@@ -200,5 +229,5 @@ def ranked_table(ranked: Ranked) -> Table:
          f"{trial.step.tokens / trial.step.seconds / trial.layout.gpus:,.0f}")
         for trial in ranked.trials
     ]  # fmt: skip
-    title = f"{ranked.fitting} layouts fit of {ranked.tried} tried; the fastest"
+    title = f"{ranked.fitting} layouts fit of {ranked.tried} tried; the fastest, by the least that a step takes"
     return Table(title, ("options", "GB a device", "seconds a step", "tokens/s a GPU"), rows)
