@@ -299,3 +299,12 @@ def test_a_bare_number_says_no_layouts_and_is_no_fraction() -> None:
         search(Subject(parameters=7e9), H100, Options(gpus=8))
     with pytest.raises(InputError, match="parameters"):
         train(None, H100, parameters=0.5)
+
+
+def test_a_vocabulary_that_tp_does_not_divide_is_padded() -> None:
+    """GPT-2 on 4 devices: 50,257 rows are padded to 50,304, 12,576 a device; on one it is as it is."""
+    stage = plan("gpt2", gpus=4, tp=4).trial.fullest
+    assert stage.logits == 1024 * 12576 * 4
+    before = stage.section.shares.before.dense.weights
+    assert before == 2 * (12576 * 768 + 1024 * 768)  # its share of the table, and the positions
+    assert plan("gpt2").trial.fullest.logits == 1024 * 50257 * 4

@@ -10,6 +10,7 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
 from asbuilt.cli.output import print_json, table
+from asbuilt.cli.types import Tokens
 from asbuilt.plan.optimizers import OPTIMIZERS
 from asbuilt.plan.options import DTYPES, Options
 from asbuilt.plan.shares import CHECKPOINTING
@@ -40,7 +41,7 @@ def _rate(nbytes: float) -> str:
 @click.option("--gpu", required=True, metavar="NAME", help="A machine (`asbuilt machines`), a TOML file, or numbers.")
 @_option("gpus", type=int, help="How many.")
 @_option("batch", type=int, help="Sequences of one micro-batch of a replica.")
-@click.option("--seq", type=int, help=f"Tokens per sequence; {Options.seq}, or the context if less.")
+@click.option("--seq", type=Tokens(), help=f"Tokens per sequence; {Options.seq}, or the context if less.")
 @_option("accumulate", type=int, help="Micro-batches of one step.")
 @_option("optimizer", help=", ".join(OPTIMIZERS))
 @_option("dtype", help=f"Of weights and activations: {', '.join(DTYPES)}.")

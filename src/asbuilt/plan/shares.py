@@ -168,7 +168,7 @@ def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice, known: dic
         after=after,
         copied=_copied(spec, fold),
         stream=split(stream, at.tp if at.sequence else 1),
-        logits=cost.logits_bytes(spec, replace(local, width=LOGITS_WIDTH)) // at.tp,
+        logits=_logits(spec, replace(local, width=LOGITS_WIDTH), at),
         rows=local.rows,
     )
 
@@ -409,6 +409,15 @@ def adapters(weight: Weight, rank: int) -> tuple[Weight, Weight]:
     """A (rank, in) and B (out, rank), for each matrix of a stack."""
     *stack, out, inside = weight.shape
     return Weight(shape=(*stack, rank, inside), role="matrix"), Weight(shape=(*stack, out, rank), role="matrix")
+
+
+def _logits(spec: Model, run: Pass, at: Slice) -> int:
+    """Bytes of a rank's logits: of its columns, padded where the degree does not divide them, or of its tokens."""
+    whole, classes = cost.logits_bytes(spec, run), getattr(spec.head, "n_vocab", 0)
+    if spec.head is None or at.tp == 1 or not classes:
+        return whole
+    own = getattr(spec.head.shard(at.tp), "n_vocab", classes)
+    return whole // classes * own if own < classes else split(whole, at.tp if at.sequence else 1)
 
 
 def _copied(spec: Model, fold: _Fold) -> State:
