@@ -6,6 +6,7 @@ title, clear it, turn lines around, or forge a line of ours.
 
 from __future__ import annotations
 
+import math
 import unicodedata
 
 # What Python calls printable and nobody sees: fillers, a joiner and selectors that hide what a name is.
@@ -57,3 +58,47 @@ def escape(character: str) -> str:
 def cut(text: str, limit: int = SCREEN) -> str:
     """Returns the text, its end left out where it is longer than `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def number(value: int | float, digits: int | None = None) -> str:
+    """Returns a number with its thousands apart, 8,030,261,248, and an exponent only where nobody would count zeros.
+
+    With `digits`, so many significant ones of what is no whole number, no zeros at its end: 13,490, 0.00123, 9.64e22.
+    Without, one after the point, and three significant ones below 10.
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value) or value == 0:
+        return f"{value:.1f}" if digits is None else f"{value:g}"
+    size = abs(value)
+    if not 1e-4 <= size < 1e15:
+        mantissa, exponent = f"{value:.{(digits or 3) - 1}e}".split("e")
+        return f"{_trimmed(mantissa)}e{int(exponent)}"
+    if digits is None and size >= 10:
+        return f"{value:,.1f}"
+    rounded = float(f"{value:.{digits or 3}g}")  # 999.96 has a digit less after the point than it seems
+    after = max(0, (digits or 3) - 1 - math.floor(math.log10(abs(rounded))))
+    return _trimmed(f"{value:,.{after}f}")
+
+
+def _trimmed(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def size(nbytes: int | float) -> str:
+    """Returns bytes in units of 1000 and of 1024, both named, since in GB and GiB the two differ by 7%.
+
+    Negative where something is lacking.
+    """
+    for power, (decimal, binary) in ((3, ("GB", "GiB")), (2, ("MB", "MiB")), (1, ("kB", "KiB"))):
+        if abs(nbytes) >= 1000**power:
+            return f"{nbytes / 1000**power:,.2f} {decimal} ({nbytes / 1024**power:,.2f} {binary})"
+    return f"{nbytes:,} bytes"
+
+
+def time(seconds: float) -> str:
+    """Returns seconds, milliseconds or microseconds with three digits."""
+    for least, factor, unit in ((1, 1, "s"), (1e-3, 1e3, "ms")):
+        if seconds >= least:
+            return f"{number(float(seconds * factor), 3)} {unit}"
+    return f"{number(float(seconds * 1e6), 3)} µs"

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
-from asbuilt.cli.output import count, print_json, size
+from asbuilt.cli.output import count, print_json, say, size
+from asbuilt.cli.streams import draw
 from asbuilt.errors import InputError
 
 UNITS = {
@@ -59,7 +60,7 @@ def convert(source: str, out: Path, dtype: str | None, max_shard_size: str, allo
     if as_json:
         print_json(document)
     else:
-        click.echo(f"{out}: {size(document['bytes'])} in {count(len(document['files']))} files")
+        say(f"{out}: {size(document['bytes'])} in {count(len(document['files']))} files")
 
 
 def _written(name: str, out: Path, seconds: float) -> dict[str, Any]:
@@ -78,4 +79,4 @@ class Bar:
         percent = 100 * done // max(1, whole)
         if percent > self._drawn and sys.stderr.isatty():
             self._drawn = percent
-            click.echo(f"\r{percent:3d}% of {size(whole)}", err=True, nl=done >= whole)
+            draw(sys.stderr, f"\r{percent:3d}% of {size(whole)}" + "\n" * (done >= whole))

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
-from asbuilt.cli.output import count, print_json, ranges, shape, size, table
+from asbuilt.cli.output import count, print_json, ranges, say, shape, size, table, warn
+from asbuilt.cli.types import LARGEST, Tokens
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
 
-LARGEST = 2**31 - 1
 # of the block formats, those that models are mostly published in; --json has all
 SHOWN = ("fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0")
 
 
 @click.command()
 @click.argument("model")
-@click.option("--seq", type=click.IntRange(1, LARGEST), help="Tokens per sequence; 1024, or the context if less.")
+@click.option("--seq", type=Tokens(), help="Tokens per sequence; 1024, or the context if less.")
 @click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Sequences at once.")
 @click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Of each sequence.")
 @click.option("--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q8_0 ...")
@@ -58,19 +58,19 @@ def _length(source: Source, seq: int | None, usual: int) -> int:
     context = source.spec.max_positions
     if source.spec.n_vocab == 0:
         if seq not in (None, context):
-            click.echo(f"warning: an image is {context} tokens, whatever --seq says", err=True)
+            warn(f"warning: an image is {context} tokens, whatever --seq says")
         return context
     if seq is not None and seq > context:
-        click.echo(f"warning: --seq {seq} is beyond the context of {context} tokens", err=True)
+        warn(f"warning: --seq {seq} is beyond the context of {context} tokens")
     return min(usual, context) if seq is None else seq
 
 
 def _print(bill: dict[str, Any]) -> None:
     parameters = bill["parameters"]
-    click.echo(f"{bill['name']} ({bill['family'] or 'no published family'}): {count(parameters['total'])} parameters, "
-               f"context {count(bill['context'])} tokens")  # fmt: skip
+    say(f"{bill['name']} ({bill['family'] or 'no published family'}): {count(parameters['total'])} parameters, "
+        f"context {count(bill['context'])} tokens")  # fmt: skip
     if bill["defaults"]:
-        click.echo(defaults_line(bill["defaults"]))
+        say(defaults_line(bill["defaults"]))
     _print_parameters(bill)
     _print_weights(bill)
     _print_flops(bill)
@@ -117,7 +117,8 @@ def _print_flops(bill: dict[str, Any]) -> None:
 def _print_memory(bill: dict[str, Any]) -> None:
     seq = count(bill["seq"])
     if bill["decode"] is None:
-        click.echo("\nNo cache and no decode step: tokens see those after them, so a text is read whole.")
+        say()
+        say("No cache and no decode step: tokens see those after them, so a text is read whole.")
     else:
         _print_cache(bill)
         _print_decode(bill["decode"], f"at {seq} tokens, weights {bill['dtype']}, cache {bill['cache']['dtype']}")
@@ -162,7 +163,10 @@ def _print_rows(bill: dict[str, Any]) -> None:
     keys = ("path", "part", "count", "parameters", "flops_per_token", "cache_bytes_per_token")
     columns = ("path", "part", "count", "parameters", "FLOPs per token", "cache bytes per token")
     table(
-        "By part; figures are of one of `count` equal parts", columns, [[row[k] for k in keys] for row in bill["rows"]]
+        "By part; figures are of one of `count` equal parts",
+        columns,
+        [[row[k] for k in keys] for row in bill["rows"]],
+        drop=("part",),
     )
 
 
@@ -173,4 +177,4 @@ def _print_shapes(shapes: dict[str, Any]) -> None:
         (step["path"], step["step"], shape(step["input"]), shape(step["by"]), shape(step["output"]), step["flops"])
         for step in shapes["steps"]
     ]
-    table(title, ("path", "step", "input", "by", "output", "FLOPs"), rows)
+    table(title, ("path", "step", "input", "by", "output", "FLOPs"), rows, drop=("by", "input"))

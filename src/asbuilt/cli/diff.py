@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from asbuilt.cli.opening import allow_unread_option, opened_all
-from asbuilt.cli.output import print_json, table
+from asbuilt.cli.output import print_json, table, warn
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def diff(
         rows = [(d.path or "logits", "other shape" if d.relative is None else f"{d.relative:.2e}") for d in found]
         verdict = f"the same within {tolerance:g}" if at is None else f"they part at {at.path or 'the logits'}"
         table(verdict, ("path", "relative difference"), rows[max(0, start - 2) :][:SHOWN] if at else rows[-1:])
-        click.echo(f"read: {read}" + ("; no image, so nothing below vision was compared" if unread else ""), err=True)
+        warn(f"read: {read}" + ("; no image, so nothing below vision was compared" if unread else ""))
     ctx.exit(0 if at is None else 1)
 
 

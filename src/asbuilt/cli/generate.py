@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
-from asbuilt.cli.output import print_json
+from asbuilt.cli.output import print_json, warn, write
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -125,20 +125,19 @@ def _finish(completion: Completion, as_json: bool) -> None:
     # What is logged of a clipped request is said here, once.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     if completion.note:
-        click.echo(f"warning: {completion.note}", err=True)
+        warn(f"warning: {completion.note}")
     began = time.perf_counter()
     for piece in completion:
         if not as_json:
-            click.echo(piece, nl=False)
+            write(piece)
     seconds = time.perf_counter() - began
     speed = len(completion.tokens) / seconds
     if as_json:
         print_json(_document(completion, seconds, speed))
         return
-    click.echo()
-    sys.stdout.flush()
-    click.echo(f"[{len(completion.prompt)} tokens read, {len(completion.tokens)} written in {seconds:.2f} s: "
-               f"{speed:.1f} tokens/s; ended by {completion.finish_reason}]", err=True)  # fmt: skip
+    write("\n")
+    warn(f"[{len(completion.prompt)} tokens read, {len(completion.tokens)} written in {seconds:.2f} s: "
+         f"{speed:.1f} tokens/s; ended by {completion.finish_reason}]")  # fmt: skip
 
 
 def _document(completion: Completion, seconds: float, speed: float) -> dict[str, Any]:

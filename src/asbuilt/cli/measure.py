@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
-from asbuilt.cli.output import print_json, size, table
+from asbuilt.cli.output import print_json, say, size, table, warn
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, al
 
 def _say(text: str) -> None:
     if sys.stderr.isatty():
-        click.echo(f"{text} ...", err=True)
+        warn(f"{text} ...")
 
 
 def _require_room(source: Source, dtype: str) -> None:
@@ -110,7 +110,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 def _print(report: Report) -> None:
     machine = report.machine.machine
-    click.echo(f"{report.model} in {report.dtype} on {machine['processor']}, {machine['threads']} threads")
+    say(f"{report.model} in {report.dtype} on {machine['processor']}, {machine['threads']} threads")
     columns = ("figure", "unit", "predicted", "measured", "difference", "")
     rows = [(r.figure, r.unit, r.predicted, r.measured, _difference(r), _verdict(r)) for r in report.rows]
     table("Predicted and measured", columns, rows)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from asbuilt.cli.output import warn
+
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
 
@@ -68,4 +70,4 @@ def defaults_line(defaults: Mapping[str, int | bool]) -> str:
 def _warn(allow_unread: Sequence[str]) -> None:
     if allow_unread:
         said = ", ".join(allow_unread)
-        click.echo(f"warning: passed over unread: {said}; whatever it changes is left out", err=True)
+        warn(f"warning: passed over unread: {said}; whatever it changes is left out")

@@ -1,34 +1,67 @@
-"""How commands print: one JSON document, or tables, drawn with rich on a terminal and plain where piped."""
+"""How commands print: one JSON document, or tables, drawn with rich on a terminal and plain where piped.
+
+What is said holds names from strangers, so each line is one line whatever is in them (`shown.line`). On a terminal a
+table has the columns that there is room for: no number is broken, and what is left out is named.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import click
+from asbuilt.cli.streams import draw
+from asbuilt.shown import line, number, size
+
+__all__ = ["count", "print_json", "ranges", "say", "shape", "size", "table", "warn", "write"]
 
 Cell = str | int | float
+count = number
+# What json leaves as it is and a terminal may not: DEL, C1, directions, separators, joiners, halves of pairs, tags.
+RAW = re.compile("[\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+                 "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")  # fmt: skip
+SHORT = 28  # characters of text that is not broken over lines
+NARROW = 20  # to which longer text may be broken, and its longest word up to SHORT
+GAP = 2  # between columns: rich sets a space to the right of each, and its box another between them
 
 
 def print_json(document: object) -> None:
-    """Prints one JSON document and nothing else."""
-    click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    """Prints one JSON document and nothing else; what is no finite number is null, JSON having no word for it."""
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    try:
+        text = json.dumps(document, indent=1, ensure_ascii=plain, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), indent=1, ensure_ascii=plain, allow_nan=False)
+    print(RAW.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
-def count(value: int | float) -> str:
-    """Returns a number with its thousands apart, 8,030,261,248; what is no whole number with three digits at least."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.1f}" if abs(value) >= 10 or not value else f"{value:.3g}"
+def _finite(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def size(nbytes: int) -> str:
-    """Returns bytes in units of 1000 and of 1024, both named, since in GB and GiB the two differ by 7%."""
-    for power, (decimal, binary) in ((3, ("GB", "GiB")), (2, ("MB", "MiB")), (1, ("kB", "KiB"))):
-        if nbytes >= 1000**power:
-            return f"{nbytes / 1000**power:,.2f} {decimal} ({nbytes / 1024**power:,.2f} {binary})"
-    return f"{nbytes} bytes"
+def say(text: str = "") -> None:
+    """Prints one line on stdout."""
+    print(line(text))
+
+
+def warn(text: str) -> None:
+    """Prints one line on stderr."""
+    print(line(text), file=sys.stderr)
+
+
+def write(text: str) -> None:
+    """Writes generated text at once: raw into a pipe, its control characters escaped on a terminal."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def shape(numbers: Sequence[int] | None) -> str:
@@ -39,44 +72,116 @@ def shape(numbers: Sequence[int] | None) -> str:
 def ranges(numbers: Sequence[int]) -> str:
     """Returns 0-2, 5 for 0, 1, 2, 5."""
     said: list[list[int]] = []
-    for number in numbers:
-        if said and said[-1][1] == number - 1:
-            said[-1][1] = number
+    for i in numbers:
+        if said and said[-1][1] == i - 1:
+            said[-1][1] = i
         else:
-            said.append([number, number])
+            said.append([i, i])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in said)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Prints a table; columns that hold numbers in every row are set to the right."""
-    texts = [[cell if isinstance(cell, str) else count(cell) for cell in row] for row in rows]
-    right = [bool(rows) and all(not isinstance(row[i], str) for row in rows) for i in range(len(columns))]
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """A column's name and texts, and how it may be set: `widest` on one line, `least` at words."""
+
+    name: str
+    cells: tuple[str, ...]
+    right: bool
+    widest: int
+    least: int
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, drop: Sequence[str] = ()) -> None:
+    """Prints a table; columns that hold numbers in every row are set to the right.
+
+    Where a terminal is too narrow, columns are left out: those of `drop` in its order, then from the right, never the
+    first.
+    """
+    made = [_column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
     if sys.stdout.isatty():
-        _draw(title, columns, texts, right)
+        room = shutil.get_terminal_size().columns
+        kept, left_out = fitting(made, drop, room)
+        _draw(line(title), kept, widths(kept, room), left_out, room)
     else:
-        _plain(title, columns, texts, right)
+        _plain(line(title), made)
 
 
-def _plain(title: str, columns: Sequence[str], texts: list[list[str]], right: list[bool]) -> None:
-    widths = [max(map(len, [name, *(row[i] for row in texts)])) for i, name in enumerate(columns)]
-    click.echo(f"\n{title}")
-    for row in [list(columns), *texts]:
-        cells = zip(row, widths, right, strict=True)
-        padded = [text.rjust(width) if to_right else text.ljust(width) for text, width, to_right in cells]
-        click.echo("  " + "  ".join(padded).rstrip())
+def _column(name: str, cells: Sequence[Cell]) -> _Column:
+    """Measures a column: a header breaks at words, and so does text that is no name, no figure and no size."""
+    texts = tuple(line(cell) if isinstance(cell, str) else count(cell) for cell in cells)
+    widest = max(map(cells_of, [name, *texts]))
+    words = [min(SHORT, cells_of(word)) for text in texts for word in text.split()]
+    broken = max([NARROW, *words])
+    text = max(map(cells_of, texts), default=0)
+    right = bool(cells) and all(not isinstance(cell, str) for cell in cells)
+    least = max([text if right or text <= SHORT else broken, *map(cells_of, name.split())])
+    return _Column(name=line(name), cells=texts, right=right, widest=widest, least=least)
 
 
-def _draw(title: str, columns: Sequence[str], texts: list[list[str]], right: list[bool]) -> None:
+def cells_of(text: str) -> int:
+    """Returns how many cells of a terminal the text takes: two for a wide character."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def fitting(columns: list[_Column], drop: Sequence[str], room: int) -> tuple[list[_Column], list[str]]:
+    """Returns the columns that there is room for, in their order, and the names of the others."""
+    kept = list(columns)
+    order = [*drop, *(column.name for column in reversed(columns[1:]) if column.name not in drop)]
+    for name in order:
+        if len(kept) <= 2 or _needed(kept) <= room:
+            break
+        kept = [column for column in kept if column.name != name]
+    return kept, [column.name for column in columns if column not in kept]
+
+
+def _needed(columns: Sequence[_Column]) -> int:
+    return sum(column.least for column in columns) + GAP * (len(columns) - 1)
+
+
+def widths(columns: Sequence[_Column], room: int) -> list[int]:
+    """Returns how wide each column is drawn: what is free goes to those that it spares the most lines."""
+    given = [column.least for column in columns]
+    free = room - _needed(columns)
+    while free > 0 and (wanting := [i for i, column in enumerate(columns) if given[i] < column.widest]):
+        neediest = max(wanting, key=lambda i: columns[i].widest / given[i])
+        given[neediest] += 1
+        free -= 1
+    return given
+
+
+def _plain(title: str, columns: Sequence[_Column]) -> None:
+    print(f"\n{title}")
+    for i in range(-1, len(columns[0].cells) if columns else -1):
+        cells = [(column.name if i < 0 else column.cells[i], column) for column in columns]
+        padding = [" " * (column.widest - cells_of(text)) for text, column in cells]
+        padded = [space + text if column.right else text + space for (text, column), space in
+                  zip(cells, padding, strict=True)]  # fmt: skip
+        print("  " + "  ".join(padded).rstrip())
+
+
+def _draw(title: str, columns: Sequence[_Column], given: Sequence[int], left_out: Sequence[str], room: int) -> None:
+    """Draws with rich into a text, every name in it as it is: no markup, no picture for `:smile:`."""
+    from io import StringIO
+
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    drawn = Table(box=SIMPLE_HEAD)
-    for name, to_right in zip(columns, right, strict=True):
-        drawn.add_column(name, justify="right" if to_right else "left", overflow="fold")
-    for row in texts:
-        drawn.add_row(*map(escape, row))
-    console = Console()
-    console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
-    console.print(drawn, highlight=False)
+    drawn = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for column, width in zip(columns, given, strict=True):
+        justify = "right" if column.right else "left"
+        drawn.add_column(Text(column.name), justify=justify, width=width, overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        drawn.add_row(*map(Text, row))
+    console = Console(file=StringIO(), force_terminal=True, width=room, highlight=False, emoji=False, markup=False)
+    console.print(Text(f"\n{title}", style="bold"))
+    console.print(drawn)
+    if left_out:
+        said = f"no room for: {', '.join(filter(None, left_out))}; --json has them, and so has a pipe"
+        console.print(Text(said, style="dim"))
+    draw(sys.stdout, console.file.getvalue())  # type: ignore[attr-defined]

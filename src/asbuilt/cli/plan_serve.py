@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, defaults_line, opened_all
-from asbuilt.cli.output import print_json, table
+from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _machine(name: str) -> Machine:
         return machines.resolve(name)
     from asbuilt.measure import this_machine
 
-    return this_machine(say=lambda text: click.echo(f"{text} ...", err=True))
+    return this_machine(say=lambda text: warn(f"{text} ..."))
 
 
 def _conventions(options: dict[str, Any]) -> Conventions:
@@ -219,14 +219,16 @@ def _print(
         return
     for name, said in defaults.items():
         if said:
-            click.echo(f"{name}: {defaults_line(said)}")
+            say(f"{name}: {defaults_line(said)}")
     if explain:
-        click.echo("\n\n".join(f"{plan.title}\n\n{plan.explain()}" for plan in plans))
+        for i, plan in enumerate(plans):
+            for text in [*([""] if i else []), plan.title, "", *plan.explain().split("\n")]:
+                say(text)
     else:
         tables = plans[0].tables() if len(plans) == 1 else [compare(plans), *(_change(plan) for plan in plans)]
         tables = [made for made in tables if made.rows]
         if markdown:
-            click.echo(render.markdown(tables), nl=False)
+            write(render.markdown(tables))
         for made in tables if not markdown else ():
             table(made.title, made.columns, made.rows)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
-from asbuilt.cli.output import print_json, table
+from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.plan.optimizers import OPTIMIZERS
 from asbuilt.plan.options import DTYPES, Options
@@ -132,7 +132,7 @@ def _machine(name: str) -> Machine:
         return machines.resolve(name)
     from asbuilt.measure import this_machine
 
-    return this_machine(say=lambda text: click.echo(f"{text} ...", err=True))
+    return this_machine(say=lambda text: warn(f"{text} ..."))
 
 
 def _subject(
@@ -153,7 +153,7 @@ def _subject(
     source = opened(model, allow_unread)
     spec = source.spec
     if seq is not None and seq > spec.max_positions:
-        click.echo(f"warning: --seq {seq} is beyond the context of {spec.max_positions} tokens", err=True)
+        warn(f"warning: --seq {seq} is beyond the context of {spec.max_positions} tokens")
     seq = min(Options.seq, spec.max_positions) if seq is None else seq
     return Subject(spec), seq, source.reading.defaults
 
@@ -173,9 +173,10 @@ def _print(plan: TrainPlan, ranked: Ranked | None, defaults: dict[str, int | boo
     if ranked is not None:
         tables = [training_report.ranked_table(ranked)]
     if explain and ranked is None:
-        click.echo("\n".join(derivation.explain(plan.lines)))
+        for text in derivation.explain(plan.lines):
+            say(text)
     elif markdown:
-        click.echo(render.markdown(tables), nl=False)
+        write(render.markdown(tables))
     else:
         for made in tables:
             table(made.title, made.columns, made.rows)

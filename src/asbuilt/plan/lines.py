@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from asbuilt.shown import number
+
 Number = int | float
 PLACE = re.compile(r"\{([^{}]+)\}")
 
@@ -38,42 +40,24 @@ class Line:
     @property
     def figures(self) -> str:
         """The formula with the numbers put in."""
-        return PLACE.sub(lambda place: number(self.numbers[place[1]]), self.formula)
+        return PLACE.sub(lambda place: written(self.numbers[place[1]]), self.formula)
 
 
-def number(value: Number) -> str:
-    """Returns 8,030,261,248, 0.9 or 2.039e+12: no digit lost that a person would calculate with."""
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e9):
-        return f"{int(value):,}"
-    return f"{value:.9g}"
+def written(value: Number) -> str:
+    """Returns 8,030,261,248 or 0.9: no digit lost that a person would calculate with."""
+    return number(value, 9)
 
 
 def figure(line: Line) -> str:
     """Returns the value with its unit; bytes also in GB and GiB, seconds also in milliseconds."""
     if line.unit == "bytes" and abs(line.value) >= 1e6:
-        return f"{number(line.value)} bytes = {line.value / 1e9:,.3f} GB = {line.value / 2**30:,.3f} GiB"
+        return f"{written(line.value)} bytes = {line.value / 1e9:,.3f} GB = {line.value / 2**30:,.3f} GiB"
     if line.unit == "seconds" and abs(line.value) < 1:
-        return f"{line.value * 1e3:.6g} ms"
-    return f"{number(line.value)} {line.unit}".rstrip()
+        return f"{number(line.value * 1e3, 6)} ms"
+    return f"{written(line.value)} {line.unit}".rstrip()
 
 
 def total(name: str, lines: Mapping[str, Number], **more: str) -> Line:
     """Returns the line that adds up `lines`, name by name."""
     formula = " + ".join(f"{{{key}}}" for key in lines) or "0"
     return Line(name=name, value=sum(lines.values()), formula=formula, numbers=dict(lines), **more)
-
-
-def size(nbytes: Number) -> str:
-    """Returns bytes in units of 1000 and of 1024, both named; negative where something is lacking."""
-    for power, (decimal, binary) in ((3, ("GB", "GiB")), (2, ("MB", "MiB")), (1, ("kB", "KiB"))):
-        if abs(nbytes) >= 1000**power:
-            return f"{nbytes / 1000**power:,.2f} {decimal} ({nbytes / 1024**power:,.2f} {binary})"
-    return f"{nbytes:,} bytes"
-
-
-def time(seconds: float) -> str:
-    """Returns seconds, milliseconds or microseconds with three digits."""
-    for least, factor, unit in ((1, 1, "s"), (1e-3, 1e3, "ms")):
-        if seconds >= least:
-            return f"{seconds * factor:,.3g} {unit}" if seconds * factor < 1000 else f"{seconds * factor:,.0f} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

@@ -6,6 +6,8 @@ import html as escaping
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from asbuilt.shown import line, number
+
 Cell = str | int | float
 
 
@@ -23,12 +25,8 @@ class Table:
 
 
 def shown(cell: Cell) -> str:
-    """Returns a cell as text: whole numbers with their thousands apart, others with three digits at least."""
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    if isinstance(cell, float):
-        return f"{cell:,.1f}" if abs(cell) >= 10 or not cell else f"{cell:.3g}"
-    return cell
+    """Returns a cell as text on one line."""
+    return line(cell) if isinstance(cell, str) else number(cell)
 
 
 def markdown(tables: Iterable[Table]) -> str:
@@ -39,8 +37,8 @@ def markdown(tables: Iterable[Table]) -> str:
 def _markdown(table: Table) -> str:
     ends = ["---:" if table.numeric(i) else "---" for i in range(len(table.columns))]
     lines = [table.columns, ends, *([shown(cell) for cell in row] for row in table.rows)]
-    rows = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines]
-    return f"### {table.title}\n\n" + "\n".join(rows)
+    rows = ["| " + " | ".join(line(cell).replace("|", "\\|") for cell in row) + " |" for row in lines]
+    return f"### {line(table.title)}\n\n" + "\n".join(rows)
 
 
 def html(tables: Iterable[Table]) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.plan.lines import Line, size, time
+from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
+from asbuilt.shown import number, size, time
 
 if TYPE_CHECKING:
     from asbuilt.plan.roofline import Run
@@ -98,8 +99,8 @@ def _answer(plan: ServePlan) -> Table:
     rows.append((f"time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
         rows += [(f"time per token, batch {plan.decode.batch:,}", _time(plan.decode)),
-                 ("tokens/s, and for each user", f"{plan.decode.tokens_per_second:,.4g}, "
-                  f"{plan.decode.tokens_per_second_per_user:,.4g}")]  # fmt: skip
+                 ("tokens/s, and for each user", f"{number(plan.decode.tokens_per_second, 4)}, "
+                  f"{number(plan.decode.tokens_per_second_per_user, 4)}")]  # fmt: skip
     return Table(plan.title, ("", "answer"), rows)
 
 
@@ -167,14 +168,14 @@ def _times(plan: ServePlan) -> Table:
             rows.append((name, *roofs, time(run.seconds), time(run.overlapped_seconds), timed.bound))
     columns = ("", "bytes / bandwidth", "FLOPs / rate", "links", "component by component", "all at once", "bound")
     (rate, precision), _ = plan.roofline.rates
-    where = f"{plan.roofline.bandwidth / 1e9:,g} GB/s, {rate / 1e12:,g} TFLOP/s in {precision}"
+    where = f"{number(plan.roofline.bandwidth / 1e9, 6)} GB/s, {number(rate / 1e12, 6)} TFLOP/s in {precision}"
     return Table(f"Time, at {where}", columns, rows)
 
 
 def _sweep(plan: ServePlan) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (s.batch, time(s.seconds_per_step), time(s.run.memory_seconds), time(s.run.compute_seconds),
-         f"{s.tokens_per_second:,.4g}", f"{s.tokens_per_second_per_user:,.4g}", s.bound,
+         number(s.tokens_per_second, 4), number(s.tokens_per_second_per_user, 4), s.bound,
          "yes" if s.batch <= (plan.users or 0) else "no")
         for s in plan.sweep
     ]  # fmt: skip
@@ -210,7 +211,7 @@ def suggestions(plan: ServePlan) -> Table:
 
 def _alternatives(plan: ServePlan) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (f"--{a.switch} {a.value}", f"{a.users:,}", f"{a.tokens_per_second:,.4g}", a.meaning) for a in plan.alternatives
+        (f"--{a.switch} {a.value}", f"{a.users:,}", number(a.tokens_per_second, 4), a.meaning) for a in plan.alternatives
     ]
     title = "Conventions that matter here: what another one would answer"
     return Table(title, ("convention", "users", "tokens/s", "meaning"), rows)
@@ -237,8 +238,8 @@ def _compared(plan: ServePlan) -> tuple[Cell, ...]:
              _or_dash(plan.users), _or_dash(plan.largest_context), time(plan.prefill.seconds))  # fmt: skip
     if step is None:
         return (*first, "-", "-", "-", "-", plan.prefill.bound)
-    return (*first, f"{step.batch:,}", time(step.seconds_per_step), f"{step.tokens_per_second:,.4g}",
-            f"{step.tokens_per_second_per_user:,.4g}", step.bound)  # fmt: skip
+    return (*first, f"{step.batch:,}", time(step.seconds_per_step), number(step.tokens_per_second, 4),
+            number(step.tokens_per_second_per_user, 4), step.bound)  # fmt: skip
 
 
 def _or_dash(value: int | None) -> str:

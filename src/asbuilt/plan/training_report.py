@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.plan.lines import Line
 from asbuilt.plan.options import ASSUMPTIONS, SIX
 from asbuilt.plan.render import Cell, Table
+from asbuilt.shown import number
 
 if TYPE_CHECKING:
     from asbuilt.plan.search import Ranked
@@ -175,14 +176,14 @@ def _held_against(plan: TrainPlan) -> Table:
 def _step(plan: TrainPlan) -> Table:
     step = plan.trial.step
     given = step.speed.utilisation
-    takes = {name: f"{seconds:.4g}" for name, seconds in step.breakdown.items()}
-    rate = f"{step.speed.rate / 1e12:,g} TFLOP/s {step.speed.precision}"
+    takes = {name: number(seconds, 4) for name, seconds in step.breakdown.items()}
+    rate = f"{number(step.speed.rate / 1e12, 6)} TFLOP/s {step.speed.precision}"
     rows: list[tuple[Cell, ...]] = []
     if given is None:
         rows.append(("computing", "", "", takes["computing"], f"{rate} at {step.speed.efficiency:.0%}"))
     for name, traffic in step.communication.items():
         if traffic.bytes:
-            sent = f"{traffic.bytes / 1e9:,.3f}", f"{traffic.seconds:.4g}"
+            sent = f"{traffic.bytes / 1e9:,.3f}", number(traffic.seconds, 4)
             rows.append((name, *sent, takes.get(name, ""), traffic.formula))
     if step.bubble:
         share = f"{step.bubble:.1%} of the micro-batches' time, {step.job.interleave} chunks a stage"
@@ -190,7 +191,7 @@ def _step(plan: TrainPlan) -> Table:
     if given is None:
         rows.append(("optimizer", "", "", takes["optimizer"], "its state once through memory"))
     pace = f"{step.tokens:,} tokens, {step.tokens / step.seconds:,.0f} a second"
-    rows.append(("one step" + at_least(plan), "", "", f"{step.seconds:.4g}", pace))
+    rows.append(("one step" + at_least(plan), "", "", number(step.seconds, 4), pace))
     for name, share in step.mfu.items():
         rows.append((f"model FLOPs utilisation, {MFU[name]}", "", "", "", f"{share:.1%} of {rate}"))
     title = "One step, of one device" if given is None else f"One step, at {given:.0%} of the dense rate over all of it"
@@ -210,11 +211,11 @@ def _run(plan: TrainPlan) -> Table:
     rows: list[tuple[Cell, ...]] = [
         ("tokens", f"{plan.tokens:,.0f}", "as given" if plan.trial.options.tokens else "Chinchilla-optimal"),
         ("Chinchilla-optimal tokens", f"{plan.chinchilla_tokens:,}", ASSUMPTIONS["chinchilla"]),
-        ("FLOPs, 6ND", f"{plan.flops_total:.3g}", f"{SIX} x {plan.active:,} x {plan.tokens:,.0f}"),
+        ("FLOPs, 6ND", number(float(plan.flops_total), 3), f"{SIX} x {plan.active:,} x {plan.tokens:,.0f}"),
     ]
     for name, words in (("exact", "full scores"), ("exact_causal", "masked pairs skipped")):
         if name in per_token:
-            rows.append((f"FLOPs, exact, {words}", f"{plan.tokens * per_token[name]:.3g}", "from every product"))
+            rows.append((f"FLOPs, exact, {words}", number(float(plan.tokens * per_token[name]), 3), "from every product"))
     rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "by this layout's step"))
     if plan.money is not None:
         price = plan.trial.options.price
@@ -225,7 +226,7 @@ def _run(plan: TrainPlan) -> Table:
 def ranked_table(ranked: Ranked) -> Table:
     """Returns the layouts that fit, fastest first."""
     rows = [
-        (said(trial), f"{trial.fullest.total / 1e9:,.1f}", f"{trial.step.seconds:.4g}",
+        (said(trial), f"{trial.fullest.total / 1e9:,.1f}", number(trial.step.seconds, 4),
          f"{trial.step.tokens / trial.step.seconds / trial.layout.gpus:,.0f}")
         for trial in ranked.trials
     ]  # fmt: skip
