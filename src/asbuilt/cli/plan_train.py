@@ -168,7 +168,7 @@ def _print(plan: TrainPlan, ranked: Ranked | None, defaults: dict[str, int | boo
         print_json(training_report.document(plan) | {"defaults": defaults} | found)
         return
     if defaults:
-        click.echo(defaults_line(defaults))
+        say(defaults_line(defaults))
     tables = training_report.tables(plan)
     if ranked is not None:
         tables = [training_report.ranked_table(ranked)]

@@ -211,7 +211,8 @@ def suggestions(plan: ServePlan) -> Table:
 
 def _alternatives(plan: ServePlan) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (f"--{a.switch} {a.value}", f"{a.users:,}", number(a.tokens_per_second, 4), a.meaning) for a in plan.alternatives
+        (f"--{a.switch} {a.value}", f"{a.users:,}", number(a.tokens_per_second, 4), a.meaning)
+        for a in plan.alternatives
     ]
     title = "Conventions that matter here: what another one would answer"
     return Table(title, ("convention", "users", "tokens/s", "meaning"), rows)
