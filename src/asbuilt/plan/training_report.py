@@ -215,7 +215,9 @@ def _run(plan: TrainPlan) -> Table:
     ]
     for name, words in (("exact", "full scores"), ("exact_causal", "masked pairs skipped")):
         if name in per_token:
-            rows.append((f"FLOPs, exact, {words}", number(float(plan.tokens * per_token[name]), 3), "from every product"))
+            rows.append(
+                (f"FLOPs, exact, {words}", number(float(plan.tokens * per_token[name]), 3), "from every product")
+            )
     rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "by this layout's step"))
     if plan.money is not None:
         price = plan.trial.options.price
