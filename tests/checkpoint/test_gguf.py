@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -106,13 +107,40 @@ def test_bf16(tmp_path: Path) -> None:
     assert torch.equal(got, x)
 
 
+def finite_blocks(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
+    """Returns `n` blocks of random bytes whose values the library finds finite."""
+    drawn = rng.integers(0, 256, (2 * n, BLOCK[kind][1]), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        kept = drawn[np.isfinite(quants.dequantize(drawn, TYPES[kind])).all(axis=1)]
+    assert len(kept) >= n
+    return kept[:n]
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_block_with_a_scale_that_is_no_number_is_named(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    raw = finite_blocks(rng, kind, 12)
+    # An infinite half, or a power of two beyond float32, at each place: the library says where that is a scale.
+    ways = [raw[7].copy() for _ in range(BLOCK[kind][1] - 1)]
+    for at, way in enumerate(ways):
+        way[at : at + 2] = (0, 0x7C) if kind != "MXFP4" else (255, 255)
+    with np.errstate(all="ignore"):
+        wrong = [way for way in ways if not np.isfinite(quants.dequantize(way[None], TYPES[kind])).all()]
+    assert wrong
+    for way in wrong:
+        raw[7] = way
+        path = written(tmp_path / "q.gguf", lambda w: w.add_tensor("x", raw.reshape(2, -1), raw_dtype=TYPES[kind]))
+        with pytest.raises(InputError, match=r"q.gguf: x: block 7 has a scale that is no finite number"):
+            read_tensor(read_header(path), "x")
+
+
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_block_formats_expand_as_the_library_does_row_by_row(kind: str, tmp_path: Path) -> None:
-    """Random bytes are valid blocks; the sizes leave whole long rows and a rest."""
+    """Random bytes are blocks, most of them with finite scales; the sizes leave whole long rows and a rest."""
     rng = np.random.default_rng()
     block, nbytes = BLOCK[kind]
     n_rows, per_row = 40, 17
-    raw = rng.integers(0, 256, (n_rows, per_row * nbytes), dtype=np.uint8)
+    raw = finite_blocks(rng, kind, n_rows * per_row).reshape(n_rows, per_row * nbytes)
     path = written(tmp_path / "q.gguf", lambda w: w.add_tensor("x", raw, raw_dtype=TYPES[kind]))
     assert n_rows * per_row > reader.BLOCKS_PER_ROW
     assert n_rows * per_row % reader.BLOCKS_PER_ROW
@@ -228,6 +256,24 @@ LIES: dict[str, tuple[bytes, str]] = {
     "offset": (assembled([], [tensor_info("t", (4,), offset=2**63)], bytes(32)), "declares"),
     "tensor twice": (assembled([], [tensor_info("t", (8,))] * 2, bytes(32)), "tensor given twice"),
     "truncated": (assembled([], [tensor_info("t", (8,))], bytes(31)), r"declares \d+ bytes, file holds \d+: trunc"),
+    "overlap by 32 bytes": (
+        assembled([], [tensor_info("t", (16,)), tensor_info("u", (8,), offset=32)], bytes(96)),
+        r"u shares bytes .*got 32.*offset 64",
+    ),
+    "one place for two": (assembled([], [tensor_info("t", (8,)), tensor_info("u", (8,))], bytes(32)), "u shares bytes"),
+    "hole": (assembled([], [tensor_info("t", (8,)), tensor_info("u", (8,), offset=64)], bytes(96)), "u leaves a hole"),
+    "hole at the start": (assembled([], [tensor_info("t", (8,), offset=32)], bytes(64)), "t leaves a hole.*offset 0"),
+    "too long a text": (assembled([entry("k", 8, text(bytes(2**22 + 1)))], []), "k is too long"),
+    "too long a text in an array": (
+        assembled([entry("k", 9, ARRAY_OF(8, 2) + text("a") + text(bytes(2**22 + 1)))], []),
+        "string 1 of k is too long",
+    ),
+    "split into a negative number": (assembled([entry("split.count", 5, struct.pack("<i", -2))], []), "split.count"),
+    "split into a text": (assembled([entry("split.count", 8, text("2"))], []), "split.count"),
+    "tensors of the split": (
+        assembled([entry("split.tensors.count", 5, struct.pack("<i", 2))], [tensor_info("t", (8,))], bytes(32)),
+        r"split.tensors.count: not the number of tensors \(got 2\); allowed: 1",
+    ),
     "trailing": (assembled([], [tensor_info("t", (8,))], bytes(33)), r"declares \d+ bytes, file holds \d+: trail"),
     "empty": (b"", "empty"),
 }
@@ -247,16 +293,25 @@ def test_the_assembler_of_lies_can_tell_the_truth(tmp_path: Path) -> None:
     values = struct.pack("<8f", *range(8))
     nested = ARRAY_OF(9, 2) + (ARRAY_OF(0, 1) + b"\5") * 2
     keys = [entry("k", 9, nested), entry("bytes", 8, text(b"a\xffb"))]
-    path.write_bytes(assembled(keys, [tensor_info("t", (4, 2)), tensor_info("same", ())], values, version=2))
+    path.write_bytes(
+        assembled(
+            keys,
+            [tensor_info("t", (4, 2)), tensor_info("same", (), offset=32)],
+            values + values[4:8] + bytes(28),
+            version=2,
+        )
+    )
     file = read_header(path)
     assert file.metadata == {"k": [[5], [5]], "bytes": "a\ufffdb"}
     assert read_tensor(file, "t").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert read_tensor(file, "same").item() == 0
+    assert read_tensor(file, "same").item() == 1
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.gguf"):
-        with pytest.raises(InputError, match="cannot be read"):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path, said in ((tmp_path, "not a file"), (tmp_path / "none.gguf", "cannot be read"),
+                       (tmp_path / "pipe.gguf", "not a file"), (Path("/dev/zero"), "not a file")):  # fmt: skip
+        with pytest.raises(InputError, match=said):
             read_header(path)
 
 
@@ -264,8 +319,10 @@ def test_arrays_have_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "a.gguf"
     path.write_bytes(assembled([entry(key, 9, ARRAY_OF(0, 6) + bytes(6)) for key in "ab"], []))
     assert len(read_header(path).metadata) == 2
-    monkeypatch.setattr(reader, "MAX_ELEMENTS", 11)
-    with pytest.raises(InputError, match="too many elements"):
+    monkeypatch.setattr(reader, "MAX_MEMORY", 12 * reader.SMALL_BYTES)
+    assert len(read_header(path).metadata) == 2
+    monkeypatch.setattr(reader, "MAX_MEMORY", 12 * reader.SMALL_BYTES - 1)
+    with pytest.raises(InputError, match="b: the header would take too much memory"):
         read_header(path)
 
 
@@ -342,3 +399,105 @@ def test_the_header_needs_no_library() -> None:
         "sys.exit(bool({'torch', 'numpy', 'gguf'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(smollm2())], check=False).returncode == 0
+
+
+# Models split into several files, by the writer of the gguf library.
+
+
+def split(folder: Path, n_parts: int = 3) -> list[Path]:
+    """Writes a model of seven tensors, two to a part, as llama.cpp's gguf-split names them."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=-(-7 // n_parts))
+    writer.add_uint32("llama.block_count", 2)
+    for i in range(7):
+        writer.add_tensor(f"t{i}", np.full((2, 4 + i), i, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("*.gguf"))
+
+
+def test_a_split_model_is_read_whole_from_any_of_its_files(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    assert [path.name for path in paths] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for path in paths:
+        file = read_header(path)
+        assert (file.name, file.path, file.metadata["llama.block_count"]) == ("m", paths[0], 2)
+        assert list(file.tensors) == [f"t{i}" for i in range(7)]
+        for i, name in enumerate(file.tensors):
+            assert torch.equal(read_tensor(file, name), torch.full((2, 4 + i), float(i)))
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    paths[1].rename(tmp_path / "elsewhere")
+    for path in (paths[0], paths[2]):
+        with pytest.raises(InputError, match=r"one of 3 parts, and m-00002-of-00003.gguf is missing"):
+            read_header(path)
+    os.mkfifo(paths[1])
+    with pytest.raises(InputError, match=r"m-00002-of-00003.gguf: a pipe.*not a file"):
+        read_header(paths[0])
+    paths[1].unlink()
+    (tmp_path / "elsewhere").rename(paths[1])
+    paths[0].rename(tmp_path / "first.gguf")
+    with pytest.raises(InputError, match=r"part 1 of 3, by its header.*allowed: NAME-00001-of-00003.gguf"):
+        read_header(tmp_path / "first.gguf")
+
+
+def patched(path: Path, key: str, kind: str, value: int) -> None:
+    """Sets a whole number of the header in place."""
+    content = bytearray(path.read_bytes())
+    at = content.index(key.encode()) + len(key) + 4
+    struct.pack_into(f"<{kind}", content, at, value)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "kind", "value", "said"),
+    [
+        (1, "split.no", "H", 2, r"split.no is not that of the model split \(got 2\); allowed: 1"),
+        (0, "split.no", "H", 1, "part 2 of 3, by its header"),
+        (1, "split.count", "H", 4, r"split.count is not that of the model split \(got 4\); allowed: 3"),
+        (2, "split.tensors.count", "i", 8, r"split.tensors.count is not that .*got 8.*allowed: 7"),
+        (0, "split.no", "H", 3, r"split.no: not allowed \(got 3\); allowed: 0 to 2"),
+    ],
+)
+def test_parts_that_contradict_each_other(
+    tmp_path: Path, number: int, key: str, kind: str, value: int, said: str
+) -> None:
+    paths = split(tmp_path)
+    patched(paths[number], key, kind, value)
+    with pytest.raises(InputError, match=said):
+        read_header(paths[0])
+
+
+def test_parts_of_which_all_lie_about_their_tensors(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    for path in paths:
+        patched(path, "split.tensors.count", "i", 6)
+    with pytest.raises(InputError, match=r"split.tensors.count: not the number of tensors \(got 6\); allowed: 7"):
+        read_header(paths[1])
+
+
+def test_a_tensor_in_two_parts_and_a_part_that_says_what_the_first_does_not(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    content = paths[1].read_bytes()
+    paths[1].write_bytes(content.replace(b"t4", b"t1"))
+    with pytest.raises(InputError, match=r"00002-of-00003.gguf: tensor given twice \(got 't1'\)"):
+        read_header(paths[0])
+    keys = [("split.no", 2, b"\1\0"), ("split.count", 2, b"\3\0"), ("other", 0, b"\1")]
+    paths[1].write_bytes(assembled([entry(*key) for key in keys], [tensor_info("t3", (8,))], bytes(32)))
+    with pytest.raises(InputError, match=r"other is not that .*allowed: only what m-00001-of-00003.gguf says too"):
+        read_header(paths[0])
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_model_that_is_merged_again(tmp_path: Path, count: int) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_uint16("split.no", 0)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", 1)
+        writer.add_tensor("x", np.ones((2, 2), dtype=np.float32))
+
+    file = read_header(written(tmp_path / "any.gguf", fill))
+    assert (file.name, file.path.name, list(file.tensors)) == ("any", "any.gguf", ["x"])

@@ -193,3 +193,18 @@ class TestHub:
         with pytest.raises(InputError, match="no such model"):
             open_model(name)
         assert hub.asked == []
+
+
+def test_a_gguf_of_more_blocks_than_tensors(tmp_path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_block_count(3)
+    for i in range(2):
+        writer.add_tensor(f"blk.{i}.attn_q.weight", torch.zeros(4).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InputError, match=r"a.gguf: llama.block_count: more blocks .*got 3.*allowed: at most 2"):
+        open_model(tmp_path / "a.gguf")

@@ -197,7 +197,6 @@ BAD_LLAMA: list[tuple[str, dict[str, Any]]] = [
     ("layer_norm_rms_epsilon", {"llama.attention.layer_norm_rms_epsilon": 0.0}),
     ("llama.attention.sliding_window", {"llama.attention.sliding_window": 64}),
     ("llama.logit_scale", {"llama.logit_scale": 0.5}),
-    ("split.count", {"split.count": 2}),
     ("general.architecture", {"general.architecture": "lama"}),
 ]
 

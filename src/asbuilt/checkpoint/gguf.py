@@ -3,6 +3,9 @@
 `read_header` needs no library at all, so that the light install can describe a GGUF file. Every count in the file is
 held against the bytes that are left before anything is made of it, and the whole header has a budget, because a few
 bytes of a file can ask for gigabytes of Python objects. The header of a model with 50k tokens takes about 0.1 s.
+
+A model may be split: NAME-00001-of-00003.gguf says what the model is and holds some tensors, the others hold the rest
+(llama.cpp, tools/gguf-split). It is read whole from any of them.
 """
 
 from __future__ import annotations
@@ -10,14 +13,18 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import struct
+import sys
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.ggml_types import FLOATS, GGML_TYPES, READABLE
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, shorten
+from asbuilt.files import open_regular
 
 if TYPE_CHECKING:
     import numpy
@@ -26,16 +33,26 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_RANK = 4  # GGML_MAX_DIMS
-MAX_NAME = 4096  # bytes of a key or a tensor name; ggml itself stops at 64
-# The largest published vocabularies need 1.5 million array elements, 30 MB of header and some thousands of tensors.
-MAX_HEADER_BYTES = 1 << 28
-MAX_ELEMENTS = 1 << 23
-MAX_ENTRIES = 1 << 17
+MAX_NAME = 1024  # bytes of a key or a tensor name; ggml itself stops at 64 for tensors
+# The largest published vocabularies, of 262k tokens, need 20 MB of header, 70 MB of Python objects and 60 keys; models
+# of 126 layers, or with experts one by one, some thousands of tensors.
+MAX_HEADER_BYTES = 1 << 26
+MAX_MEMORY = 96 << 20
+MAX_KEYS, MAX_TENSORS = 1 << 12, 1 << 14
 MAX_DEPTH = 4  # arrays of arrays
+MAX_TEXT = 1 << 22  # chat templates and licences take some tens of kB
+# What an element takes in a list of Python's, in bytes, a text's own apart; an array also takes its time.
+NUMBER_BYTES, SMALL_BYTES, ARRAY_BYTES = 40, 16, 400
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 ARRAY, STRING, BOOL = 9, 8, 7
+SPENT = {STRING: 8, ARRAY: ARRAY_BYTES}
+NUMBER, COUNT, TOTAL = "split.no", "split.count", "split.tensors.count"
+OF_THE_FILE = ("general.alignment",)  # may differ from part to part
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+SMALL = ("B", "b")  # of these Python has each value once
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+MAX_PARTS = 99_999
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 # gguf.quants works through 16 rows at a time, slowly where they are short. Blocks know nothing of rows, so a tensor may
 # be cut as we like: at 256 blocks a row, a 98 MB file with rows of 18 blocks expands in 0.7 s instead of 2.5 s.
@@ -44,30 +61,47 @@ BLOCKS_PER_ROW = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFTensor:
-    """Where one tensor lies: `shape` in torch order (GGUF's `ne` reversed), `offset` in bytes from the file's start."""
+    """Where one tensor lies: `shape` in torch order (GGUF's `ne` reversed), `offset` in bytes from the file's start.
+
+    `part` is the file of a split model that holds it, None the one and only.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: str
     offset: int
     nbytes: int
+    part: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFFile:
-    """A GGUF file's header: key-value metadata and where each tensor lies, in the order of the file."""
+    """A GGUF model's header: key-value metadata and where each tensor lies, in the order of its files.
+
+    `path` is the file, the first where the model is split.
+    """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
 
+    @property
+    def name(self) -> str:
+        """What the model is called after its file."""
+        found = PART.fullmatch(self.path.name)
+        return found[1] if found and self.metadata.get(COUNT, 0) > 1 else self.path.stem
+
+    def holder(self, tensor: GGUFTensor) -> Path:
+        """Returns the file that holds a tensor."""
+        return tensor.part or self.path
+
 
 class _Cursor:
     """A place in the header that moves forward, and refuses to pass the end of the file or of the budget."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.at, self.elements = path, data, 0, 0
-        self.end = min(len(data), MAX_HEADER_BYTES)
+    def __init__(self, path: Path, data: mmap.mmap, size: int, spent: int) -> None:
+        self.path, self.data, self.size, self.at, self.spent = path, data, size, 0, spent
+        self.end = len(data)
 
     def fail(self, problem: str, *, value: object = None, allowed: str = "", fix: str = "") -> InputError:
         return InputError(problem, field=str(self.path), value=value, allowed=allowed, fix=fix)
@@ -76,7 +110,7 @@ class _Cursor:
         """Returns where `nbytes` begin and moves behind them; InputError where the file ends before that."""
         start = self.at
         if nbytes > self.end - start:
-            held = f"holds {len(self.data)}" if self.end == len(self.data) else f"header may take {self.end}"
+            held = f"holds {self.size}" if self.end == self.size else f"header may take {self.end}"
             raise self.fail(f"{what} needs {nbytes} bytes at byte {start}, and the file {held}")
         self.at = start + nbytes
         return start
@@ -96,10 +130,12 @@ class _Cursor:
             raise self.fail(f"{what} declares {n} entries, and {self.end - self.at} bytes are left")
         return n
 
-    def spend(self, n: int, what: str) -> None:
-        self.elements += n
-        if self.elements > MAX_ELEMENTS:
-            raise self.fail(f"{what}: the arrays of the header hold too many elements", allowed=f"{MAX_ELEMENTS}")
+    def spend(self, nbytes: int, what: str) -> None:
+        """Counts the memory that a value takes before it is made."""
+        self.spent += nbytes
+        if self.spent > MAX_MEMORY:
+            raise self.fail(f"{what}: the header would take too much memory", value=self.spent,
+                            allowed=f"{MAX_MEMORY} bytes")  # fmt: skip
 
     def name(self, what: str) -> str:
         """Returns a key or a tensor name, which others look up and so must be exact."""
@@ -110,43 +146,115 @@ class _Cursor:
         try:
             return self.data[start : self.at].decode()
         except UnicodeDecodeError as error:
-            raise self.fail(f"{what} is not UTF-8", value=self.data[start : self.at]) from error
+            raise self.fail(f"{what} is not UTF-8", value=self.data[start : start + 80]) from error
 
     def string(self, what: str) -> str:
         # A value is kept with U+FFFD in place of bytes that are no text: it stays printable everywhere, which lone
         # surrogates are not. Tokens that become equal by this are refused by the tokenizer.
         nbytes = self.u64(f"length of {what}")
         start = self.take(nbytes, what)
-        return self.data[start : self.at].decode(errors="replace")
+        if nbytes > MAX_TEXT:
+            raise self.fail(f"{what} is too long", value=nbytes, allowed=f"at most {MAX_TEXT} bytes")
+        text = self.data[start : self.at].decode(errors="replace")
+        self.spend(sys.getsizeof(text), what)
+        return text
 
 
 def read_header(path: str | os.PathLike[str]) -> GGUFFile:
-    """Returns the metadata and the tensor table of a GGUF file, without reading a tensor.
+    """Returns the metadata and the tensor table of a GGUF model, of all its files, without reading a tensor.
 
     Raises InputError for a file that is no GGUF of version 2 or 3, little endian, or that contradicts itself: counts
-    and offsets past its end, names given twice, types that are unknown, bytes that nobody declared. Source: the GGUF
-    specification, ggml/docs/gguf.md.
+    and offsets past its end, names given twice, types that are unknown, tensors that share bytes, bytes that nobody
+    declared; and for parts of a split model that are missing or belong to another. Source: the GGUF specification,
+    ggml/docs/gguf.md.
     """
-    path = Path(path)
+    file, spent = _read_part(Path(path), 0)
+    n_parts = _whole(file, COUNT, MAX_PARTS)
+    if n_parts > 1:
+        return _joined(file, n_parts, spent)
+    _require_total(file, file.tensors)
+    return file
+
+
+def _read_part(path: Path, spent: int) -> tuple[GGUFFile, int]:
+    """Returns one file, and the memory that its header and what was `spent` before take."""
     try:
-        if not path.stat().st_size:  # which cannot be mapped
-            raise InputError("the file is empty", field=str(path))
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(path, data))
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:  # which cannot be mapped
+                raise InputError("the file is empty", field=str(path))
+            with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
+                cursor = _Cursor(path, data, size, spent)
+                return _parse(cursor), cursor.spent
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
 
 
+def _whole(file: GGUFFile, key: str, most: int, least: int = 0) -> int:
+    said = file.metadata.get(key, 0)
+    if type(said) is not int or not least <= said <= most:
+        raise InputError("not allowed", field=f"{file.path}: {key}", value=said, allowed=f"{least} to {most}")
+    return said
+
+
+def _joined(file: GGUFFile, n_parts: int, spent: int) -> GGUFFile:
+    """Returns the model that `file` is one of `n_parts` parts of; the first of them says what it is."""
+    named = PART.fullmatch(file.path.name)
+    number = _whole(file, NUMBER, n_parts - 1) + 1
+    if named is None or (int(named[2]), int(named[3])) != (number, n_parts):
+        raise InputError(f"part {number} of {n_parts}, by its header, and not by its name", field=str(file.path),
+                         allowed=f"NAME-{number:05d}-of-{n_parts:05d}.gguf, so that the others are found")  # fmt: skip
+    paths = [file.path.with_name(f"{named[1]}-{i + 1:05d}-of-{n_parts:05d}.gguf") for i in range(n_parts)]
+    lacking = [path.name for path in paths if not path.exists()]
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise InputError(f"one of {n_parts} parts, and {', '.join(lacking[:3])}{more} is missing",
+                         field=str(file.path), fix="put all parts into one folder")  # fmt: skip
+    first, tensors = file, dict[str, GGUFTensor]()
+    for i, path in enumerate(paths):
+        part, spent = (file, spent) if path == file.path else _read_part(path, spent)
+        first = part if i == 0 else first
+        _require_same_model(first, part, i, n_parts)
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise InputError("tensor given twice", field=str(path), value=name)
+            tensors[name] = replace(tensor, part=path)
+        if len(tensors) > MAX_TENSORS:
+            raise InputError("too many tensors", field=str(path), value=len(tensors), allowed=f"at most {MAX_TENSORS}")
+    _require_total(first, tensors)
+    return GGUFFile(path=paths[0], metadata=first.metadata, tensors=tensors)
+
+
+def _require_same_model(first: GGUFFile, part: GGUFFile, number: int, n_parts: int) -> None:
+    """Raises InputError unless `part` is the part of that number, counted from 0, and says nothing of its own."""
+    own = {NUMBER: number, COUNT: n_parts, **({} if part is first else first.metadata | {NUMBER: number})}
+    for key, said in part.metadata.items():
+        if key in OF_THE_FILE or (part is first and key not in own):
+            continue
+        if key not in own or own[key] != said:
+            allowed = shorten(own[key]) if key in own else f"only what {first.path.name} says too"
+            raise InputError(f"{key[:80]} is not that of the model split", field=str(part.path), value=said,
+                             allowed=allowed)  # fmt: skip
+
+
+def _require_total(file: GGUFFile, tensors: dict[str, GGUFTensor]) -> None:
+    said = _whole(file, TOTAL, 2**31 - 1)
+    if TOTAL in file.metadata and said != len(tensors):
+        raise InputError("not the number of tensors", field=f"{file.path}: {TOTAL}", value=said,
+                         allowed=str(len(tensors)))  # fmt: skip
+
+
 def _parse(cursor: _Cursor) -> GGUFFile:
     _check_version(cursor)
-    n_tensors = cursor.count(8 + 1 + 4 + 4 + 8, "tensor count", MAX_ENTRIES)
-    n_keys = cursor.count(8 + 1 + 4 + 1, "metadata count", MAX_ENTRIES)
+    n_tensors = cursor.count(8 + 1 + 4 + 4 + 8, "tensor count", MAX_TENSORS)
+    n_keys = cursor.count(8 + 1 + 4 + 1, "metadata count", MAX_KEYS)
     metadata: dict[str, Any] = {}
     for index in range(n_keys):
         key = cursor.name(f"metadata key {index}")
         if key in metadata:
             raise cursor.fail("metadata key given twice", value=key)
-        metadata[key] = _value(cursor, cursor.u32(f"type of {key}"), key, 0)
+        said = key[:80]
+        metadata[key] = _value(cursor, cursor.u32(f"type of {said}"), said, 0)
     tensors = _tensors(cursor, n_tensors, _alignment(cursor, metadata))
     return GGUFFile(path=cursor.path, metadata=metadata, tensors=tensors)
 
@@ -181,10 +289,11 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
         raise cursor.fail(f"{key}: arrays nested too deep", allowed=f"{MAX_DEPTH} levels")
     kind = cursor.u32(f"element type of {key}")
     least = {STRING: 8, ARRAY: 12, BOOL: 1}.get(kind) or struct.calcsize("<" + SCALARS.get(kind, "B"))
-    n = cursor.count(least, f"length of {key}", MAX_ELEMENTS)
-    cursor.spend(n, key)
+    n = cursor.count(least, f"length of {key}", 1 << 63)
+    small = kind == BOOL or SCALARS.get(kind) in SMALL
+    cursor.spend(n * (SMALL_BYTES if small else SPENT.get(kind, NUMBER_BYTES)), key)
     if kind in SCALARS:
-        return list(struct.unpack_from(f"<{n}{SCALARS[kind]}", cursor.data, cursor.take(n * least, key)))
+        return _numbers(cursor, SCALARS[kind], n, key)
     if kind == STRING:
         return _strings(cursor, n, key)
     if kind == BOOL:
@@ -192,16 +301,32 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
     return [_value(cursor, kind, key, depth + 1) for _ in range(n)]
 
 
+def _numbers(cursor: _Cursor, code: str, n: int, key: str) -> list[Any]:
+    numbers = array(code)
+    start = cursor.take(n * numbers.itemsize, key)
+    numbers.frombytes(cursor.data[start : cursor.at])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
 def _strings(cursor: _Cursor, n: int, key: str) -> list[str]:
     """Returns `n` strings; one plain loop, because a vocabulary has 50k to 260k of them, and its merges as many."""
-    data, at, end, length_at = cursor.data, cursor.at, cursor.end, U64.unpack_from
-    strings = []
+    data, at, end, length_at, size_of = cursor.data, cursor.at, cursor.end, U64.unpack_from, sys.getsizeof
+    taken, room = 0, MAX_MEMORY - cursor.spent
+    strings: list[str] = []
     for _ in range(n):
         start = at + 8
         if start > end or (at := start + length_at(data, at)[0]) > end:
             cursor.at = min(start, end)
             cursor.take(at - start if start <= end else 8, f"string {len(strings)} of {key}")
+        if at - start > MAX_TEXT or taken > room:
+            break
         strings.append(data[start:at].decode(errors="replace"))
+        taken += size_of(strings[-1])
+    cursor.spend(taken, key)
+    if len(strings) < n:
+        raise cursor.fail(f"string {len(strings)} of {key} is too long", allowed=f"at most {MAX_TEXT} bytes")
     cursor.at = at
     return strings
 
@@ -227,13 +352,18 @@ def _tensors(cursor: _Cursor, n: int, alignment: int) -> dict[str, GGUFTensor]:
         name = cursor.name(f"name of tensor {index}")
         if name in entries:
             raise cursor.fail("tensor given twice", value=name)
-        entries[name] = (_shape(cursor, name), cursor.u32(f"type of {name}"), cursor.u64(f"offset of {name}"))
+        said = name[:80]
+        entries[name] = (_shape(cursor, said), cursor.u32(f"type of {said}"), cursor.u64(f"offset of {said}"))
     base = _aligned(cursor.at, alignment)
     tensors = {name: _placed(cursor, name, *entry, base, alignment) for name, entry in entries.items()}
-    ends = [tensor.offset + tensor.nbytes for tensor in tensors.values()]
-    declared = _aligned(max(ends, default=cursor.at), alignment)
-    if len(cursor.data) > declared:
-        raise cursor.fail(f"declares {declared} bytes, file holds {len(cursor.data)}: trailing data")
+    at = base if tensors else cursor.at
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+        if tensor.offset != at:
+            what = "shares bytes with the tensor before it" if tensor.offset < at else "leaves a hole before it"
+            raise cursor.fail(f"{tensor.name[:80]} {what}", value=tensor.offset - base, allowed=f"offset {at - base}")
+        at = _aligned(at + tensor.nbytes, alignment)
+    if cursor.size > _aligned(at, alignment):
+        raise cursor.fail(f"declares {at} bytes, file holds {cursor.size}: trailing data")
     return tensors
 
 
@@ -250,19 +380,19 @@ def _shape(cursor: _Cursor, name: str) -> tuple[int, ...]:
 def _placed(
     cursor: _Cursor, name: str, shape: tuple[int, ...], number: int, offset: int, base: int, alignment: int
 ) -> GGUFTensor:
-    kind = GGML_TYPES.get(number)
+    kind, said = GGML_TYPES.get(number), name[:80]
     if kind is None:
         known = ", ".join(f"{number} {kind.name}" for number, kind in GGML_TYPES.items())
-        raise cursor.fail(f"type of {name} is unknown", value=number, allowed=known)
+        raise cursor.fail(f"type of {said} is unknown", value=number, allowed=known)
     row = shape[-1] if shape else 1
     if row % kind.block:
-        raise cursor.fail(f"{name} is {kind.name}, with rows of {row} elements", allowed=f"multiples of {kind.block}")
+        raise cursor.fail(f"{said} is {kind.name}, with rows of {row} elements", allowed=f"multiples of {kind.block}")
     if offset % alignment:
-        raise cursor.fail(f"offset of {name} is not aligned", value=offset, allowed=f"multiples of {alignment}")
+        raise cursor.fail(f"offset of {said} is not aligned", value=offset, allowed=f"multiples of {alignment}")
     nbytes = math.prod(shape) // kind.block * kind.nbytes
-    if base + offset + nbytes > len(cursor.data):
+    if base + offset + nbytes > cursor.size:
         declared = base + offset + nbytes
-        raise cursor.fail(f"{name} {shape} declares {declared} bytes, file holds {len(cursor.data)}: truncated?")
+        raise cursor.fail(f"{said} {shape} declares {declared} bytes, file holds {cursor.size}: truncated?")
     return GGUFTensor(name=name, shape=shape, type=kind.name, offset=base + offset, nbytes=nbytes)
 
 
@@ -280,11 +410,11 @@ def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.T
 
     tensor = _find(file, name)
     shape, start, nbytes = _window(tensor, rows)
-    raw = _read_bytes(file.path, start, nbytes)
+    raw = _read_bytes(file.holder(tensor), start, nbytes)
     if tensor.type in FLOATS:
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[tensor.type]
         return torch.from_numpy(raw).view(dtype).reshape(shape)
-    return torch.from_numpy(_expand(raw, tensor.type)).reshape(shape)
+    return torch.from_numpy(_finite(_expand(raw, tensor.type), tensor, file)).reshape(shape)
 
 
 def _find(file: GGUFFile, name: str) -> GGUFTensor:
@@ -312,7 +442,8 @@ def _read_bytes(path: Path, start: int, nbytes: int) -> numpy.ndarray:
 
     # Read, not mapped: a map of a file that someone cuts short meanwhile kills the process.
     try:
-        raw = np.fromfile(path, dtype=np.uint8, count=nbytes, offset=start)
+        with open_regular(path) as file:
+            raw = np.fromfile(file, dtype=np.uint8, count=nbytes, offset=start)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
     if len(raw) != nbytes:
@@ -331,6 +462,17 @@ def _expand(raw: numpy.ndarray, kind: str) -> numpy.ndarray:
     whole = len(raw) // row_bytes * row_bytes
     parts = [raw[:whole].reshape(-1, row_bytes), raw[whole:].reshape(1, -1)]
     expand: Callable[[numpy.ndarray], numpy.ndarray] = lambda part: dequantize(part, GGMLQuantizationType(number))  # noqa: E731
-    # A damaged scale may be infinite or NaN; the values then say so themselves.
     with np.errstate(all="ignore"):
         return np.concatenate([expand(part).reshape(-1) for part in parts if part.size] or [np.empty(0, np.float32)])
+
+
+def _finite(values: numpy.ndarray, tensor: GGUFTensor, file: GGUFFile) -> numpy.ndarray:
+    """Returns the values; raises InputError where a block's scale makes them infinite or none at all."""
+    import numpy as np
+
+    if not (ok := np.isfinite(values)).all():
+        per_block = next(kind.block for kind in GGML_TYPES.values() if kind.name == tensor.type)
+        block = int(ok.argmin()) // per_block
+        raise InputError(f"{tensor.name[:80]}: block {block} has a scale that is no finite number",
+                         field=str(file.holder(tensor)), fix="the file is damaged: fetch it again")  # fmt: skip
+    return values

@@ -6,7 +6,6 @@ is read by the `safetensors` library, one tensor at a time, from a memory map.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -14,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, shorten
+from asbuilt.files import decoded, open_regular, parse_json, read_object, require_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# A header takes about 120 bytes per tensor. The most tensors published under one index are 150k, in 14 MB.
-MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 1 << 25, 1 << 26, 8
+# A header takes about 120 bytes and 8 values of JSON per tensor, and reading it 10 us and 1 kB of Python objects. The
+# most tensors published under one index are 150k, in 14 MB, and some thousands in one file.
+MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 8 << 20, 24 << 20, 8
+MAX_HEADER_VALUES, MAX_TENSORS = 1 << 19, 1 << 18
 LARGEST_COUNT = 2**63 - 1
 
 BITS: dict[str, int] = {
@@ -40,7 +42,7 @@ FLOATS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
     """Where one tensor lies: `dtype` as the format spells it (BF16), `offset` in bytes from the file's start."""
 
@@ -55,12 +57,14 @@ class StoredTensor:
 def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """Returns the tensors that one safetensors file declares, in the order of the file, without reading their data.
 
-    Raises InputError for a header that is no JSON, is larger than 32 MiB or contradicts itself or the file: shapes
+    Raises InputError for a header that is no JSON, is larger than 8 MiB or contradicts itself or the file: shapes
     that do not give the declared bytes, overlaps, holes, data beyond the end. Source: the safetensors format, README.
     """
     path = Path(path)
     size, text = _header_text(path)
-    header = _object(path, text)
+    header = parse_json(decoded(text, str(path)), str(path), most_values=MAX_HEADER_VALUES)
+    if not isinstance(header, dict):
+        raise InputError("not a JSON object", field=str(path), value=header)
     metadata = header.pop("__metadata__", None)  # null, as some writers have it, is none
     if metadata is not None:
         _check_metadata(path, metadata)
@@ -81,7 +85,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 def _header_text(path: Path) -> tuple[int, bytes]:
     """Returns the file's size and its header."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             most = min(size - 8, MAX_HEADER_BYTES)
@@ -94,24 +98,6 @@ def _header_text(path: Path) -> tuple[int, bytes]:
     if len(text) != length:
         raise InputError("the file was cut short while it was read", field=str(path))
     return size, text
-
-
-def _object(path: Path, text: bytes) -> dict[str, Any]:
-    """Returns a JSON object in which no key is given twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            raise ValueError("a key is given twice")
-        return made
-
-    try:
-        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {shorten(str(error))}", field=str(path)) from error
-    if not isinstance(found, dict):
-        raise InputError("not a JSON object", field=str(path), value=found)
-    return found
 
 
 def _check_metadata(path: Path, metadata: object) -> None:
@@ -145,8 +131,8 @@ def _counts(values: object) -> bool:
 
 
 def has_weights(folder: Path) -> bool:
-    """Returns whether a folder holds safetensors under the names that transformers gives them."""
-    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    """Returns whether a folder holds something under the names that transformers gives safetensors."""
+    return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
 def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
@@ -156,9 +142,9 @@ def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     pickle files, for an index that its shards do not bear out, and as `read_header`.
     """
     folder = Path(folder)
-    if (folder / SINGLE).is_file():
+    if (folder / SINGLE).exists():
         return read_header(folder / SINGLE)
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         return _read_shards(folder, _weight_map(folder / INDEX))
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
     if pickles:
@@ -179,17 +165,10 @@ def pickle_error(field: str, name: str) -> InputError:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
-    if len(text) > MAX_INDEX_BYTES:
-        raise InputError("too large for an index", field=str(path), allowed=f"{MAX_INDEX_BYTES} bytes")
-    found = _object(path, text).get("weight_map")
+    found = read_object(path, MAX_INDEX_BYTES, most_values=MAX_TENSORS).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise InputError("weight_map", field=str(path), value=found, allowed="an object of tensor and file names")
-    for shard in found.values():
+    for shard in {str(shard): shard for shard in found.values()}.values():
         _check_shard_name(path, shard)
     return found
 
@@ -207,6 +186,10 @@ def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
             if name in tensors:
                 raise InputError(f"{shorten(name)} is stored twice", field=str(folder), value=shard)
             tensors[name] = tensor
+        if len(tensors) > MAX_TENSORS:
+            raise InputError(
+                "too many tensors", field=str(folder), value=len(tensors), allowed=f"at most {MAX_TENSORS}"
+            )
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].path.name != shard:
             raise InputError(f"the index names {shorten(name)}, and the shard lacks it", field=str(folder), value=shard)
@@ -227,6 +210,7 @@ class Reader:
         tensor = self._tensors[name]
         try:
             if tensor.path not in self._open:
+                require_regular(tensor.path)
                 self._open[tensor.path] = safe_open(tensor.path, framework="pt")
             read = self._open[tensor.path].get_tensor(name)
         except (SafetensorError, OSError) as error:

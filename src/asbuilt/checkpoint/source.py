@@ -136,13 +136,23 @@ def _open_file(path: Path, allow_unread: Sequence[str]) -> Source:
         return _open_json(path, allow_unread)
     if suffix == ".gguf":
         file = read_header(path)
-        return Source(kind="gguf", name=path.stem, reading=read_gguf(file, path.stem, allow_unread), path=path,
-                      gguf=file)  # fmt: skip
+        _require_blocks(file)
+        reading = read_gguf(file, file.name, allow_unread)
+        return Source(kind="gguf", name=file.name, reading=reading, path=path, gguf=file)
     if suffix in PICKLES:
         raise pickle_error(str(path.parent), path.name)
     fix = "give the folder that holds it and its config.json" if suffix == ".safetensors" else ""
     raise InputError("not a model", field="MODEL", value=str(path), allowed="a .json or .gguf file, or a folder",
                      fix=fix)  # fmt: skip
+
+
+def _require_blocks(file: GGUFFile) -> None:
+    """Raises InputError for more blocks than tensors: each would cost time and memory before the first is missed."""
+    key = f"{file.metadata.get('general.architecture')}.block_count"
+    said, held = file.metadata.get(key), len(file.tensors)
+    if held and isinstance(said, int) and said > held:
+        raise InputError("more blocks than the file has tensors", field=f"{file.path}: {key[:80]}", value=said,
+                         allowed=f"at most {held}")  # fmt: skip
 
 
 def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError
 from asbuilt.families.reader import ConfigReader
+from asbuilt.files import open_regular
 from asbuilt.spec import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, Scaling, YaRN
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ ELSEWHERE = {
     "tokenizer.": "the tokenizer's",
     "quantize.": "says how the weights were quantised",
     "imatrix.": "says how the weights were quantised",
+    "split.": "says how the model lies in files",
 }
 TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unknown": "unk_token_id", "padding": "pad_token_id"}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
@@ -136,7 +138,7 @@ def rope_factors(file: GGUFFile, n: int) -> tuple[float, ...] | None:
     if tensor.type != "F32" or tensor.shape != (n,):
         raise InputError("not allowed", field=field, value=(tensor.type, tensor.shape), allowed=f"F32 of shape ({n},)")
     try:
-        with file.path.open("rb") as data:
+        with open_regular(file.holder(tensor)) as data:
             data.seek(tensor.offset)
             factors = struct.unpack(f"<{n}f", data.read(4 * n))
     except (OSError, struct.error) as error:
