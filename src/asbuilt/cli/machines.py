@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asbuilt.cli.output import print_json, table
+from asbuilt.shown import number
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
@@ -27,16 +28,21 @@ def machines(as_json: bool) -> None:
     columns = ("name", "vendor", "memory, GB", "reported, GiB", "a process, GiB", "GB/s", "link, GB/s one way", "kind")
     table("Memory and links", columns, [_memory(machine) for machine in rows])
     table("Dense rates, TFLOP/s (TOP/s for int)", ("name", *SHOWN),
-          [(m.name, *(f"{m.rates[p] / 1e12:,g}" if p in m.rates else "" for p in SHOWN)) for m in rows])  # fmt: skip
+          [(m.name, *(_figure(m.rates[p] / 1e12) if p in m.rates else "" for p in SHOWN)) for m in rows])  # fmt: skip
     table("Sources", ("name", "source", "note"), [(m.name, m.source, m.note) for m in rows])
+
+
+def _figure(value: float) -> str:
+    """Six digits and no zeros at the end, as data sheets have them."""
+    return number(float(value), 6)
 
 
 def _memory(machine: Machine) -> tuple[str, ...]:
     reported = "" if machine.reported_gib is None else f"{machine.reported_gib:,.2f}"
     process = "" if machine.process_gib is None else f"{machine.process_gib:,.2f}"
-    link = ("", "") if machine.link is None else (f"{machine.link.bandwidth / 1e9:,g}", machine.link.kind)
-    bandwidth = f"{machine.bandwidth / 1e9:,g}"
-    return machine.name, machine.vendor, f"{machine.memory_gb:,g}", reported, process, bandwidth, *link
+    link = ("", "") if machine.link is None else (_figure(machine.link.bandwidth / 1e9), machine.link.kind)
+    bandwidth = _figure(machine.bandwidth / 1e9)
+    return machine.name, machine.vendor, _figure(machine.memory_gb), reported, process, bandwidth, *link
 
 
 def document(machine: Machine) -> dict[str, Any]:

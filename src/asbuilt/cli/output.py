@@ -25,6 +25,8 @@ count = number
 # What json leaves as it is and a terminal may not: DEL, C1, directions, separators, joiners, halves of pairs, tags.
 RAW = re.compile("[\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
                  "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")  # fmt: skip
+FIGURE = re.compile(r"[+−-]?[0-9][0-9,]*(\.[0-9]+)?(e-?[0-9]+)?%?")  # what is set to the right
+EMPTY = ("", "-")
 SHORT = 28  # characters of text that is not broken over lines
 NARROW = 20  # to which longer text may be broken, and its longest word up to SHORT
 GAP = 2  # between columns: rich sets a space to the right of each, and its box another between them
@@ -80,7 +82,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in said)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Column:
     """A column's name and texts, and how it may be set: `widest` on one line, `least` at words."""
 
@@ -92,7 +94,7 @@ class _Column:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, drop: Sequence[str] = ()) -> None:
-    """Prints a table; columns that hold numbers in every row are set to the right.
+    """Prints a table; columns that hold nothing but numbers are set to the right.
 
     Where a terminal is too narrow, columns are left out: those of `drop` in its order, then from the right, never the
     first.
@@ -113,7 +115,7 @@ def _column(name: str, cells: Sequence[Cell]) -> _Column:
     words = [min(SHORT, cells_of(word)) for text in texts for word in text.split()]
     broken = max([NARROW, *words])
     text = max(map(cells_of, texts), default=0)
-    right = bool(cells) and all(not isinstance(cell, str) for cell in cells)
+    right = any(map(FIGURE.fullmatch, texts)) and all(FIGURE.fullmatch(text) for text in texts if text not in EMPTY)
     least = max([text if right or text <= SHORT else broken, *map(cells_of, name.split())])
     return _Column(name=line(name), cells=texts, right=right, widest=widest, least=least)
 
@@ -129,13 +131,15 @@ def cells_of(text: str) -> int:
 
 def fitting(columns: list[_Column], drop: Sequence[str], room: int) -> tuple[list[_Column], list[str]]:
     """Returns the columns that there is room for, in their order, and the names of the others."""
-    kept = list(columns)
-    order = [*drop, *(column.name for column in reversed(columns[1:]) if column.name not in drop)]
-    for name in order:
+    first = [column for name in drop for column in columns if column.name == name]
+    order = [*first, *(column for column in reversed(columns[1:]) if column.name not in drop)]
+    left_out: list[_Column] = []
+    for column in order:
+        kept = [other for other in columns if other not in left_out]
         if len(kept) <= 2 or _needed(kept) <= room:
             break
-        kept = [column for column in kept if column.name != name]
-    return kept, [column.name for column in columns if column not in kept]
+        left_out.append(column)
+    return [column for column in columns if column not in left_out], [column.name for column in left_out]
 
 
 def _needed(columns: Sequence[_Column]) -> int:
@@ -174,14 +178,14 @@ def _draw(title: str, columns: Sequence[_Column], given: Sequence[int], left_out
 
     drawn = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column, width in zip(columns, given, strict=True):
-        justify = "right" if column.right else "left"
-        drawn.add_column(Text(column.name), justify=justify, width=width, overflow="fold")
+        figures = {"justify": "right", "no_wrap": True, "min_width": width} if column.right else {"justify": "left"}
+        drawn.add_column(Text(column.name), width=width, overflow="fold", **figures)
     for row in zip(*(column.cells for column in columns), strict=True):
         drawn.add_row(*map(Text, row))
     console = Console(file=StringIO(), force_terminal=True, width=room, highlight=False, emoji=False, markup=False)
     console.print(Text(f"\n{title}", style="bold"))
     console.print(drawn)
     if left_out:
-        said = f"no room for: {', '.join(filter(None, left_out))}; --json has them, and so has a pipe"
+        said = f"no room for {', '.join(name or 'notes' for name in left_out)}: --json has all, and so has a pipe"
         console.print(Text(said, style="dim"))
     draw(sys.stdout, console.file.getvalue())  # type: ignore[attr-defined]

@@ -230,7 +230,7 @@ def _print(
         if markdown:
             write(render.markdown(tables))
         for made in tables if not markdown else ():
-            table(made.title, made.columns, made.rows)
+            table(made.title, made.columns, made.rows, drop=made.drop)
 
 
 def _change(plan: ServePlan) -> Any:  # noqa: ANN401

@@ -179,4 +179,4 @@ def _print(plan: TrainPlan, ranked: Ranked | None, defaults: dict[str, int | boo
         write(render.markdown(tables))
     else:
         for made in tables:
-            table(made.title, made.columns, made.rows)
+            table(made.title, made.columns, made.rows, drop=made.drop)

@@ -13,11 +13,12 @@ Cell = str | int | float
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, and the rows."""
+    """A title, the names of the columns, the rows, and which columns a narrow screen does without first."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Cell]]
+    drop: tuple[str, ...] = ()
 
     def numeric(self, column: int) -> bool:
         """Whether a column holds numbers in every row, and is set to the right."""

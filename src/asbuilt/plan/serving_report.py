@@ -130,7 +130,7 @@ def _ladder(plan: ServePlan) -> Table:
     for line in plan.counted:
         value = size(line.value) if line.unit == "bytes" else line.unit
         rows.append((line.name, int(line.value), value, "; ".join(filter(None, (line.symbols, line.note)))))
-    return Table("From the card to the users, one device", ("line", "value", "", "from"), rows)
+    return Table("From the card to the users, one device", ("line", "value", "", "from"), rows, drop=("from",))
 
 
 def _components(plan: ServePlan) -> Table:
@@ -152,7 +152,8 @@ def _components(plan: ServePlan) -> Table:
         "time",
         "bound",
     )
-    return Table(f"Stored, moved and multiplied on one device in {what}", columns, rows)
+    return Table(f"Stored, moved and multiplied on one device in {what}", columns, rows,
+                 drop=("bytes stored", "FLOPs per token", "cache bytes moved"))  # fmt: skip
 
 
 def _times(plan: ServePlan) -> Table:
@@ -169,7 +170,7 @@ def _times(plan: ServePlan) -> Table:
     columns = ("", "bytes / bandwidth", "FLOPs / rate", "links", "component by component", "all at once", "bound")
     (rate, precision), _ = plan.roofline.rates
     where = f"{number(plan.roofline.bandwidth / 1e9, 6)} GB/s, {number(rate / 1e12, 6)} TFLOP/s in {precision}"
-    return Table(f"Time, at {where}", columns, rows)
+    return Table(f"Time, at {where}", columns, rows, drop=("all at once", "links"))
 
 
 def _sweep(plan: ServePlan) -> Table:
@@ -181,7 +182,7 @@ def _sweep(plan: ServePlan) -> Table:
     ]  # fmt: skip
     knee = "at no batch do FLOPs take as long as bytes" if plan.knee is None else f"the knee is at {plan.knee:,}"
     columns = ("batch", "step", "bytes", "FLOPs", "tokens/s", "for each user", "bound", "fits")
-    return Table(f"Decode by batch: {knee}", columns, rows)
+    return Table(f"Decode by batch: {knee}", columns, rows, drop=("FLOPs", "bytes"))
 
 
 def _caches(plan: ServePlan) -> Table:
@@ -229,7 +230,8 @@ def compare(plans: Sequence[ServePlan]) -> Table:
     """Returns one line for each plan."""
     columns = ("model", "machine", "layout", "fits", "weights a device, GB", "users", "largest context", "first token",
                "batch", "time per token", "tokens/s", "for each user", "bound")  # fmt: skip
-    return Table(f"{len(plans)} plans", columns, [_compared(plan) for plan in plans])
+    less = ("bound", "layout", "batch", "largest context", "weights a device, GB", "first token", "tokens/s")
+    return Table(f"{len(plans)} plans", columns, [_compared(plan) for plan in plans], drop=less)
 
 
 def _compared(plan: ServePlan) -> tuple[Cell, ...]:

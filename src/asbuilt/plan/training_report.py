@@ -157,7 +157,8 @@ def _memory(plan: TrainPlan) -> Table:
     rows.append(("per device", plan.per_device_bytes, *_gb(plan.per_device_bytes), "", ""))
     where = f", pipeline stage {stage.section.number + 1} of {layout.pp}" if layout.pp > 1 else ""
     columns = ("memory", "bytes", "GB", "GiB", "GB so far", "formula")
-    return Table(f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}", columns, rows)
+    return Table(f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}", columns, rows,
+                 drop=("GB so far", "GiB", "formula"))  # fmt: skip
 
 
 def _held_against(plan: TrainPlan) -> Table:
@@ -195,7 +196,8 @@ def _step(plan: TrainPlan) -> Table:
     for name, share in step.mfu.items():
         rows.append((f"model FLOPs utilisation, {MFU[name]}", "", "", "", f"{share:.1%} of {rate}"))
     title = "One step, of one device" if given is None else f"One step, at {given:.0%} of the dense rate over all of it"
-    return Table(title, ("", "GB sent", "seconds on the link", "seconds of the step", ""), rows)
+    return Table(title, ("", "GB sent", "seconds on the link", "seconds of the step", ""), rows,
+                 drop=("GB sent", "seconds on the link"))  # fmt: skip
 
 
 MFU = {"6ND": "6ND", "exact": "full scores", "exact_causal": "masked pairs skipped"}
