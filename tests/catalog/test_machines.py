@@ -322,3 +322,52 @@ def test_no_lengths(text: str | int) -> None:
 def test_numbers_that_are_no_size(number: float) -> None:
     with pytest.raises(InputError, match="memory"):
         parse_bytes(number, "memory")
+
+
+# as nvidia-smi (and its -L), rocm-smi and PyTorch print them
+PRINTED = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 80GB HBM2e": "h100-pcie",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA GH200 480GB": "gh200-96gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA A10": "a10",
+    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
+    "Tesla T4": "t4",
+    "Tesla V100-SXM2-16GB": "v100-16gb",
+    "Tesla V100-SXM3-32GB": "v100-32gb",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 3090 Ti": "rtx-3090-ti",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-2f0f4d8e-0d2e-4a6e-9d7e-0b5c1c1f3a11)": "h100-sxm",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI300X OAM": "mi300x",
+    "AMD Radeon RX 7900 XTX": "rx-7900-xtx",
+    "Apple M4 Max": "m4-max",
+    "TPU v5 lite": "tpu-v5e",
+}
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+def test_names_that_tools_print(printed: str) -> None:
+    assert machines.resolve(printed).name == PRINTED[printed]
+    assert machines.resolve(f"{printed},bandwidth=1TB/s").bandwidth == 1e12
+
+
+# other chips of nearly the same name, and slices of one
+@pytest.mark.parametrize("printed", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H800",
+                                     "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA H200 NVL", "Tesla V100-PCIE-16GB",
+                                     "NVIDIA", "", "GPU 0:"])  # fmt: skip
+def test_names_that_are_another_machine_s(printed: str) -> None:
+    with pytest.raises(InputError, match="no such machine"):
+        machines.resolve(printed)

@@ -72,6 +72,25 @@ def test_targets_decide(run: Run) -> None:
     assert run(*words, "20ms", "--first-token-target", "1us").exit_code == 1
 
 
+def test_lengths_and_links_with_units(run: Run) -> None:
+    """128k as engines read it, and a network of 400 Gb/s, which is 50 GB/s however it is spelled."""
+    words = ("plan", "serve", "llama-3.1-8b", "--gpu", "NVIDIA H100 80GB HBM3", "--json", "--tp", 16, "--users", 4)
+    for length, tokens in (("128k", 128_000), ("128K", 131_072), ("4096", 4096)):
+        document = json.loads(run(*words, "--context", length, "--chunk", "1K", "--prompt", "2k").stdout)
+        assert (document["machine"], document["context"]) == ("h100-sxm", tokens)
+        assert document["prefill"]["prompt"] == 2000
+        assert f"prefilling 1,024 tokens at once after {tokens - 1024:,}" in document["ladder"][3]["note"]
+    found = [
+        json.loads(run(*words, "--network", said).stdout) for said in ("400Gb/s", "400Gbit/s", "400Gbps", "50GB/s")
+    ]
+    assert found[0] == found[1] == found[2] == found[3] == json.loads(run(*words).stdout)  # which is the default
+    assert found[0]["conventions"]["network"] == 50e9
+    slower = json.loads(run(*words, "--network", "100Gb/s").stdout)
+    assert slower["decode"]["link_seconds"] == pytest.approx(4 * found[0]["decode"]["link_seconds"])
+    wider = json.loads(run(*words, "--node", 16).stdout)  # NVLink 4: 450 GB/s
+    assert wider["decode"]["link_seconds"] == pytest.approx(found[0]["decode"]["link_seconds"] / 9)
+
+
 def test_machines_in_a_file_or_in_numbers(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('memory = "80GB"\nbandwidth = "2TB/s"\n[rates]\nbf16 = "312T"\n')
     said = ("memory=80GB,bandwidth=2TB/s,bf16=312T", tmp_path / "mine.toml")
@@ -96,6 +115,52 @@ def test_of_a_config_and_a_checkpoint(run: Run, checkpoint: Path) -> None:
         assert document["largest_context"] == 64
 
 
+# openai/gpt-oss-120b's config.json, as far as it is its sizes and its packing
+OSS_120B = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
+
+
+def test_gpt_oss_120b_fits_one_h100(run: Run, tmp_path: Path) -> None:
+    """As it is run; with this library's unfused kernel the scores of one chunk at 131,072 tokens alone are 160 GiB."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(OSS_120B))
+    result = run("plan", "serve", file, "--gpu", "h100-sxm", "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["fits"]) == (0, True)
+    assert document["weight_bytes"] == 65_248_815_744  # total_size of model.safetensors.index.json
+    assert document["largest_context"] == 131072
+    assert document["smallest_count"] == 1
+    words = ("plan", "serve", file, "--gpu", "h100-sxm", "--context", "128K")
+    assert run(*words).exit_code == 0
+    unfused = run(*words, "--kernel", "library", "--json")
+    assert unfused.exit_code == 1
+    ladder = {line["line"]: line["bytes"] for line in json.loads(unfused.stdout)["ladder"]}
+    assert ladder["activations"] == pytest.approx(64 * 2048 * 131072 * 10, rel=0.001)
+
+
 def test_a_context_beyond_is_a_warning(run: Run) -> None:
     result = run("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm", "--context", 9000)
     assert result.exit_code == 0
@@ -109,6 +174,14 @@ WRONG = [
     (("--gpu", "h100-sxm", "--utilisation", 2), "utilisation"),
     (("--gpu", "h100-sxm", "--reserve", "much"), "reserve"),
     (("--gpu", "h100-sxm", "--latency-target", "soon"), "latency-target"),
+    (("--gpu", "h100-sxm", "--latency-target", "20"), "20ms or 0.02s"),
+    (("--gpu", "h100-sxm", "--first-token-target", "0.5"), "has no unit"),
+    (("--gpu", "h100-sxm", "--network", "400G"), "bits or bytes"),
+    (("--gpu", "h100-sxm", "--network", "0GB/s"), "network"),
+    (("--gpu", "h100-sxm", "--node", 0), "node"),
+    (("--gpu", "h100-sxm", "--context", "128kB"), "128k (128,000)"),
+    (("--gpu", "h100-sxm", "--workspace", "1Gb"), "a size is in bytes"),
+    (("--gpu", "h100-sxm", "--kernel", "flash"), "engine"),
     (("--gpu", "h100-sxm", "--latency-target", "-5ms"), "latency-target"),
     (("--gpu", "h100-sxm", "--dtype", "bf17"), "bf17"),
     (("--gpu", "h100-sxm", "--plot", "x.gif"), ".svg"),
@@ -217,5 +290,7 @@ def test_every_machine_and_a_few_models() -> None:
 def test_an_encoder_is_not_asked_whether_it_fits(run: Run) -> None:
     result = run("plan", "serve", "bert-base-uncased", "--gpu", "t4", "--json")
     assert (result.exit_code, json.loads(result.stdout)["fits"]) == (0, None)
+    late = run("plan", "serve", "bert-base-uncased", "--gpu", "t4", "--first-token-target", "1us", "--json")
+    assert (late.exit_code, json.loads(late.stdout)["targets"]) == (1, {"time to first token": False})
     result = run("plan", "serve", "vit-base-patch16-224", "--gpu", "t4", "--context", 4000)
     assert (result.exit_code, "197" in result.stderr) == (2, True)

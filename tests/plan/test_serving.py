@@ -15,6 +15,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, serve
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision
+from asbuilt.plan.serving_report import compare
 from asbuilt.spec import Block, Branch, Head, LatentAttention, Model, Pass, TokenEmbedding
 from asbuilt.spec.model import SharedEmbedding, TiedHead
 
@@ -261,6 +262,98 @@ def test_links_take_time() -> None:
         80 * 2 * linked.decode.batch * 8192 * 2 * 2 * 7 / 8 / 450e9)  # fmt: skip
     assert silent.decode.run.link_seconds == 0
     assert any("link" in warning for warning in silent.warnings)
+    assert not linked.warnings
+
+
+def test_several_nodes_are_joined_by_a_network() -> None:
+    """16 devices in two nodes of 8, or one of 16: at 400 Gb/s a device, or at NVLink 4's 450 GB/s."""
+    near = Conventions(node=16)
+    apart, together = (serve(LLAMA, "h100-sxm", tp=16, users=8, conventions=c) for c in (None, near))
+    slower = serve(LLAMA, "h100-sxm", tp=16, users=8, conventions=Conventions(network=25e9))
+    sums = 32 * 2 * 8 * 4096 * 2 * 2 * 15 / 16
+    for plan, speed, told in ((apart, 50e9, True), (together, 450e9, False), (slower, 25e9, True)):
+        assert plan.decode is not None
+        assert plan.decode.run.link_seconds == pytest.approx(sums / speed, rel=1e-12)
+        assert any("several nodes of 8" in warning for warning in plan.warnings) == told
+    assert apart.document()["conventions"]["node"] == 8
+    assert apart.document()["conventions"]["network"] == 50e9
+    assert "8 devices a node; from one to another 50 GB/s a device" in apart.markdown()
+    alone = serve(LLAMA, "h100-sxm,link=1GB/s", tp=16, users=8)  # a network is no faster than the link before it
+    assert alone.decode is not None
+    assert alone.decode.run.link_seconds == pytest.approx(sums / 1e9, rel=1e-12)
+
+
+def test_tensor_parallelism_is_chosen_within_a_node() -> None:
+    spec = catalog.find("llama-3-70b").spec()
+    for node, tp, pp in ((8, 8, 2), (4, 4, 4), (16, 16, 1)):
+        made = place(spec, gpus=16, tp=None, pp=None, ep=None, node=node)
+        assert (made.tp, made.pp) == (tp, pp)
+    assert serve(spec, "h100-sxm", gpus=16, conventions=Conventions(node=4)).layout.tp == 4
+    gpt2 = catalog.find("gpt2").spec()  # 12 heads: groups of six would lie across nodes of 8
+    assert place(gpt2, gpus=24, tp=None, pp=None, ep=None).tp == 4
+    assert place(gpt2, gpus=6, tp=None, pp=None, ep=None).tp == 6
+
+
+def test_activations_are_those_of_the_last_chunk_with_its_past() -> None:
+    """gpt-oss-20b's unfused kernel: 64 heads x 2,048 x 131,072 scores, as they are (2 bytes) and twice in float32."""
+    library = Conventions(kernel="library")
+    held = {}
+    for kernel, conventions in (("library", library), ("engine", None)):
+        for context in (2048, 131072):
+            plan = serve("gpt-oss-20b", "h200", context=context, conventions=conventions)
+            line = next(line for line in plan.ladder if line.name == "activations")
+            held[kernel, context] = line.value
+            assert f"{kernel}'s" in line.source
+            assert plan.document()["conventions"]["kernel"] == kernel
+            assert ("after 129,024" in line.note) == (context == 131072)
+    scores = 64 * 2048 * 131072 * (2 + 2 * 4)
+    assert held["library", 131072] == pytest.approx(scores, rel=0.001)  # 160 GiB
+    assert held["library", 2048] == pytest.approx(64 * 2048 * 2048 * 10, rel=0.05)
+    assert held["engine", 131072] == held["engine", 2048] < 0.4 * GIB
+    at_length = serve("gpt-oss-20b", "h200", context=131072)
+    assert any((a.switch, a.value, a.users) == ("kernel", "library", 0) for a in at_length.alternatives)
+
+
+def test_latents_of_the_past_are_expanded_for_each_chunk() -> None:
+    """DeepSeek-V3: keys of 192 and values of 128 numbers, of 128 heads, for all 131,072 tokens, by either kernel."""
+    held = [next(line.value for line in serve("deepseek-v3", "h200", context=n, dtype="bf16").ladder
+                 if line.name == "activations") for n in (2048, 131072)]  # fmt: skip
+    # keys, values, and values filled up to the width of the keys, since one kernel knows one width: 192 + 128 + 192
+    assert held[1] - 131072 * 128 * (192 + 128 + 192) * 2 == pytest.approx(0, abs=0.3 * GIB)
+    assert held[0] < 0.7 * GIB
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "vit-base-patch16-224"])
+def test_an_encoder_s_flops_per_token_are_a_token_s(name: str) -> None:
+    """12 layers of 768 x 768 x (4 + 2 x 4), and scores and mixing with all tokens; nothing is read piece by piece."""
+    spec = catalog.find(name).spec()
+    for chunk in (16, 2048):
+        plan = serve(spec, "h100-sxm", chunk=chunk)
+        tokens = plan.prefill.prompt
+        assert tokens == plan.context == spec.max_positions
+        per_token = {c["kind"]: c["flops_per_token"] for c in plan.document()["components"]}
+        assert per_token["attention"] == 12 * (4 * 2 * 768 * 768 + 2 * 2 * tokens * 768)
+        assert per_token["ffn"] == 12 * 2 * 2 * 768 * 3072
+        rows = {row[0]: row for table in plan.tables() if "FLOPs per token" in table.columns for row in table.rows}
+        assert rows["ffn"][4] == 12 * 2 * 2 * 768 * 3072
+
+
+def test_flops_per_token_are_a_token_s_in_any_layout() -> None:
+    """4 copies, or 4 stages of 8 layers: 64 users are 16 to a run, and each is charged what one token multiplies."""
+    for pp in (None, 1, 4):
+        plan = serve(LLAMA, "h100-sxm", users=64, context=1024, tp=1, gpus=4 if pp else 1, pp=pp)
+        per_token = {c["kind"]: c["flops_per_token"] for c in plan.document()["components"]}
+        assert per_token["ffn"] == 32 // (pp or 1) * 3 * 2 * 4096 * 14336
+
+
+def test_times_are_called_the_least_there_can_be() -> None:
+    plan = serve(LLAMA, "h100-sxm")
+    assert "theoretical minimum (floor)" in plan.document()["conventions"]["times"]
+    text = plan.markdown()
+    for said in ("Theoretical minimum (floor) of the time", "time per token at least", "time to first token at least",
+                 "tokens/s at most", "theoretical minimum (floor): bytes at the full bandwidth"):  # fmt: skip
+        assert said in text
+    assert "floors" in compare([plan, plan]).title
 
 
 def test_experts_over_devices() -> None:
@@ -309,13 +402,71 @@ def test_smallest_card_and_count() -> None:
 
 def test_targets() -> None:
     met = serve(LLAMA, "h100-sxm", latency_target=0.010)
-    assert met.largest_batch is not None
     assert met.users is not None
-    assert 1 < met.largest_batch < met.users
-    for batch, ok in ((met.largest_batch, True), (met.largest_batch + 1, False)):
+    assert met.decode is not None
+    assert met.users == met.largest_batch == met.decode.batch
+    assert met.users_that_fit == serve(LLAMA, "h100-sxm").users
+    assert 1 < met.users < (met.users_that_fit or 0)
+    for batch, ok in ((met.users, True), (met.users + 1, False)):
         plan = serve(LLAMA, "h100-sxm", users=batch, latency_target=0.010, first_token_target=1)
         assert (plan.fits, plan.targets) == (ok, {"time per token": ok, "time to first token": True})
-    assert serve(LLAMA, "h100-sxm", users=1, latency_target=1e-6).largest_batch == 0
+    never = serve(LLAMA, "h100-sxm", users=1, latency_target=1e-6)
+    assert (never.fits, never.users, never.largest_context, never.smallest_card, never.smallest_count) == (
+        False, 0, 0, None, None)  # fmt: skip
+
+
+def test_answers_backwards_honour_the_targets() -> None:
+    """There is room for four, but 15 GB of weights at 2 TB/s take 7.4 ms a token."""
+    plan = serve(LLAMA, "a100-80gb", users=4, context=2048, latency_target=0.006)
+    assert plan.users_that_fit is not None
+    assert plan.users_that_fit > 4
+    assert (plan.fits, plan.users) == (False, 0)
+    assert plan.smallest_count == 2
+    assert [serve(LLAMA, "a100-80gb", gpus=n, users=4, context=2048, latency_target=0.006).fits
+            for n in (1, 2)] == [False, True]  # fmt: skip
+    assert plan.smallest_card is not None
+    card = machines.find(plan.smallest_card)
+    assert serve(LLAMA, card, users=4, context=2048, latency_target=0.006).fits
+    smaller = [machine for machine in machines.MACHINES.values()
+               if machine.kind == "accelerator" and machine.memory_bytes() < card.memory_bytes()]  # fmt: skip
+    assert not any(serve(LLAMA, machine, users=4, context=2048, latency_target=0.006).fits for machine in smaller)
+    assert any(serve(LLAMA, machine, users=4, context=2048).fits for machine in smaller)  # by memory they would do
+    assert any(s.fits and s.option == "--gpus 2" for s in plan.suggestions)
+    for said in plan.suggestions:
+        assert said.fits == (said.users >= 4)
+        assert "within the targets" in said.effect
+
+
+def test_the_largest_context_honours_the_targets() -> None:
+    """At 16 users a step is 15 GB of weights and 2.1 GB of cache per 1,024 tokens, at 3.35 TB/s."""
+    most = serve(LLAMA, "h100-sxm", context=1024, users=16, latency_target=0.006).largest_context
+    assert most is not None
+    assert most == pytest.approx((0.006 * 3.35e12 - 15.01e9) / (16 * 131072), rel=0.01)
+    fits = [serve(LLAMA, "h100-sxm", context=n, users=16, latency_target=0.006).fits for n in (most, most + 1)]
+    assert fits == [True, False]
+    assert serve(LLAMA, "h100-sxm", context=8192, users=16).fits
+    shorter = [s for s in serve(LLAMA, "h100-sxm", context=8192, users=16, latency_target=0.006).suggestions
+               if "--context" in s.option]  # fmt: skip
+    assert [(s.option, s.fits) for s in shorter] == [(f"--context {most}", True)]
+    given = serve(LLAMA, "h100-sxm", context=8192, users=16, latency_target=0.006, prompt=most + 1).suggestions
+    assert not any("--context" in s.option for s in given)  # which would leave no room for that prompt
+
+
+def test_the_first_token_s_target_is_honoured() -> None:
+    """A prompt of 2,048 tokens takes about 2 x 7.5e9 FLOPs a token: 31 ms on an H100, 98 on an A100."""
+    for gpu, ok in (("h100-sxm", True), ("a100-80gb", False)):
+        plan = serve(LLAMA, gpu, first_token_target=0.05)
+        assert plan.fits == ok
+        assert (plan.users == plan.users_that_fit) == ok
+        assert (plan.users == 0) != ok
+        assert plan.targets == {"time to first token": ok}
+    slow = serve(LLAMA, "a100-80gb", first_token_target=0.05)
+    assert slow.smallest_count == 4  # of two each takes 49 ms, and their 64 sums of 2,048 x 4,096 numbers 3.6 more
+    assert slow.largest_context is not None
+    short = serve(LLAMA, "a100-80gb", context=slow.largest_context, first_token_target=0.05)
+    assert short.fits
+    assert short.prefill.prompt == slow.largest_context < 2048
+    assert not serve(LLAMA, "a100-80gb", context=slow.largest_context + 1, first_token_target=0.05).fits
 
 
 def test_a_context_beyond_the_model_s_is_told_and_planned() -> None:

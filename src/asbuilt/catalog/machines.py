@@ -220,14 +220,42 @@ def names() -> list[str]:
     return list(MACHINES)
 
 
-def find(name: str) -> Machine:
-    """Returns the row of that name; case, blanks, `_` for `-` and a vendor before it are forgiven.
+# What nvidia-smi, rocm-smi and JAX call a machine, where that is not the row's name with a maker before it.
+PRINTED = {
+    "v100-sxm2-16gb": "v100-16gb",
+    "v100-sxm2-32gb": "v100-32gb",
+    "v100-sxm3-32gb": "v100-32gb",
+    "a100-sxm-40gb": "a100-40gb",
+    "a100-sxm4-40gb": "a100-40gb",
+    "a100-sxm-80gb": "a100-80gb",
+    "a100-sxm4-80gb": "a100-80gb",
+    "a100-pcie-80gb": "a100-80gb-pcie",
+    "h100-80gb-hbm2e": "h100-pcie",
+    "h100-80gb-hbm3": "h100-sxm",
+    "h100-sxm5-80gb": "h100-sxm",
+    "gh200-120gb": "gh200-96gb",  # named by the processor's memory
+    "gh200-480gb": "gh200-96gb",
+    "rtx-6000-ada-generation": "rtx-6000-ada",
+    "mi250x/mi250": "mi250x",
+    "mi300x-oam": "mi300x",
+    "mi325x-oam": "mi325x",
+    "tpu-v5-lite": "tpu-v5e",
+    "tpu-v6-lite": "tpu-v6e",
+}
+MAKERS = ("nvidia", "amd", "apple", "google", "intel", "geforce", "tesla", "instinct", "radeon")
 
-    Raises InputError with the nearest names where there is none.
+
+def find(name: str) -> Machine:
+    """Returns the row of that name, or of the name that nvidia-smi and its like print: "NVIDIA H100 80GB HBM3".
+
+    Case, blanks, `_` for `-`, and makers and brands before it are forgiven. Raises InputError with the nearest names
+    where there is none.
     """
-    plain = re.sub(r"[_\s]+", "-", name.strip().lower())
-    for vendor in ("nvidia-", "amd-", "apple-", "google-", "intel-", "geforce-", "instinct-"):
-        plain = plain.removeprefix(vendor)
+    plain = re.sub(r"^\s*gpu\s+\d+\s*:|\(uuid:[^)]*\)\s*$", "", name.strip().lower())  # a line of nvidia-smi -L
+    plain = re.sub(r"[_\s]+", "-", plain.strip())
+    while (maker := plain.partition("-")[0]) in MAKERS:
+        plain = plain[len(maker) + 1 :]
+    plain = PRINTED.get(plain, plain)
     if plain not in MACHINES:
         starts = [known for known in MACHINES if plain and known.startswith(plain)]
         hint = f"did you mean {' or '.join(map(repr, starts))}?" if starts else near(plain[:80], MACHINES)

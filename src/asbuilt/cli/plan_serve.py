@@ -12,19 +12,21 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, defaults_line, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
+from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
+from asbuilt.plan.conventions import CHOICES, CHUNK, MEANING, Conventions
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
     from asbuilt.checkpoint.source import Source
-    from asbuilt.plan import Conventions, ServePlan
+    from asbuilt.plan import ServePlan
 
 THIS, QUANTISED = "this", "quantised"
 LARGEST_FILE = 1 << 24
 SIZES = ("reserve", "overhead", "workspace")
 TIMES = ("latency_target", "first_token_target")
 SWITCHES = ("memory", "utilisation", "reserve", "overhead", "workspace", "page", "block_size", "embedding", "flops",
-            "scores", "count", "windows")  # fmt: skip
+            "scores", "count", "windows", "kernel", "node", "network")  # fmt: skip
 
 
 class Serve(click.Command):
@@ -61,8 +63,6 @@ def _is_machine(word: str) -> bool:
 
 def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     """The switches, with their meanings in the help."""
-    from asbuilt.plan.conventions import CHOICES, MEANING, Conventions
-
     for name in reversed(CHOICES):
         said = "; ".join(f"{value}: {meaning}" for value, meaning in MEANING[name].items())
         command = click.option(f"--{name}", type=click.Choice(CHOICES[name]), default=getattr(Conventions, name),
@@ -79,9 +79,10 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--tp", type=int, help="Tensor parallel degree; as wide as heads and vocabulary allow within one node.")
 @click.option("--pp", type=int, help="Pipeline stages; what --tp leaves over.")
 @click.option("--ep", type=int, help="Expert parallel degree.")
-@click.option("--context", type=int, help="Tokens of each user; 8192, or the model's context if that is less.")
-@click.option("--prompt", type=int, help="Tokens of the prompt whose first token is timed; one chunk.")
-@click.option("--chunk", type=int, default=2048, show_default=True, help="Tokens prefilled at once.")
+@click.option("--context", type=Tokens(), help="Of each user: 8192, 128k (128,000), 128K (131,072); 8192, or the "
+              "model's context if that is less.")  # fmt: skip
+@click.option("--prompt", type=Tokens(), help="Of the prompt whose first token is timed; one chunk.")
+@click.option("--chunk", type=Tokens(), default=CHUNK, show_default=True, help="Tokens prefilled at once.")
 @click.option("--users", "--batch", "users", type=int, help="How many at once; as many as there is room for.")
 @click.option("--dtype", help="Of weights: bf16, fp8, int4, q4_k ...; with scales int4:128, int8:128, fp8:128; "
               "`quantised`, as a quantization_config says, which is usual where there is one.  [bf16]")  # fmt: skip
@@ -93,12 +94,17 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--efficiency", "measured", metavar="FILE", help="Both from a run: what `asbuilt measure --json` printed."
 )
-@click.option("--utilisation", type=float, default=0.9, show_default=True, help="Share of memory that is used.")
+@click.option("--utilisation", type=float, default=Conventions.utilisation, show_default=True,
+              help="Share of memory that is used.")  # fmt: skip
 @click.option("--reserve", metavar="SIZE", help="Kept free beside that.")
 @click.option("--overhead", metavar="SIZE", help="One figure in place of activations, logits and workspace.")
 @click.option("--workspace", metavar="SIZE", help="Graphs and libraries; 1GiB, nothing on a CPU.")
-@click.option("--page/--no-page", default=True, show_default=True, help="Whether the cache is in pages.")
-@click.option("--block-size", type=int, default=16, show_default=True, help="Tokens of a page.")
+@click.option("--page/--no-page", default=Conventions.page, show_default=True, help="Whether the cache is in pages.")
+@click.option("--block-size", type=int, default=Conventions.block_size, show_default=True, help="Tokens of a page.")
+@click.option("--node", type=int, default=Conventions.node, show_default=True,
+              help="Devices of one node, which share the fast link.")  # fmt: skip
+@click.option("--network", metavar="RATE", default=f"{Conventions.network / 1e9:g}GB/s", show_default=True,
+              help="Of one device to other nodes; 400Gb/s is 50GB/s.")  # fmt: skip
 @_convention_options
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Pictures of the plans: .svg, .png or .pdf.")
@@ -129,7 +135,7 @@ def serve(
         plots.save(plans, Path(plot))
     defaults = {source.name: source.reading.defaults for source in sources}
     _print(plans, defaults, explain=explain, markdown=markdown, as_json=as_json)
-    ctx.exit(0 if all(plan.fits or plan.users is None for plan in plans) else 1)
+    ctx.exit(0 if all(plan.fits or (plan.users is None and all(plan.targets.values())) for plan in plans) else 1)
 
 
 def _plots(path: Path) -> ModuleType:
@@ -177,13 +183,13 @@ def _machine(name: str) -> Machine:
 
 def _conventions(options: dict[str, Any]) -> Conventions:
     from asbuilt.catalog.quantities import parse_bytes
-    from asbuilt.plan import Conventions
 
     said = {name: options.pop(name) for name in SWITCHES}
     for name in SIZES:
         if said[name] is not None:
             zero = said[name].strip() in ("0", "0GB", "0GiB")
             said[name] = 0.0 if zero else parse_bytes(said[name], name)
+    said["network"] = parse_bytes(said["network"], "network", per_second=True)
     return Conventions(**{name: value for name, value in said.items() if value is not None})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -23,12 +24,19 @@ BLOCK_SIZE = 16
 SAMPLER_BYTES = 8
 # Devices of one machine that are joined by fast links: tensor parallelism is not chosen wider than that.
 NODE = 8
+# Bytes/s of one device to those of other nodes: an adapter of 400 Gb/s each.
+NETWORK = 50e9
+# What every time in a plan is, and what it leaves out.
+TIMES = ("theoretical minimum (floor): bytes at the full bandwidth, FLOPs at the full dense rate, messages at the full "
+         "rate of their link, each times its efficiency where one is given; no launches, no waiting, no scheduling, so "
+         "tokens/s are the most there can be")  # fmt: skip
 
 Embedding = Literal["lookup", "read"]
 FlopsConvention = Literal["declared", "2n", "2n-rounded"]
 Scores = Literal["causal", "full"]
 Count = Literal["floor", "nearest"]
 Windows = Literal["held", "full"]
+AttentionKernel = Literal["engine", "library"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "memory": MEMORY_CONVENTIONS,
@@ -37,6 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scores": ("causal", "full"),
     "count": ("floor", "nearest"),
     "windows": ("held", "full"),
+    "kernel": ("engine", "library"),
 }
 MEANING = {
     "memory": {
@@ -66,6 +75,10 @@ MEANING = {
         "held": "layers with a window keep that window",
         "full": "layers with a window keep every token, as engines without a hybrid cache do",
     },
+    "kernel": {
+        "engine": "attention is a serving engine's fused kernel: scores are never stored, with sinks and soft caps too",
+        "library": "attention is this library's kernel: it stores scores where sinks, soft caps or biases are",
+    },
 }
 
 
@@ -74,7 +87,7 @@ class Conventions:
     """The switches; `MEANING` says what each of them means.
 
     `overhead`, in bytes, stands in one figure for activations, logits and workspace. `reserve` is kept free beside what
-    `utilisation` leaves.
+    `utilisation` leaves. `node` devices share the machine's fast link; `network` is in bytes/s of one device beyond.
     """
 
     memory: MemoryConvention = "process"
@@ -89,6 +102,9 @@ class Conventions:
     scores: Scores = "causal"
     count: Count = "floor"
     windows: Windows = "held"
+    kernel: AttentionKernel = "engine"
+    node: int = NODE
+    network: float = NETWORK
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -98,10 +114,15 @@ class Conventions:
             raise InputError("out of bounds", field="utilisation", value=self.utilisation, allowed="above 0, at most 1")
         if not 1 <= self.block_size <= 2**20:
             raise InputError("out of bounds", field="block-size", value=self.block_size, allowed="1 to 2^20 tokens")
+        if not 1 <= self.node <= 2**20:
+            raise InputError("out of bounds", field="node", value=self.node, allowed="1 to 2^20 devices")
+        if not 0 < self.network < math.inf:
+            raise InputError("out of bounds", field="network", value=self.network, allowed="a rate above 0")
 
     def plain(self) -> dict[str, object]:
-        """Returns the switches as they stand."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Returns the switches as they stand, and what the times are."""
+        switches: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return switches | {"times": TIMES}
 
     def others(self, names: tuple[str, ...]) -> Iterator[tuple[str, str, Conventions]]:
         """Yields (switch, value, conventions) for every other setting of the named switches, one changed at a time."""

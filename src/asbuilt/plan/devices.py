@@ -74,6 +74,7 @@ class Known:
 _known: dict[int, Known] = {}
 MOST_KNOWN = 32
 MOST_DEVICES = 64
+MOST_RUNS = 1000
 
 
 def known(spec: Model) -> Known:
@@ -94,12 +95,13 @@ def degrees(spec: Model, most: int = MOST_DEGREE) -> list[int]:
     return [degree for degree in range(1, most + 1) if found.divides(degree)]
 
 
-def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None) -> Placement:
+def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None,
+          node: int = NODE) -> Placement:  # fmt: skip
     """Returns the layout that the given degrees make, the others chosen.
 
-    Without `tp`, tensor parallelism takes as many of the devices as it can, of one machine; what it leaves over becomes
-    pipeline stages, or copies where there are more devices than layers. Raises InputError naming the degree that does
-    not fit the model or the number of devices.
+    Without `tp`, tensor parallelism takes as many of the devices as it can within one `node`; what it leaves over
+    becomes pipeline stages, or copies where there are more devices than layers. Raises InputError naming the degree
+    that does not fit the model or the number of devices.
     """
     for name, value in (("gpus", gpus), ("tp", tp), ("pp", pp), ("ep", ep)):
         if value is not None and not 1 <= value <= MOST_GPUS:
@@ -108,8 +110,9 @@ def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: 
     _require_experts(found, experts)
     if tp is None:
         share = (gpus or experts) // (pp or 1)
-        tp = max(d for d in range(1, min(NODE, max(1, share)) + 1)
-                 if max(1, share) % d == 0 and found.divides(d) and not (experts % d and d % experts))  # fmt: skip
+        tp = max(d for d in range(1, min(node, MOST_DEGREE, max(1, share)) + 1)
+                 if max(1, share) % d == 0 and found.divides(d) and not (experts % d and d % experts)
+                 and (share <= node or node % d == 0))  # fmt: skip
     else:
         _require_tensor(found, tp)
     if max(tp, experts) % min(tp, experts):
@@ -177,6 +180,8 @@ class Device:
     def works(self, run: Pass) -> int:
         """Returns the most bytes alive at once while one device makes its part of the run."""
         if run not in self._works:
+            if len(self._works) > MOST_RUNS:
+                self._works.clear()
             self._works[run] = self.own.works(run)
         return self._works[run]
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.cost.folded import Folded
-from asbuilt.plan.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
+from asbuilt.plan.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.devices import Device, Placement, Stage, device
 from asbuilt.plan.lines import Line
 from asbuilt.plan.precision import Precision, cache_bytes
@@ -56,12 +56,18 @@ class Capacity:
     @cached_property
     def reserve(self) -> int:
         """Bytes that are left to others."""
-        return reserved(self.memory, self.conventions)
+        return math.ceil(self.memory * (1 - self.conventions.utilisation) + self.conventions.reserve)
 
-    @cached_property
-    def activations(self) -> int:
-        """The most bytes alive while a chunk is prefilled, logits for its last token."""
-        return self.device.works(Pass(tokens=self.chunk, logits="last", width=self.precision.width))
+    def activations(self, context: int) -> int:
+        """The most bytes alive while a chunk of a sequence is prefilled, logits for its last token.
+
+        That is while the last chunk is, with all the tokens before it; or the first one, before which an encoder runs.
+        """
+        tokens, kernel = min(self.chunk, context), "engine" if self.conventions.kernel == "engine" else "fused"
+        return max(
+            self.device.works(Pass(tokens=tokens, past=past, logits="last", kernel=kernel, width=self.precision.width))
+            for past in {0, context - tokens}
+        )
 
     @cached_property
     def logits(self) -> int:
@@ -76,12 +82,12 @@ class Capacity:
             return math.ceil(self.conventions.workspace)
         return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
 
-    def fixed(self, stage: Stage) -> int:
-        """Bytes that are taken whatever the number of users."""
+    def fixed(self, stage: Stage, context: int) -> int:
+        """Bytes that are taken whatever the number of users of `context` tokens."""
         weights = stage.folds.total_bytes
         if self.conventions.overhead is not None:
             return self.reserve + weights + math.ceil(self.conventions.overhead)
-        return self.reserve + weights + self.activations + self.workspace
+        return self.reserve + weights + self.activations(context) + self.workspace
 
     def scratch(self, stage: Stage) -> int:
         """Bytes of logits and sampler per sequence."""
@@ -98,7 +104,7 @@ class Capacity:
 
     def in_group(self, stage: Stage, context: int) -> int | float:
         """Sequences that a group of attention holds in this stage, rounded by convention; infinite without a cache."""
-        left = self.memory - self.fixed(stage)
+        left = self.memory - self.fixed(stage, context)
         each = self.per_user(stage, context) + self.scratch(stage)
         if left < 0:
             return 0
@@ -108,12 +114,11 @@ class Capacity:
 
     def tightest(self, context: int) -> Stage:
         """The stage that holds the fewest sequences."""
-        return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s)))
+        return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s, context)))
 
-    @property
-    def holds_weights(self) -> bool:
+    def holds_weights(self, context: int) -> bool:
         """Whether every stage has room for what is taken whatever the number of users."""
-        return all(self.fixed(stage) <= self.memory for stage in self.device.stages)
+        return all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
 
     def users(self, context: int) -> int | float:
         """Sequences of `context` tokens that all devices hold together."""
@@ -122,11 +127,6 @@ class Capacity:
     def weight_bytes(self) -> int:
         """Bytes of the heaviest device's weights."""
         return max(stage.folds.total_bytes for stage in self.device.stages)
-
-
-def reserved(memory: int, conventions: Conventions) -> int:
-    """Returns the bytes of a device's memory that are left to others."""
-    return math.ceil(memory * (1 - conventions.utilisation) + conventions.reserve)
 
 
 def held_numbers(stage: Stage, context: int, block: int, *, whole: bool) -> int:
@@ -162,7 +162,7 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
         lines.append(Line(name="overhead", value=overhead, formula="{given}", numbers={"given": overhead},
                           source="given: one figure for activations, logits and workspace"))  # fmt: skip
     else:
-        lines += [_activations(capacity), _logits(capacity, stage, users), _workspace(capacity)]
+        lines += [_activations(capacity, context), _logits(capacity, stage, users), _workspace(capacity)]
     numbers = {line.name: line.value for line in lines}
     names = [*numbers]
     formula = f"{{{names[0]}}}" + "".join(f" − {{{name}}}" for name in names[1:])
@@ -208,10 +208,14 @@ def _weights(capacity: Capacity, stage: Stage) -> Line:
                 source=f"{DECLARED}, in {capacity.precision.name}")  # fmt: skip
 
 
-def _activations(capacity: Capacity) -> Line:
-    return Line(name="activations", value=capacity.activations, formula="{busiest moment of one chunk}",
-                numbers={"busiest moment of one chunk": capacity.activations}, source=DECLARED,
-                note=f"prefilling {capacity.chunk:,} tokens at once in {capacity.precision.activation}")  # fmt: skip
+def _activations(capacity: Capacity, context: int) -> Line:
+    """The kernel is named: a library's that keeps the scores takes many times what an engine's does."""
+    busiest, tokens = capacity.activations(context), min(capacity.chunk, context)
+    after = f" after {context - tokens:,}" if context > tokens else ""
+    kernel = MEANING["kernel"][capacity.conventions.kernel]
+    return Line(name="activations", value=busiest, formula="{busiest moment of a chunk}",
+                numbers={"busiest moment of a chunk": busiest}, source=f"{DECLARED}; {kernel}",
+                note=f"prefilling {tokens:,} tokens at once{after}, in {capacity.precision.activation}")  # fmt: skip
 
 
 def _logits(capacity: Capacity, stage: Stage, users: int) -> Line:
@@ -238,15 +242,15 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     lines = [Line(name="cache per user", value=cache, formula="ceil({cached numbers} × {bytes})", numbers=size,
                   source=f"{DECLARED}, in {capacity.kv_dtype}", note=f"{context:,} tokens, {paged}")]  # fmt: skip
     if cache:
-        lines.append(Line(name="cache tokens", value=tokens(capacity, stage, context, budget), unit="tokens",
+        lines.append(Line(name="cache tokens", value=cached_tokens(capacity, stage, context, budget), unit="tokens",
                           formula="floor(max(0, {cache budget}) × {context} / {cache per user})",
                           numbers={"cache budget": budget, "context": context, "cache per user": cache}))  # fmt: skip
-    left = capacity.memory - capacity.fixed(stage)
+    left = capacity.memory - capacity.fixed(stage, context)
     many = capacity.layout.groups * capacity.layout.replicas
     if cache + scratch:
         half = 0.5 if c.count == "nearest" else 0
         lines.append(Line(
-            name="users", value=users, unit="users at this context",
+            name="users that fit", value=users, unit="users at this context",
             formula="floor(max(0, {room for users}) / ({cache per user} + {logits per user}) + {rounding}) × {groups}",
             numbers={"room for users": left, "cache per user": cache, "logits per user": scratch, "rounding": half,
                      "groups": many},
@@ -254,7 +258,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     return tuple(lines)
 
 
-def tokens(capacity: Capacity, stage: Stage, context: int, budget: int) -> int:
+def cached_tokens(capacity: Capacity, stage: Stage, context: int, budget: int) -> int:
     """Returns how many tokens the cache budget holds, in sequences of `context` tokens."""
     each = capacity.per_user(stage, context)
     return max(0, budget) * context // each if each else 0

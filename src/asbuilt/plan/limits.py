@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine, MemoryConvention
 from asbuilt.errors import InputError
 from asbuilt.plan.devices import Placement, place
-from asbuilt.plan.ladder import Capacity, reserved
 from asbuilt.plan.precision import cache_bytes, precision
 from asbuilt.plan.roofline import Roofline
 
+MOST_USERS = 10**9
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -30,58 +31,97 @@ def largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def largest_context(capacity: Capacity, users: int, most: int) -> int:
-    """Returns the most tokens per sequence, up to `most`, at which `users` fit."""
-    return largest(lambda context: capacity.users(context) >= users, most)
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What an answer has to meet: so many sequences, a step and a first token within so many seconds, None for any.
+
+    `prompt` is how many tokens the first token comes after, None for a chunk.
+    """
+
+    users: int = 1
+    latency: float | None = None
+    first_token: float | None = None
+    prompt: int | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether a time is asked for."""
+        return self.latency is not None or self.first_token is not None
+
+    def prompt_at(self, roofline: Roofline, context: int) -> int:
+        """Tokens of the prompt, of sequences of `context` tokens."""
+        return min(context, roofline.capacity.chunk if self.prompt is None else self.prompt)
+
+    def in_time(self, roofline: Roofline, context: int, users: int) -> bool:
+        """Whether the step of `users` sequences and the first token of one are within their targets."""
+        if self.latency is not None and roofline.decode(users, context).seconds > self.latency:
+            return False
+        prompt = self.prompt_at(roofline, context)
+        return self.first_token is None or roofline.prefill(prompt).seconds <= self.first_token
+
+    def met(self, roofline: Roofline, context: int) -> bool:
+        """Whether the users fit and are served in time."""
+        return roofline.capacity.users(context) >= self.users and self.in_time(roofline, context, self.users)
 
 
-def largest_batch(roofline: Roofline, context: int, users: int, seconds: float) -> int:
-    """Returns the most sequences, up to `users`, whose step takes no longer than `seconds`."""
-    return largest(lambda batch: roofline.decode(batch, context).seconds <= seconds, users)
+def most_users(roofline: Roofline, goal: Goal, context: int) -> int:
+    """Returns the most sequences of `context` tokens, up to MOST_USERS, that fit and are served in time."""
+    room = int(min(roofline.capacity.users(context), MOST_USERS))
+    return largest(lambda users: goal.in_time(roofline, context, users), room) if goal.timed else room
 
 
-def smallest_count(capacity: Capacity, context: int, users: int) -> int | None:
-    """Returns the smallest of COUNTS of this machine on which `users` fit, laid out as without options."""
+def largest_context(roofline: Roofline, goal: Goal, most: int) -> int:
+    """Returns the most tokens per sequence, up to `most`, at which the goal is met."""
+    return largest(lambda context: goal.met(roofline, context), most)
+
+
+def smallest_count(roofline: Roofline, goal: Goal, context: int) -> int | None:
+    """Returns the smallest of COUNTS of this machine on which the goal is met, laid out as without options."""
     for count in COUNTS:
-        found = _with_gpus(capacity, count)
-        if found is not None and found.users(context) >= users and found.holds_weights:
+        found = _with_gpus(roofline, count)
+        if found is not None and goal.met(found, context):
             return count
     return None
 
 
-def _with_gpus(capacity: Capacity, count: int) -> Capacity | None:
+def _with_gpus(roofline: Roofline, count: int) -> Roofline | None:
+    capacity = roofline.capacity
     room = count * capacity.memory * capacity.conventions.utilisation
     if capacity.layout.per_copy * capacity.weight_bytes() > 4 * room:  # far too few: not worth laying out
         return None
     try:
-        layout = place(capacity.spec, gpus=count, tp=None, pp=None, ep=None)
+        layout = place(capacity.spec, gpus=count, tp=None, pp=None, ep=None, node=capacity.conventions.node)
     except InputError:
         return None
-    return replace(capacity, layout=layout)
+    return _changed(roofline, layout=layout)
 
 
-def smallest_card(capacity: Capacity, context: int, users: int) -> Machine | None:
-    """Returns the accelerator of the catalogue with the least memory that alone holds `users`."""
-    alone, conventions = replace(capacity, layout=Placement()), capacity.conventions
-    stage = alone.device.stages[0]
-    each = alone.per_user(stage, context) + alone.scratch(stage)
-    needed = alone.fixed(stage) - alone.reserve + users * each
-    for memory, machine in _by_memory(conventions.memory):
-        if memory - reserved(memory, conventions) >= needed:
-            return machine
+def _changed(roofline: Roofline, **changes: Any) -> Roofline:  # noqa: ANN401  fields of its capacity
+    return replace(roofline, capacity=replace(roofline.capacity, **changes))
+
+
+def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
+    """Returns the accelerator of the catalogue with the least memory that alone meets the goal."""
+    for machine in _by_memory(roofline.conventions.memory):
+        alone = _changed(roofline, machine=machine, layout=Placement())
+        try:
+            if goal.met(alone, context):
+                return machine
+        except InputError:  # no rate is known for it at this precision
+            continue
     return None
 
 
 @cache
-def _by_memory(convention: MemoryConvention) -> list[tuple[int, Machine]]:
+def _by_memory(convention: MemoryConvention) -> list[Machine]:
     """The catalogue's accelerators, the least memory first, the fastest of equals."""
     rows = [machine for machine in machines.MACHINES.values() if machine.kind == "accelerator"]
-    return sorted(((m.memory_bytes(convention), m) for m in rows), key=lambda found: (found[0], -found[1].bandwidth))
+    return sorted(rows, key=lambda machine: (machine.memory_bytes(convention), -machine.bandwidth))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """One thing to change: the option that changes it, whether it then fits, and how many users there are then."""
+    """One thing to change: the option that changes it, whether the goal is then met, and how many users there are."""
 
     change: str
     option: str
@@ -90,61 +130,60 @@ class Suggestion:
     effect: str
 
 
-def suggest(capacity: Capacity, context: int, users: int) -> tuple[Suggestion, ...]:
-    """Returns what to change where `users` do not fit, best first.
+def suggest(roofline: Roofline, goal: Goal, context: int) -> tuple[Suggestion, ...]:
+    """Returns what to change where the goal is not met, best first.
 
-    What makes them fit comes before what does not. Among those, what costs the model least comes first: a narrower
+    What meets it comes before what does not. Among those, what costs the model least comes first: a narrower
     cache, narrower weights, then more devices, another card, a shorter context, fewer users.
     """
-    found = [*_narrower(capacity, context, users), *_more(capacity, context, users), *_less(capacity, context, users)]
+    found = [*_narrower(roofline, goal, context), *_more(roofline, goal, context), *_less(roofline, goal, context)]
     return tuple(sorted(found, key=lambda s: not s.fits))
 
 
-def _suggestion(change: str, option: str, capacity: Capacity, context: int, wanted: int) -> Suggestion:
-    users = int(min(capacity.users(context), 2**62)) if capacity.holds_weights else 0
-    fits = users >= wanted
-    weights = capacity.weight_bytes()
-    effect = f"weights {weights / 1e9:,.1f} GB a device, {users:,} users of {context:,} tokens"
-    if not capacity.holds_weights:
-        effect = f"weights {weights / 1e9:,.1f} GB a device: still too much"
-    return Suggestion(change=change, option=option, fits=fits, users=users, effect=effect)
+def _suggestion(change: str, option: str, roofline: Roofline, goal: Goal, context: int) -> Suggestion:
+    holds = roofline.capacity.holds_weights(context)
+    users = most_users(roofline, goal, context) if holds else 0
+    weights = f"weights {roofline.capacity.weight_bytes() / 1e9:,.1f} GB a device"
+    in_time = " within the targets" if goal.timed else ""
+    effect = f"{weights}, {users:,} users of {context:,} tokens{in_time}" if holds else f"{weights}: still too much"
+    return Suggestion(change=change, option=option, fits=users >= goal.users, users=users, effect=effect)
 
 
-def _narrower(capacity: Capacity, context: int, users: int) -> Iterator[Suggestion]:
+def _narrower(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
+    capacity = roofline.capacity
     kv = capacity.kv_bytes > cache_bytes("fp8")
     if kv:
-        changed = replace(capacity, kv_dtype="fp8")
-        yield _suggestion("cache in 8 bits", "--kv-dtype fp8", changed, context, users)
+        changed = _changed(roofline, kv_dtype="fp8")
+        yield _suggestion("cache in 8 bits", "--kv-dtype fp8", changed, goal, context)
     now = capacity.weight_bytes()
     for name, said in (("fp8:128", "weights in 8 bits"), ("int4:128", "weights in 4 bits")):
-        changed = replace(capacity, precision=precision(name))
-        if changed.weight_bytes() >= 0.95 * now:
+        changed = _changed(roofline, precision=precision(name))
+        if changed.capacity.weight_bytes() >= 0.95 * now:
             continue
-        yield _suggestion(said, f"--dtype {name}", changed, context, users)
+        yield _suggestion(said, f"--dtype {name}", changed, goal, context)
         if kv:
-            both = replace(changed, kv_dtype="fp8")
-            yield _suggestion(f"{said}, cache in 8", f"--dtype {name} --kv-dtype fp8", both, context, users)
+            both = _changed(changed, kv_dtype="fp8")
+            yield _suggestion(f"{said}, cache in 8", f"--dtype {name} --kv-dtype fp8", both, goal, context)
 
 
-def _more(capacity: Capacity, context: int, users: int) -> Iterator[Suggestion]:
-    count = smallest_count(capacity, context, users)
-    if count is not None and count > capacity.layout.gpus:
-        changed = _with_gpus(capacity, count)
+def _more(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
+    count = smallest_count(roofline, goal, context)
+    if count is not None and count > roofline.capacity.layout.gpus:
+        changed = _with_gpus(roofline, count)
         assert changed is not None
-        said = f"{count} devices: tp {changed.layout.tp}, pp {changed.layout.pp}"
-        yield _suggestion(said, f"--gpus {count}", changed, context, users)
-    card = smallest_card(capacity, context, users)
-    if card is not None and card.memory_bytes() > capacity.machine.memory_bytes():
-        changed = replace(capacity, machine=card, layout=Placement())
-        yield _suggestion(f"one {card.name}", f"--gpu {card.name}", changed, context, users)
+        layout = changed.capacity.layout
+        yield _suggestion(f"{count} devices: tp {layout.tp}, pp {layout.pp}", f"--gpus {count}", changed, goal, context)
+    card = smallest_card(roofline, goal, context)
+    if card is not None and card != roofline.capacity.machine:
+        changed = _changed(roofline, machine=card, layout=Placement())
+        yield _suggestion(f"one {card.name}", f"--gpu {card.name}", changed, goal, context)
 
 
-def _less(capacity: Capacity, context: int, users: int) -> Iterator[Suggestion]:
-    if not capacity.holds_weights:
-        return
-    shorter = largest_context(capacity, users, context)
-    if 0 < shorter < context:
-        yield _suggestion(f"at most {shorter:,} tokens", f"--context {shorter}", capacity, shorter, users)
-    fewer = int(min(capacity.users(context), users))
-    if 0 < fewer < users:
-        yield _suggestion(f"at most {fewer:,} users", f"--users {fewer}", capacity, context, fewer)
+def _less(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
+    shorter = largest_context(roofline, goal, context)
+    if (goal.prompt or 1) <= shorter < context:
+        yield _suggestion(f"at most {shorter:,} tokens", f"--context {shorter}", roofline, goal, shorter)
+    fewer = min(most_users(roofline, goal, context), goal.users)
+    if 0 < fewer < goal.users:
+        less = replace(goal, users=fewer)
+        yield _suggestion(f"at most {fewer:,} users", f"--users {fewer}", roofline, less, context)

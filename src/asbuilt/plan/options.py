@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from asbuilt.errors import InputError
+from asbuilt.plan.conventions import NETWORK, NODE
 from asbuilt.plan.layout import Layout, arrange
 from asbuilt.plan.optimizers import Recipe, optimizer
 from asbuilt.plan.shares import CHECKPOINTING, Checkpointing, Lora
@@ -21,11 +22,10 @@ DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MASTER_WIDTH = 4
 QLORA_RANK = 64  # of the paper's own runs, where --qlora is given without a rank
 
-# Defaults of the options that are assumptions; each is said once, here. Rates are in bytes/s of one GPU.
+# Defaults of the options that are assumptions; each is said once, here or in conventions.py. Rates are in bytes/s of
+# one GPU.
 KERNEL_EFFICIENCY = 0.57
 RESERVE = 0.05
-NODE = 8
-NETWORK = 50e9
 HOST = 25e9
 LINK = 32e9
 

@@ -12,6 +12,7 @@ from asbuilt.cost.folded import Step
 from asbuilt.plan.conventions import Conventions
 from asbuilt.plan.devices import Stage
 from asbuilt.plan.ladder import Capacity
+from asbuilt.plan.layout import Network
 from asbuilt.spec import Kind, Pass
 
 Bound = Literal["memory", "compute", "link"]
@@ -57,10 +58,11 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run on one device: its components, and the seconds that its links take."""
+    """One run of `rows` tokens on one device, made `times` times: its components, and the seconds its links take."""
 
     components: tuple[Component, ...]
     link_seconds: float
+    rows: int
     times: int = 1
 
     @property
@@ -156,7 +158,7 @@ class Roofline:
                       scores=f, memory_seconds=m, compute_seconds=s)
             for kind, (w, k, c, p, f, m, s) in total.items()
         )  # fmt: skip
-        return Run(components=components, link_seconds=links)
+        return Run(components=components, link_seconds=links, rows=prompt)
 
     def run(self, stage: Stage, run: Pass, times: int) -> Run:
         """Returns one run of one stage, made `times` times."""
@@ -173,7 +175,8 @@ class Roofline:
                     kind=kind, stored=stored, weights=step.weights, lookups=math.ceil(step.lookups),
                     cache=math.ceil(step.cache), products=weights, scores=scores, memory_seconds=nbytes / bandwidth,
                     compute_seconds=weights / weight_rate + scores / score_rate))  # fmt: skip
-        return Run(components=tuple(components), link_seconds=times * self._links(stage, run), times=times)
+        return Run(components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows,
+                   times=times)  # fmt: skip
 
     def _read_embedding(self, stage: Stage, steps: dict[Kind, Step]) -> None:
         if self.conventions.embedding == "read":
@@ -188,21 +191,30 @@ class Roofline:
         whole = sum(step.products for step in self.capacity.alone.step(run, 1).values())
         return Fraction(2 * self._charged * run.rows, 1) / whole if whole else 1
 
+    @cached_property
+    def network(self) -> Network:
+        """What joins the devices; a link that no row names takes no time within a node."""
+        link, c, gpus = self.capacity.machine.link, self.conventions, self.capacity.layout.gpus
+        within = math.inf if link is None else link.bandwidth
+        return Network(gpus=gpus, node=c.node, link=within, between=c.network, host=math.inf, named={})
+
     def _links(self, stage: Stage, run: Pass) -> float:
-        """Seconds that the link takes: sums over tp devices, rows to experts and back, the stream to the next stage."""
-        layout, link = self.capacity.layout, self.capacity.machine.link
-        if link is None or layout.per_copy == 1:
-            return 0.0
-        width, stream = self.capacity.precision.width, run.rows * self.capacity.spec.d_model
-        nbytes = Fraction(0)
+        """Seconds that the links take: sums over tp devices, rows to experts and back, the stream to the next stage.
+
+        Each goes at the link's rate while its group lies within one node, and else at the network's.
+        """
+        layout, width = self.capacity.layout, self.capacity.precision.width
+        stream, seconds, wide = run.rows * self.capacity.spec.d_model, 0.0, max(layout.tp, layout.ep)
         if layout.tp > 1:  # a ring passes each number on 2 (tp - 1) / tp times
             sums = {".".join(node.path.split(".")[:3]): node.count for node, _ in stage.folds.contracted(run)}
-            nbytes += sum(sums.values()) * stream * width * Fraction(2 * (layout.tp - 1), layout.tp)
+            nbytes = sum(sums.values()) * stream * width * Fraction(2 * (layout.tp - 1), layout.tp)
+            seconds += float(nbytes) / self.network.bandwidth(layout.tp, 1)
         if layout.ep > 1:
-            nbytes += 2 * self._to_experts(stage, run) * width * Fraction(layout.ep - 1, layout.ep)
-        if layout.pp > 1:
-            nbytes += stream * width
-        return float(nbytes) / link.bandwidth
+            nbytes = 2 * self._to_experts(stage, run) * width * Fraction(layout.ep - 1, layout.ep)
+            seconds += float(nbytes) / self.network.bandwidth(wide, 1)
+        if layout.pp > 1 and not stage.last:
+            seconds += stream * width / self.network.bandwidth(layout.pp, wide)
+        return seconds
 
     def _to_experts(self, stage: Stage, run: Pass) -> int:
         """Numbers that come back from the experts: a chosen expert's result for each row."""

@@ -16,25 +16,25 @@ from asbuilt.plan import limits, render, serving_report
 from asbuilt.plan.conventions import CHUNK, MEANING, Conventions
 from asbuilt.plan.devices import Placement, place, unplanned
 from asbuilt.plan.explain import explain
-from asbuilt.plan.ladder import Capacity, counted, held_numbers, ladder
+from asbuilt.plan.ladder import Capacity, cached_tokens, counted, held_numbers, ladder
 from asbuilt.plan.lines import Line
 from asbuilt.plan.precision import Precision, cache_bytes, precision
 from asbuilt.plan.roofline import Bound, Roofline, Run
 from asbuilt.spec import Model
 
 LARGEST_CONTEXT = 10**9
-LARGEST_USERS = 10**9
+LARGEST_USERS = limits.MOST_USERS
 USUAL_CONTEXT = 8192
 SWEEP = tuple(2**i for i in range(11))
 # What changes how many there are, and what changes how fast they are.
-OF_USERS, OF_SPEED = ("memory", "windows", "count"), ("embedding", "flops", "scores")
+OF_USERS, OF_SPEED = ("memory", "windows", "count", "kernel"), ("embedding", "flops", "scores")
 # Beyond this share of difference another convention's answer is printed.
 MATTERS = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """One prompt alone: seconds to the first token, and what binds."""
+    """One prompt alone: the least seconds to the first token, and what binds."""
 
     prompt: int
     seconds: float
@@ -44,7 +44,7 @@ class Prefill:
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """One step of `batch` sequences at the context: seconds, tokens/s, what binds, tokens/s by either roof."""
+    """One step of `batch` sequences at the context: the least seconds, the most tokens/s, what binds, either roof."""
 
     batch: int
     seconds_per_step: float
@@ -79,20 +79,19 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was asked, checked."""
+    """What was asked, checked; `users` None for as many as there may be."""
 
     name: str
     context: int
-    prompt: int
     users: int | None
-    latency: float | None
-    first_token: float | None
+    goal: limits.Goal
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServePlan:
     """The whole answer; `document` is it as plain data, `tables` as tables, `explain` as a derivation.
 
+    `users` are those that fit and are served within the targets, `users_that_fit` those that memory alone allows.
     `refused` lists (path, part, figure, why) for what cannot be planned; the figures concerned are None. What answers
     further questions (limits, sweep, suggestions) is worked out when it is asked for.
     """
@@ -106,6 +105,7 @@ class ServePlan:
     kv_budget_bytes: int
     cache_tokens: int | None
     users: int | None
+    users_that_fit: int | None
     prefill: Prefill
     decode: Decode | None
     targets: dict[str, bool]
@@ -145,31 +145,29 @@ class ServePlan:
     @property
     def wanted(self) -> int:
         """How many users are asked for."""
-        return self.asked.users or 1
+        return self.asked.goal.users
 
     @cached_property
     def largest_context(self) -> int | None:
-        """The most tokens per sequence, up to what the model was made for, at which the users fit."""
+        """The most tokens per sequence that the model allows at which the users fit, within the targets."""
         if self.users is None:
             return None
-        return limits.largest_context(self.capacity, self.wanted, self.capacity.spec.max_positions)
+        return limits.largest_context(self.roofline, self.asked.goal, self.capacity.spec.max_positions)
 
-    @cached_property
+    @property
     def largest_batch(self) -> int | None:
-        """The most sequences that fit and whose step is within the target."""
-        if self.users is None or self.asked.latency is None:
-            return self.users
-        return limits.largest_batch(self.roofline, self.context, self.users, self.asked.latency)
+        """The most sequences that fit and are served within the targets."""
+        return self.users
 
     @cached_property
     def smallest_count(self) -> int | None:
-        """The fewest of this machine on which the users fit, of those tried."""
-        return None if self.users is None else limits.smallest_count(self.capacity, self.context, self.wanted)
+        """The fewest of this machine on which the users fit within the targets, of those tried."""
+        return None if self.users is None else limits.smallest_count(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def smallest_card(self) -> str | None:
-        """The name of the card with the least memory that alone holds the users."""
-        card = None if self.users is None else limits.smallest_card(self.capacity, self.context, self.wanted)
+        """The name of the card with the least memory that alone holds the users and serves them within the targets."""
+        card = None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
         return None if card is None else card.name
 
     @cached_property
@@ -189,15 +187,13 @@ class ServePlan:
 
     @cached_property
     def suggestions(self) -> tuple[limits.Suggestion, ...]:
-        """What to change where the users do not fit, best first."""
-        if self.users is None or (self.capacity.holds_weights and self.users >= self.wanted):
-            return ()
-        return limits.suggest(self.capacity, self.context, self.wanted)
+        """What to change where the users do not fit or are not served in time, best first."""
+        return () if self.users is None or self.fits else limits.suggest(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
         """What other conventions would answer, where that differs."""
-        return () if self.decode is None else _alternatives(self.roofline, self.context, self.users or 0, self.decode)
+        return () if self.decode is None else _alternatives(self.roofline, self.asked, self.users or 0, self.decode)
 
     def document(self) -> dict[str, Any]:
         """Returns the answer as plain data: keys only ever get more."""
@@ -258,7 +254,8 @@ def serve(
 
     `model` is a description or a catalogue name, `gpu` a machine or what `--gpu` takes. `users` is how many sequences
     are wanted, None for as many as there is room for; `context` is in tokens, 8,192 or the model's if that is less.
-    Targets are in seconds. Raises InputError naming the argument that is wrong.
+    Targets are in seconds, and every answer honours them: users, largest batch and context, smallest card and count.
+    Raises InputError naming the argument that is wrong.
     """
     spec = find(model).spec() if isinstance(model, str) else model
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
@@ -266,24 +263,24 @@ def serve(
     if spec.n_vocab == 0 and context != spec.max_positions:
         raise InputError("an image has as many tokens as it has", field="context", value=context,
                          allowed=str(spec.max_positions))  # fmt: skip
-    chunk = min(chunk, context) if chunk >= 1 else chunk
-    prompt = min(context, chunk) if prompt is None else prompt
-    _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT), prompt=(prompt, context),
-             users=(1 if users is None else users, LARGEST_USERS))  # fmt: skip
+    _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT))
+    _require(prompt=(1 if prompt is None else prompt, context), users=(1 if users is None else users, LARGEST_USERS))
+    if not decodes(spec):  # every token sees every other: there is nothing to read piece by piece
+        chunk = max(chunk, context)
     _require_positive(latency_target=latency_target, first_token_target=first_token_target)
     _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
+    conventions = conventions or Conventions()
     held = precision(dtype) if isinstance(dtype, str) else dtype
     kv = held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
     cache_bytes(kv)
     capacity = Capacity(
-        spec=spec, machine=machine, layout=place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep), precision=held, kv_dtype=kv,
-        chunk=chunk, conventions=conventions or Conventions(),
+        spec=spec, machine=machine, layout=place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=conventions.node),
+        precision=held, kv_dtype=kv, chunk=chunk, conventions=conventions,
     )  # fmt: skip
     roofline = Roofline(capacity=capacity, bandwidth_efficiency=bandwidth_efficiency,
                         compute_efficiency=compute_efficiency)  # fmt: skip
-    asked = Asked(name=name or spec.name, context=context, prompt=prompt, users=users, latency=latency_target,
-                  first_token=first_token_target)  # fmt: skip
-    return _answer(roofline, asked)
+    goal = limits.Goal(users=users or 1, latency=latency_target, first_token=first_token_target, prompt=prompt)
+    return _answer(roofline, Asked(name=name or spec.name, context=context, users=users, goal=goal))
 
 
 def _require(**bounds: tuple[int, int]) -> None:
@@ -304,35 +301,39 @@ def _require_share(**values: float) -> None:
             raise InputError("out of bounds", field=field, value=value, allowed="above 0, at most 1")
 
 
+def decodes(spec: Model) -> bool:
+    """Whether the model makes tokens one by one, as what remembers what it has read does."""
+    return not any(figure == "decode" for _, _, figure, _ in unplanned(spec))
+
+
 def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
-    capacity, context = roofline.capacity, asked.context
-    refused = unplanned(capacity.spec)
-    decodes = not any(figure == "decode" for _, _, figure, _ in refused)
-    room = capacity.users(context) if decodes else 0
-    most = int(min(room, LARGEST_USERS)) if decodes else 0
+    capacity, context, goal = roofline.capacity, asked.context, asked.goal
+    tokens = decodes(capacity.spec)
+    room = int(min(capacity.users(context), LARGEST_USERS)) if tokens else 0
+    most = limits.most_users(roofline, goal, context) if tokens else 0
     batch = asked.users or max(1, most)
-    group = math.ceil(batch / (capacity.layout.groups * capacity.layout.replicas)) if decodes else 1
+    group = math.ceil(batch / (capacity.layout.groups * capacity.layout.replicas)) if tokens else 1
     steps = ladder(capacity, context, group if asked.users or most else 0)
     budget = int(steps[-1].value)
-    fitting = capacity.holds_weights and decodes and most >= (asked.users or 1)
-    prefill = _prefill(roofline, asked.prompt)
-    decode = _decode(roofline, batch, context) if decodes else None
-    targets = _targets(asked, prefill, decode)
+    prefill = _prefill(roofline, goal.prompt_at(roofline, context))
+    decode = _decode(roofline, batch, context) if tokens else None
+    targets = _targets(goal, prefill, decode)
     return ServePlan(
         asked=asked,
         roofline=roofline,
-        fits=fitting and all(targets.values()),
+        fits=tokens and most >= goal.users,
         ladder=steps,
-        counted=counted(capacity, context, budget, most) if decodes else (),
+        counted=counted(capacity, context, budget, room) if tokens else (),
         weight_bytes=capacity.weight_bytes(),
         kv_budget_bytes=max(0, budget),
-        cache_tokens=_cache_tokens(capacity, context, budget) if decodes else None,
-        users=most if decodes else None,
+        cache_tokens=cached_tokens(capacity, capacity.tightest(context), context, budget) if tokens else None,
+        users=most if tokens else None,
+        users_that_fit=room if tokens else None,
         prefill=prefill,
         decode=decode,
         targets=targets,
         warnings=tuple(_warnings(roofline, asked)),
-        refused=refused,
+        refused=unplanned(capacity.spec),
     )
 
 
@@ -357,18 +358,13 @@ def _decode(roofline: Roofline, batch: int, context: int) -> Decode:
     )
 
 
-def _targets(asked: Asked, prefill: Prefill, decode: Decode | None) -> dict[str, bool]:
+def _targets(goal: limits.Goal, prefill: Prefill, decode: Decode | None) -> dict[str, bool]:
     met = {}
-    if asked.latency is not None and decode is not None:
-        met["time per token"] = decode.seconds_per_step <= asked.latency
-    if asked.first_token is not None:
-        met["time to first token"] = prefill.seconds <= asked.first_token
+    if goal.latency is not None and decode is not None:
+        met["time per token"] = decode.seconds_per_step <= goal.latency
+    if goal.first_token is not None:
+        met["time to first token"] = prefill.seconds <= goal.first_token
     return met
-
-
-def _cache_tokens(capacity: Capacity, context: int, budget: int) -> int:
-    each = capacity.per_user(capacity.tightest(context), context)
-    return max(0, budget) * context // each if each else 0
 
 
 def _caches(capacity: Capacity, context: int) -> Caches:
@@ -383,15 +379,15 @@ def _caches(capacity: Capacity, context: int) -> Caches:
     )
 
 
-def _alternatives(roofline: Roofline, context: int, users: int, decode: Decode) -> tuple[Alternative, ...]:
-    now, found = roofline.capacity.conventions, []
+def _alternatives(roofline: Roofline, asked: Asked, users: int, decode: Decode) -> tuple[Alternative, ...]:
+    now, found = roofline.conventions, []
     for switch, value, other in now.others((*OF_USERS, *OF_SPEED)):
-        capacity = replace(roofline.capacity, conventions=other)
+        changed = replace(roofline, capacity=replace(roofline.capacity, conventions=other))
         then, speed = users, decode.tokens_per_second
-        if switch in OF_USERS:
-            then = int(min(capacity.users(context), LARGEST_USERS))
-        else:
-            speed = decode.batch / replace(roofline, capacity=capacity).decode(decode.batch, context).seconds
+        if switch in OF_USERS or asked.goal.timed:
+            then = limits.most_users(changed, asked.goal, asked.context)
+        if switch in OF_SPEED:
+            speed = decode.batch / changed.decode(decode.batch, asked.context).seconds
         if then != users or abs(speed / decode.tokens_per_second - 1) > MATTERS:
             found.append(Alternative(switch=switch, value=value, users=then, tokens_per_second=speed,
                                      meaning=MEANING[switch][value]))  # fmt: skip
@@ -409,4 +405,14 @@ def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
         if used != wanted:
             yield f"{capacity.machine.name} has no rate of its own for {wanted}: products run at its {used} rate"
     if capacity.layout.per_copy > 1 and capacity.machine.link is None:
-        yield f"no link is known for {capacity.machine.name}: what devices pass to each other is left out of the times"
+        yield f"no link is known for {capacity.machine.name}: what passes between devices of a node takes no time"
+    yield from _across_nodes(roofline)
+
+
+def _across_nodes(roofline: Roofline) -> Iterator[str]:
+    layout, network = roofline.capacity.layout, roofline.network
+    wide, speed = max(layout.tp, layout.ep), f"{network.between / 1e9:g} GB/s a device (--node, --network)"
+    if not network.inside(wide, 1):
+        yield f"{wide} devices share each layer, in several nodes of {network.node}: their network is {speed}"
+    elif not network.inside(layout.pp, wide):
+        yield f"pipeline stages lie in several nodes of {network.node}: their network is {speed}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from asbuilt.plan.conventions import MEANING, TIMES
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
 from asbuilt.shown import number, size, time
@@ -31,14 +32,16 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "kv_budget_bytes": plan.kv_budget_bytes,
         "cache_tokens": plan.cache_tokens,
         "users": plan.users,
+        "users_that_fit": plan.users_that_fit,
         "largest_context": plan.largest_context,
         "largest_batch": plan.largest_batch,
         "smallest_count": plan.smallest_count,
         "smallest_card": plan.smallest_card,
         "cache_bytes": None if plan.caches is None else asdict(plan.caches),
-        "components": [_component(c) for c in (plan.decode or plan.prefill).run.components],
-        "prefill": {"prompt": plan.prefill.prompt, "seconds": plan.prefill.seconds, "bound": plan.prefill.bound},
-        "decode": None if plan.decode is None else _decode(plan.decode),
+        "components": _components_of((plan.decode or plan.prefill).run),
+        "prefill": {"prompt": plan.prefill.prompt, "seconds": plan.prefill.seconds, "bound": plan.prefill.bound}
+        | _run(plan.prefill.run),
+        "decode": None if plan.decode is None else _decode(plan.decode) | _run(plan.decode.run),
         "sweep": [_decode(step) for step in plan.sweep],
         "knee": plan.knee,
         "targets": plan.targets,
@@ -56,8 +59,18 @@ def _ladder_line(line: Line) -> dict[str, Any]:
             "source": line.source, "note": line.note}  # fmt: skip
 
 
-def _component(c: Any) -> dict[str, Any]:  # noqa: ANN401
-    return asdict(c) | {"moved": c.moved, "flops": c.flops, "seconds": c.seconds, "bound": c.bound}
+def _components_of(run: Run) -> list[dict[str, Any]]:
+    return [
+        asdict(c) | {"moved": c.moved, "flops": c.flops, "flops_per_token": c.flops / run.rows, "seconds": c.seconds,
+                     "bound": c.bound}
+        for c in run.components
+    ]  # fmt: skip
+
+
+def _run(run: Run) -> dict[str, Any]:
+    """What the seconds are made of; `rows` tokens a run, of which a step makes `times`."""
+    return {"memory_seconds": run.memory_seconds, "compute_seconds": run.compute_seconds,
+            "link_seconds": run.link_seconds, "rows": run.rows, "times": run.times}  # fmt: skip
 
 
 def _decode(step: Decode) -> dict[str, Any]:
@@ -73,7 +86,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
 def tables(plan: ServePlan) -> list[Table]:
     """Returns the answer first, then how it comes about."""
     found = [_answer(plan), suggestions(plan), _ladder(plan), _components(plan), _times(plan), _sweep(plan),
-             _caches(plan), _alternatives(plan), notes(plan)]  # fmt: skip
+             _caches(plan), _alternatives(plan), _assumed(plan), notes(plan)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
@@ -83,25 +96,28 @@ def _verdict(plan: ServePlan) -> str:
 
 
 def _answer(plan: ServePlan) -> Table:
-    wanted = plan.wanted
+    wanted, within = plan.wanted, " within the targets" if plan.targets else ""
     rows: list[tuple[Cell, ...]] = [("fits", _verdict(plan) + _missed(plan))]
     if plan.users is not None:
         rows += [
-            (f"users at {plan.context:,} tokens", f"{plan.users:,}"),
+            (f"users at {plan.context:,} tokens{within}", _users(plan)),
             ("tokens in the cache", f"{plan.cache_tokens:,}"),
-            (f"largest context for {wanted:,} user{'s' * (wanted > 1)}", _most(plan)),
-            ("largest batch within the target" if "time per token" in plan.targets else "largest batch",
-             f"{plan.largest_batch:,}"),
-            ("smallest single card", plan.smallest_card or "none in the catalogue"),
-            (f"fewest {plan.machine.name}", "none of the counts tried" if plan.smallest_count is None
+            (f"largest context for {wanted:,} user{'s' * (wanted > 1)}{within}", _most(plan)),
+            (f"largest batch{within}", f"{plan.largest_batch:,}"),
+            (f"smallest single card{within}", plan.smallest_card or "none in the catalogue"),
+            (f"fewest {plan.machine.name}{within}", "none of the counts tried" if plan.smallest_count is None
              else f"{plan.smallest_count:,}"),
         ]  # fmt: skip
-    rows.append((f"time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
+    rows.append((f"time to first token at least, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
-        rows += [(f"time per token, batch {plan.decode.batch:,}", _time(plan.decode)),
-                 ("tokens/s, and for each user", f"{number(plan.decode.tokens_per_second, 4)}, "
+        rows += [(f"time per token at least, batch {plan.decode.batch:,}", _time(plan.decode)),
+                 ("tokens/s at most, and for each user", f"{number(plan.decode.tokens_per_second, 4)}, "
                   f"{number(plan.decode.tokens_per_second_per_user, 4)}")]  # fmt: skip
     return Table(plan.title, ("", "answer"), rows)
+
+
+def _users(plan: ServePlan) -> str:
+    return f"{plan.users:,}" + (f" of {plan.users_that_fit:,} that fit" if plan.users != plan.users_that_fit else "")
 
 
 def _most(plan: ServePlan) -> str:
@@ -135,21 +151,23 @@ def _ladder(plan: ServePlan) -> Table:
 
 def _components(plan: ServePlan) -> Table:
     timed = plan.decode or plan.prefill
-    batch = getattr(timed, "batch", 1)
-    what = f"one decode step of {batch:,} at {plan.context:,} tokens" if plan.decode else "one prefill"
+    run, what = timed.run, f"one prefill of {plan.prefill.prompt:,} tokens"
+    if plan.decode is not None:
+        many = f", {run.times} of them a step" if run.times > 1 else ""
+        what = f"one decode run of {run.rows:,} sequences at {plan.context:,} tokens{many}"
     rows: list[tuple[Cell, ...]] = [
-        (c.kind, c.stored, c.weights + c.lookups, c.cache, round(c.flops / batch), time(c.seconds), c.bound)
-        for c in timed.run.components
+        (c.kind, c.stored, c.weights + c.lookups, c.cache, round(c.flops / run.rows), time(c.seconds), c.bound)
+        for c in run.components
     ]
     sums = [sum(int(row[i]) for row in rows) for i in range(1, 5)]
-    rows.append(("total", *sums, time(timed.run.seconds), timed.bound))
+    rows.append(("total, with links" if run.link_seconds else "total", *sums, time(run.seconds), timed.bound))
     columns = (
         "component",
         "bytes stored",
         "weight bytes moved",
         "cache bytes moved",
         "FLOPs per token",
-        "time",
+        "time at least",
         "bound",
     )
     return Table(f"Stored, moved and multiplied on one device in {what}", columns, rows,
@@ -170,18 +188,19 @@ def _times(plan: ServePlan) -> Table:
     columns = ("", "bytes / bandwidth", "FLOPs / rate", "links", "component by component", "all at once", "bound")
     (rate, precision), _ = plan.roofline.rates
     where = f"{number(plan.roofline.bandwidth / 1e9, 6)} GB/s, {number(rate / 1e12, 6)} TFLOP/s in {precision}"
-    return Table(f"Time, at {where}", columns, rows, drop=("all at once", "links"))
+    title = f"Theoretical minimum (floor) of the time, at {where}"
+    return Table(title, columns, rows, drop=("all at once", "links"))
 
 
 def _sweep(plan: ServePlan) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (s.batch, time(s.seconds_per_step), time(s.run.memory_seconds), time(s.run.compute_seconds),
          number(s.tokens_per_second, 4), number(s.tokens_per_second_per_user, 4), s.bound,
-         "yes" if s.batch <= (plan.users or 0) else "no")
+         "yes" if s.batch <= (plan.users_that_fit or 0) else "no")
         for s in plan.sweep
     ]  # fmt: skip
     knee = "at no batch do FLOPs take as long as bytes" if plan.knee is None else f"the knee is at {plan.knee:,}"
-    columns = ("batch", "step", "bytes", "FLOPs", "tokens/s", "for each user", "bound", "fits")
+    columns = ("batch", "step at least", "bytes", "FLOPs", "tokens/s at most", "for each user", "bound", "fits")
     return Table(f"Decode by batch: {knee}", columns, rows, drop=("FLOPs", "bytes"))
 
 
@@ -219,6 +238,20 @@ def _alternatives(plan: ServePlan) -> Table:
     return Table(title, ("convention", "users", "tokens/s", "meaning"), rows)
 
 
+def _assumed(plan: ServePlan) -> Table:
+    """Returns what no declaration and no data sheet says, with the option that says otherwise."""
+    c, capacity = plan.conventions, plan.capacity
+    rows: list[tuple[Cell, ...]] = [
+        ("times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
+        ("memory", f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used", "--memory, --utilisation"),
+        ("attention", MEANING["kernel"][c.kernel], "--kernel"),
+        ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
+        ("several nodes", f"{c.node} devices a node; from one to another {c.network / 1e9:g} GB/s a device, where not "
+         "all are in one", "--node, --network"),
+    ]  # fmt: skip
+    return Table("What is assumed", ("", "assumption", "option"), rows)
+
+
 def notes(plan: ServePlan) -> Table:
     """Returns warnings, and what is refused."""
     rows: list[tuple[Cell, ...]] = [("warning", warning) for warning in plan.warnings]
@@ -231,7 +264,8 @@ def compare(plans: Sequence[ServePlan]) -> Table:
     columns = ("model", "machine", "layout", "fits", "weights a device, GB", "users", "largest context", "first token",
                "batch", "time per token", "tokens/s", "for each user", "bound")  # fmt: skip
     less = ("bound", "layout", "batch", "largest context", "weights a device, GB", "first token", "tokens/s")
-    return Table(f"{len(plans)} plans", columns, [_compared(plan) for plan in plans], drop=less)
+    title = f"{len(plans)} plans; times are theoretical minima (floors)"
+    return Table(title, columns, [_compared(plan) for plan in plans], drop=less)
 
 
 def _compared(plan: ServePlan) -> tuple[Cell, ...]:

@@ -15,10 +15,11 @@ from typing import Any
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
+from asbuilt.plan.conventions import NETWORK
 from asbuilt.plan.layout import Layout, Network, divisors
 from asbuilt.plan.lines import Line
 from asbuilt.plan.optimizers import BY_SHAPE, State
-from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, HOST, LINK, NETWORK, SIX, Options, require_number
+from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, HOST, LINK, SIX, Options, require_number
 from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, split
 from asbuilt.plan.stages import Section, Stage, fullest, sections
 from asbuilt.plan.step import Speed, Step

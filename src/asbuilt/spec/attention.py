@@ -217,6 +217,8 @@ class Attention(Part):
 
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
         """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
+        if run.kernel == "engine":
+            return "none"
         if isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
         if (self.reach is not None and run.tokens > self.reach) or (self.causal and run.mutual):
@@ -293,6 +295,8 @@ class Attention(Part):
         learned = isinstance(
             self.positions, RelativeBuckets | RelativeProjection
         )  # fused kernels give no gradient to what is added
+        if run.kernel == "engine":
+            return False
         return run.kernel == "reference" or self.softcap is not None or self.sinks or learned
 
     def remembers(self) -> tuple[Remembered, ...]:

@@ -94,7 +94,7 @@ class CrossAttention(Part):
             Saved(name="v", size=source * self.d_query),
             Saved(name="mixed", size=query),
         )
-        if run.kernel == "fused":
+        if run.kernel != "reference":
             return (*common, Saved(name="logsumexp", size=run.rows * self.n_heads, width="wide"))
         size = run.rows * self.n_heads * run.source_tokens
         cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()

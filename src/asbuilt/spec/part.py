@@ -21,7 +21,9 @@ KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "rout
 # `table` is looked up row by row, so a step moves only the rows it uses; `offset_gain` multiplies as 1 + w.
 Role = Literal["matrix", "stream_matrix", "bias", "gain", "offset_gain", "table"]
 
-Kernel = Literal["reference", "fused"]
+# `fused` is this library's: a fused kernel where it has one; with sinks, soft caps or learned distances it has none.
+# `engine` is one fused kernel for these too, for windows and biases, as serving engines have it: nothing here runs it.
+Kernel = Literal["reference", "fused", "engine"]
 # How wide a number is: `activation` follows the run's dtype, `wide` is float32 or the run's dtype where that is wider,
 # as statistics and probabilities are kept; the others are what the library always uses.
 Width = Literal["activation", "wide", "int64", "bool"]
