@@ -79,8 +79,9 @@ class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage.
-    `reduced` numbers of the stream are summed over tensor-parallel ranks in a forward pass, `sent` ones go to experts
-    and come back, `passed` bytes of keys and values go round the ring of a context.
+    `reduced` numbers of the stream are summed over tensor-parallel ranks in a forward pass, and as many backward;
+    outside the blocks once for both. `sent` ones go to experts and come back, `passed` bytes of keys and values go
+    round the ring of a context.
     """
 
     dense: State = field(default_factory=State)
@@ -211,6 +212,13 @@ def _width(part: Part) -> int:
     return part.branches[0].body.d_model if isinstance(part, Block) else 0
 
 
+def _divided(whole: Part, part: Part, run: Pass) -> int:
+    """Numbers of the stream that a table or head adds up, where its vocabulary is divided."""
+    held = {path: getattr(owner, "n_vocab", 0) for path, owner in walk(part)}
+    owners = [owner for path, owner in walk(whole) if getattr(owner, "n_vocab", 0) != held.get(path)]
+    return sum(run.rows * getattr(owner, "d_model", 0) for owner in owners)
+
+
 def split(size: int, ways: int) -> int:
     """Returns what the fullest of `ways` devices has of `size`."""
     return -(-size // ways)
@@ -253,6 +261,7 @@ class _Fold:
         own += self._adapters_saved(path, part)
         kept = {"none": own, "selective": own - remade, "full": self._sequence(stream * run.width)}
         branches = sum(isinstance(below, Branch) for _, below in walk(part))
+        sums = branches * stream if inside else _divided(whole, part, run)
         return Piece(
             dense=self._state_of(path, part, spread=False),
             experts=self._state_of(path, part, spread=True),
@@ -260,7 +269,7 @@ class _Fold:
             shared=shared,
             room=part.works(run) if inside else 0,
             work=self._work(path, whole, part),
-            reduced=branches * stream if self.at.tp > 1 else 0,
+            reduced=sums if self.at.tp > 1 else 0,
             sent=self._sent(path, part),
             passed=self._passed(part),
         )

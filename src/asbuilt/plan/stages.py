@@ -159,10 +159,13 @@ class Stage:
 
     @property
     def outer_in_flight(self) -> int:
-        """Micro-batches at once of what lies outside the blocks: of the first stage's first chunk, the last's last."""
+        """Micro-batches at once of what lies outside the blocks.
+
+        The first stage's first chunk starts a second round before the first one comes back; the last's last keeps one.
+        """
         if self.job.interleave == 1:
             return self.chunks_in_flight
-        most = 2 * self.layout.pp - 1 if self.section.first else 1 if self.section.last else math.ceil(self.in_flight)
+        most = 2 * self.layout.pp if self.section.first else 1 if self.section.last else math.ceil(self.in_flight)
         return min(self.job.accumulate, most)
 
     def _sharded(self, dense: int, experts: int, stage: int) -> int:

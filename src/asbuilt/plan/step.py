@@ -47,6 +47,16 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Bytes that one rank's optimizer reads and writes: gradients, trained weights, and what it keeps of them."""
+
+    gradients: int
+    trained: int
+    kept: int
+    master: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One optimizer step of a layout, from its stages.
 
@@ -85,13 +95,20 @@ class Step:
 
     @cached_property
     def tensor(self) -> Traffic:
-        """Sums over tensor-parallel ranks: for each residual branch one all-reduce forward, and one backward."""
-        numbers = max(sum(p.reduced * n for p, n in stage.section.counted) for stage in self.stages)
-        per_pass = 2 * ring(self.layout.tp) * numbers * self.job.width
-        return self._traffic(
-            per_pass * (self.passes + 1) * self.job.accumulate, self.layout.tp, 1,
-            "2 (n-1)/n x stream, a residual branch, forward and backward, x micro-batches",
-        )  # fmt: skip
+        """Sums over tensor-parallel ranks: for each residual branch one all-reduce forward, and one backward.
+
+        A divided table sums what it finds, once forward, and a divided head the gradient of its input, once backward;
+        where tokens are divided each is as much in two halves (arXiv 1909.08053, section 3; 2205.05198, section 4.2).
+        """
+        passes = self.passes + 1
+        numbers = max(
+            passes * sum(piece.reduced * n for piece, n in stage.section.kinds)
+            + sum(piece.reduced for piece in stage.section.outer)
+            for stage in self.stages
+        )
+        nbytes = 2 * ring(self.layout.tp) * numbers * self.job.width * self.job.accumulate
+        formula = "2 (n-1)/n x stream, a residual branch, forward and backward, x micro-batches; table and head once"
+        return self._traffic(nbytes, self.layout.tp, 1, formula)
 
     @cached_property
     def expert(self) -> Traffic:
@@ -130,17 +147,21 @@ class Step:
         layout, found = self.layout, []
         for stage in self.stages:
             dense, experts = stage.section.dense, stage.section.experts
+            outside = sum(piece.dense.weights for piece in stage.section.outer)
             found.append(
-                self._sharded(dense.weights, dense.gradients, layout.replicas, layout.tp)
-                + self._sharded(experts.weights, experts.gradients, layout.expert_replicas, layout.tp * layout.ep)
+                self._sharded(2 * dense.weights - outside, dense.gradients, layout.replicas, layout.tp)
+                + self._sharded(2 * experts.weights, experts.gradients, layout.expert_replicas, layout.tp * layout.ep)
             )
         nbytes, seconds = max((sum(b for b, _ in f), sum(s for _, s in f)) for f in found)
         formula = DATA_FORMULAS[layout.zero]
         source = self.speed.network.source(layout.replicas, layout.tp)
         return Traffic(bytes=round(nbytes), seconds=seconds, formula=formula, source=source)
 
-    def _sharded(self, weights: int, gradients: int, ranks: int, stride: int) -> list[tuple[float, float]]:
-        """(bytes, seconds) of one group."""
+    def _sharded(self, gathered: int, gradients: int, ranks: int, stride: int) -> list[tuple[float, float]]:
+        """(bytes, seconds) of one group; `gathered` are the weights that ZeRO-3 gathers for one micro-batch.
+
+        Blocks are gathered forward and backward; what lies outside them stays whole in between, as FSDP's root does.
+        """
         if ranks == 1:
             return []
         m, zero = self.job.accumulate, self.layout.zero
@@ -150,21 +171,37 @@ class Step:
             2 * gradients,
             gradients + trained,
             m * gradients + trained,
-            m * (2 * weights + gradients),
+            m * (gathered + gradients),
         )[zero] * ring(ranks)
         return [(volume, volume / self.speed.network.bandwidth(ranks, stride))]
 
     @cached_property
     def offload(self) -> Traffic:
         """To the host's memory and back: gradients and weights once a step, saved tensors of every micro-batch."""
-        stage = max(self.stages, key=lambda s: s.on_host)
-        state = stage.state
-        nbytes = state.gradients + state.weights if self.job.offloads_optimizer else 0
-        if self.job.offloads_activations:
-            nbytes += 2 * stage.kept * self.job.accumulate
-        formula = "gradients there and weights back, and saved tensors both ways"
+        nbytes = max(self._moved(stage) for stage in self.stages)
+        formula = "gradients there and trained weights back, and saved tensors both ways"
         return Traffic(bytes=nbytes, seconds=nbytes / self.speed.network.host, formula=formula,
                        source=self.speed.network.named["host"])  # fmt: skip
+
+    def _moved(self, stage: Stage) -> int:
+        """Bytes to and from the host: of the shard that a rank updates, and of its saved tensors."""
+        nbytes = 2 * stage.kept * self.job.accumulate if self.job.offloads_activations else 0
+        if self.job.offloads_optimizer:
+            nbytes += sum(shard.gradients + shard.trained for shard in self._shards(stage))
+        return nbytes
+
+    def _shards(self, stage: Stage) -> list[Shard]:
+        """What one rank's optimizer updates, of the experts and of all else: all of it, or from ZeRO-1 on its share."""
+        layout, width = self.layout, self.job.recipe.gradient_width
+        groups = ((stage.section.dense, layout.replicas), (stage.section.experts, layout.expert_replicas))
+        found = []
+        for state, ranks in groups:
+            ways = ranks if layout.zero else 1
+            trained = state.gradients // width * self.job.recipe.weight_width
+            kept = state.master + sum(state.optimizer.values())
+            found.append(Shard(gradients=split(state.gradients, ways), trained=split(trained, ways),
+                               kept=split(kept, ways), master=state.master > 0))  # fmt: skip
+        return found
 
     def _traffic(self, nbytes: float, ranks: int, stride: int, formula: str) -> Traffic:
         network = self.speed.network
@@ -194,18 +231,9 @@ class Step:
         return max(self._updated(stage) for stage in self.stages) / self.speed.memory
 
     def _updated(self, stage: Stage) -> int:
-        """Bytes that one device's optimizer step moves: of its own shard, where ZeRO divides the state."""
-        recipe, layout = self.job.recipe, self.layout
-        nbytes = 0
-        for state, ranks in (
-            (stage.section.dense, layout.replicas),
-            (stage.section.experts, layout.expert_replicas),
-        ):
-            trained = state.gradients // recipe.gradient_width * recipe.weight_width
-            weights = trained if state.master else 2 * trained
-            moved = state.gradients + weights + 2 * (state.master + sum(state.optimizer.values()))
-            nbytes += split(moved, ranks if layout.zero else 1)
-        return nbytes
+        """Bytes that one device's optimizer step moves."""
+        shards = self._shards(stage)
+        return sum(s.gradients + s.trained * (1 if s.master else 2) + 2 * s.kept for s in shards)
 
     @cached_property
     def micro_seconds(self) -> float:
@@ -340,5 +368,5 @@ DATA_FORMULAS = (
     "2 (n-1)/n x gradients",
     "(n-1)/n x (gradients + trained weights)",
     "(n-1)/n x (micro-batches x gradients + trained weights)",
-    "(n-1)/n x micro-batches x (2 x weights + gradients)",
+    "(n-1)/n x micro-batches x (2 x blocks' weights + those outside + gradients)",
 )
