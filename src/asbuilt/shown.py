@@ -7,6 +7,7 @@ title, clear it, turn lines around, or forge a line of ours.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 
 # What Python calls printable and nobody sees: fillers, a joiner and selectors that hide what a name is.
@@ -15,6 +16,7 @@ UNSEEN = {*map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0)), *
 JOINERS = ("\u200c", "\u200d")
 # Of category Cf and seen all the same: signs that go before Arabic, Syriac and Kaithi numbers.
 PREPENDED = {*map(chr, range(0x0600, 0x0606)), *map(chr, (0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))}
+IGNORED = re.compile("[\u2065\ufff0-\ufff8\U000e0000-\U000e0fff]")  # without a meaning yet, and never to be drawn
 SCREEN = 1600  # characters that a person can read at once
 
 
@@ -45,7 +47,7 @@ def _stays(character: str, left: str) -> bool:
         return True
     if character in JOINERS:
         return left > "\x7f" and left not in JOINERS and left.isprintable()
-    return unicodedata.category(character) in ("Zs", "Co", "Cn")
+    return unicodedata.category(character) in ("Zs", "Co", "Cn") and not IGNORED.fullmatch(character)
 
 
 def escape(character: str) -> str:
@@ -55,9 +57,9 @@ def escape(character: str) -> str:
     return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
-def cut(text: str, limit: int = SCREEN) -> str:
-    """Returns the text, its end left out where it is longer than `limit` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def cut(text: str, limit: int = SCREEN, end: int = 0) -> str:
+    """Returns the text, of one longer than `limit` characters what it begins with and the last `end`."""
+    return text if len(text) <= limit else text[: limit - 1 - end] + "…" + text[len(text) - end :]
 
 
 def number(value: int | float, digits: int | None = None) -> str:

@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,12 +122,11 @@ def _column(name: str, cells: Sequence[Cell]) -> _Column:
 
 
 def cells_of(text: str) -> int:
-    """Returns how many cells of a terminal the text takes: two for a wide character."""
+    """Returns how many cells of a terminal the text takes: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
+    return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me") for character in text)
 
 
 def fitting(columns: list[_Column], drop: Sequence[str], room: int) -> tuple[list[_Column], list[str]]:
@@ -178,8 +178,9 @@ def _draw(title: str, columns: Sequence[_Column], given: Sequence[int], left_out
 
     drawn = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column, width in zip(columns, given, strict=True):
-        figures = {"justify": "right", "no_wrap": True, "min_width": width} if column.right else {"justify": "left"}
-        drawn.add_column(Text(column.name), width=width, overflow="fold", **figures)
+        whole = width if column.right else None  # a figure is never broken, however narrow the screen
+        drawn.add_column(Text(column.name), justify="right" if column.right else "left", overflow="fold",
+                         width=width, min_width=whole, no_wrap=column.right)  # fmt: skip
     for row in zip(*(column.cells for column in columns), strict=True):
         drawn.add_row(*map(Text, row))
     console = Console(file=StringIO(), force_terminal=True, width=room, highlight=False, emoji=False, markup=False)
