@@ -21,7 +21,7 @@ MEMORY_CONVENTIONS: tuple[MemoryConvention, ...] = ("process", "reported", "vend
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
 # Where a machine has no rate of its own for a precision, it multiplies at the first of these that it has one for.
 INSTEAD = {
-    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp4": ("bf16", "fp16", "fp32"),  # without units for it weights are widened
     "int4": ("int8", "bf16", "fp16", "fp32"),
     "fp8": ("bf16", "fp16", "fp32"),
     "int8": ("bf16", "fp16", "fp32"),

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt import cost
 from asbuilt.cost.dtypes import BLOCKS, PLAIN
+from asbuilt.cost.folded import Held
 from asbuilt.errors import InputError
-from asbuilt.families.scales import block_scales
+from asbuilt.families.packing import block_scales, holding
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, Vision, weights
 
 if TYPE_CHECKING:
@@ -58,13 +59,14 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
     total = sum(counts.values())
     extra = cost.stored_extra(spec) | {"scales": block_scales(source.family, spec, source.reading.quantization)}
     stored, stored_bytes = _stored(source)
+    held = holding(source.family, spec, dtype)
     return {
         "name": source.name,
         "family": source.family,
         "context": spec.max_positions,
         "seq": seq,
         "batch": batch,
-        "dtype": cost.dtype(dtype).name,
+        "dtype": cost.format_name(dtype),
         "images": images,
         "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
         "parameters_stored": total + sum(extra.values()) if stored is None else stored,
@@ -73,11 +75,11 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
         "quantization": source.reading.quantization,
         "defaults": source.reading.defaults,
         "flops": _flops(spec, run),
-        "weight_bytes": _weight_bytes(spec, (*WEIGHT_DTYPES, cost.dtype(dtype).name)),
+        "weight_bytes": _weight_bytes(spec) | {cost.format_name(dtype): cost.weight_bytes(spec, held)},
         "cache": _cache(spec, seq, batch, kv_dtype),
         "logits_bytes": cost.logits_bytes(spec, Pass(tokens=seq, batch=batch, width=width)),
         "activations": _activations(spec, replace(run, width=width), activation_dtype(dtype)),
-        "decode": _decode(spec, seq, batch, dtype, kv_dtype) if spec.decodes else None,
+        "decode": _decode(spec, seq, batch, held, kv_dtype) | {"dtype": cost.format_name(dtype)} if spec.decodes else None,
         "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
         "shapes": [
             _shapes(stack, block, where, seq, path) for stack, path in _stacks(spec) for block, where in distinct(stack)
@@ -114,16 +116,16 @@ def _stored(source: Source) -> tuple[int | None, int | None]:
     return stored_parameters(source), stored_bytes(source)
 
 
-def _weight_bytes(spec: Model, names: tuple[str, ...]) -> dict[str, int]:
-    """As `cost.weight_bytes` for each name; equal weights are counted first, since the blocks repeat them."""
+def _weight_bytes(spec: Model) -> dict[str, int]:
+    """As `cost.weight_bytes` for each format; equal weights are counted first, since the blocks repeat them."""
     held = Counter(weight for _, weight, _ in weights(spec))
-    formats = [cost.dtype(name) for name in dict.fromkeys(names)]
+    formats = [cost.dtype(name) for name in WEIGHT_DTYPES]
     return {f.name: math.ceil(sum(n * f.nbytes(weight) for weight, n in held.items())) for f in formats}
 
 
 def activation_dtype(dtype: str) -> str:
     """Returns the dtype of activations: weights in 8 bits or fewer still multiply activations in bf16."""
-    name = cost.dtype(dtype).name
+    name = cost.format_name(dtype)
     return name if name in ("fp64", "fp32", "bf16", "fp16") else "bf16"
 
 
@@ -170,12 +172,11 @@ def _activations(spec: Model, run: Pass, dtype: str) -> dict[str, Any]:
     }
 
 
-def _decode(spec: Model, seq: int, batch: int, dtype: str, kv_dtype: str) -> dict[str, Any]:
+def _decode(spec: Model, seq: int, batch: int, held: Held, kv_dtype: str) -> dict[str, Any]:
     """The step that makes the sequences `seq` tokens long."""
-    bill = cost.moved(spec, Pass(tokens=1, batch=batch, past=seq - 1), dtype, kv_dtype)
+    bill = cost.moved(spec, Pass(tokens=1, batch=batch, past=seq - 1), held, kv_dtype)
     weights = {kind: nbytes for kind, nbytes in bill.weights.items() if nbytes}
     return {
-        "dtype": cost.dtype(dtype).name,
         "seq": seq,
         "batch": batch,
         "weight_bytes": weights,

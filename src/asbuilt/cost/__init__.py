@@ -26,11 +26,13 @@ from asbuilt.cost.bill import (
     weight_bytes,
 )
 from asbuilt.cost.dtypes import Dtype, dtype
+from asbuilt.cost.mixtures import MIXTURES, format_name
 
 __all__ = [
     "CacheBill",
     "Dtype",
     "Flops",
+    "MIXTURES",
     "Moved",
     "PathProduct",
     "Row",
@@ -41,6 +43,7 @@ __all__ = [
     "dtype",
     "exact",
     "flops",
+    "format_name",
     "logits_bytes",
     "loss_saves",
     "moved",

@@ -10,6 +10,8 @@ from fractions import Fraction
 from itertools import groupby
 
 from asbuilt.cost.dtypes import dtype as find_dtype
+from asbuilt.cost.folded import Held
+from asbuilt.cost.mixtures import held as find_held
 from asbuilt.errors import InputError
 from asbuilt.spec.model import Block, Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, stored_weights, walk, weights
@@ -61,10 +63,13 @@ def stored_extra(spec: Part) -> dict[str, int]:
     }
 
 
-def weight_bytes(spec: Part, dtype: str) -> int:
-    """Returns the bytes of all weights at `dtype`, a plain format or a GGUF block format; rounded up."""
-    held = find_dtype(dtype)
-    return math.ceil(sum(held.nbytes(weight) for _, weight, _ in weights(spec)))
+def weight_bytes(spec: Part, dtype: str | Held) -> int:
+    """Returns the bytes of all weights at `dtype`, rounded up.
+
+    It is a plain format, a GGUF block format, a mixture of those such as q4_k_m, or what gives each weight its bytes.
+    """
+    held = find_held(spec, dtype) if isinstance(dtype, str) else dtype
+    return math.ceil(sum(held(path, weight, owner) for path, weight, owner in weights(spec)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,25 +293,26 @@ class Moved:
         return sum(self.weights.values()) + self.lookups + self.cache
 
 
-def moved(spec: Part, run: Pass, dtype: str, kv_dtype: str) -> Moved:
+def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
     """Returns the bytes that one run moves between memory and the processor, activations left out.
 
     A weight is read once however many sequences run, of experts those that are expected to be hit; of a table only the
     looked-up rows, unless a tied head multiplies it. Cached keys and values are read once per sequence and the new ones
-    written.
+    written. `dtype` as `weight_bytes` takes it.
     """
-    held, kv = find_dtype(dtype), find_dtype(kv_dtype).block_bytes
+    held, kv = find_held(spec, dtype) if isinstance(dtype, str) else dtype, find_dtype(kv_dtype).block_bytes
     multiplied = {p.weight_path for p in products(spec, run)}
     by_kind: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     lookups = Fraction(0)
     for path, owner, seen in runs(spec, run):
         for name, weight in owner.holds().items():
-            nbytes = held.nbytes(weight)
+            full = f"{path}.{name}" if path else name
+            nbytes = held(full, weight, owner)
             if weight.role == "table":
                 lookups += nbytes / weight.shape[0] * seen.rows
             else:
                 by_kind[owner.kind] += math.ceil(nbytes * owner.share(name, seen))
-            if weight.role == "table" and (f"{path}.{name}" if path else name) in multiplied:
+            if weight.role == "table" and full in multiplied:
                 by_kind["head"] += math.ceil(nbytes)
     remembered = [r for _, part in walk(spec) for r in part.remembers()]
     length = {"sequence": run.past + run.tokens, "source": run.source_tokens}

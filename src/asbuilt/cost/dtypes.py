@@ -34,9 +34,19 @@ BLOCKS: dict[str, tuple[int, int]] = {
     t.name.lower(): (t.block, t.nbytes) for t in GGML_TYPES.values() if t.block > 1 and t.name != "Q8_K"
 }
 
-# A row whose length is no multiple of the block falls back, as llama.cpp's quantiser does: the 256-blocks to the
-# 32-block format of next higher precision, and what fits neither to fp16.
-FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+# A row whose length is no multiple of 256 falls back to blocks of 32, as llama.cpp's quantiser does; what fits neither
+# is kept in fp16.
+FALLBACK = {
+    **{name: "iq4_nl" for name in BLOCKS if name.startswith(("iq1_", "iq2_", "iq3_"))},
+    "iq4_xs": "iq4_nl",
+    "q2_k": "iq4_nl",
+    "q3_k": "iq4_nl",
+    "q4_k": "q5_0",
+    "q5_k": "q5_1",
+    "q6_k": "q8_0",
+    "tq1_0": "q4_0",
+    "tq2_0": "q4_0",
+}
 
 
 @dataclass(frozen=True)

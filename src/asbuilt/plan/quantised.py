@@ -1,63 +1,104 @@
-"""Weights as a config's quantization_config says they are stored: bits, scales, zero points, and what is left plain.
+"""Weights as they are stored: as a config's quantization_config packs them, as a GGUF file holds them, or as a mixture.
 
-A config is a stranger's: its patterns are matched piece by piece, never run as regular expressions.
+What a config says is a stranger's: a way of packing that is not known is refused by name, and so is a key that would
+change what is counted. `families/packing.py` says which modules are left out.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from asbuilt.cost.dtypes import dtype as find_dtype
+from asbuilt.cost.folded import Held
+from asbuilt.cost.mixtures import find_mixture
 from asbuilt.errors import InputError, near
-from asbuilt.families import tensor_table
+from asbuilt.families.packing import FIELD, holding, left_out, listed, modules
+from asbuilt.families.patterns import matched
 from asbuilt.plan.devices import known
-from asbuilt.plan.precision import QUANTISED_KINDS, Precision
+from asbuilt.plan.precision import QUANTISED_KINDS, WIDE, Precision, precision
 from asbuilt.spec import Model, weights
 from asbuilt.spec.part import Part, Weight
 
 Rule = Callable[[Weight], Fraction]
-FIELD = "quantization_config"
-EXEMPT = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules")
+QUANTISED = "quantised"
 SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, of a float32 one, of an int32
-LONGEST_PATTERN, MOST_STARS, MOST_PATTERNS = 200, 4, 20_000
-PLAIN_PATTERN = re.compile(r"[\w.*-]*")
+MATRICES = ("matrix", "stream_matrix")
+NOTHING = "the model's description says nothing of packed weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How modules are packed: by `named` patterns, the rest of attention and feed-forward by `rule`, None for plain.
+
+    `heads` and `tables` say that heads and embeddings are packed by `rule` too. `compute` is what products run at, None
+    for what activations are in; `note` is added to the plan's.
+    """
+
+    method: str
+    rule: Rule | None = None
+    named: tuple[tuple[tuple[str, ...], Rule], ...] = ()
+    heads: bool = False
+    tables: bool = False
+    compute: str | None = None
+    note: str = ""
 
 
 def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str) -> Precision:
     """Returns the precision of weights that are stored as `said`, the rest in `dtype`.
 
-    Embeddings, heads, routers, norms and biases stay plain, and so do the modules that `said` exempts. Raises
-    InputError for a way of packing that is not known, naming it.
+    Routers, norms and biases stay plain, embeddings and heads too unless `said` packs them, and so do the modules that
+    it leaves out. Raises InputError for a way of packing that is not known, naming it.
     """
     if said is None:
-        raise InputError("the model's description says nothing of packed weights", field="dtype", value="quantised",
-                         fix="name a format, such as --dtype int4:128")  # fmt: skip
-    method = said.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in said or "load_in_8bit" in said else None)
-    if method not in RULES:
-        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_method", value=method,
-                         allowed=", ".join(RULES), fix=near(str(method)[:80], RULES))  # fmt: skip
-    rule, compute = RULES[method](said)
+        raise InputError(NOTHING, field="dtype", value=QUANTISED, fix="name a format, such as --dtype int4:128")
+    packing = read_packing(said)
     plain = find_dtype(dtype or "bf16")
-    exempt = _exempt(spec, said, family)
+    names = modules(family, spec)
+    rules = _assigned(packing, said, names)
+
+    def nbytes(path: str, weight: Weight, owner: Part) -> Fraction:
+        """The mean over the modules that hold a weight: of a stack of experts some may be left out."""
+        if len(weight.shape) < 2 or weight.role not in (*MATRICES, "table") or owner.kind == "router":
+            return plain.nbytes(weight)
+        usual = packing.rule if _usual(packing, owner, weight) else None
+        found = [rules.get(name, usual) for name in names[path]]
+        parts = (plain.nbytes(weight) if rule is None else rule(weight) for rule in found)
+        return sum(parts, Fraction(0)) / len(found)
+
+    activation = plain.name if plain.name in WIDE[1:] else "bf16"
+    note = f"as {FIELD} says: {packing.method}; the rest and modules that are left out in {plain.name}"
+    return Precision(name=f"{QUANTISED} ({packing.method})", activation=activation, compute=packing.compute or activation,
+                     held=_averaged(spec, nbytes), note="; ".join(filter(None, (note, packing.note))))  # fmt: skip
+
+
+def mixed(spec: Model, name: str, family: str = "") -> Precision:
+    """Returns the precision of that name: of `precision`, and of a file type of llama.cpp, a mixture such as q4_k_m."""
+    found = find_mixture(name)
+    if found is None:
+        return precision(name)
+    note = "the mixture of formats that llama.cpp's quantiser makes of this file type"
+    return Precision(name=found[0], activation="bf16", compute="bf16", held=_averaged(spec, holding(family, spec, name)),
+                     note=note)  # fmt: skip
+
+
+def as_stored(spec: Model, held: Mapping[str, Fraction], activation: str) -> Precision:
+    """Returns the precision of weights of which a file holds so many bytes each, by path."""
+    return Precision(name="as stored", activation=activation, compute=activation,
+                     held=_averaged(spec, lambda path, weight, owner: held[path]),
+                     note="the formats that the file holds")  # fmt: skip
+
+
+def _averaged(spec: Model, nbytes: Held) -> Held:
+    """The mean over the layers that a part stands for in the census, should they be packed in different ways."""
     order, sums, counts = known(spec).census.order, dict[str, Fraction](), dict[str, int]()
     for path, weight, owner in weights(spec):
-        packed = len(weight.shape) > 1 and owner.kind in QUANTISED_KINDS and path not in exempt
-        nbytes = rule(weight) if packed and weight.role in ("matrix", "stream_matrix") else plain.nbytes(weight)
         key = _in_census(path, order)
-        sums[key], counts[key] = sums.get(key, Fraction(0)) + nbytes, counts.get(key, 0) + 1
-
-    def held(path: str, weight: Weight, owner: Part) -> Fraction:
-        """The mean over the layers that a part stands for, should some of them be exempt and others not."""
-        return sums[path] / counts[path]
-
-    activation = plain.name if plain.name in ("fp32", "bf16", "fp16") else "bf16"
-    note = f"as {FIELD} says: {method}; embeddings, head, routers, norms, biases and exempt modules in {plain.name}"
-    return Precision(name=f"quantised ({method})", activation=activation, compute=compute or activation, held=held,
-                     note=note)  # fmt: skip
+        sums[key], counts[key] = sums.get(key, Fraction(0)) + nbytes(path, weight, owner), counts.get(key, 0) + 1
+    return lambda path, weight, owner: sums[path] / counts[path]
 
 
 def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
@@ -68,6 +109,49 @@ def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
     return f"{field}.{order[field][int(number)]}.{rest}"
 
 
+def _usual(packing: Packing, owner: Part, weight: Weight) -> bool:
+    """Whether the rule for all is one for this weight."""
+    if weight.role == "table":
+        return packing.tables
+    return owner.kind in QUANTISED_KINDS or (owner.kind == "head" and packing.heads)
+
+
+def _assigned(packing: Packing, said: Mapping[str, Any], held: Mapping[str, tuple[str, ...]]) -> dict[str, Rule | None]:
+    """The rules of modules that are named: None for those that are left out."""
+    names = [name for found in held.values() for name in found]
+    rules: dict[str, Rule | None] = {}
+    for patterns, rule in packing.named:
+        found = matched(patterns, names, FIELD)
+        if not found:
+            raise InputError("names no module of this model", field=FIELD, value=patterns[0],
+                             fix="name a format, such as --dtype fp8")  # fmt: skip
+        rules |= dict.fromkeys(found - rules.keys(), rule)
+    return rules | dict.fromkeys(left_out(said, names))
+
+
+def read_packing(said: Mapping[str, Any]) -> Packing:
+    """Returns how a quantization_config packs weights; raises InputError naming what is not known of it."""
+    method = _method(said)
+    if method not in METHODS:
+        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_method", value=said.get("quant_method"),
+                         allowed=", ".join(METHODS), fix=near(str(method)[:80], METHODS))  # fmt: skip
+    return METHODS[method](said)
+
+
+def _method(said: Mapping[str, Any]) -> str | None:
+    """The method that is named, or that the other keys tell."""
+    method = said.get("quant_method")
+    if method is not None:
+        return method.lower() if isinstance(method, str) else None
+    if said.get("quant_algo") is not None or "quantized_layers" in said:
+        return "modelopt"
+    if "load_in_4bit" in said or "load_in_8bit" in said:
+        return "bitsandbytes"
+    if "config_groups" in said:
+        return "compressed-tensors"
+    return "mlx" if {"group_size", "bits"} <= said.keys() else None
+
+
 def _whole(said: Mapping[str, Any], key: str, default: int | None, least: int, most: int) -> int:
     value = said.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not (least <= value <= most):
@@ -75,152 +159,201 @@ def _whole(said: Mapping[str, Any], key: str, default: int | None, least: int, m
     return value
 
 
-def _grouped(bits: int, group: int, *, zeros: bool, scale: int = SCALE) -> Rule:
-    """Numbers of `bits`, and for each `group` of a row (all of it where -1) a scale and perhaps a zero point."""
+def _grouped(bits: int, group: int, *, zeros: Fraction | int = 0, scale: int = SCALE, whole: int = 0) -> Rule:
+    """Numbers of `bits`; for each `group` of a row (all of it where -1) a scale and `zeros` bytes; `whole` a matrix."""
 
     def nbytes(weight: Weight) -> Fraction:
         inside = weight.shape[-1]
         groups = weight.size // inside * math.ceil(inside / (inside if group == -1 else group))
-        return Fraction(weight.size * bits, 8) + groups * (scale + (Fraction(bits, 8) if zeros else 0))
+        return Fraction(weight.size * bits, 8) + groups * (scale + zeros) + whole * math.prod(weight.shape[:-2])
 
     return nbytes
 
 
-def _gptq(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    grouped = _grouped(_whole(said, "bits", 4, 2, 8), _whole(said, "group_size", 128, -1, 2**16), zeros=True)
-    # beside scales and zero points, to which group each column belongs
-    return lambda weight: grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1]), None
-
-
-def _awq(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    zeros = said.get("zero_point", True) is not False
-    bits = _whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
-    return _grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=zeros), None
-
-
-def _fp8(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    """One float32 scale for each block, or for the whole matrix where no block is said."""
-    block = said.get("weight_block_size")
-    if block is None:
-        return lambda weight: Fraction(weight.size + FLOAT * math.prod(weight.shape[:-2])), "fp8"
-    sizes = isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n <= 2**16 for n in block)
-    if not sizes:
-        raise InputError("not allowed", field=f"{FIELD}.weight_block_size", value=block, allowed="two whole numbers")
+def _tiled(rows: int, columns: int) -> Rule:
+    """Eight bits, and a float32 scale for each tile, those at the edges too."""
 
     def nbytes(weight: Weight) -> Fraction:
         *stacked, out, inside = weight.shape
-        scales = math.prod(stacked) * math.ceil(out / block[0]) * math.ceil(inside / block[1])
+        scales = math.prod(stacked) * math.ceil(out / rows) * math.ceil(inside / columns)
         return Fraction(weight.size + FLOAT * scales)
 
-    return nbytes, "fp8"
+    return nbytes
 
 
-def _mxfp4(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    """Blocks of 32 numbers of 4 bits with one scale of 8 (OCP microscaling formats, v1.0)."""
-    return lambda weight: weight.size * Fraction(17, 32), None
+def _gptq(said: Mapping[str, Any]) -> Packing:
+    bits = _whole(said, "bits", 4, 2, 8)
+    grouped = _grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=Fraction(bits, 8))
+    # beside scales and zero points, to which group each column belongs
+    return Packing(method="gptq", heads=said.get("lm_head") is True,
+                   rule=lambda weight: grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1]))  # fmt: skip
 
 
-def _bitsandbytes(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
+def _awq(said: Mapping[str, Any]) -> Packing:
+    bits = _whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
+    zeros = Fraction(bits, 8) if said.get("zero_point", True) is not False else 0
+    return Packing(method="awq", rule=_grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=zeros))
+
+
+def _auto_round(said: Mapping[str, Any]) -> Packing:
+    if said.get("extra_config"):
+        raise InputError("layers packed otherwise cannot be planned", field=f"{FIELD}.extra_config",
+                         value=said["extra_config"])  # fmt: skip
+    bits = _whole(said, "bits", 4, 2, 8)
+    return Packing(method="auto-round", rule=_grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=Fraction(bits, 8)))
+
+
+def _mlx(said: Mapping[str, Any]) -> Packing:
+    """Every matrix and table, with a scale and a bias of 16 bits for each group."""
+    if said.get("mode") not in (None, "affine"):
+        raise InputError("not planned", field=f"{FIELD}.mode", value=said["mode"], allowed="affine")
+    rule = _grouped(_whole(said, "bits", None, 2, 8), _whole(said, "group_size", None, 8, 2**16), zeros=SCALE)
+    if any(isinstance(value, dict) for value in said.values()):
+        raise InputError("layers packed otherwise cannot be planned", field=FIELD, value="mlx")
+    return Packing(method="mlx", rule=rule, heads=True, tables=True)
+
+
+def _fp8(said: Mapping[str, Any]) -> Packing:
+    """One float32 scale for each block, or for the whole matrix where no block is said."""
+    if said.get("quant_algo") is not None or "quantized_layers" in said:
+        raise InputError("packed in two ways at once", field=f"{FIELD}.quant_algo", value=said.get("quant_algo"),
+                         allowed="quant_method fp8 alone, or modelopt")  # fmt: skip
+    block = said.get("weight_block_size")
+    if block is None:
+        return Packing(method="fp8", compute="fp8", rule=_grouped(8, -1, scale=0, whole=FLOAT))
+    sizes = isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n <= 2**16 for n in block)
+    if not sizes:
+        raise InputError("not allowed", field=f"{FIELD}.weight_block_size", value=block, allowed="two whole numbers")
+    return Packing(method="fp8", compute="fp8", rule=_tiled(*block))
+
+
+def _fbgemm(said: Mapping[str, Any]) -> Packing:
+    return Packing(method="fbgemm_fp8", compute="fp8", rule=_grouped(8, -1, scale=FLOAT))
+
+
+def _mxfp4(said: Mapping[str, Any]) -> Packing:
+    return Packing(method="mxfp4", rule=MXFP4)
+
+
+def _bitsandbytes(said: Mapping[str, Any]) -> Packing:
     """4 bits with a float32 for each 64 numbers, that one itself in 8 bits where doubly quantised; 8 bits by row."""
     if said.get("load_in_4bit") is True:
         double = said.get("bnb_4bit_use_double_quant") is True
         scale = Fraction(1, 64) + Fraction(FLOAT, 64 * 256) if double else Fraction(FLOAT, 64)
-        return lambda weight: weight.size * (Fraction(1, 2) + scale), None
-    return lambda weight: Fraction(weight.size + FLOAT * (weight.size // weight.shape[-1])), "int8"
+        return Packing(method="bitsandbytes", rule=lambda weight: weight.size * (Fraction(1, 2) + scale))
+    return Packing(method="bitsandbytes", compute="int8", rule=_grouped(8, -1, scale=FLOAT))
 
 
-def _compressed(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    """compressed-tensors: one rule for all linear maps; more rules than one are refused."""
+# Microscaling formats have a scale of 8 bits for each 32 numbers (OCP MX v1.0); NVFP4 one of 8 bits for each 16 and a
+# float32 for the matrix. With fp8 and NVFP4 activations a matrix has a float32 for those too.
+MXFP4 = _grouped(4, 32, scale=1)
+ALGORITHMS: dict[str, tuple[Callable[[int], Rule], str | None]] = {
+    "FP8": (lambda group: _grouped(8, -1, scale=0, whole=2 * FLOAT), "fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": (lambda group: _grouped(8, -1, scale=FLOAT), "fp8"),
+    "FP8_PB_WO": (lambda group: _tiled(128, 128), None),
+    "MXFP8": (lambda group: _grouped(8, 32, scale=1), "fp8"),
+    "NVFP4": (lambda group: _grouped(4, group or 16, scale=1, whole=2 * FLOAT), "fp4"),
+    "W4A16_NVFP4": (lambda group: _grouped(4, group or 16, scale=1, whole=FLOAT), None),
+    "MXFP4": (lambda group: MXFP4, None),
+    "W4A16_AWQ": (lambda group: _grouped(4, group or 128), None),
+    "INT4_AWQ": (lambda group: _grouped(4, group or 128), None),
+    "W8A16": (lambda group: _grouped(8, -1), None),
+    "W8A8_SQ_PER_CHANNEL": (lambda group: _grouped(8, -1, scale=FLOAT), "int8"),
+    "INT8_SQ": (lambda group: _grouped(8, -1, scale=FLOAT), "int8"),
+}
+
+
+def _modelopt(said: Mapping[str, Any]) -> Packing:
+    """NVIDIA's modelopt: one algorithm for all but what is left out, or an algorithm for each layer by name."""
+    cached = said.get("kv_cache_quant_algo")
+    note = f"the cache is meant to be in {cached}: --kv-dtype" if isinstance(cached, str) else ""
+    layers = said.get("quantized_layers")
+    if layers is None:
+        name, rule, compute = _algorithm(said)
+        return Packing(method=f"modelopt {name}", rule=rule, compute=compute, note=note)
+    if not isinstance(layers, dict) or not layers:
+        raise InputError("not a table of layers", field=f"{FIELD}.quantized_layers", value=layers)
+    found: dict[tuple[str, int], list[str]] = {}
+    for layer, own in layers.items():
+        own = own if isinstance(own, dict) else {}
+        found.setdefault((str(own.get("quant_algo")), _group(own)), []).append(layer)
+    rules = [(tuple(listed(names, FIELD)), _algorithm({"quant_algo": name, "group_size": group or None}))
+             for (name, group), names in found.items()]  # fmt: skip
+    computes = {compute for _, (_, _, compute) in rules}
+    return Packing(method=f"modelopt {' + '.join(sorted({name for _, (name, _, _) in rules}))}",
+                   named=tuple((names, rule) for names, (_, rule, _) in rules),
+                   compute=computes.pop() if len(computes) == 1 else None, note=note)  # fmt: skip
+
+
+def _group(said: Mapping[str, Any]) -> int:
+    return 0 if said.get("group_size") is None else _whole(said, "group_size", None, 1, 2**16)
+
+
+def _algorithm(said: Mapping[str, Any]) -> tuple[str, Rule, str | None]:
+    name = said.get("quant_algo")
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_algo", value=name,
+                         allowed=", ".join(ALGORITHMS), fix=near(str(name)[:80], ALGORITHMS))  # fmt: skip
+    make, compute = ALGORITHMS[name]
+    return name, make(_group(said)), compute
+
+
+def _compressed(said: Mapping[str, Any]) -> Packing:
+    """compressed-tensors: a rule for each group of modules, which are named, or all linear maps."""
     groups = said.get("config_groups")
-    groups = groups if isinstance(groups, dict) else {}
-    rules = [g.get("weights") for g in groups.values() if isinstance(g, dict)]
-    rules = [rule for rule in rules if isinstance(rule, dict)]
-    if not rules or any(rule != rules[0] for rule in rules):
-        raise InputError("one rule for all weights is planned", field=f"{FIELD}.config_groups", value=len(rules))
-    rule = rules[0]
+    if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
+        raise InputError("not a table of groups", field=f"{FIELD}.config_groups", value=groups)
+    usual, named, computes = None, list[tuple[tuple[str, ...], Rule]](), set[str | None]()
+    for group in groups.values():
+        rule, compute = _strategy(group)
+        computes.add(compute)
+        targets = listed(group.get("targets", ["Linear"]), f"{FIELD}.targets")
+        if "Linear" in targets:
+            if usual is not None:
+                raise InputError("two rules for all linear maps", field=f"{FIELD}.config_groups", value=len(groups))
+            usual = rule
+        elif targets:
+            named.append((tuple(targets), rule))
+    return Packing(method="compressed-tensors", rule=usual, named=tuple(named), heads=usual is not None,
+                   compute=computes.pop() if len(computes) == 1 else None)  # fmt: skip
+
+
+def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
+    """Bytes and what is multiplied in, of one group's weights."""
+    rule = group.get("weights")
+    if not isinstance(rule, dict):
+        raise InputError("not a rule for weights", field=f"{FIELD}.weights", value=rule)
     bits, strategy = _whole(rule, "num_bits", 8, 2, 8), rule.get("strategy") or "tensor"
-    zeros = rule.get("symmetric") is False
-    sizes = {"tensor": None, "channel": -1, "group": rule.get("group_size")}
-    if strategy not in sizes:
-        raise InputError("not planned", field=f"{FIELD}.strategy", value=strategy, allowed=", ".join(sizes))
-    activated = any(isinstance(g, dict) and g.get("input_activations") for g in groups.values())
-    compute = {"float": "fp8", "int": "int8"}.get(str(rule.get("type"))) if activated and bits == 8 else None
+    zeros = Fraction(bits, 8) if rule.get("symmetric") is False else 0
+    compute = None
+    if group.get("input_activations") is not None:
+        compute = {("float", 8): "fp8", ("int", 8): "int8", ("float", 4): "fp4"}.get((str(rule.get("type")), bits))
     if strategy == "tensor":
-        return lambda weight: Fraction(weight.size * bits, 8) + SCALE * math.prod(weight.shape[:-2]), compute
-    group = -1 if strategy == "channel" else _whole(rule, "group_size", None, 1, 2**16)
-    return _grouped(bits, group, zeros=zeros), compute
+        return _grouped(bits, -1, scale=0, whole=SCALE), compute
+    if strategy == "channel":
+        return _grouped(bits, -1, zeros=zeros), compute
+    if strategy == "block":
+        block = rule.get("block_structure")
+        return _fp8({"weight_block_size": block}).rule or _tiled(128, 128), compute
+    if strategy not in ("group", "tensor_group"):
+        raise InputError("not planned", field=f"{FIELD}.strategy", value=strategy,
+                         allowed="tensor, channel, block, group, tensor_group")  # fmt: skip
+    size = _whole(rule, "group_size", None, 1, 2**16)
+    if strategy == "tensor_group":  # NVFP4: scales of 8 bits, and a float32 for the matrix, and for its activations
+        return _grouped(bits, size, scale=1, whole=2 * FLOAT if compute else FLOAT), compute
+    scale = 1 if rule.get("scale_dtype") == "torch.uint8" else SCALE
+    return _grouped(bits, size, zeros=zeros, scale=scale), compute
 
 
-def _fbgemm(said: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    return _grouped(8, -1, zeros=False, scale=FLOAT), "fp8"
-
-
-RULES: dict[str, Callable[[Mapping[str, Any]], tuple[Rule, str | None]]] = {
+METHODS: dict[str, Callable[[Mapping[str, Any]], Packing]] = {
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "mlx": _mlx,
 }
-
-
-def _exempt(spec: Model, said: Mapping[str, Any], family: str) -> set[str]:
-    """Returns the paths of weights whose modules, as the checkpoint names them, are exempt by a pattern."""
-    patterns = list(_patterns(said))
-    if not patterns:
-        return set()
-    names: dict[str, set[str]] = {}
-    for entry in tensor_table(family, spec).entries:
-        for name in entry.names:
-            names.setdefault(name.removesuffix(".weight"), set()).update(entry.paths)
-    exact = {pattern for pattern in patterns if "*" not in pattern}
-    others = [pattern.split("*") for pattern in patterns if "*" in pattern]
-    return {
-        path
-        for name, paths in names.items()
-        if _within(name, exact) or any(_matches(name, pieces) for pieces in others)
-        for path in paths
-    }
-
-
-def _patterns(said: Mapping[str, Any]) -> Iterator[str]:
-    for key in EXEMPT:
-        found = said.get(key) or []
-        if not isinstance(found, list) or len(found) > MOST_PATTERNS:
-            raise InputError("not a list of names", field=f"{FIELD}.{key}", value=found)
-        for pattern in found:
-            yield _pattern(pattern, key)
-
-
-def _pattern(said: object, key: str) -> str:
-    """Returns a name in which * stands for anything; of regular expressions only `.*`, `\\.`, `\\d+`, ^ and $."""
-    pattern = said if isinstance(said, str) and len(said) <= LONGEST_PATTERN else "("
-    if pattern.startswith("re:"):
-        pattern = pattern[3:].removeprefix("^").removesuffix("$").replace(r"\d+", ".*").replace(r"\.", "\0")
-        pattern = pattern.replace(".*", "*").replace("\0", ".")
-    if not PLAIN_PATTERN.fullmatch(pattern) or pattern.count("*") > MOST_STARS:
-        raise InputError("not a pattern that is understood", field=f"{FIELD}.{key}", value=said,
-                         allowed="a module's name, with * or .* for any")  # fmt: skip
-    return pattern
-
-
-def _within(name: str, exact: set[str]) -> bool:
-    """Whether some of the name's pieces, one after the other, are an exempt name."""
-    pieces = name.split(".")
-    return any(".".join(pieces[i:j]) in exact for i in range(len(pieces)) for j in range(i + 1, len(pieces) + 1))
-
-
-def _matches(name: str, pieces: list[str]) -> bool:
-    """Whether the name starts with the first piece, the others follow in order, and the last ends a name in it."""
-    if not name.startswith(pieces[0]):
-        return False
-    at = len(pieces[0])
-    for piece in pieces[1:-1]:
-        found = name.find(piece, at)
-        if found < 0:
-            return False
-        at = found + len(piece)
-    last = pieces[-1]
-    return not last or f"{last}." in name[at:] or name[at:].endswith(last)
