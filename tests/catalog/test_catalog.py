@@ -38,6 +38,7 @@ ROUNDED = {
     "tinyllama-1.1b": 1.10,
     "palm-8b": 8.63,
     "palm-62b": 62.50,
+    "gpt-oss-120b": 116.83,
 }
 
 
@@ -62,6 +63,7 @@ def test_row_is_the_published_config(name: str) -> None:
     assert spec == published.spec
     assert entry.family == published.family
     assert published.dtype in (None, entry.dtype)
+    assert published.quantization == entry.quantization
 
 
 def test_every_published_config_of_a_family_has_a_row() -> None:

@@ -117,7 +117,7 @@ BAD: list[tuple[str, str, object]] = [
     *((name, "head_dim", value) for name in AKIN for value in (15, 0, "16")),
     *((name, "num_key_value_heads", 3) for name in AKIN),
     *((name, "some_new_key", True) for name in AKIN),
-    *((name, "quantization_config", {"bits": 4}) for name in AKIN),
+    *((name, "quantization_config", {}) for name in AKIN),
     *((name, "architectures", ["LlamaForCausalLM"]) for name in AKIN),
     *((name, "sliding_window", value) for name in (*WINDOWED, "mistral", "starcoder2") for value in (0, -1, 8.0, True)),
     *((name, "use_sliding_window", None) for name in WINDOWED),

@@ -127,7 +127,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("partial_rotary_factor", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
     ("architectures", {"architectures": ["LlamaForSequenceClassification"]}),
     ("architectures", {"architectures": "LlamaForCausalLM"}),
-    ("quantization_config", {"quantization_config": {"bits": 4}}),
+    ("quantization_config", {"quantization_config": {}}),
     ("quantization_config", {"quantization_config": "gptq"}),
     ("is_encoder_decoder", {"is_encoder_decoder": True}),
     ("pruned_heads", {"pruned_heads": {"0": [1]}}),

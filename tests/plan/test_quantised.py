@@ -46,11 +46,36 @@ PACKED = [
     ({"load_in_8bit": True, "quant_method": "bitsandbytes"}, lambda o, i: o * i + 4 * o),
     ({"load_in_4bit": True}, lambda o, i: o * i * (0.5 + 4 / 64)),
     ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, lambda o, i: o * i * (0.5 + 1 / 64 + 4 / 64 / 256)),
-    ({"quant_method": "compressed-tensors",
+    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
       "config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 16,
                                                 "symmetric": False, "type": "int"}}}},
      lambda o, i: o * i / 2 + o * math.ceil(i / 16) * 2.5),
-    ({"quant_method": "compressed-tensors",
+    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
+      "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "tensor", "type": "float"}}}},
+     lambda o, i: o * i + 2),
+    ({"quant_method": "compressed-tensors", "ignore": ["re:.*lm_head"], "format": "nvfp4-pack-quantized",
+      "config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16,
+                                                "type": "float"}, "input_activations": {"num_bits": 4}}}},
+     lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 8),
+    ({"config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "type": "float",
+                                                "scale_dtype": "torch.uint8"}}}, "ignore": ["lm_head"]},
+     lambda o, i: o * i / 2 + o * math.ceil(i / 32)),
+    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
+      "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "block", "type": "float",
+                                                "block_structure": [64, 32]}}}},
+     lambda o, i: o * i + 4 * math.ceil(o / 64) * math.ceil(i / 32)),
+    ({"quant_algo": "FP8", "exclude_modules": ["lm_head"]}, lambda o, i: o * i + 8),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"},
+     lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 8),
+    ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 4),
+    ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, lambda o, i: o * i + o * math.ceil(i / 32)),
+    ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+     lambda o, i: o * i + 4 * math.ceil(o / 128) * math.ceil(i / 128)),
+    ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, lambda o, i: o * i + 4 * o),
+    ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32},
+     lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2),
+    ({"quant_method": "auto-round", "bits": 4, "group_size": 32}, lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2.5),
+    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
       "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "channel", "type": "float"},
                                     "input_activations": {"num_bits": 8}}}},
      lambda o, i: o * i + 2 * o),
@@ -62,10 +87,73 @@ def test_bytes(said: dict[str, Any], each: Any) -> None:  # noqa: ANN401
     assert stored(said) == pytest.approx(of_matrices(each), abs=8)  # rounded up by kind
 
 
-def test_what_multiplies_in_eight_bits() -> None:
-    activated = PACKED[-1][0]
-    assert quantised(SPEC, activated, "bf16", "llama").compute == "fp8"
+COMPUTE = [
+    (PACKED[-1][0], "fp8"),
+    ({"quant_method": "awq"}, "bf16"),
+    ({"quant_method": "fp8"}, "fp8"),
+    ({"quant_method": "mxfp4"}, "bf16"),
+    ({"load_in_8bit": True}, "int8"),
+    ({"quant_algo": "NVFP4"}, "fp4"),
+    ({"quant_algo": "W4A16_NVFP4"}, "bf16"),
+    ({"quant_algo": "MXFP8"}, "fp8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "compute"), COMPUTE, ids=lambda x: str(x)[:50])
+def test_what_products_run_at(said: dict[str, Any], compute: str) -> None:
+    held = quantised(SPEC, said, "bf16", "llama")
+    assert (held.compute, held.activation) == (compute, "bf16")
+
+
+def test_what_is_not_packed_keeps_its_dtype() -> None:
     assert quantised(SPEC, PACKED[0][0], "float16", "llama").compute == "fp16"
+    assert stored({"quant_method": "mxfp4"}, dtype="float32") == stored({"quant_method": "mxfp4"}) + REST
+
+
+HEAD, TABLE = 300 * 96, 300 * 96
+
+
+def test_heads_and_tables_where_they_are_packed_too() -> None:
+    """A linear map like others for compressed-tensors, which is told to leave it; mlx packs tables too."""
+    eight = {"config_groups": {"a": {"weights": {"num_bits": 8, "strategy": "channel"}}}}
+    assert stored({**eight, "ignore": ["lm_head"]}) - stored(eight) == HEAD * 2 - (HEAD + 2 * 300)
+    assert stored({"quant_method": "gptq"}) - stored({"quant_method": "gptq", "lm_head": True}) == pytest.approx(
+        HEAD * 2 - (HEAD / 2 + 300 * 2.5 + 4 * 96))  # fmt: skip
+    matrices = sum(o * i for o, i in MATRICES) + HEAD + TABLE
+    rows = sum(o * math.ceil(i / 64) for o, i in MATRICES) + 2 * 300 * math.ceil(96 / 64)
+    vectors = 2 * (cost.total_parameters(SPEC) - matrices)
+    assert stored({"group_size": 64, "bits": 4}) == pytest.approx(matrices / 2 + 4 * rows + vectors, abs=8)
+
+
+MIXED = {
+    "quant_algo": "MIXED_PRECISION",
+    "kv_cache_quant_algo": "FP8",
+    "quantized_layers": {
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+        "model.layers.1.mlp": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "lm_head": {"quant_algo": "FP8"},
+    },
+    "exclude_modules": ["model.layers.1.mlp.up_proj"],
+}
+
+
+def test_layers_that_are_packed_in_different_ways() -> None:
+    """Of layer 0 the queries in fp8, of layer 1 gate and down in four bits, the head in fp8; all else in bf16."""
+    plain = 2 * cost.total_parameters(SPEC)
+    queries, head = 96 * 96, 300 * 96
+    four = 2 * 200 * 96
+    less = (queries - 8) + (head - 8) + four * 1.5 - (200 * 96 // 16 + 96 * 13) - 8
+    assert stored(MIXED) == plain - less
+    assert "cache is meant to be in FP8" in quantised(SPEC, MIXED, "bf16", "llama").note
+
+
+def test_groups_that_name_their_modules() -> None:
+    groups = {"a": {"weights": {"num_bits": 8, "strategy": "channel"}, "targets": ["re:.*self_attn.*"]},
+              "b": {"weights": {"num_bits": 4, "strategy": "channel"}, "targets": ["re:.*down_proj$"]}}  # fmt: skip
+    eight = sum(o * i + 2 * o for o, i in [(96, 96), (32, 96), (32, 96), (96, 96)])
+    four = 96 * 200 / 2 + 2 * 96
+    less = 3 * (2 * (96 * 96 * 2 + 32 * 96 * 2 + 96 * 200) - eight - four)
+    assert stored({"config_groups": groups}) == 2 * cost.total_parameters(SPEC) - less
 
 
 PATTERNS = [
@@ -75,17 +163,21 @@ PATTERNS = [
     (["re:.*mlp\\.gate$"], []),  # no module of that name here; gate_proj is another one
     (["model.layers.*.mlp.up_proj"], [(i, "up") for i in range(3)]),
     (["re:^model.layers.\\d+.mlp.down_proj$", "lm_head"], [(i, "down") for i in range(3)]),
+    (["re:.*mlp.*_proj", "re:(a+)+$"], [(i, name) for i in range(3) for name in ("gate", "up", "down")]),
+    (["model.layers.0.mlp*", "*.layers.1.*.up_proj"], [(0, "gate"), (0, "up"), (0, "down"), (1, "up")]),
+    (["language_model.model.layers.0.mlp"], [(0, "gate"), (0, "up"), (0, "down")]),
+    (["mlp.gate", "gate", "layers.0.ml", "up_pro"], []),  # whole pieces of a name
     (["lm_head", "embed_tokens"], []),
 ]
 
 
 @pytest.mark.parametrize(("patterns", "exempt"), PATTERNS, ids=str)
-@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules"])
+@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules", "exclude_modules"])
 def test_exempt_modules(patterns: list[str], exempt: list[tuple[int, str]], key: str) -> None:
     """In some layers and not in others, too."""
     all_packed = stored({"quant_method": "mxfp4"})
-    shape = SPEC.blocks[0].branches[1].body.holds()["gate.weight"]
-    more = round(len(exempt) * shape.size * (2 - 17 / 32))
+    shapes = {"gate": (200, 96), "up": (200, 96), "down": (96, 200)}
+    more = sum(o * i * 2 - (o * i // 2 + o * math.ceil(i / 32)) for o, i in (shapes[name] for _, name in exempt))
     assert stored({"quant_method": "mxfp4", key: patterns}) == all_packed + more
 
 
@@ -119,9 +211,22 @@ WRONG: list[dict[str, Any]] = [
     {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"strategy": "magic"}}}},
     {"quant_method": "mxfp4", "ignore": "lm_head"},
     {"quant_method": "mxfp4", "ignore": [3]},
-    {"quant_method": "mxfp4", "ignore": ["re:(a+)+$"]},
-    {"quant_method": "mxfp4", "ignore": ["*" * 9]},
+    {"quant_method": "mxfp4", "ignore": ["re:(a)\\1"]},
+    {"quant_method": "mxfp4", "ignore": ["re:(a"]},
     {"quant_method": "mxfp4", "ignore": ["x" * 999]},
+    {"quant_method": ["fp8"]},
+    {"quant_method": {"fp8": 1}},
+    {"quant_method": "fp8", "quant_algo": "NVFP4"},
+    {"quant_algo": "NVFP5"},
+    {"quant_algo": ["FP8"]},
+    {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"lm_head": {"quant_algo": "magic"}}},
+    {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"of.another.model": {"quant_algo": "FP8"}}},
+    {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}},
+    {"quant_algo": "NVFP4", "group_size": 0},
+    {"config_groups": {"a": {"weights": {"num_bits": 8}, "targets": ["of.another.model"]}}},
+    {"quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 8}}},
+    {"group_size": 64, "bits": 4, "model.layers.0.mlp.up_proj": {"bits": 8}},
+    {"group_size": 64, "bits": 4, "mode": "magic"},
 ]
 
 

@@ -75,13 +75,17 @@ from asbuilt.spec import (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One published model; `spec()` builds its description."""
+    """One published model; `spec()` builds its description.
+
+    `quantization` is what the published config says of how its weights are packed, None where they are plain numbers.
+    """
 
     name: str
     family: str
     source: str
     dtype: str | None
     make: Callable[[], Model]
+    quantization: dict[str, Any] | None = None
 
     def spec(self) -> Model:
         """Returns the model's description, built anew."""
@@ -348,12 +352,17 @@ _glm = partial(glm4_moe.build, d_expert=1408, n_dense=1, bias=True, n_predictors
 _akin("glm-4.5-air", 46, 4096, 96, 8, 10944, GLM_SOURCE, family="glm4_moe", build=_glm, vocab=151552, context=131072,
       theta=1e6, d_head=128, d_rotary=64)  # fmt: skip
 
-GPT_OSS_SOURCE = "OpenAI 2025, arXiv 2508.10925, Table 1; config of openai/gpt-oss-20b"
-_gpt_oss = partial(gpt_oss.build, windows=(128, None) * 12,
-                   router=Router(d_model=2880, n_experts=32, top_k=4, renormalise=True, bias=True))  # fmt: skip
-_akin("gpt-oss-20b", 24, 2880, 64, 8, 2880, GPT_OSS_SOURCE, family="gpt_oss", build=_gpt_oss, vocab=201088,
-      context=131072, theta=150000.0, d_head=64,
-      scaling=YaRN(factor=32.0, original_context=4096, truncate=False))  # fmt: skip
+GPT_OSS_SOURCE = "OpenAI 2025, arXiv 2508.10925, Table 1; config of openai/"
+# of linear maps only the experts' are packed
+MXFP4 = {"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                    "lm_head"], "quant_method": "mxfp4"}  # fmt: skip
+for _name, _layers, _experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
+    _router = Router(d_model=2880, n_experts=_experts, top_k=4, renormalise=True, bias=True)
+    _gpt_oss = partial(gpt_oss.build, windows=(128, None) * (_layers // 2), router=_router)
+    _akin(_name, _layers, 2880, 64, 8, 2880, GPT_OSS_SOURCE + _name, family="gpt_oss", build=_gpt_oss, vocab=201088,
+          context=131072, theta=150000.0, d_head=64,
+          scaling=YaRN(factor=32.0, original_context=4096, truncate=False))  # fmt: skip
+    ROWS[_name] = replace(ROWS[_name], quantization=MXFP4)
 
 LLAMA4_SOURCE = "Meta 2025, the Llama 4 model card; text_config of meta-llama/Llama-4-Scout-17B-16E"
 _TURNED = llama4_text.every_fourth(48)
@@ -419,6 +428,12 @@ ROWS["deepseek-v3"] = Entry(
     source="DeepSeek-AI 2024, arXiv 2412.19437, section 4.2; config of deepseek-ai/DeepSeek-V3",
     dtype="bfloat16",
     make=_deepseek_v3,
+    quantization={
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
 )
 
 

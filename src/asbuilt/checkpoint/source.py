@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, where config.json does not say it
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 DESCRIPTIONS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
 WEIGHTS = ("model.safetensors", "model-*.safetensors")
@@ -159,7 +160,7 @@ def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
     data = load_config_file(path)
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
     if "part" not in data:
-        return Source(kind="config", name=name, reading=read_config(data, name, allow_unread), path=path)
+        return Source(kind="config", name=name, reading=_with_packing(read_config(data, name, allow_unread), path), path=path)
     if allow_unread:
         raise _nothing_to_pass_over(path.name, allow_unread)
     spec = from_dict(data, path.name)
@@ -181,8 +182,20 @@ def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:
         fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
         raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
     name = path.resolve().name
-    reading = read_config(load_config_file(path / CONFIG), name, allow_unread)
+    reading = _with_packing(read_config(load_config_file(path / CONFIG), name, allow_unread), path / CONFIG)
     return Source(kind="folder", name=name, reading=_as_stored(reading, path), path=path)
+
+
+def _with_packing(reading: Reading, config: Path) -> Reading:
+    """Returns the reading with what a file beside the config says of how the weights are packed."""
+    file = config.parent / PACKING
+    if reading.quantization is not None or config.name != CONFIG or not file.is_file():
+        return reading
+    said = load_config_file(file).get("quantization")
+    if not isinstance(said, dict):
+        raise InputError("not a JSON object", field=f"{file}: quantization", value=said)
+    packs = said.get("quant_algo") is not None or said.get("quantized_layers") is not None
+    return replace(reading, quantization={"quant_method": "modelopt", **said}) if packs else reading
 
 
 def _as_stored(reading: Reading, path: Path) -> Reading:
@@ -219,7 +232,7 @@ def _open_name(name: str, weights: bool, allow_unread: Sequence[str]) -> Source:
         raise _unknown(name)
     if allow_unread:
         raise _nothing_to_pass_over(name, allow_unread)
-    reading = Reading(spec=row.spec(), carried={}, dtype=row.dtype, family=row.family)
+    reading = Reading(spec=row.spec(), carried={}, dtype=row.dtype, family=row.family, quantization=row.quantization)
     return Source(kind="catalogue", name=row.name, reading=reading)
 
 

@@ -28,8 +28,11 @@ CONVENTIONS = {
     "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
-    "quantization": "how config.json says the weights beside it are packed; a stored byte then counts as one number",
     "defaults": "sizes that config.json does not say, as transformers' class has them",
+    "active_parameters": "of experts those that a token is sent to; with the input tables, whole, or without those of "
+    "which a token looks up a row and multiplies none, as many model cards count",
+    "quantization": "how config.json, or hf_quant_config.json beside it, says that the weights are packed; a stored "
+    "byte then counts as one number; packed: what `plan serve` makes of that",
     "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
     "layers that predict tokens further on, which no pass runs; scales: of 8-bit weights, where config.json says so; "
     "less positions that are computed and not stored",
@@ -69,17 +72,24 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
         "dtype": cost.format_name(dtype),
         "images": images,
         "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
+        "active_parameters": {
+            "with_tables": cost.active_parameters(spec),
+            "without_tables": cost.active_parameters(spec, tables=False),
+        },
         "parameters_stored": total + sum(extra.values()) if stored is None else stored,
         "stored_extra": extra,
         "stored_bytes": stored_bytes,
         "quantization": source.reading.quantization,
         "defaults": source.reading.defaults,
+        "packed": _packed(source),
         "flops": _flops(spec, run),
         "weight_bytes": _weight_bytes(spec) | {cost.format_name(dtype): cost.weight_bytes(spec, held)},
         "cache": _cache(spec, seq, batch, kv_dtype),
         "logits_bytes": cost.logits_bytes(spec, Pass(tokens=seq, batch=batch, width=width)),
         "activations": _activations(spec, replace(run, width=width), activation_dtype(dtype)),
-        "decode": _decode(spec, seq, batch, held, kv_dtype) | {"dtype": cost.format_name(dtype)} if spec.decodes else None,
+        "decode": _decode(spec, seq, batch, held, kv_dtype) | {"dtype": cost.format_name(dtype)}
+        if spec.decodes
+        else None,
         "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
         "shapes": [
             _shapes(stack, block, where, seq, path) for stack, path in _stacks(spec) for block, where in distinct(stack)
@@ -114,6 +124,24 @@ def _stored(source: Source) -> tuple[int | None, int | None]:
     if readable:
         Contents(source)  # what cannot be read can still be described
     return stored_parameters(source), stored_bytes(source)
+
+
+def _packed(source: Source) -> dict[str, Any] | None:
+    """What is made of packed weights: their format and bytes as a plan counts them, or why it cannot.
+
+    Nothing of a GGUF file: what that holds is counted as stored.
+    """
+    from asbuilt.plan.devices import Placement, device
+    from asbuilt.plan.quantised import published
+
+    try:
+        found = None if source.gguf is not None else published(source)
+    except InputError as error:
+        return {"format": None, "weight_bytes": None, "problem": str(error)}
+    if found is None:
+        return None
+    held = device(source.spec, Placement(), found).stages[0].folds.total_bytes
+    return {"format": found.name, "weight_bytes": held, "problem": None}
 
 
 def _weight_bytes(spec: Model) -> dict[str, int]:

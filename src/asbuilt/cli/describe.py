@@ -22,7 +22,9 @@ SHOWN = ("fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", 
 @click.option("--seq", type=Tokens(), help="Tokens per sequence; 1024, or the context if less.")
 @click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Sequences at once.")
 @click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Of each sequence.")
-@click.option("--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q8_0 ...")
+@click.option(
+    "--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q4_k_m, q8_0 ..."
+)
 @click.option("--kv-dtype", help="Of the cache; as --dtype where that is a float of 16 bits or more, else bf16.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
@@ -87,6 +89,9 @@ def _print_parameters(bill: dict[str, Any]) -> None:
     rows = [(kind, n, f"{n / counts['total']:.1%}") for kind, n in [*kinds, ("total", counts["total"])]]
     if counts["active"] != counts["total"]:
         rows.append(("active per token", counts["active"], f"{counts['active'] / counts['total']:.1%}"))
+        without = bill["active_parameters"]["without_tables"]
+        if without != counts["active"]:
+            rows.append(("the same without the input tables", without, f"{without / counts['total']:.1%}"))
     rows += [(f"stored beside them: {what}", n, "") for what, n in bill["stored_extra"].items() if n]
     if bill["parameters_stored"] != counts["total"]:
         rows.append(("as stored in the file", bill["parameters_stored"], ""))
@@ -98,7 +103,12 @@ def _print_weights(bill: dict[str, Any]) -> None:
     rows = [(name, bill["weight_bytes"][name], size(bill["weight_bytes"][name])) for name in shown]
     if bill["stored_bytes"] is not None:
         rows.append(("as stored in the file", bill["stored_bytes"], size(bill["stored_bytes"])))
+    packed = bill["packed"]
+    if packed is not None and packed["problem"] is None:
+        rows.append((f"as published: {packed['format']}", packed["weight_bytes"], size(packed["weight_bytes"])))
     table("Weights", ("dtype", "bytes", "size"), rows)
+    if packed is not None and packed["problem"] is not None:
+        click.echo(f"\nThe weights are packed in a way that is not planned: {packed['problem']}")
 
 
 def _print_flops(bill: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
     from asbuilt.plan import ServePlan
 
-THIS, QUANTISED = "this", "quantised"
+THIS = "this"
 LARGEST_FILE = 1 << 24
 SIZES = ("reserve", "overhead", "workspace")
 TIMES = ("latency_target", "first_token_target")
@@ -84,8 +84,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--prompt", type=Tokens(), help="Of the prompt whose first token is timed; one chunk.")
 @click.option("--chunk", type=Tokens(), default=CHUNK, show_default=True, help="Tokens prefilled at once.")
 @click.option("--users", "--batch", "users", type=int, help="How many at once; as many as there is room for.")
-@click.option("--dtype", help="Of weights: bf16, fp8, int4, q4_k ...; with scales int4:128, int8:128, fp8:128; "
-              "`quantised`, as a quantization_config says, which is usual where there is one.  [bf16]")  # fmt: skip
+@click.option("--dtype", help="Of weights: bf16, fp8, int4, q4_k, q4_k_m ...; with scales int4:128, int8:128, fp8:128; "
+              "`quantised`, as published: as a quantization_config says or a GGUF file holds, which is usual where "
+              "there is one.  [bf16]")  # fmt: skip
 @click.option("--kv-dtype", help="Of the cache; as activations, which are in bf16 unless weights are fp16 or wider.")
 @click.option("--latency-target", metavar="TIME", help="Of one token, such as 20ms.")
 @click.option("--first-token-target", metavar="TIME", help="Of the first token, such as 0.5s.")
@@ -161,14 +162,16 @@ def _plans(
 
 
 def _dtype(source: Source, options: dict[str, Any]) -> dict[str, Any]:
-    """The format that is asked for; without one that which the config says its weights are packed in, else bf16."""
-    reading, said = source.reading, options["dtype"]
-    packed = reading.quantization is not None
-    if said != QUANTISED and (said is not None or not packed):
-        return options | {"dtype": said or "bf16"}
-    from asbuilt.plan.quantised import quantised
+    """The format that is asked for; without one that which the weights are published in, else bf16."""
+    from asbuilt.plan.quantised import QUANTISED, mixed, published, quantised
 
-    return options | {"dtype": quantised(source.spec, reading.quantization, reading.dtype, reading.family)}
+    said, spec = options["dtype"], source.spec
+    if said not in (None, QUANTISED):
+        return options | {"dtype": mixed(spec, said, source.family)}
+    found = published(source)
+    if said is None:
+        return options | {"dtype": found or "bf16"}
+    return options | {"dtype": found or quantised(spec, None, None, source.family)}
 
 
 def _machine(name: str) -> Machine:

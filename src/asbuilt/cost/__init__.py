@@ -29,10 +29,10 @@ from asbuilt.cost.dtypes import Dtype, dtype
 from asbuilt.cost.mixtures import MIXTURES, format_name
 
 __all__ = [
+    "MIXTURES",
     "CacheBill",
     "Dtype",
     "Flops",
-    "MIXTURES",
     "Moved",
     "PathProduct",
     "Row",

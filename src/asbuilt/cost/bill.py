@@ -40,15 +40,20 @@ def total_parameters(spec: Part) -> int:
     return sum(weight.size for _, weight, _ in weights(spec))
 
 
-def active_parameters(spec: Part) -> int:
+def active_parameters(spec: Part, *, tables: bool = True) -> int:
     """Returns the number of parameters that one token uses: of experts the chosen ones, of tables all rows.
 
-    Shared experts, routers, norms, embedding and head count whole; buffers do not, as they are no parameters.
+    Shared experts, routers, norms, embedding and head count whole; buffers do not, as they are no parameters. Without
+    `tables` those do not count of which a token looks up a row and multiplies none: many model cards leave them out. A
+    tied head multiplies its table, so that counts.
     """
     one = Pass(tokens=1)
-    return int(
-        sum(weight.size * part.share(name, one) for _, part in walk(spec) for name, weight in part.holds().items())
-    )
+    multiplied = {product.weight_path for product in products(spec, one)}
+    return int(sum(
+        weight.size * part.share(name, one)
+        for path, part in walk(spec) for name, weight in part.holds().items()
+        if tables or weight.role != "table" or (f"{path}.{name}" if path else name) in multiplied
+    ))  # fmt: skip
 
 
 def stored_extra(spec: Part) -> dict[str, int]:

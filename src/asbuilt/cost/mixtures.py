@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 
 from asbuilt.cost.dtypes import BLOCKS, PLAIN, dtype
 from asbuilt.cost.folded import Held
@@ -251,4 +250,3 @@ def _of_eight(mixture: Mixture, slot: str) -> str | None:
     if slot == "o":
         return "q5_k" if mixture.o8 else mixture.base
     return "q8_0"
-

@@ -114,8 +114,7 @@ def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] =
     if not isinstance(config, dict):
         raise InputError("not a JSON object", field=name, value=config)
     read = _module(config.get("model_type"), f"{name}: model_type").read
-    packed = next((config[key] for key in QUANTIZATION if config.get(key) is not None), None)
-    return replace(_passing_over(read, config, name, allow_unread), quantization=packed)
+    return replace(_passing_over(read, config, name, allow_unread), quantization=_packing(config, name))
 
 
 def _passing_over(
@@ -130,6 +129,19 @@ def _passing_over(
         if _reads(read, kept, key, name):
             raise InputError("the family reads this key, so it cannot be passed over", field="allow-unread", value=key)
     return reading
+
+
+def _packing(config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """What the config, or the text's part of it, says of how weights are packed; InputError for what is no object."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for key in QUANTIZATION:
+            said = part.get(key)
+            if said is not None:
+                if not isinstance(said, dict):
+                    raise InputError("not a JSON object", field=f"{name}: {key}", value=said)
+                return said
+    return None
 
 
 def _split(config: dict[str, Any], path: str) -> list[str]:
@@ -208,7 +220,8 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
 
 def reads_packed(family: str, quantization: dict[str, Any]) -> bool:
     """Returns whether checkpoint folders of the family are read where their weights are packed so."""
-    return quantization.get("quant_method") in getattr(_module(family, "family"), "PACKED", {})
+    method = quantization.get("quant_method")
+    return isinstance(method, str) and method in getattr(_module(family, "family"), "PACKED", {})
 
 
 def _covering(table: Table, spec: Model, family: str) -> Table:

@@ -67,8 +67,7 @@ IRRELEVANT: dict[str, tuple[str, ...]] = {
 
 
 # Where a config says how the weights beside it are stored.
-QUANTIZATION = ("quantization_config", "compression_config")
-PACKERS = ("quant_method", "load_in_8bit", "load_in_4bit")
+QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 
 
 def read_common(
@@ -87,9 +86,8 @@ def read_common(
     _check_architectures(reader, heads)
     reader.irrelevant("auto_map", f"names code beside the weights, which is never imported: {family} is known here")
     for key in QUANTIZATION:
-        said = reader.config[key] if reader.given(key) else dict.fromkeys(PACKERS)
-        named = isinstance(said, dict) and any(name in said for name in PACKERS)
-        reader.require(key, named, f"an object with one of {', '.join(PACKERS)}")
+        said = reader.config[key] if reader.given(key) else {"": None}
+        reader.require(key, isinstance(said, dict) and bool(said), "an object that says how weights are packed")
     if encoder_decoder:
         reader.only("is_encoder_decoder", True, reason="only the model with encoder and decoder is read")
     else:

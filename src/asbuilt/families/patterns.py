@@ -215,7 +215,11 @@ class _Parser:
         while first or not self.next("]"):
             got, first = self.take(), False
             one = self.escaped() if got == "\\" else frozenset(got)
-            if len(one) == 1 and self.said[self.at : self.at + 1] == "-" and self.said[self.at + 1 : self.at + 2] != "]":
+            if (
+                len(one) == 1
+                and self.said[self.at : self.at + 1] == "-"
+                and self.said[self.at + 1 : self.at + 2] != "]"
+            ):
                 self.at += 1
                 low, high = ord(next(iter(one))), ord(self.take())
                 one = frozenset(map(chr, range(low, min(high, 255) + 1)))
@@ -253,7 +257,7 @@ def matched(patterns: Iterable[object], names: Iterable[str], field: str) -> set
 def _pattern(said: object, field: str) -> str:
     if not isinstance(said, str) or not said or len(said) > LONGEST or not said.isascii() or not said.isprintable():
         raise InputError("not a pattern of names", field=field, value=said,
-                         allowed=f"a module's name, with * for anything, or re: and an expression, {LONGEST} at most")  # fmt: skip
+                         allowed="a module's name, with * for anything, or re: and an expression")  # fmt: skip
     return said if said.startswith(REGEX) else plain_name(said)
 
 
@@ -277,8 +281,7 @@ def _by_expression(pattern: str, text: _Text, names: Sequence[str], field: str) 
     try:
         places = _Parser(said).whole()(text, text.all) & text.starts
     except ValueError as error:
-        raise InputError(f"an expression that is not understood: {error}", field=field, value=pattern,
-                         fix="patterns are names, names with *, and expressions without references back") from error  # fmt: skip
+        raise InputError(f"an expression that is not understood: {error}", field=field, value=pattern) from error
     bits, at, found = f"{places:0{text.size + 1}b}", 0, set()
     for name in names:
         if bits[at] == "1":

@@ -10,18 +10,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture
 from asbuilt.errors import InputError, near
+from asbuilt.families import gguf_table
 from asbuilt.families.packing import FIELD, holding, left_out, listed, modules
 from asbuilt.families.patterns import matched
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import QUANTISED_KINDS, WIDE, Precision, precision
 from asbuilt.spec import Model, weights
 from asbuilt.spec.part import Part, Weight
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.gguf import GGUFFile
+    from asbuilt.checkpoint.source import Source
 
 Rule = Callable[[Weight], Fraction]
 QUANTISED = "quantised"
@@ -71,8 +76,13 @@ def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, fa
 
     activation = plain.name if plain.name in WIDE[1:] else "bf16"
     note = f"as {FIELD} says: {packing.method}; the rest and modules that are left out in {plain.name}"
-    return Precision(name=f"{QUANTISED} ({packing.method})", activation=activation, compute=packing.compute or activation,
-                     held=_averaged(spec, nbytes), note="; ".join(filter(None, (note, packing.note))))  # fmt: skip
+    return Precision(
+        name=f"{QUANTISED} ({packing.method})",
+        activation=activation,
+        compute=packing.compute or activation,
+        held=_averaged(spec, nbytes),
+        note="; ".join(filter(None, (note, packing.note))),
+    )
 
 
 def mixed(spec: Model, name: str, family: str = "") -> Precision:
@@ -80,16 +90,41 @@ def mixed(spec: Model, name: str, family: str = "") -> Precision:
     found = find_mixture(name)
     if found is None:
         return precision(name)
-    note = "the mixture of formats that llama.cpp's quantiser makes of this file type"
-    return Precision(name=found[0], activation="bf16", compute="bf16", held=_averaged(spec, holding(family, spec, name)),
-                     note=note)  # fmt: skip
+    return Precision(
+        name=found[0],
+        activation="bf16",
+        compute="bf16",
+        held=_averaged(spec, holding(family, spec, name)),
+        note="the mixture of formats that llama.cpp's quantiser makes of this file type",
+    )
 
 
-def as_stored(spec: Model, held: Mapping[str, Fraction], activation: str) -> Precision:
-    """Returns the precision of weights of which a file holds so many bytes each, by path."""
-    return Precision(name="as stored", activation=activation, compute=activation,
-                     held=_averaged(spec, lambda path, weight, owner: held[path]),
-                     note="the formats that the file holds")  # fmt: skip
+def published(source: Source) -> Precision | None:
+    """Returns the precision that a model's weights are published in, None where they are plain numbers.
+
+    That is what a GGUF file holds, or what a config says, or a file beside it. Raises InputError as `quantised`.
+    """
+    reading = source.reading
+    if source.gguf is not None:
+        return _of_gguf(source.gguf, source.spec, source.family)
+    if reading.quantization is None:
+        return None
+    return quantised(source.spec, reading.quantization, reading.dtype, reading.family)
+
+
+def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
+    sizes = {path: weight.size for path, weight, _ in weights(spec)}
+    held: dict[str, Fraction] = {}
+    for entry in gguf_table(family, spec).entries:
+        missing = next((name for name in entry.names if name not in file.tensors), None)
+        if missing is not None:
+            raise InputError("not in the file", field=f"{file.path}: {missing}")
+        stored, whole = sum(file.tensors[name].nbytes for name in entry.names), sum(sizes[path] for path in entry.paths)
+        held |= {path: Fraction(stored * sizes[path], whole) for path in entry.paths}
+    types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    plain = {"F32": "fp32", "F16": "fp16"}.get(types.pop(), "bf16") if len(types) == 1 else "bf16"
+    return Precision(name="as stored", activation=plain, compute=plain, note="the formats that the GGUF file holds",
+                     held=_averaged(spec, lambda path, weight, owner: held[path]))  # fmt: skip
 
 
 def _averaged(spec: Model, nbytes: Held) -> Held:
@@ -133,8 +168,9 @@ def read_packing(said: Mapping[str, Any]) -> Packing:
     """Returns how a quantization_config packs weights; raises InputError naming what is not known of it."""
     method = _method(said)
     if method not in METHODS:
-        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_method", value=said.get("quant_method"),
-                         allowed=", ".join(METHODS), fix=near(str(method)[:80], METHODS))  # fmt: skip
+        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_method",
+                         value=said.get("quant_method"), allowed=", ".join(METHODS),
+                         fix=near(str(method)[:80], METHODS) or "name a format, such as --dtype fp8")  # fmt: skip
     return METHODS[method](said)
 
 
@@ -184,9 +220,12 @@ def _tiled(rows: int, columns: int) -> Rule:
 def _gptq(said: Mapping[str, Any]) -> Packing:
     bits = _whole(said, "bits", 4, 2, 8)
     grouped = _grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=Fraction(bits, 8))
-    # beside scales and zero points, to which group each column belongs
-    return Packing(method="gptq", heads=said.get("lm_head") is True,
-                   rule=lambda weight: grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1]))  # fmt: skip
+
+    def rule(weight: Weight) -> Fraction:
+        """Beside scales and zero points, to which group each column belongs."""
+        return grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1])
+
+    return Packing(method="gptq", heads=said.get("lm_head") is True, rule=rule)
 
 
 def _awq(said: Mapping[str, Any]) -> Packing:
@@ -199,8 +238,8 @@ def _auto_round(said: Mapping[str, Any]) -> Packing:
     if said.get("extra_config"):
         raise InputError("layers packed otherwise cannot be planned", field=f"{FIELD}.extra_config",
                          value=said["extra_config"])  # fmt: skip
-    bits = _whole(said, "bits", 4, 2, 8)
-    return Packing(method="auto-round", rule=_grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=Fraction(bits, 8)))
+    bits, group = _whole(said, "bits", 4, 2, 8), _whole(said, "group_size", 128, -1, 2**16)
+    return Packing(method="auto-round", rule=_grouped(bits, group, zeros=Fraction(bits, 8)))
 
 
 def _mlx(said: Mapping[str, Any]) -> Packing:

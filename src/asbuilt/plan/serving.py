@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from asbuilt import cost
-from asbuilt.catalog import find, machines
+from asbuilt.catalog import Entry, find, machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan import limits, render, serving_report
@@ -18,7 +18,8 @@ from asbuilt.plan.devices import Placement, place, unplanned
 from asbuilt.plan.explain import explain
 from asbuilt.plan.ladder import Capacity, cached_tokens, counted, held_numbers, ladder
 from asbuilt.plan.lines import Line
-from asbuilt.plan.precision import Precision, cache_bytes, precision
+from asbuilt.plan.precision import Precision, cache_bytes
+from asbuilt.plan.quantised import mixed, quantised
 from asbuilt.plan.roofline import Bound, Roofline, Run
 from asbuilt.spec import Model
 
@@ -242,7 +243,7 @@ def serve(
     prompt: int | None = None,
     chunk: int = CHUNK,
     users: int | None = None,
-    dtype: str | Precision = "bf16",
+    dtype: str | Precision | None = None,
     kv_dtype: str | None = None,
     latency_target: float | None = None,
     first_token_target: float | None = None,
@@ -254,9 +255,11 @@ def serve(
 
     `model` is a description or a catalogue name, `gpu` a machine or what `--gpu` takes. `users` is how many sequences
     are wanted, None for as many as there is room for; `context` is in tokens, 8,192 or the model's if that is less.
+    `dtype` None is how the catalogue's model is published, bf16 for a description.
     Targets are in seconds, and every answer honours them: users, largest batch and context, smallest card and count.
     Raises InputError naming the argument that is wrong.
     """
+    row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
@@ -270,7 +273,7 @@ def serve(
     _require_positive(latency_target=latency_target, first_token_target=first_token_target)
     _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
     conventions = conventions or Conventions()
-    held = precision(dtype) if isinstance(dtype, str) else dtype
+    held = dtype if isinstance(dtype, Precision) else _precision(spec, dtype, row)
     kv = held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
     cache_bytes(kv)
     capacity = Capacity(
@@ -281,6 +284,12 @@ def serve(
                         compute_efficiency=compute_efficiency)  # fmt: skip
     goal = limits.Goal(users=users or 1, latency=latency_target, first_token=first_token_target, prompt=prompt)
     return _answer(roofline, Asked(name=name or spec.name, context=context, users=users, goal=goal))
+
+
+def _precision(spec: Model, dtype: str | None, row: Entry | None) -> Precision:
+    if dtype is None and row is not None and row.quantization is not None:
+        return quantised(spec, row.quantization, row.dtype, row.family)
+    return mixed(spec, dtype or "bf16", "" if row is None else row.family)
 
 
 def _require(**bounds: tuple[int, int]) -> None:
