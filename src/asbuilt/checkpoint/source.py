@@ -160,7 +160,9 @@ def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
     data = load_config_file(path)
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
     if "part" not in data:
-        return Source(kind="config", name=name, reading=_with_packing(read_config(data, name, allow_unread), path), path=path)
+        return Source(
+            kind="config", name=name, reading=_with_packing(read_config(data, name, allow_unread), path), path=path
+        )
     if allow_unread:
         raise _nothing_to_pass_over(path.name, allow_unread)
     spec = from_dict(data, path.name)
