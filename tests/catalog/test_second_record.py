@@ -19,7 +19,7 @@ from asbuilt.catalog import machines
 NEAR = 0.025
 
 # FLOPs a clock of each format over those of 16-bit floats with a float32 sum, by architecture (NVIDIA's whitepapers:
-# Volta, Turing, GA100, GA102, Hopper, Ada, Blackwell; AMD's CDNA 2, 3 and 4). GeForce cards sum in float32 at half of it.
+# Volta, Turing, GA100, GA102, Hopper, Ada, Blackwell; AMD CDNA 2, 3, 4). GeForce cards sum in float32 at half of that.
 RATIOS = {
     "volta": {"fp16": 1},
     "turing": {"fp16": 1, "int8": 2, "int4": 4},
