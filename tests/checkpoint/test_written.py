@@ -38,9 +38,9 @@ STOP = "print(flush=True); time.sleep(60)"
 def converting(folder: Path, out: Path, step: str) -> subprocess.Popen[str]:
     """Starts the command line in a process of its own, doing `step` where the first tensor is written; waits for it."""
     code = (
-        "import sys, time; from asbuilt.cli import convert, main\n"
+        "import sys, time; from asbuilt.__main__ import main; from asbuilt.cli import convert\n"
         f"def step(self, done, total): {step}\n"
-        "convert.Bar.__call__ = step; sys.argv[0] = 'asbuilt'; main.main()"
+        "convert.Bar.__call__ = step; sys.argv[0] = 'asbuilt'; main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code, "convert", folder, out], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)  # fmt: skip
@@ -87,7 +87,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
 def test_a_file_that_may_not_grow_so_large_is_one_message(made: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "from asbuilt.cli.main import main; sys.argv[0] = 'asbuilt'; main()"
+        "from asbuilt.__main__ import main; sys.argv[0] = 'asbuilt'; main()"
     )
     out = made.with_name("out")
     done = subprocess.run(
