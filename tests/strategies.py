@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ from asbuilt.spec import (
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongRope,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -96,10 +98,7 @@ def maybe_norms(d: int) -> SearchStrategy[Norm | None]:
 
 @cache
 def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
-    """Every scaling; thresholds lie within the texts, but for dynamic NTK, whose cached keys depend on when they came.
-
-    Its original context is CONTEXT, which the texts do not pass.
-    """
+    """Every scaling, each threshold within the texts."""
     factors, originals = st.sampled_from((1.5, 4.0, 8.0)), st.sampled_from((4, 8, 16))
     yarn = st.builds(
         YaRN,
@@ -119,9 +118,11 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
     )
     own = st.tuples(*[st.sampled_from((0.5, 1.0, 3.0))] * (d_rotary // 2))
     stored = st.builds(FrequencyFactors, factors=own)
-    kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored]
+    long = st.builds(LongRope, short_factors=own, long_factors=own, original_context=originals,
+                     attention_factor=st.sampled_from((1.0, 1.3)))  # fmt: skip
+    kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long]
     if d_rotary > 2:
-        kinds.append(st.builds(DynamicNTK, factor=factors, original_context=st.just(CONTEXT)))
+        kinds.append(st.builds(DynamicNTK, factor=factors, original_context=originals))
     return st.one_of(kinds)
 
 
@@ -551,6 +552,15 @@ def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, s
 def models(dtype: torch.dtype = torch.float64) -> SearchStrategy[Model]:
     """Built models of drawn specs, all parameters drawn too."""
     return st.builds(randomised, specs(), SEEDS, st.just(dtype))
+
+
+def whole(model: Model, tokens_BT: torch.Tensor, sizes: list[int], **beside: Any) -> torch.Tensor:  # noqa: ANN401
+    """Logits of whole passes: each piece's are those of the text up to its end, which rotary positions may ask for."""
+    if not any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(model.spec)):
+        return model(tokens_BT, **beside)
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    passes = [model(tokens_BT[:, :end], **beside)[:, -size:] for end, size in zip(ends, sizes, strict=True)]
+    return torch.cat(passes, 1)
 
 
 def scripted(script: list[int], n_vocab: int) -> Model:

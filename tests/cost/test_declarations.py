@@ -15,6 +15,7 @@ from asbuilt import cost
 from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build, built_parameters
+from asbuilt.nn.step import Sight, Step
 from asbuilt.spec import (
     KINDS,
     Attention,
@@ -22,6 +23,7 @@ from asbuilt.spec import (
     MixtureOfExperts,
     Model,
     Pass,
+    RelativeBuckets,
     buffers,
     runs,
     stored_weights,
@@ -39,6 +41,7 @@ def counted(spec: Model, run: Pass) -> int:
     model = build(spec, device="meta")
     cache = Cache(spec, batch=run.batch, capacity=run.past + run.tokens, dtype=torch.float32, device="meta")
     cache.lengths = (run.past,) * run.batch
+    cache.rotaries = ()  # a pass that reads nothing again; see tests/generate/test_read_again.py for one that does
     ids = torch.zeros(run.batch, run.tokens, dtype=torch.long, device="meta")
     source = {} if run.past else measured.source_of(model, ids)
     cache.source_tokens = run.source_tokens
@@ -231,3 +234,27 @@ def test_what_is_made_again_is_among_what_is_saved(spec: Model, batch: int, toke
     scores = {"mask", "capped", "probabilities", "probabilities cast"}
     missed = cost.remade_tensors(spec) - cost.saved_tensors(spec, run).keys()
     assert {key.rpartition(":")[2] for key in missed} <= scores
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 5, 32])
+@pytest.mark.parametrize(("both_ways", "causal"), [(True, False), (False, False), (False, True), (True, True)])
+def test_room_to_make_relative_scores_is_the_allocators_peak(
+    both_ways: bool, causal: bool, heads: int, dtype: torch.dtype
+) -> None:
+    """Beside the positions (int64), to the byte: with few heads it is finding the buckets, with many their numbers."""
+    tokens, part = 24, RelativeBuckets(n_buckets=8, max_distance=16, both_ways=both_ways)
+    numbers = torch.zeros(8, heads, dtype=dtype)
+
+    def make() -> None:
+        step = Step((1, tokens), torch.device("cpu"))
+        step.relative_BH = numbers
+        step.mask(Sight(causal=causal, relative=part), dtype)
+
+    with torch.inference_mode():
+        make()
+        peak = measured.peak_bytes(make)
+    attention = Attention(d_model=4, n_heads=heads, n_kv_heads=heads, d_head=4, positions=part, causal=causal)
+    _, kept, making = attention.mask_works(Pass(tokens=tokens, width=dtype.itemsize))
+    assert peak - 8 * tokens <= making <= peak
+    assert kept == heads * tokens**2 * dtype.itemsize

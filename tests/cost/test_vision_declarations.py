@@ -138,8 +138,8 @@ def test_cached_decoding_after_images_is_a_whole_pass(spec: Model, batch: int, t
     generator = torch.Generator().manual_seed(tokens)
     ids, beside = measured.given(model, torch.randint(spec.n_vocab, (batch, run.tokens), generator=generator), 1)
     with torch.inference_mode():
-        whole = model(ids, **beside, kernel=kernel)  # type: ignore[arg-type]
         first = run.tokens - tokens + 1
+        whole = strategies.whole(model, ids, [first] + [1] * (tokens - 1), **beside, kernel=kernel)
         cache = Cache(spec, batch=batch, capacity=run.tokens, dtype=torch.float64)
         parts = [model(ids[:, :first], **beside, cache=cache, kernel=kernel)]  # type: ignore[arg-type]
         parts += [model(ids[:, t : t + 1], cache=cache, kernel=kernel) for t in range(first, run.tokens)]  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, DrawFn
-from strategies import SEEDS, models, random_tokens, texts
+from strategies import SEEDS, models, random_tokens, texts, whole
 from torch import Tensor
 
 from asbuilt import cost
@@ -27,13 +27,16 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def new_cache(model: Model, batch: int, capacity: int) -> Cache:
-    return Cache(model.spec, batch=batch, capacity=capacity, dtype=torch.float64)
+    return Cache(model.spec, batch=batch, capacity=capacity, dtype=torch.float64, chunk=3)
 
 
 @torch.no_grad()
-def in_pieces(model: Model, tokens_BT: Tensor, sizes: list[int], kernel: Kernel) -> Tensor:
+def in_pieces(
+    model: Model, tokens_BT: Tensor, sizes: list[int], kernel: Kernel, reach: tuple[int, ...] | None = None
+) -> Tensor:
     cache = new_cache(model, tokens_BT.shape[0], tokens_BT.shape[1])
-    pieces = [model(piece, cache=cache, kernel=kernel) for piece in tokens_BT.split(sizes, 1)]
+    pieces = [model(piece, cache=cache, kernel=kernel, reach=reach) for piece in tokens_BT.split(sizes, 1)]
+    assert reach is None or cache.reread == 0
     assert cache.lengths == (tokens_BT.shape[1],) * tokens_BT.shape[0]
     return torch.cat(pieces, 1)
 
@@ -59,14 +62,17 @@ def test_prefill_and_decode_equal_the_whole_pass(drawn: tuple[Model, Tensor], ke
     model, tokens = drawn
     prompt = data.draw(st.integers(1, tokens.shape[1]))
     sizes = [prompt] + [1] * (tokens.shape[1] - prompt)
-    same(in_pieces(model, tokens, sizes, kernel), model(tokens, kernel=kernel))
+    same(in_pieces(model, tokens, sizes, kernel), whole(model, tokens, sizes, kernel=kernel))
 
 
 @given(model_and_tokens(), KERNELS, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 @torch.no_grad()
 def test_chunked_prefill_equals_the_whole_pass(drawn: tuple[Model, Tensor], kernel: Kernel, sizes: list[int]) -> None:
     model, tokens = drawn
-    same(in_pieces(model, tokens, cut(tokens.shape[1], sizes), kernel), model(tokens, kernel=kernel))
+    sizes = cut(tokens.shape[1], sizes)
+    same(in_pieces(model, tokens, sizes, kernel), whole(model, tokens, sizes, kernel=kernel))
+    told = (tokens.shape[1],) * len(tokens)
+    same(in_pieces(model, tokens, sizes, kernel, reach=told), model(tokens, kernel=kernel))
 
 
 @given(model_and_tokens())
@@ -146,7 +152,8 @@ def test_a_ragged_batch_goes_on_as_each_row_alone(model: Model, kernel: Kernel, 
         for b in range(len(rows)):
             got[b].append(logits[b])
     for b, (row, rest) in enumerate(zip(rows, more, strict=True)):
-        same(torch.cat(got[b]), model(torch.tensor([row + rest + ends[b].tolist()]), kernel=kernel)[0])
+        text = torch.tensor([row + rest + ends[b].tolist()])
+        same(torch.cat(got[b]), whole(model, text, [len(row), len(rest)] + [1] * steps, kernel=kernel)[0])
 
 
 @given(models(), KERNELS, SEEDS, st.data())

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
-from strategies import SEEDS, random_tokens, texts
+from strategies import SEEDS, random_tokens, texts, whole
 from torch import Tensor
 
 from asbuilt.errors import InputError
@@ -42,7 +42,7 @@ def test_pieces_equal_the_whole(model: Model, kernel: Kernel, seed: int, source:
     pieces = []
     for i, piece in enumerate(written.split(sizes, 1)):
         pieces.append(model(piece, source_BS=None if i else read, cache=cache, kernel=kernel))
-    same(torch.cat(pieces, 1), model(written, source_BS=read, kernel=kernel))
+    same(torch.cat(pieces, 1), whole(model, written, sizes, source_BS=read, kernel=kernel))
 
 
 @given(MODELS, SEEDS)
@@ -67,7 +67,7 @@ def test_a_ragged_batch_equals_each_row_alone(model: Model, kernel: Kernel, data
     after = model(step, cache=cache, kernel=kernel)
     for b, (source, text) in enumerate(zip(sources, written, strict=True)):
         row = torch.tensor([text + step[b].tolist()])
-        alone = model(row, source_BS=torch.tensor([source]), kernel=kernel)[0]
+        alone = whole(model, row, [len(text), 1], source_BS=torch.tensor([source]), kernel=kernel)[0]
         same(torch.cat((logits[b, valid[b]], after[b])), alone)
 
 

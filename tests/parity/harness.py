@@ -29,7 +29,7 @@ from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import read_config
 from asbuilt.nn import build
 from asbuilt.nn.modules import BiasTable, LearnedPositions, Model, TokenEmbedding
-from asbuilt.spec import DynamicNTK, LongRope, MixtureOfExperts, Rotary, walk
+from asbuilt.spec import MixtureOfExperts, walk
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 
@@ -279,12 +279,7 @@ def check(family: str, label: str, have: Trace, want: Trace) -> None:
 
 
 def cacheable(spec: ModelSpec) -> int:
-    """Up to how many tokens a cached key is the one that a whole pass computes: some scalings bend angles later on.
-
-    And up to how many tokens no expert can be full.
-    """
+    """Up to how many tokens no expert can be full, so that decoding is a whole pass."""
     blocks = [part for block in spec.blocks for _, part in walk(block)]
     full = [part.capacity for part in blocks if isinstance(part, MixtureOfExperts) and part.capacity is not None]
-    scalings = [part.scaling for _, part in walk(spec) if isinstance(part, Rotary)]
-    bends: list[int] = [scaling.original_context for scaling in scalings if isinstance(scaling, DynamicNTK | LongRope)]
-    return min((TOKENS, *bends, *full))
+    return min((TOKENS, *full))

@@ -29,7 +29,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
 from asbuilt.nn.modules import Model
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import stored_weights, walk
+from asbuilt.spec import Rotary, stored_weights, walk
 
 # Fields that cannot change an output, and why; exactly these.
 INERT = {
@@ -52,7 +52,8 @@ def _exchanged(case: ParityCase, variant: str, folder: Path) -> tuple[Model, Inp
 
 def _seen(trace: Callable[[Inputs], Trace], spec: ModelSpec, inputs: Inputs) -> Trace:
     """The text, and before it its first half where what is computed depends on the length."""
-    if cacheable(spec) == TOKENS:
+    asks = any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(spec))
+    if cacheable(spec) == TOKENS and not asks:
         return trace(inputs)
     half, whole = trace({name: given[:, : TOKENS // 2] for name, given in inputs.items()}), trace(inputs)
     return {path: torch.cat((half[path], whole[path]), 1) for path in whole}

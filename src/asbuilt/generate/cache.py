@@ -1,9 +1,14 @@
 """Caches: one object per layer, allocated from what the part says it remembers, so its bytes are the billed ones.
 
-A key lies at its own position in its row (modulo the window in a ring), whatever padding the batch had.
+A key lies at its own position in its row (modulo the window in a ring), whatever padding the batch had. Where rotary
+positions depend on how long a text is, the texts are kept too (8 bytes a token, which `nbytes` does not count: they are
+what was read, not what the model made of it), so that they can be read again when their frequencies change.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -11,6 +16,7 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.nn.step import Step
 from asbuilt.spec.part import Part, Remembered, walk
+from asbuilt.spec.positions import rotaries_by_length
 
 
 class LayerCache:
@@ -77,6 +83,12 @@ class LayerCache:
         for tensor, fresh in zip(self.tensors, new, strict=True):
             tensor[:, :, places] = fresh[:, :, count - kept :]
 
+    def row(self, row: int) -> LayerCache:
+        """Returns one row, in the same memory."""
+        alone = copy(self)
+        alone.tensors = [tensor[row : row + 1] for tensor in self.tensors]
+        return alone
+
 
 class SourceCache:
     """What one layer keeps of the source that an encoder read, each tensor (B, heads, S, width)."""
@@ -102,12 +114,19 @@ class SourceCache:
         """Returns what was stored of a source of `tokens` tokens."""
         return tuple(tensor[:, :, :tokens] for tensor in self.tensors)
 
+    def row(self, row: int) -> SourceCache:
+        """Returns one row, in the same memory."""
+        alone = copy(self)
+        alone.tensors = [tensor[row : row + 1] for tensor in self.tensors]
+        return alone
+
 
 class Cache:
     """Every layer's cache by path, for `batch` rows of up to `capacity` tokens, and of up to `source` of an encoder's.
 
-    `lengths[b]` counts row b's tokens so far; `source` None means as many as `capacity`. Raises InputError when more
-    tokens come than were allowed for.
+    `lengths[b]` counts row b's tokens so far; `source` None means as many as `capacity`. A text that has to be read
+    again is read in pieces of `chunk` tokens, None for all at once; `reread` counts the tokens that were. Raises
+    InputError when more tokens come than were allowed for.
     """
 
     def __init__(
@@ -119,7 +138,9 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         source: int | None = None,
+        chunk: int | None = None,
     ) -> None:
+        self.chunk, self.reread = chunk, 0
         self.capacity, self.source_capacity = capacity, capacity if source is None else source
         self.lengths: tuple[int, ...] = (0,) * batch
         self.source_tokens = 0
@@ -136,6 +157,12 @@ class Cache:
             for path, remembered in remembering
             if remembered[0].of == "source"
         }
+        self.rotaries = rotaries_by_length(spec)
+        # of each row the length that its keys' angles are those of, 0 before there are any; its text, types and images
+        self._reckoned: tuple[int, ...] = (0,) * batch
+        self._text_BN = torch.zeros(batch, capacity if self.rotaries else 0, dtype=torch.long, device=device)
+        self._types_BN: Tensor | None = None
+        self._images: list[list[Tensor]] = [[] for _ in range(batch)]
 
     @property
     def nbytes(self) -> int:
@@ -166,9 +193,52 @@ class Cache:
             )
         self.lengths = lengths
 
+    def outdated(self, past: Sequence[int], reach: Sequence[int]) -> list[int]:
+        """Returns the rows whose `past` tokens were cached under frequencies other than those of `reach` tokens."""
+        told = [reckoned or length for reckoned, length in zip(self._reckoned, past, strict=True)]
+        return [
+            row
+            for row, (length, old, new) in enumerate(zip(past, told, reach, strict=True))
+            if length and any(rotary.reckoned(old) != rotary.reckoned(new) for rotary in self.rotaries)
+        ]
+
+    def record(self, tokens_BT: Tensor, step: Step, images: Sequence[Tensor] | None) -> None:
+        """Keeps what the pass has read, and the lengths its rotary frequencies are those of."""
+        self._reckoned = step.reach
+        self._write_text(self._text_BN, tokens_BT, step)
+        if step.types_BT is not None:
+            self._types_BN = torch.zeros_like(self._text_BN) if self._types_BN is None else self._types_BN
+            self._write_text(self._types_BN, step.types_BT, step)
+        for kept, new in zip(self._images, images or (), strict=images is not None):
+            kept.append(new)
+
+    def _write_text(self, kept_BN: Tensor, new_BT: Tensor, step: Step) -> None:
+        if step.uniform:
+            kept_BN[:, step.past[0] : step.past[0] + step.tokens] = new_BT
+            return
+        row, t = (step.key_positions_BT >= 0).nonzero(as_tuple=True)
+        kept_BN[row, step.positions_BT[row, t]] = new_BT[row, t]
+
+    def row(self, row: int, length: int) -> tuple[Tensor, Tensor | None, Tensor | None, Cache]:
+        """Returns a row's text (1, length), its types and images, and its cache, empty, in the memory of this one."""
+        alone = copy(self)
+        alone.lengths = (0,)
+        alone.layers = {path: layer.row(row) for path, layer in self.layers.items()}
+        alone.sources = {path: layer.row(row) for path, layer in self.sources.items()}
+        if self.source_valid_BS is not None:
+            alone.source_valid_BS = self.source_valid_BS[row : row + 1]
+        self.reread += length
+        images = torch.cat(self._images[row]) if self._images[row] else None
+        types = None if self._types_BN is None else self._types_BN[row : row + 1, :length]
+        return self._text_BN[row : row + 1, :length], types, images, alone
+
     def keep(self, rows: list[int]) -> None:
         """Drops all other rows; for a moment one layer is held twice."""
         self.lengths = tuple(self.lengths[row] for row in rows)
+        self._reckoned = tuple(self._reckoned[row] for row in rows)
+        self._text_BN, self._images = self._text_BN[rows], [self._images[row] for row in rows]
+        if self._types_BN is not None:
+            self._types_BN = self._types_BN[rows]
         if self.source_valid_BS is not None:
             self.source_valid_BS = self.source_valid_BS[rows]
         for layer in (*self.layers.values(), *self.sources.values()):

@@ -21,6 +21,7 @@ from asbuilt.nn.modules import Model
 from asbuilt.spec import Classifier
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
+from asbuilt.spec.positions import DynamicNTK, LongRope, read_again, rotaries_by_length
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,8 @@ def generate(
     if len(requests) != len(prompts):
         raise InputError("not one per prompt", field="sampling", value=len(requests), allowed=str(len(prompts)))
     rooms = [room(model.spec, len(begun), max_new_tokens) for begun in rows.begun]
-    for note in {clip_note(model.spec, len(begun), max_new_tokens): None for begun in rows.begun}:
-        if note:
-            log.warning(note)
+    for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
+        log.warning(note)
     return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
 
 
@@ -151,6 +151,27 @@ def clip_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> str
     )
 
 
+def notes(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> list[str]:
+    """Returns what a person should know of a request beforehand: that it is clipped, that texts are read again."""
+    said = clip_note(model, prompt_tokens, max_new_tokens), reread_note(model, prompt_tokens, max_new_tokens)
+    return [note for note in said if note]
+
+
+def reread_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> str:
+    """Says that the text may grow past a length where what is cached has to be read again; empty where it may not."""
+    last = prompt_tokens + max(0, room(model, prompt_tokens, max_new_tokens) - 1)  # the last token is never read
+    rotaries = rotaries_by_length(model)
+    if not read_again(rotaries, prompt_tokens, last):
+        return ""
+    growing = [r.scaling for r in rotaries if isinstance(r.scaling, DynamicNTK)]
+    if growing:
+        start = max(prompt_tokens, min(scaling.original_context for scaling in growing))
+        return f"dynamic NTK: past {start} tokens every new token changes all angles, and reads the whole text again"
+    at = min(r.scaling.original_context for r in rotaries if isinstance(r.scaling, LongRope)
+             and r.scaling.original_context >= prompt_tokens)  # fmt: skip
+    return f"past {at} tokens other rotary factors hold: a text that gets there is read once more"
+
+
 @torch.inference_mode()
 def _steps(
     model: Model,
@@ -168,7 +189,7 @@ def _steps(
     table = model.any_weight
     capacity = max(len(given.begun[row]) + rooms[row] for row in rows)
     cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device,
-                  source=started.longest_source)  # fmt: skip
+                  source=started.longest_source, chunk=chunk)  # fmt: skip
     sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, table.device)
     logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):
@@ -214,7 +235,9 @@ def prefill(
     for start in range(0, longest, chunk or longest):
         part = slice(start, start + (chunk or longest))
         valid = valid_BT[:, part] if start < padding else None
-        logits = model(tokens_BT[:, part], cache=cache, valid_BT=valid, last=True, kernel=kernel, **read)
+        logits = model(
+            tokens_BT[:, part], cache=cache, valid_BT=valid, reach=tuple(lengths), last=True, kernel=kernel, **read
+        )
         read = {}
     assert logits is not None
     return logits[:, -1]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 from asbuilt.errors import InputError
-from asbuilt.generate.decode import clip_note, generate
+from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn.modules import Model
 from asbuilt.spec.part import Kernel
@@ -61,7 +61,8 @@ class Completion(Iterator[str]):
     """Iterates over pieces of text; afterwards `text`, `tokens` and `finish_reason` say what came of it.
 
     `tokens` are all that were generated, an ending one and those of a stop string included; `note` says why fewer
-    tokens were allowed than asked for, and is empty otherwise. Leaving early leaves `finish_reason` None.
+    tokens were allowed than asked for, or that the text may be read again, and is empty otherwise. Leaving early leaves
+    `finish_reason` None.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ def complete(
         prefill_chunk=prefill_chunk,
         kernel=kernel,
     )
-    note = clip_note(model.spec, len(start if read else ids), max_new_tokens)
+    note = "; ".join(notes(model.spec, len(start if read else ids), max_new_tokens))
     return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note)
 
 

@@ -470,6 +470,7 @@ class Model(nn.Module):
         source_BS: Tensor | None = None,
         source_valid_BS: Tensor | None = None,
         images: Tensor | None = None,
+        reach: tuple[int, ...] | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
     ) -> Tensor:
@@ -480,13 +481,17 @@ class Model(nn.Module):
         reads `source_BS`, which is given with a sequence's first tokens. Without a head it is the stream (B, T, M) that
         is returned; of a head that reads one token, its numbers (B, n).
 
+        Where rotary positions depend on how long a text is, each row's are those of its own text up to the last of
+        these tokens, as in one pass over all of it; what is cached under others is first read again. `reach` says how
+        long the texts are, where they are given in pieces, and spares that.
+
         A model of patches takes images (N, C, H, W) in the tokens' place. One with a tower takes `images` too, as
         (N, C, H, W) in order or (B, n, C, H, W), and either puts what it makes of them in the placeholders' places, or
         returns how near each is to each text, (N, B). Raises InputError for images that do not fit.
         """
         if isinstance(self.embedding, PatchEmbedding):
             return self.of_images(tokens_BT, kernel)
-        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel)
+        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         step.types_BT = types_BT
         if self.encoder is not None:
             self.read(source_BS, source_valid_BS, step)
@@ -497,8 +502,12 @@ class Model(nn.Module):
             images = self.vision.images(images)
             if isinstance(self.vision, Vision):
                 step.images_NPM = self.vision(images, kernel)
+        if cache is not None and cache.rotaries:
+            self.read_again(cache, step)
         with row_products(self.any_weight, tokens_BT.numel()):
             made = self.logits(tokens_BT, step, last)
+        if cache is not None and cache.rotaries:
+            cache.record(tokens_BT, step, self.images_by_row(tokens_BT, step))
         return self.vision(images, made, kernel) if images is not None and isinstance(self.vision, Contrast) else made
 
     def of_images(self, pixels: Tensor, kernel: Kernel, depth: int | None = None) -> Tensor:
@@ -561,7 +570,7 @@ class Model(nn.Module):
                 step.cache.begin_source(source_BS.shape[1], valid_BS)
         elif step.cache is not None:
             valid_BS = step.cache.source_valid_BS
-        step.source_mask = None if valid_BS is None else valid_BS[:, None, None, :]
+        step.source_mask = source_mask(valid_BS)
 
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the logits of one step, of all tokens or of each row's last; the normed stream without a head."""
@@ -600,13 +609,45 @@ class Model(nn.Module):
         cache: Cache | None,
         valid_BT: Tensor | None,
         kernel: Kernel,
+        reach: tuple[int, ...] | None = None,
     ) -> Step:
         """Returns the step for (B, T) tokens, the cache's lengths already moved on."""
         past = None if cache is None else cache.lengths
-        step = Step(shape, device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel)
+        step = Step(shape, device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel, reach=reach)
         if cache is not None:
             cache.advance(step.lengths)
         return step
+
+    def read_again(self, cache: Cache, step: Step) -> None:
+        """Fills those rows of the cache anew whose rotary frequencies are no longer what they were cached under.
+
+        One row after the other, each as if it were alone, in the pieces that the cache allows: a row costs a prefill
+        of its past. A layer's keys depend on what the layers before it made, so turning them again is not enough.
+        """
+        for row in cache.outdated(step.past, step.reach):
+            tokens_1T, types_1T, images_NPM, alone = cache.row(row, step.past[row])
+            size = cache.chunk if cache.chunk and images_NPM is None else step.past[row]
+            for start in range(0, step.past[row], size):
+                part = slice(start, start + size)
+                shape, reach = (1, tokens_1T[:, part].shape[1]), (step.reach[row],)
+                inner = self.begin(shape, step.device, alone, None, step.kernel, reach)
+                inner.types_BT = None if types_1T is None else types_1T[:, part]
+                inner.images_NPM = images_NPM
+                inner.source_mask = source_mask(alone.source_valid_BS)
+                self.stream(tokens_1T[:, part], inner)
+
+    def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
+        """Returns the images that the pass has put into each row (n, P, M), None without any."""
+        if step.images_NPM is None:
+            return None
+        assert isinstance(self.vision, Vision)
+        counts = (tokens_BT == self.vision.part.placeholder).sum(1) // self.vision.part.n_tokens
+        return [*step.images_NPM.split(counts.tolist())]
+
+
+def source_mask(valid_BS: Tensor | None) -> Tensor | None:
+    """Returns which tokens of a source are seen, as attention takes it; None for all of them."""
+    return None if valid_BS is None else valid_BS[:, None, None, :]
 
 
 def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asbuilt.kernels.attention import Mask
 from asbuilt.kernels.relative import buckets
-from asbuilt.kernels.rotary import Turn, tables
+from asbuilt.kernels.rotary import Turn, tables, widest
 from asbuilt.spec.part import Kernel
 from asbuilt.spec.positions import Alibi, QueryTemperature, RelativeBuckets, Rotary
 
@@ -39,6 +39,8 @@ class Step:
 
     `valid_BT` marks real tokens; None says that every token is real. A row's tokens are numbered by counting its real
     ones, and a cached key lies at its own position, so padding on either side changes nothing for the others.
+    `reach` is how long each row's text is taken to be by rotary positions that ask: as long as it is after this pass,
+    unless more of it is known to come.
     `types_BT` are the tokens' types where they have other than 0. A stack may lend its layers `relative_BH`, the
     numbers of its relative buckets, and `table_VM`, vectors of tokens; `source_BSM` is what an encoder made, None once
     the layers remember it, `source_mask` tells its real tokens.
@@ -63,7 +65,9 @@ class Step:
         valid_BT: Tensor | None = None,
         cache: Cache | None = None,
         kernel: Kernel = "fused",
+        reach: tuple[int, ...] | None = None,
     ) -> None:
+        self._reach = reach
         self.batch, self.tokens = shape
         self.past = past or (0,) * self.batch
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
@@ -84,6 +88,11 @@ class Step:
         if self.valid_BT is None:
             return tuple(n + self.tokens for n in self.past)
         return tuple(n + m for n, m in zip(self.past, self.valid_BT.sum(1).tolist(), strict=True))
+
+    @cached_property
+    def reach(self) -> tuple[int, ...]:
+        """Tokens that each row's text is taken to have, no fewer than `lengths`."""
+        return self.lengths if self._reach is None else tuple(map(max, self._reach, self.lengths))
 
     @cached_property
     def past_B1(self) -> Tensor:
@@ -113,7 +122,7 @@ class Step:
         """Returns the rotary tables for this pass's tokens, made once for all layers."""
         key = (rotary, dtype)
         if key not in self._turns:
-            self._turns[key] = tables(rotary, self.positions_BT, self.lengths, dtype)
+            self._turns[key] = tables(rotary, self.positions_BT, self.reach, dtype)
         return self._turns[key]
 
     def temperature(self, part: QueryTemperature, dtype: torch.dtype) -> Tensor:
@@ -135,7 +144,7 @@ class Step:
         Distance d and pair i have the angle d / 10000^(2i / width).
         """
         if (width, dtype) not in self._sinusoids:
-            pairs = torch.arange(0, width, 2, device=self.device, dtype=torch.float32)
+            pairs = torch.arange(0, width, 2, device=self.device, dtype=widest(self.device))
             angles = torch.arange(max(self.lengths), device=self.device)[:, None] / 10000 ** (pairs / width)
             self._sinusoids[width, dtype] = torch.cat((angles.sin(), angles.cos()), -1).to(dtype)
         return self._sinusoids[width, dtype]

@@ -233,8 +233,15 @@ class Attention(Part):
         name = f"{self.causal} {self.window} {self.chunk} {self.positions if kind == 'added' else ''}"
         if kind == "added":
             each = self.n_heads * pairs
+            if isinstance(self.positions, RelativeBuckets):
+                return name, each * run.width, self._buckets_work(self.positions, run)
             return name, each * run.width, each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
         return name, pairs if kind == "bool" else 0, 20 * pairs if kind == "bool" else 0
+
+    def _buckets_work(self, buckets: RelativeBuckets, run: Pass) -> int:
+        """Bytes while distances become buckets (int64 and float32 side by side), or when these have their numbers."""
+        looked_up = self.n_heads * run.width * (2 if self.causal else 1) + (10 if self.causal else 17)
+        return self._masked(run) * max(46 + 8 * buckets.both_ways + self.causal, looked_up)
 
     def _masked(self, run: Pass) -> int:
         """Numbers of a mask: one for each pair, and for each sequence where images lie elsewhere in each."""

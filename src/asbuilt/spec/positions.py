@@ -23,6 +23,7 @@ from asbuilt.spec.part import (
     require_flags,
     require_number,
     require_sizes,
+    walk,
 )
 
 
@@ -99,9 +100,9 @@ class LinearScaling(Part):
 class DynamicNTK(Part):
     """NTK-aware scaling whose base grows with the length L once L exceeds the trained context.
 
-    theta' = theta * (factor * L / original - (factor - 1))^(d / (d - 2)), as transformers defines `dynamic`. Past the
-    original context a token's angle therefore depends on when it was computed: a cached key keeps the angle it got,
-    and a whole pass is no longer equal to prefill and decode.
+    theta' = theta * (factor * L / original - (factor - 1))^(d / (d - 2)), as transformers defines `dynamic`. L is the
+    length of a row's own text, not of the longest beside it. Past the original context every new token changes all
+    angles, so what is cached is read again for each (transformers keeps the old keys, and a cache changes its answer).
     """
 
     factor: float
@@ -118,7 +119,12 @@ class YaRN(Part):
 
     Pairs that turn more than `beta_fast` times within the original context keep their frequency, those that turn less
     than `beta_slow` times are divided by `factor`, between them a linear ramp. `attention_factor` multiplies cos and
-    sin; None means 0.1 ln(factor) + 1. `truncate` rounds the ramp's ends to whole pairs.
+    sin; None means 0.1 ln(factor) + 1.
+
+    Two forms of the ramp are published. This is the released code's, as transformers and vLLM have it: linear in the
+    number i of the pair, between the pairs that turn `beta_fast` and `beta_slow` times, with `truncate` the next whole
+    pair outside of each (floor and ceil), as all but gpt-oss have it. The paper's section 3.2 is linear in how many
+    times a pair turns instead, and so curved over i; it says alpha for `beta_slow` and beta for `beta_fast`.
     """
 
     factor: float
@@ -174,7 +180,9 @@ class FrequencyFactors(Part):
 class LongRope(Part):
     """Each pair's frequency divided by its own number, one list up to the original context and one beyond it.
 
-    `attention_factor` multiplies cos and sin. Ding et al. 2024 (LongRoPE, arXiv 2402.13753), as Phi-3 uses it.
+    `attention_factor` multiplies cos and sin. Ding et al. 2024 (LongRoPE, arXiv 2402.13753), as Phi-3 uses it. A row's
+    list is chosen by the length of its own text, where transformers takes the longest of the batch: an answer should
+    not depend on its neighbours. A text that grows past the original context is read again, once, by the other list.
     """
 
     short_factors: tuple[float, ...]
@@ -242,6 +250,14 @@ class Rotary(Part):
         """Whether the frequencies are those of a sequence's length, so that every row has its own."""
         return isinstance(self.scaling, DynamicNTK | LongRope)
 
+    def reckoned(self, length: int) -> int:
+        """The length that a text of `length` tokens takes its frequencies from: where it is equal, so are they."""
+        if isinstance(self.scaling, DynamicNTK):
+            return max(length, self.scaling.original_context)
+        if isinstance(self.scaling, LongRope):
+            return self.scaling.original_context + (length > self.scaling.original_context)
+        return 0
+
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
@@ -255,8 +271,23 @@ class Rotary(Part):
 
     def inverse_frequencies(self, length: int = 0) -> tuple[float, ...]:
         """Returns radians per token for each of the d_rotary/2 pairs, for a sequence of `length` tokens."""
-        original = self.scaling.original_context if isinstance(self.scaling, DynamicNTK | LongRope) else 0
-        return _frequencies(self, max(length, original) if original else 0)
+        return _frequencies(self, self.reckoned(length))
+
+
+def rotaries_by_length(part: Part) -> tuple[Rotary, ...]:
+    """Returns the rotary positions of all that remembers a sequence whose frequencies depend on its length, once each.
+
+    Where `reckoned` changes for one of them, what is remembered of the sequence has to be computed again, for each
+    layer reads what the one before made of the old angles.
+    """
+    mixers = (inner for _, inner in walk(part) if any(r.of == "sequence" for r in inner.remembers()))
+    rotaries = (inner for mixer in mixers for _, inner in walk(mixer) if isinstance(inner, Rotary))
+    return tuple(dict.fromkeys(rotary for rotary in rotaries if rotary.depends_on_length))
+
+
+def read_again(rotaries: tuple[Rotary, ...], past: int, length: int) -> int:
+    """Returns how many cached tokens a pass from `past` to `length` tokens reads again: all `past`, or none."""
+    return past if any(rotary.reckoned(past) != rotary.reckoned(length) for rotary in rotaries) else 0
 
 
 @lru_cache(maxsize=1024)
