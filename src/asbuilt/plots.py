@@ -5,12 +5,15 @@ The only place that needs matplotlib, which the `plots` extra installs.
 
 from __future__ import annotations
 
+import io
+import os
+import secrets
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asbuilt.errors import InputError
+from asbuilt.shown import cut, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,8 +24,26 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 POINTS = 48
-# Told apart by people who see few colours, too (Okabe and Ito 2008).
+TITLE = 200  # characters of a title: names are strangers'
+# Told apart by people who see few colours, too (Okabe and Ito 2008); where there are more things, hatched.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+
+
+def looks(number: int) -> list[tuple[str, str]]:
+    """Returns so many colours and hatches, no two alike: the colours, then lighter and darker ones, hatched."""
+    shades = [(1.0, 0), (0.5, 255), (0.6, 0)]  # how much of the colour, and of what the rest is
+    found = [
+        (_mixed(colour, *shade), hatch)
+        for shade, hatch in zip(shades, ("", "//", "xx"), strict=True)
+        for colour in COLOURS
+    ]
+    assert number <= len(found)
+    return found[:number]
+
+
+def _mixed(colour: str, share: float, other: int) -> str:
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(share * part + (1 - share) * other):02X}" for part in parts)
 
 
 def check(path: Path) -> None:
@@ -56,20 +77,35 @@ def save_training(plan: TrainPlan, path: Path) -> None:
 def _save(path: Path, rows: int, columns: int, draw: Callable[[Sequence[Axes], int], None]) -> None:
     """Writes rows of pictures, each drawn by `draw`."""
     check(path)
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure
 
-    # the same plan gives the same bytes, so a picture in a repository changes only when its figures do
-    with rc_context({"svg.hashsalt": "asbuilt", "svg.fonttype": "none"}):
+    # The same plan gives the same bytes, so a picture in a repository changes only when its figures do. For that, and
+    # because it can have LaTeX run, a matplotlibrc in the folder one stands in says nothing here.
+    with rc_context():
+        rcdefaults()
+        rcParams.update({"svg.hashsalt": "asbuilt", "svg.fonttype": "none"})
         figure = Figure(figsize=(5 * columns, 4.6 * rows), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
         for i, row in enumerate(grid):
             draw(row, i)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        try:
-            figure.savefig(path, metadata=metadata)
-        except OSError as error:
+        picture = io.BytesIO()
+        figure.savefig(picture, format=path.suffix.lower().removeprefix("."), metadata=metadata)
+    _write(path, picture.getvalue())
+
+
+def _write(path: Path, picture: bytes) -> None:
+    """Writes the file whole or not at all: what a full disk or a signal leaves half written is no picture."""
+    aside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
+    try:
+        aside.write_bytes(picture)
+        os.replace(aside, path)
+    except BaseException as error:
+        aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
             raise InputError(f"cannot be written: {error.strerror}", field="plot", value=str(path)) from error
+        raise
 
 
 def _serving(row: Sequence[Axes], plan: ServePlan) -> None:
@@ -81,16 +117,18 @@ def _serving(row: Sequence[Axes], plan: ServePlan) -> None:
 def _bar(axes: Axes, lines: Sequence[Line], memory: Number, named: str, title: str) -> None:
     """What takes the memory of one device, as one bar."""
     bottom = 0.0
-    for line, colour in zip(lines, cycle(COLOURS), strict=False):
-        height = max(0.0, line.value / 1e9)
-        axes.bar(0, height, bottom=bottom, color=colour, label=f"{line.name}, {height:,.1f} GB", width=0.5)
+    for (colour, hatch), part in zip(looks(len(lines)), lines, strict=True):
+        height = max(0.0, part.value / 1e9)
+        label = f"{line(part.name)}, {height:,.1f} GB"
+        axes.bar(0, height, bottom=bottom, color=colour, hatch=hatch, label=label, width=0.5)
         bottom += height
     axes.axhline(memory / 1e9, color="black", linewidth=1, linestyle="--", label=f"{named}, {memory / 1e9:,.1f} GB")
     axes.set_xlim(-0.5, 2.2)
     axes.set_xticks([])
     axes.set_ylabel("GB (10^9 bytes), one device")
     axes.legend(loc="center right", fontsize="small", frameon=False)
-    axes.set_title(title, fontsize="small", loc="left", wrap=True)
+    shown = cut(line(title), TITLE).replace("$", r"\$")  # else it begins mathematics
+    axes.set_title(shown, fontsize="small", loc="left", wrap=True)
 
 
 def _seconds(axes: Axes, plan: TrainPlan) -> None:
@@ -99,7 +137,8 @@ def _seconds(axes: Axes, plan: TrainPlan) -> None:
     parts = {name: seconds for name, seconds in step.breakdown.items() if seconds}
     parts |= {name: traffic.seconds for name, traffic in step.communication.items() if traffic.bytes}
     parts["one step"] = step.seconds
-    axes.barh(list(parts), list(parts.values()), color=[COLOURS[i % len(COLOURS)] for i in range(len(parts))])
+    for (colour, hatch), (name, seconds) in zip(looks(len(parts)), parts.items(), strict=True):
+        axes.barh(name, seconds, color=colour, hatch=hatch)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.set_title(f"one step of {step.tokens:,} tokens", fontsize="small", loc="left")
