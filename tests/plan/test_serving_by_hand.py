@@ -1,0 +1,415 @@
+"""One small model, worked out by hand on a small machine: each degree alone and together, as literals with the sums.
+
+Nothing of asbuilt.cost or asbuilt.plan stands on the right of an `==` here. Times are in microseconds.
+
+The model: vocabulary V = 1,000, width M = 64, L = 4 layers of 8 heads of 12 with 4 key/value heads, SwiGLU of 160,
+RMSNorm, rotary positions, a head of its own; bf16. Bytes of its weights:
+
+    embedding       1,000 x 64 x 2                                        = 128,000
+    attention   4 x (96 x 64 + 48 x 64 + 48 x 64 + 64 x 96) x 2           = 147,456     36,864 a layer
+    ffn         4 x 3 x 160 x 64 x 2                                      = 245,760     61,440 a layer
+    norm        (4 x 2 x 64 + 64) x 2                                     =   1,152
+    head            1,000 x 64 x 2                                        = 128,000
+                                                                            650,368
+
+The machine: 10 MB, 1 GB/s (1 byte is 1 ns), 4 GFLOP/s, a link of 100 MB/s within nodes of 4, 20 MB/s between them.
+A token's cache: 4 layers x 2 x 48 numbers x 2 bytes = 768 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asbuilt.catalog.machine import Link, Machine
+from asbuilt.plan import Conventions, ServePlan, serve
+from asbuilt.spec import (
+    Attention,
+    Block,
+    Branch,
+    GatedMLP,
+    Head,
+    MixtureOfExperts,
+    Model,
+    RMSNorm,
+    Rotary,
+    Router,
+    TokenEmbedding,
+)
+
+ATTENTION = Attention(d_model=64, n_heads=8, n_kv_heads=4, d_head=12, positions=Rotary(d_rotary=12))
+
+
+def model(ffn: GatedMLP | MixtureOfExperts, layers: int = 4) -> Model:
+    block = Block(branches=(Branch(name="attention", norm=RMSNorm(d=64), body=ATTENTION),
+                            Branch(name="ffn", norm=RMSNorm(d=64), body=ffn)))  # fmt: skip
+    return Model(name="toy", embedding=TokenEmbedding(n_vocab=1000, d_model=64), blocks=(block,) * layers,
+                 norm=RMSNorm(d=64), head=Head(d_model=64, n_vocab=1000), max_positions=4096)  # fmt: skip
+
+
+DENSE = model(GatedMLP(d_model=64, d_ff=160, activation="silu"))
+SPARSE = model(MixtureOfExperts(d_model=64, d_ff=40, n_experts=8, activation="silu",
+                                router=Router(d_model=64, n_experts=8, top_k=2)))  # fmt: skip
+MACHINE = Machine(
+    name="small", memory_gb=0.01, bandwidth=1e9, rates={"bf16": 4e9}, link=Link(kind="wire", bandwidth=1e8)
+)
+CONVENTIONS = Conventions(workspace=50_000, node=4, network=2e7)
+US = 1e-6
+
+
+def ask(spec: Model = DENSE, conventions: Conventions = CONVENTIONS, **asked: Any) -> ServePlan:  # noqa: ANN401
+    return serve(
+        spec, MACHINE, **{"context": 100, "prompt": 100, "chunk": 32, "users": 5, "conventions": conventions} | asked
+    )
+
+
+def bytes_of(plan: ServePlan) -> dict[str, float]:
+    return {line.name: line.value for line in (*plan.ladder, *plan.counted)}
+
+
+def seconds_of(plan: ServePlan) -> dict[str, float]:
+    assert plan.decode is not None
+    return {c.kind: c.seconds / US for c in plan.decode.run.components if c.seconds}
+
+
+def step(plan: ServePlan) -> float:
+    assert plan.decode is not None
+    assert plan.decode.tokens_per_second == pytest.approx(plan.decode.batch / plan.decode.seconds_per_step)
+    return plan.decode.seconds_per_step / US
+
+
+def close(value: float) -> Any:  # noqa: ANN401
+    return pytest.approx(value, rel=1e-9)
+
+
+def test_one_device_s_memory() -> None:
+    """10 MB, a tenth of it left; 100 tokens are 7 pages of 16.
+
+    Activations of a chunk of 32 tokens: positions 32 x 8 = 256 and tables of cos and sin 2 x 32 x 12 x 2 = 1,536; the
+    stream 32 x 64 x 2 = 4,096; the normed stream too; q 6,144 and k and v 3,072 each, 12,288; turning q and k takes
+    3 x (6,144 + 3,072) = 27,648, more than attending. In all 1,792 + 4,096 + 4,096 + 12,288 + 27,648 = 49,920.
+    """
+    plan = ask()
+    assert bytes_of(plan) == {
+        "device memory": 10_000_000,
+        "reserve": 1_000_000,
+        "weights": 650_368,
+        "activations": 49_920,
+        "logits and sampler": 50_000,  # 5 x 1,000 x (2 + 4 + 4)
+        "graphs and workspace": 50_000,
+        "cache budget": 8_199_712,
+        "cache per user": 86_016,  # 7 pages x 16 tokens x 768
+        "cache tokens": 9_532,  # floor(8,199,712 x 100 / 86,016 = 9,532.77)
+        "users that fit": 85,  # floor(8,249,712 / 96,016 = 85.92): each has cache and logits
+    }
+    assert (plan.weight_bytes, plan.kv_budget_bytes, plan.cache_tokens, plan.users) == (650_368, 8_199_712, 9_532, 85)
+    assert plan.fits
+    assert not ask(users=86).fits
+    assert plan.caches is not None
+    assert (plan.caches.minimum, plan.caches.object, plan.caches.paged) == (76_800, 76_800, 86_016)
+    assert {c.kind: c.stored for c in plan.prefill.run.components} == {
+        "embedding": 128_000, "attention": 147_456, "ffn": 245_760, "norm": 1_152, "head": 128_000}  # fmt: skip
+
+
+def test_one_device_s_step() -> None:
+    """Five sequences at 100 tokens.
+
+    embedding: 5 rows x 128 bytes = 640 ns. attention: 147,456 + 5 x 76,800 = 531,456 bytes; FLOPs 5 x 4 x (2 x 18,432
+    of the maps + 2 x 2 x 8 x 12 x 100 of scores and mixing) = 1,505,280, 376.32 us: bytes bind. ffn: 245,760 bytes;
+    5 x 4 x 2 x 30,720 = 1,228,800 FLOPs, 307.2 us: FLOPs bind. norm: 1,152. head: 128,000; 640,000 FLOPs, 160 us.
+    """
+    plan = ask()
+    assert seconds_of(plan) == close(
+        {"embedding": 0.64, "attention": 531.456, "ffn": 307.2, "norm": 1.152, "head": 160.0}
+    )
+    assert step(plan) == close(1_000.448)
+    assert plan.decode is not None
+    assert plan.decode.batch == 5
+    assert plan.decode.tokens_per_second == close(5e6 / 1_000.448)
+    assert plan.decode.tokens_per_second_per_user == close(1e6 / 1_000.448)
+    assert plan.decode.memory_tokens_per_second == close(5e6 / 907.008)  # 640 + 531,456 + 245,760 + 1,152 + 128,000
+    assert plan.decode.compute_tokens_per_second == close(5e6 / 843.52)
+    assert plan.decode.overlapped_seconds == close(907.008 * US)
+    assert plan.decode.bound == "memory"
+    components = {
+        c.kind: (c.weights, c.lookups, c.cache, c.products, c.scores, c.bound) for c in plan.decode.run.components
+    }
+    assert components == {
+        "embedding": (0, 640, 0, 0, 0, "memory"),
+        "attention": (147_456, 0, 384_000, 737_280, 768_000, "memory"),
+        "ffn": (245_760, 0, 0, 1_228_800, 0, "compute"),
+        "norm": (1_152, 0, 0, 0, 0, "memory"),
+        "head": (128_000, 0, 0, 640_000, 0, "compute"),
+    }
+
+
+def test_one_device_s_prompt() -> None:
+    """100 tokens in chunks of 32, 32, 32 and 4, each of which reads all weights and makes one row of logits.
+
+    attention: FLOPs 2 x 18,432 x 4 for each token, and 2 x 2 x 96 x 4 = 1,536 for each of 528, 1,552, 2,576 and 394
+    pairs: 1,382.4 + 1,775.616 + 2,168.832 + 298.752 us. ffn: 3 x 1,966.08, and 245.76 where bytes and FLOPs take as
+    long. norm 4 x 1.152. head 4 x 128. embedding 100 x 128 ns.
+    """
+    plan = ask()
+    assert plan.prefill.seconds / US == close(5_625.6 + 6_144 + 4.608 + 512 + 12.8)
+    assert plan.prefill.bound == "compute"
+    run = plan.prefill.run
+    assert run.rows == 100
+    found = {c.kind: (c.weights, c.lookups, c.cache, c.products, c.scores) for c in run.components}
+    assert found == {
+        "embedding": (0, 12_800, 0, 0, 0),
+        "attention": (589_824, 0, 224_256, 14_745_600, 7_756_800),  # caches of 32, 64, 96 and 100 tokens are read
+        "ffn": (983_040, 0, 0, 24_576_000, 0),
+        "norm": (4_608, 0, 0, 0, 0),
+        "head": (512_000, 0, 0, 512_000, 0),
+    }
+    assert run.compute_seconds / US == close((14_745_600 + 7_756_800 + 24_576_000 + 512_000) / 4e3)
+    assert run.memory_seconds / US == close(12.8 + 589.824 + 224.256 + 983.04 + 4.608 + 512)
+
+
+def test_two_tensor_parallel_devices() -> None:
+    """Half of all but the norms; sums after attention and ffn of every layer, 2 (2 - 1) / 2 times what is summed.
+
+    Activations: q 3,072, k and v 1,536 each; ffn's 32 x 2 x (3 x 80 + 64) = 19,456 with normed and unnormed stream is
+    the most: 1,792 + 4,096 + 19,456 + 2 x 4,096 = 33,536.
+    """
+    plan = ask(tp=2)
+    found = bytes_of(plan)
+    assert (found["weights"], found["activations"], found["cache per user"]) == (325_760, 33_536, 43_008)
+    assert found["logits and sampler"] == 50_000  # the sampler sees the whole vocabulary
+    assert plan.users == 162  # floor(8,590,704 / 53,008 = 162.06)
+    assert plan.layout.gpus == 2
+    # attention: 73,728 + 192,000 bytes; ffn: 614,400 FLOPs; head: 320,000 FLOPs
+    assert seconds_of(plan) == close(
+        {"embedding": 0.64, "attention": 265.728, "ffn": 153.6, "norm": 1.152, "head": 80.0}
+    )
+    assert plan.decode is not None
+    assert plan.decode.run.link_seconds / US == close(51.2)  # 8 sums x 5 x 64 x 2 bytes at 100 MB/s
+    assert step(plan) == close(501.12 + 51.2)
+    assert plan.decode.overlapped_seconds / US == close(454.4)  # bytes; FLOPs take 421.76
+
+
+def test_four_tensor_parallel_devices() -> None:
+    """A quarter; a ring of four passes each number on 2 x 3 / 4 times."""
+    plan = ask(tp=4)
+    found = bytes_of(plan)
+    assert found["weights"] == (128_000 + 147_456 + 245_760 + 128_000) // 4 + 1_152
+    assert found["cache per user"] == 21_504
+    assert plan.decode is not None
+    assert plan.decode.run.link_seconds / US == close(51.2 * 1.5)
+
+
+def test_eight_tensor_parallel_devices_in_two_nodes() -> None:
+    """Key/value heads are there twice, and the sums, passed on 2 x 7 / 8 times, go at 20 MB/s."""
+    plan = ask(tp=8)
+    found = bytes_of(plan)
+    # each has 1 head and 1 key/value head, 12 x 64 numbers in each of four maps
+    assert found["weights"] == 128_000 // 8 + 4 * 4 * 12 * 64 * 2 + 245_760 // 8 + 1_152 + 128_000 // 8
+    assert found["cache per user"] == 21_504
+    assert plan.decode is not None
+    assert plan.decode.run.link_seconds / US == close(51.2 * 1.75 * 5)
+    near = ask(tp=8, conventions=replace(CONVENTIONS, node=8))
+    assert near.decode is not None
+    assert near.decode.run.link_seconds / US == close(51.2 * 1.75)
+    assert len(plan.warnings) == len(near.warnings) + 1
+
+
+def test_two_stages() -> None:
+    """Two layers each, with the embedding before or final norm and head behind them: 325,120 and 325,248 bytes.
+
+    Five sequences are portions of 3 and 2, and a step takes the slower stage's time for 3 twice. The second stage:
+    attention 73,728 + 3 x 38,400 = 188,928 bytes; ffn 122,880; norms 2 x 256 + 128; head 128,000. The first: 3 rows
+    of 128 bytes looked up, and 3 x 64 x 2 bytes handed on at 100 MB/s, 3.84 us.
+    """
+    plan = ask(pp=2)
+    found = bytes_of(plan)
+    assert (plan.weight_bytes, found["weights"], found["cache per user"]) == (325_248, 325_248, 43_008)
+    assert found["activations"] == 49_920
+    assert found["logits and sampler"] == 50_000
+    assert plan.users == 161  # of the second: floor(8,574,832 / 53,008 = 161.76); the first has no logits to keep
+    assert seconds_of(plan) == close({"attention": 188.928, "ffn": 122.88, "norm": 0.64, "head": 128.0})
+    assert step(plan) == close(2 * 440.448)
+    assert plan.decode is not None
+    assert plan.decode.batch == 5
+    assert (plan.decode.run.rows, plan.decode.run.times, plan.decode.run.link_seconds) == (3, 2, 0)
+    assert plan.decode.overlapped_seconds / US == close(2 * 440.448)  # bytes bind in every component
+    # a prompt passes both, and its rows are handed on once: 100 x 128 bytes
+    assert plan.prefill.seconds / US == close(12_299.008 + 128)
+    assert plan.prefill.run.link_seconds / US == close(128)
+
+
+def test_a_slow_first_stage_sets_the_pace() -> None:
+    """Two nodes of one device joined at 1 MB/s: 3 x 64 x 2 bytes handed on take 384 us."""
+    plan = ask(pp=2, conventions=replace(CONVENTIONS, node=1, network=1e6))
+    assert seconds_of(plan) == close({"embedding": 0.384, "attention": 188.928, "ffn": 122.88, "norm": 0.512})
+    assert step(plan) == close(2 * (312.704 + 384))
+    assert plan.decode is not None
+    assert plan.decode.bound == "link"
+    assert plan.decode.overlapped_seconds / US == close(2 * 384)
+    assert any("pipeline stages lie in several nodes of 1" in warning for warning in plan.warnings)
+
+
+def test_three_stages_of_four_layers() -> None:
+    """2, 1 and 1: the first holds the most, 128,000 + 2 x (36,864 + 61,440 + 256)."""
+    plan = ask(pp=3, users=6)
+    assert plan.weight_bytes == 325_120
+    found = bytes_of(plan)
+    # the last has 9,000,000 - 226,688 - 49,920 - 50,000 for users of 21,504 + 10,000, which is more users: 275
+    assert found["weights"] == 325_120
+    assert found["logits and sampler"] == 0
+    assert plan.users == 199  # floor(8,574,960 / 43,008 = 199.38)
+    assert plan.decode is not None
+    assert (plan.decode.run.rows, plan.decode.run.times) == (2, 3)
+    # first: 2 rows, attention 73,728 + 2 x 38,400, ffn 122,880, norms 512; handed on: 2 x 128 bytes
+    assert step(plan) == close(3 * (0.256 + 150.528 + 122.88 + 0.512 + 2.56))
+
+
+def test_four_copies() -> None:
+    """Four times the users; five sequences are two on the busiest copy."""
+    plan = ask(gpus=4, tp=1, pp=1)
+    assert (plan.users, plan.layout.replicas) == (4 * 85, 4)
+    assert bytes_of(plan)["logits and sampler"] == 20_000
+    assert bytes_of(plan)["users that fit"] == 340
+    # attention 147,456 + 2 x 76,800 bytes, and 2 rows
+    assert step(plan) == close(0.256 + 301.056 + 245.76 + 1.152 + 128)
+    assert plan.decode is not None
+    assert plan.decode.run.link_seconds == 0
+
+
+def test_copies_of_two_stages_of_two_devices() -> None:
+    """Eight devices, two copies: three sequences each, in portions of 2 and 1.
+
+    The last stage: attention 36,864 + 2 x 19,200 bytes; ffn 61,440; norm 640; head 64,000; 4 sums of 2 x 128 bytes.
+    """
+    plan = ask(tp=2, pp=2, gpus=8)
+    assert (plan.layout.replicas, plan.layout.per_copy, plan.layout.groups) == (2, 4, 1)
+    assert seconds_of(plan) == close({"attention": 75.264, "ffn": 61.44, "norm": 0.64, "head": 64.0})
+    assert plan.decode is not None
+    assert plan.decode.run.link_seconds / US == close(2 * 10.24)
+    assert step(plan) == close(2 * (201.344 + 10.24))
+    assert bytes_of(plan)["weights"] == 64_000 + 2 * (18_432 + 30_720 + 256) + 128
+    assert bytes_of(plan)["logits and sampler"] == 30_000
+    # in nodes of 2 stages hand on at 1 MB/s: 2 x 128 bytes beside the sums, and the first stage sets the pace
+    apart = ask(tp=2, pp=2, gpus=8, conventions=replace(CONVENTIONS, node=2, network=1e6))
+    assert step(apart) == close(2 * (0.256 + 75.264 + 61.44 + 0.512 + 10.24 + 256))
+
+
+def test_experts_on_one_device() -> None:
+    """8 experts of 3 x 40 x 64, of which 5 rows of 2 are expected to touch 8 x (1 - 0.75^5), 76.26953125%.
+
+    Of 40,960 bytes of each stack that is 31,240; FLOPs are those of 10 rows: 4 x 3 x 2 x 10 x 40 x 64.
+    """
+    plan = ask(SPARSE)
+    assert plan.decode is not None
+    found = {c.kind: (c.stored, c.weights, c.products) for c in plan.decode.run.components}
+    assert found["ffn"] == (491_520, 374_880, 614_400)
+    assert found["router"] == (4_096, 4_096, 20_480)
+    assert step(plan) == close(0.64 + 531.456 + 374.88 + 1.152 + 5.12 + 160)
+
+
+def test_experts_over_four_devices() -> None:
+    """Two experts each, and each device attends for sequences of its own: 2 of the 5.
+
+    8 rows choose 16 experts, of which a device computes 4 rows and reads 1 - 0.75^8 of its 10,240 bytes of each stack:
+    9,214.8 of them. Its own 2 rows go to 2 experts each and come back, 3 of 4 times to another: 2 x 4 x 64 x 2 x
+    3/4 bytes in each layer.
+    """
+    plan = ask(SPARSE, tp=1, ep=4)
+    assert (plan.layout.gpus, plan.layout.groups, plan.layout.replicas) == (4, 4, 1)
+    assert plan.decode is not None
+    found = {c.kind: (c.stored, c.weights, c.products) for c in plan.decode.run.components}
+    assert found["ffn"] == (122_880, 12 * 9_215, 4 * 3 * 2 * 4 * 40 * 64)
+    assert found["router"] == (4_096, 4_096, 4 * 2 * 2 * 8 * 64)
+    assert found["attention"][0] == 147_456
+    assert plan.decode.run.link_seconds / US == close(4 * 2 * 4 * 64 * 2 * 0.75 / 100)
+    assert bytes_of(plan)["activations"] == 49_920  # attention's, as above: experts work in 31,360 bytes
+    assert plan.users == 348  # 4 x floor((9,000,000 - 531,584 - 49,920 - 50,000) / 96,016 = 87.15)
+    apart = ask(SPARSE, tp=1, ep=4, conventions=replace(CONVENTIONS, node=2))
+    assert apart.decode is not None
+    assert apart.decode.run.link_seconds == close(5 * plan.decode.run.link_seconds)
+
+
+def test_experts_and_tensors_together() -> None:
+    """tp 4, ep 2: each of two groups of experts is divided by two; sums after attention and after experts."""
+    plan = ask(SPARSE, tp=4, ep=2)
+    assert (plan.layout.gpus, plan.layout.groups) == (4, 1)
+    assert plan.decode is not None
+    found = {c.kind: c.stored for c in plan.decode.run.components}
+    assert found["ffn"] == 491_520 // 4
+    sums = 8 * 5 * 64 * 2 * 1.5
+    experts = 4 * 2 * 10 * 64 * 2 * 0.5
+    assert plan.decode.run.link_seconds / US == close((sums + experts) / 100)
+
+
+def test_the_knee() -> None:
+    """At 4,096 tokens bytes of the cache outgrow FLOPs; at 1 token a batch of 5 takes longer over FLOPs.
+
+    Bytes of a step at 1 token: 522,368 + 896 b. FLOPs over 4: b (147,456 + 1,536 + 245,760 + 128,000) / 4 = 130,688 b.
+    The batch is 522,368 / (130,688 - 896) = 4.02, rounded up.
+    """
+    assert ask(context=1, prompt=1).knee == 5
+    assert ask(context=4096, prompt=1, users=1).knee is None
+    fast = serve(DENSE, replace(MACHINE, rates={"bf16": 1e6}), context=1, prompt=1, conventions=CONVENTIONS)
+    assert fast.knee == 1
+
+
+def test_fp8_weights_with_scores_in_bf16() -> None:
+    """Products of weights go at the fp8 rate, scores at that of the activations; bytes of weights are halved."""
+    machine = replace(MACHINE, rates={"bf16": 1e8, "fp8": 2e8})
+    plan = serve(DENSE, machine, context=100, users=5, dtype="fp8", conventions=CONVENTIONS)
+    assert plan.decode is not None
+    seconds = {c.kind: c.compute_seconds / US for c in plan.decode.run.components}
+    assert seconds["attention"] == close(737_280 / 200 + 768_000 / 100)
+    assert seconds["ffn"] == close(1_228_800 / 200)
+    assert plan.weight_bytes == 325_184
+    assert bytes_of(plan)["cache per user"] == 86_016  # in bf16, as activations are
+
+
+def test_efficiencies_are_shares() -> None:
+    half = ask(bandwidth_efficiency=0.5)
+    assert seconds_of(half)["attention"] == close(2 * 531.456)
+    assert seconds_of(half)["ffn"] == close(2 * 245.76)
+    slow = ask(compute_efficiency=0.25)
+    assert seconds_of(slow)["ffn"] == close(4 * 307.2)
+    assert half.document()["efficiency"] == {"bandwidth": 0.5, "compute": 1.0}
+    assert slow.document()["efficiency"] == {"bandwidth": 1.0, "compute": 0.25}
+
+
+def test_conventions_one_by_one() -> None:
+    """What each switch changes, and by how much."""
+
+    def users(**switch: Any) -> int | None:  # noqa: ANN401
+        return ask(conventions=replace(CONVENTIONS, **switch)).users
+
+    assert users(memory="binary") == 92  # 10,737,418 - 1,073,742 - 750,288 = 8,913,388
+    assert users(count="nearest") == 86  # of 85.92
+    assert users(utilisation=1.0) == 96  # 9,249,712
+    assert users(reserve=500_000) == 80  # 7,749,712
+    assert users(overhead=100_000) == 95  # 8,249,632 / 86,016 = 95.91: logits are in the overhead
+    assert users(workspace=150_000) == 84
+    assert users(page=False) == 95  # 76,800 + 10,000 each: 95.04
+    assert users(block_size=64) == 76  # 128 tokens, 98,304 + 10,000
+    read = ask(conventions=replace(CONVENTIONS, embedding="read"))
+    assert seconds_of(read)["embedding"] == close(128.64)
+    full = ask(conventions=replace(CONVENTIONS, scores="full"))
+    attention = next(c for c in full.prefill.run.components if c.kind == "attention")
+    assert attention.scores == 1_536 * (32 * 32 + 32 * 64 + 32 * 96 + 4 * 100)
+    counted = ask(conventions=replace(CONVENTIONS, flops="2n"))
+    assert counted.decode is not None
+    # all 325,184 parameters, 2 FLOPs each, spread as the declared products of 2,606,080
+    ffn = next(c for c in counted.decode.run.components if c.kind == "ffn")
+    assert ffn.flops == close(2 * 325_184 * 5 * 1_228_800 / 2_606_080)
+    assert sum(c.flops for c in counted.decode.run.components) == close(2 * 325_184 * 5)
+    rounded = ask(conventions=replace(CONVENTIONS, flops="2n-rounded"))
+    assert rounded.decode is not None
+    assert sum(c.flops for c in rounded.decode.run.components) == close(2 * 325_000 * 5)
+
+
+def test_a_processor_keeps_nothing_back_for_graphs() -> None:
+    card, processor = (
+        serve(DENSE, replace(MACHINE, memory_gb=2.0, kind=kind), context=100) for kind in ("accelerator", "cpu")
+    )
+    assert bytes_of(card)["graphs and workspace"] == 2**30
+    assert bytes_of(processor)["graphs and workspace"] == 0
