@@ -80,7 +80,7 @@ def step(plan: ServePlan) -> float:
     return plan.decode.seconds_per_step / US
 
 
-def close(value: float) -> Any:  # noqa: ANN401
+def close(value: Any) -> Any:  # noqa: ANN401
     return pytest.approx(value, rel=1e-9)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
@@ -23,7 +23,11 @@ LARGEST_BATCH = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One kind of part on one device in one run: bytes stored and moved, FLOPs, seconds by either roof."""
+    """One kind of part on one device in one run or more: bytes stored and moved, FLOPs, seconds by either roof.
+
+    `seconds` add up the longer of the two of each run; `binding` are the bytes, the FLOPs with weights and those of
+    scores that take them.
+    """
 
     kind: Kind
     stored: int
@@ -34,6 +38,8 @@ class Component:
     scores: float
     memory_seconds: float
     compute_seconds: float
+    seconds: float
+    binding: tuple[float, float, float]
 
     @property
     def moved(self) -> int:
@@ -45,15 +51,25 @@ class Component:
         """All FLOPs: with weights, and of scores and mixing."""
         return self.products + self.scores
 
-    @property
-    def seconds(self) -> float:
-        """The longer of the two."""
-        return max(self.memory_seconds, self.compute_seconds)
+    def and_then(self, other: Component, times: int) -> Component:
+        """The same kind in one run, and in so many like another; what is stored is stored once."""
+        sums = {name: getattr(self, name) + times * getattr(other, name) for name in ADDED}
+        binding = tuple(a + times * b for a, b in zip(self.binding, other.binding, strict=True))
+        return replace(self, **sums, binding=binding)
 
     @property
     def bound(self) -> Bound:
-        """Which of the two that is."""
+        """Which of the two is longer in all."""
         return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
+
+
+# What adds up from run to run.
+ADDED = ("weights", "lookups", "cache", "products", "scores", "memory_seconds", "compute_seconds", "seconds")
+
+
+def _nothing(kind: Kind) -> Component:
+    return Component(kind=kind, stored=0, weights=0, lookups=0, cache=0, products=0, scores=0, memory_seconds=0,
+                     compute_seconds=0, seconds=0, binding=(0, 0, 0))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,23 +157,16 @@ class Roofline:
     def prefill(self, prompt: int) -> Run:
         """Returns the runs of one prompt alone, chunk by chunk, added up; stage after stage."""
         chunk = max(self.capacity.chunk, math.ceil(prompt / MOST_CHUNKS))
-        total: dict[Kind, list[float]] = {}
+        total: dict[Kind, Component] = {}
         links = 0.0
         for stage in self.capacity.device.stages:
             for past in range(0, prompt, chunk):
                 run = self.run(stage, Pass(tokens=min(chunk, prompt - past), past=past, logits="last"), 1)
                 links += run.link_seconds * stage.count
                 for c in run.components:
-                    figures = (c.weights, c.lookups, c.cache, c.products, c.scores, c.memory_seconds, c.compute_seconds)
-                    sums = total.setdefault(c.kind, [0] * 7)
-                    for i, figure in enumerate(figures):
-                        sums[i] += figure * stage.count
+                    total[c.kind] = total.get(c.kind, _nothing(c.kind)).and_then(c, stage.count)
         stored = self.capacity.device.stages[0].folds.weight_bytes
-        components = tuple(
-            Component(kind=kind, stored=stored.get(kind, 0), weights=int(w), lookups=int(k), cache=int(c), products=p,
-                      scores=f, memory_seconds=m, compute_seconds=s)
-            for kind, (w, k, c, p, f, m, s) in total.items()
-        )  # fmt: skip
+        components = tuple(replace(c, stored=stored.get(kind, 0)) for kind, c in total.items())
         return Run(components=components, link_seconds=links, rows=prompt)
 
     def run(self, stage: Stage, run: Pass, times: int) -> Run:
@@ -170,11 +179,13 @@ class Roofline:
         for kind, step in steps.items():
             scores = float(step.scores_causal if causal else step.scores) if counted else 0.0
             weights, nbytes, stored = float(step.products * products), step.nbytes, held.get(kind, 0)
+            reading, computing = nbytes / bandwidth, weights / weight_rate + scores / score_rate
             if nbytes or scores or weights or stored:
                 components.append(Component(
                     kind=kind, stored=stored, weights=step.weights, lookups=math.ceil(step.lookups),
-                    cache=math.ceil(step.cache), products=weights, scores=scores, memory_seconds=nbytes / bandwidth,
-                    compute_seconds=weights / weight_rate + scores / score_rate))  # fmt: skip
+                    cache=math.ceil(step.cache), products=weights, scores=scores, memory_seconds=reading,
+                    compute_seconds=computing, seconds=max(reading, computing),
+                    binding=(nbytes, 0, 0) if reading >= computing else (0, weights, scores)))  # fmt: skip
         return Run(components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows,
                    times=times)  # fmt: skip
 

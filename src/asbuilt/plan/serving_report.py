@@ -61,8 +61,8 @@ def _ladder_line(line: Line) -> dict[str, Any]:
 
 def _components_of(run: Run) -> list[dict[str, Any]]:
     return [
-        asdict(c) | {"moved": c.moved, "flops": c.flops, "flops_per_token": c.flops / run.rows, "seconds": c.seconds,
-                     "bound": c.bound}
+        {name: value for name, value in asdict(c).items() if name != "binding"}
+        | {"moved": c.moved, "flops": c.flops, "flops_per_token": c.flops / run.rows, "bound": c.bound}
         for c in run.components
     ]  # fmt: skip
 
@@ -303,11 +303,16 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
             continue
         numbers = {"bytes": c.moved, "bandwidth": plan.roofline.bandwidth, "product FLOPs": c.products, "rate": rate,
                    "score FLOPs": c.scores, "score rate": score_rate}  # fmt: skip
-        yield Line(
-            name=f"{name}: {c.kind}", value=c.seconds, unit="seconds", numbers=numbers, source=source,
-            formula="max({bytes} / {bandwidth}, {product FLOPs} / {rate} + {score FLOPs} / {score rate})",
-            note=f"{c.bound} binds",
-        )  # fmt: skip
+        formula = "max({bytes} / {bandwidth}, {product FLOPs} / {rate} + {score FLOPs} / {score rate})"
+        note = f"{c.bound} binds"
+        if c.seconds > max(c.memory_seconds, c.compute_seconds) * (
+            1 + 1e-12
+        ):  # of some chunks one, of others the other
+            formula = "{bytes} / {bandwidth} + {product FLOPs} / {rate} + {score FLOPs} / {score rate}"
+            numbers |= zip(("bytes", "product FLOPs", "score FLOPs"), c.binding, strict=True)
+            note = "bytes of the chunks in which they bind, FLOPs of the others"
+        yield Line(name=f"{name}: {c.kind}", value=c.seconds, unit="seconds", numbers=numbers, source=source,
+                   formula=formula, note=note)  # fmt: skip
         parts[c.kind] = c.seconds
     formula = "{times} × (" + " + ".join(f"{{{kind}}}" for kind in parts) + ") + {links}"
     yield Line(name=name, value=run.seconds, unit="seconds", formula=formula,
