@@ -63,9 +63,9 @@ def blocks(*bodies: Any) -> Block:  # noqa: ANN401
 
 
 def stack(name: str, layers: tuple[Block, ...], **more: Any) -> Model:  # noqa: ANN401
-    head = {"head": Head(d_model=32, n_vocab=500)} | more
+    more = {"head": Head(d_model=32, n_vocab=500)} | more
     return Model(name=name, embedding=TokenEmbedding(n_vocab=500, d_model=32), blocks=layers, norm=RMSNorm(d=32),
-                 max_positions=LONGEST, **head)  # fmt: skip
+                 max_positions=LONGEST, **more)  # fmt: skip
 
 
 ATTENTION = Attention(d_model=32, n_heads=4, n_kv_heads=2, d_head=10, positions=Rotary(d_rotary=10))
