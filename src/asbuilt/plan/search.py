@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from asbuilt.catalog.machine import Machine
@@ -94,7 +95,7 @@ def suggest(subject: Subject, machine: Machine, trial: Trial) -> list[Suggestion
     tried = [(words, found, alters) for words, found, alters in made if found is not None and _less(found, trial)]
     same = [alters for _, found, alters in tried if found.fits and found.layout.gpus == trial.layout.gpus]
     if all(same):
-        together = _together(subject, machine, trial)
+        together = _pair(subject, machine, trial) or _together(subject, machine, trial)
         tried += [together] if together is not None else []
     tried.sort(key=lambda item: _order(trial, *item[1:]))
     return [_suggestion(words, found, trial) for words, found, _ in tried]
@@ -178,6 +179,15 @@ def _adapted(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
             yield words, fields | more, True
             if o.checkpointing != "full":
                 yield f"{words} --checkpointing full", fields | more | {"checkpointing": "full"}, True
+
+
+def _pair(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:
+    """The two changes that leave training as it is and together fit at the least cost; None where no two suffice."""
+    single = [(words, fields) for words, fields, alters in _single(trial.options) if not alters]
+    made = [(f"{a} {b}", _try(subject, machine, replace(trial.options, **(one | other))))
+            for (a, one), (b, other) in combinations(single, 2) if not one.keys() & other.keys()]  # fmt: skip
+    fitting = [(words, found, False) for words, found in made if found is not None and found.fits]
+    return min(fitting, key=lambda item: _order(trial, *item[1:])) if fitting else None
 
 
 def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:

@@ -1,0 +1,309 @@
+"""What a training plan tells beside its figures: defaults, what is not counted, what to change, which layouts fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from test_training_by_hand import BASE, DENSE, MACHINE, SPARSE, TIED
+
+from asbuilt.catalog.machine import Machine
+from asbuilt.cli.main import cli
+from asbuilt.errors import InputError
+from asbuilt.plan import Options, Subject, train
+from asbuilt.plan.search import search
+from asbuilt.plan.training import attempt, plan
+from asbuilt.plan.training_report import document, ranked_document, tables
+
+DEFAULTS = {
+    "gpus": 1, "batch": 1, "seq": 4096, "accumulate": 1, "optimizer": "adamw", "dtype": "bf16", "gradient_dtype": None,
+    "master": True, "zero": 0, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "interleave": None, "sequence_parallel": True,
+    "checkpointing": "none", "chunked_loss": 1, "offload": "none", "lora": None, "targets": None, "qlora": False,
+    "kernel_efficiency": 0.57, "utilisation": None, "tokens": None, "price": None, "reserve": 0.05, "node": 8,
+    "network": 50e9, "host": 25e9,
+}  # fmt: skip
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def test_defaults_are_said_once() -> None:
+    """Python's and the command line's are the same, and those that are documented."""
+    assert asdict(Options()) == DEFAULTS
+    said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", "--json").stdout)
+    assert said["options"] == DEFAULTS
+    text = run("plan", "train", "--help").stdout
+    for shown in ("50GB/s", "25GB/s", "0.57", "0.05", "4096", "adamw", "none", "master", "sequence-parallel"):
+        assert f"default: {shown}]" in " ".join(text.split()) or shown in text
+    assert said["assumptions"]["reserve"].startswith("5% of the memory")
+    assert said["assumptions"]["network"].startswith("50 GB/s per GPU between nodes: a 400 Gb/s adapter")
+    assert said["assumptions"]["kernel efficiency"].startswith("57% of the dense rate")
+    chunked = json.loads(run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--chunked-loss", "--json").stdout)
+    assert chunked["options"]["chunked_loss"] == 8
+
+
+def test_options_reach_the_plan() -> None:
+    """Each word of the command line, as the field that it is; bits are an eighth of bytes."""
+    words = (
+        "--gpus 16 --batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 --no-master "
+        "--zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
+        "--chunked-loss 4 --offload activations --lora 8 --targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 "
+        "--price 3 --reserve 0.1 --node 4 --network 400Gb/s --host 16GB/s"
+    )
+    said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
+    assert said["options"] == DEFAULTS | {
+        "gpus": 16, "batch": 2, "seq": 1000, "accumulate": 4, "optimizer": "muon", "dtype": "fp16",
+        "gradient_dtype": "fp32", "master": False, "zero": 1, "tp": 2, "pp": 2, "cp": 2, "interleave": 1,
+        "sequence_parallel": False, "checkpointing": "selective", "chunked_loss": 4, "offload": "activations",
+        "lora": 8, "targets": ["q", "v"], "qlora": True, "tokens": 2e9, "kernel_efficiency": 0.5, "price": 3,
+        "reserve": 0.1, "node": 4, "network": 50e9, "host": 16e9,
+    }  # fmt: skip
+    given = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--utilisation", "0.4", "--json")
+    assert json.loads(given.stdout)["step"]["mfu"]["6ND"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("changes", "field"), [
+    ({"utilisation": 0.4, "kernel_efficiency": 0.5}, "utilisation"),
+    ({"kernel_efficiency": 0.0}, "kernel_efficiency"),
+    ({"kernel_efficiency": 1.01}, "kernel_efficiency"),
+    ({"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 3}, "interleave"),  # stages of two blocks
+    ({"gpus": 2, "pp": 2, "accumulate": 3, "interleave": 2}, "interleave"),  # no whole rounds
+    ({"interleave": 2}, "interleave"),
+    ({"interleave": 0}, "interleave"),
+    ({"reserve": 1.0}, "reserve"),
+    ({"node": 0}, "node"),
+    ({"price": 1e7}, "price"),
+    ({"tokens": 1e19}, "tokens"),
+    ({"gradient_dtype": "int8"}, "gradient_dtype"),
+    ({"lora": 0}, "lora"),
+], ids=str)  # fmt: skip
+def test_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as error:
+        plan(Subject(DENSE), MACHINE, Options(**{"seq": 32, **changes}))
+    assert error.value.field == field
+
+
+def test_what_may_be() -> None:
+    for changes in ({"utilisation": 1.0}, {"kernel_efficiency": 1.0}, {"price": 0.0}, {"reserve": 0.0}):
+        assert plan(Subject(DENSE), MACHINE, Options(**{"seq": 32, **changes})).per_device_bytes > 0
+
+
+def test_a_number_of_parameters_says_what_it_does_not_count() -> None:
+    words = ("plan", "train", "--gpu", "h100-sxm", "--gpus", 2, "--zero", 3, "--parameters", "8B")
+    said = json.loads(run(*words, "--json").stdout)
+    assert said["parameters"] == {"total": 8_000_000_000, "active": 8_000_000_000}
+    assert said["per_device_bytes"] == said["state_bytes"]["total"] == 64_000_000_000  # 16 bytes a parameter, halves
+    assert [what.split()[0] for what in said["not_counted"]] == ["activations,", "blocks", "products", "traffic"]
+    assert said["flops_per_token"] == {"6ND": 48e9}
+    assert said["communication"]["data"]["bytes"] == 24_000_000_000  # half of 3 x 16 GB
+    printed = " ".join(run(*words).stdout.split())
+    assert "What is counted fits" in printed
+    assert "Not counted" in printed
+    assert all(what in printed for what in said["not_counted"])
+    assert document(train("gpt2", "h100-sxm"))["not_counted"] == []
+    assert tables(train("gpt2", "h100-sxm"))[1].title == "It fits"
+
+
+def test_a_number_of_parameters_in_stages() -> None:
+    """10^6 over 2 x 2: 250,000 here, 16 bytes each; 2 x 250,000 FLOPs a token forward, three times that in all."""
+    found = plan(Subject(parameters=1e6), MACHINE, Options(**{**BASE, "gpus": 4, "tp": 2, "pp": 2, "accumulate": 3}))
+    assert found.per_device_bytes == 4_000_000
+    assert found.trial.step.compute_seconds == pytest.approx(3 * 500_000 * 64 / 0.5e12)
+    assert found.trial.step.bubble == pytest.approx(1 / 4)
+    assert found.trial.step.job.interleave == 1
+
+
+def test_floors_are_called_floors() -> None:
+    floor, given = (
+        "\n".join(f"{made.title} {made.rows}" for made in tables(train("gpt2", "h100-sxm", price=2.0, **changes)))
+        for changes in ({}, {"utilisation": 0.4})
+    )
+    assert all(f"{what}, at least" in floor for what in ("one step", "days", "money"))
+    assert "at least" not in given
+    assert "at 40% of the dense rate over all of it" in given
+
+
+def changes(name: str, gpu: str, **options: Any) -> list[str]:  # noqa: ANN401
+    return [suggestion.change for suggestion in train(name, gpu, **options).suggestions]
+
+
+@pytest.mark.parametrize("gpu", ["rtx-4090", "rtx-3090", "l4"])
+def test_one_24_gb_card_trains_adapters_over_nf4(gpu: str) -> None:
+    """Before more cards: 8B in NF4 with every block run again.
+
+    Matrices of the blocks 6,979,321,856 x (1/2 + 1/64 + 1/4,096) bytes = 3.600 GB; table and head 2.101; adapters of
+    rank 16, 41,943,040 x 16 bytes = 0.671; 32 inputs of 4,096 x 4,096 x 2 = 1.074; outside 0.069; three logits 6.304.
+    """
+    found = train("llama-3-8b", gpu).suggestions
+    said = [suggestion.change for suggestion in found]
+    sparing = "--lora 16 --qlora --checkpointing full"
+    assert found[said.index(sparing)].fits
+    assert found[said.index(sparing)].per_device_bytes == pytest.approx(13.82e9, rel=1e-3)
+    more = next(i for i, change in enumerate(said) if change.startswith("--gpus 8"))
+    assert said.index(sparing) < more
+    assert found[more].fits
+
+
+def test_adapters_that_are_there_are_put_over_nf4() -> None:
+    said = changes("llama-3-8b", "rtx-4090", lora=8)
+    assert "--qlora --checkpointing full" in said
+    assert not any("--lora" in change for change in said)
+    assert not any("lora" in change for change in changes("llama-3.1-70b", "rtx-4090", lora=8, qlora=True))
+
+
+def test_what_leaves_training_as_it_is_comes_before_what_does_not_and_both_before_more_gpus() -> None:
+    """8B on one H100 of 80 GB: offloading takes four times as long, eight-bit moments do not."""
+    found = train(None, "h100-sxm", parameters=8e9)
+    assert [s.change for s in found.suggestions] == [
+        "--offload optimizer", "--optimizer adamw-8bit", "--gpus 2 --zero 3",
+    ]  # fmt: skip
+    assert found.suggestions[0].step_seconds > found.suggestions[1].step_seconds
+
+
+def test_the_gpus_suggested_leave_the_reserve_alone() -> None:
+    """8B with ZeRO-3 are 64.0 GB on each of two: too much for 66 GB of which 5% are kept, not for 68 GB."""
+    for memory, needed in ((66, 4), (68, 2)):
+        machine = Machine(name="m", memory_gb=memory, bandwidth=2e12, rates={"bf16": 3e14}, source="made up")
+        said = [s.change for s in train(None, machine, parameters=8e9).suggestions]
+        assert f"--gpus {needed} --zero 3" in said
+
+
+def test_several_changes_together() -> None:
+    """Where no single change is enough on the GPUs that there are, those that leave training as it is are combined."""
+    found = train("llama-3-8b", "h100-sxm", gpus=4, batch=8)
+    first, *others = found.suggestions
+    assert first.fits
+    assert first.change.count("--") == 2
+    assert not any(s.fits and s.change.count("--") == 1 for s in others)
+    asked: dict[str, Any] = {"batch": 8} | {name.replace("-", "_"): int(value) if value.isdigit() else value for name, value in
+                            re.findall(r"--(\S+) (\S+)", first.change)}  # fmt: skip
+    again = train("llama-3-8b", "h100-sxm", gpus=4, **asked)
+    assert (again.fits, again.per_device_bytes) == (True, first.per_device_bytes)
+
+
+def test_of_two_changes_together_those_that_cost_least() -> None:
+    """Halved micro-batches and sharded state run nothing again; with every block run again it would fit as well."""
+    first = train("llama-3-8b", "h100-sxm", gpus=8, batch=4).suggestions[0]
+    assert (first.change, first.fits) == ("--zero 3 --batch 2 --accumulate 2", True)
+    assert train("llama-3-8b", "h100-sxm", gpus=8, batch=4, zero=3, checkpointing="full").fits
+
+
+SPARING = ("none", "selective", "full")
+
+
+@pytest.mark.parametrize(("spec", "gpus", "memory"), [(DENSE, 8, 1.0), (SPARSE, 8, 1.0), (TIED, 6, 0.003)])
+def test_search_is_every_layout_tried(spec: Any, gpus: int, memory: float) -> None:  # noqa: ANN401
+    """All degrees that multiply to the GPUs, at the same micro-batch and tokens a step, the least checkpointing."""
+    machine = Machine(name="m", memory_gb=memory, bandwidth=1e12, rates={"bf16": 1e12}, link=MACHINE.link,
+                      source="made up")  # fmt: skip
+    options = Options(**{**BASE, "gpus": gpus, "accumulate": 4, "node": 4})
+    subject, expected, tried = Subject(spec), {}, 0
+    ways = range(1, gpus + 1)
+    for tp, pp, cp, dp in product(ways, repeat=4):
+        if tp * pp * cp * dp != gpus or tp > 4 or pp > 4 or 32 % cp or 4 * gpus % dp:
+            continue
+        for ep in ways:
+            for zero in (0,) if dp * cp == 1 else (1, 2, 3):
+                changed = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "zero": zero, "accumulate": 4 * gpus // dp}
+                for way in SPARING:
+                    try:
+                        trial = attempt(
+                            subject, machine, Options(**{**asdict(options), **changed, "checkpointing": way})
+                        )
+                    except InputError:
+                        break
+                    tried += 1
+                    if trial.fits:
+                        expected[tp, pp, cp, dp, ep, zero] = (way, trial.step.seconds)
+                        break
+    found = search(subject, machine, options, most=10**6)
+    made = {
+        tuple(layout[name] for name in ("tp", "pp", "cp", "dp", "ep", "zero")): (
+            one["checkpointing"],
+            one["step_seconds"],
+        )
+        for one in ranked_document(found)["layouts"]
+        for layout in (one["layout"],)
+    }
+    assert made == expected
+    assert (found.tried, found.fitting) == (tried, len(expected))
+    assert found.trials[0].step.seconds <= 1.01 * min(seconds for _, seconds in expected.values())
+    assert len(search(subject, machine, options).trials) == min(20, len(expected))
+    assert {trial.step.tokens for trial in found.trials} == {2 * 32 * 4 * gpus}
+
+
+def test_eight_bit_moments_by_their_publication() -> None:
+    """bitsandbytes: under 4,096 numbers 4 bytes each, otherwise one, and 4 for each 256 (arXiv 2110.02861)."""
+    for size, each in ((4095, 16_380), (4096, 4096 + 4 * 16), (5000, 5000 + 4 * 20)):
+        found = train(None, MACHINE, parameters=size, optimizer="adamw-8bit").state.optimizer
+        assert found == {"first moment": each, "second moment": each}
+
+
+def test_a_tied_table_needs_three_gradients_when_all_else_is_gone() -> None:
+    """Two tokens: the table's gradient is 128,000 bytes; three of them, less what is freed by then.
+
+    Kept of 2 rows by one block: inputs of norms and mixers 4 x 128, q, k, v and mixed values 4 x 128, up and its
+    activation 2 x 512, means and deviations 8, of 2 bytes: 4,112; log-sum-exps 8, of 4 bytes: 32. Of four blocks
+    16,576. Outside: inputs of final norm and head 512, mean and deviation 8, numbers of tokens and positions 32: 552.
+    """
+    stage = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2)).trial.fullest
+    assert (stage.activations, stage.outside) == (16_576, 552)
+    assert stage.gradient_room == stage.room == 3 * 128_000 - 16_576 - 552
+    split = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, gpus=2, pp=2)).trial
+    last = next(stage for stage in split.stages if stage.section.last)
+    assert last.gradient_room == 128_000 + 2 * 1000 * 2  # one beside the old one, and the logits' in bf16
+
+
+def test_the_whole_document() -> None:
+    """Keys and their places, of a plan worked out in test_training_by_hand.py."""
+    found = document(plan(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 4, "zero": 1})))
+    assert found.keys() == {
+        "fits", "not_counted", "model", "gpu", "gpus", "parameters", "ladder", "state_bytes", "activation_bytes",
+        "logits_bytes", "per_device_bytes", "host_bytes", "memory_bytes", "reserve_bytes", "flops_total",
+        "flops_per_token", "tokens", "chinchilla_tokens", "days", "days_of_layout", "money", "layout", "stage", "step",
+        "communication", "suggestions", "options", "conventions", "assumptions",
+    }  # fmt: skip
+    assert (found["fits"], found["model"], found["gpu"], found["gpus"]) == (True, "dense", "hand", 4)
+    assert found["parameters"] == {"total": 251_456, "active": 251_456}
+    assert found["state_bytes"] == {
+        "weights": 502_912, "gradients": 502_912, "master": 251_456, "optimizer": 502_912,
+        "optimizer_pieces": {"first moment": 251_456, "second moment": 251_456}, "total": 1_760_192,
+    }  # fmt: skip
+    assert found["money"] is None
+    assert found["layout"] == {"dp": 4, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "zero": 1}
+    assert found["stage"] == {"fullest": 0, "micro_batches_in_flight": 1}
+    assert [(line["line"], line["bytes"], line["running_bytes"]) for line in found["ladder"]] == [
+        ("weights", 502_912, 502_912), ("gradients", 502_912, 1_005_824), ("master weights", 251_456, 1_257_280),
+        ("first moment", 251_456, 1_508_736), ("second moment", 251_456, 1_760_192),
+        ("activations", 432_128, 2_192_320), ("outside the blocks", 19_200, 2_211_520),
+        ("the loss", 768_000, 2_979_520),
+    ]  # fmt: skip
+    assert found["step"] == {
+        "seconds": pytest.approx(151.772096e-6), "tokens": 256, "tokens_per_second": pytest.approx(256 / 151.772096e-6),
+        "compute_seconds": pytest.approx(150.011904e-6), "bubble": 0, "chunks_of_a_stage": 1,
+        "waiting_for_data_seconds": 0, "optimizer_seconds": pytest.approx(1.760192e-6),
+        "breakdown_seconds": {
+            "computing": pytest.approx(150.011904e-6), "tensor": 0, "expert": 0, "pipeline": 0, "context": 0,
+            "bubble": 0, "data": 0, "offload": 0, "optimizer": pytest.approx(1.760192e-6),
+        },
+        "mfu": {
+            "6ND": pytest.approx(96_559_104 / 151.772096e6), "exact": pytest.approx(78_053_376 / 151.772096e6),
+            "exact_causal": pytest.approx(75_005_952 / 151.772096e6),
+        },
+    }  # fmt: skip
+    data = found["communication"]["data"]
+    assert data["bytes"] == 754_368
+    assert data["seconds"] == pytest.approx(75.4368e-6)
+    assert data["formula"] == "(n-1)/n x (gradients + trained weights)"
+    assert data["source"] == "as given"
+    near = document(plan(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 2})))["communication"]
+    assert near["data"]["source"] == "wire, made up"
+    far = document(plan(Subject(DENSE), MACHINE, Options(batch=2, seq=32, gpus=16, offload="optimizer")))
+    assert far["communication"]["data"]["source"].startswith("50 GB/s per GPU between nodes")
+    assert far["communication"]["offload"]["source"].startswith("25 GB/s between a GPU and the host")
