@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asbuilt.measure
+import asbuilt.memory
 from asbuilt.measure import Calibration, Report, Row
 from asbuilt.measure.calibrate import machine
 from asbuilt.nn.modules import Model
@@ -71,6 +73,14 @@ def test_the_model_that_is_measured(run: Run, checkpoint: Path, monkeypatch: pyt
     wanted = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     assert torch.equal(model.table_VM, stored.to(wanted))
     assert refresh
+
+
+def test_a_machine_that_does_not_say_its_memory(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no sysconf."""
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    monkeypatch.setattr(asbuilt.memory, "MEMINFO", Path("nowhere"))
+    monkeypatch.setattr(asbuilt.measure, "measure", lambda *_, **__: report([]))
+    assert run("measure", checkpoint).exit_code == 0
 
 
 def test_a_model_too_large_for_the_machine(run: Run) -> None:

@@ -11,6 +11,7 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, warn, write
+from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.argument("prompt", required=False)
 @click.option("--chat", is_flag=True, help="Put PROMPT into the model's chat template, as the user's message.")
 @click.option("--system", help="The system message; with --chat.")
-@click.option("--max-new-tokens", type=int, default=256, show_default=True, help="At most so many tokens.")
+@click.option("--max-new-tokens", type=Tokens(), default=256, show_default=True, help="At most so many tokens.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=int, help="Draw from the k likeliest tokens.")
 @click.option("--top-p", type=float, help="Draw from the fewest tokens whose probabilities reach p.")
@@ -37,7 +38,7 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
 @click.option("--dtype", help="To compute in: fp32, bf16, fp16. As stored unless given; fp32 for quantised weights.")
-@click.option("--prefill-chunk", type=int, help="Read the prompt in pieces of so many tokens: less memory.")
+@click.option("--prefill-chunk", type=Tokens(), help="Read the prompt in pieces of so many tokens: less memory.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end instead of the text.")
 def generate(

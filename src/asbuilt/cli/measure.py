@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -60,14 +59,14 @@ def _say(text: str) -> None:
 
 def _require_room(source: Source, dtype: str) -> None:
     """Raises InputError where the weights and one training step are more than this machine's memory."""
-    from asbuilt import cost
+    from asbuilt import cost, memory
     from asbuilt.spec import Pass
 
     run = Pass(tokens=min(TOKENS, source.spec.max_positions), width=int(cost.dtype(dtype).block_bytes))
     kept = cost.saved(source.spec, run)
     needed = cost.weight_bytes(source.spec, dtype) + kept.all + kept.loss
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > have:
+    have = memory.total()
+    if have is not None and needed > have:
         raise InputError("too large to be run on this machine", field="MODEL", value=source.name,
                          allowed=f"{size(have)} of memory, and it needs {size(needed)}",
                          fix="`asbuilt describe` runs nothing")  # fmt: skip
