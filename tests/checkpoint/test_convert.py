@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -245,24 +242,6 @@ def raise_at(at: int, end: type[BaseException]) -> Callable[[int, int], None]:
             raise end
 
     return progress
-
-
-def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
-    tiny.write(tmp_path / "made", "llama", 4)
-    code = (
-        "import signal, sys, time; from asbuilt.checkpoint.convert import convert\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "def progress(done, total): print(flush=True); time.sleep(60)\n"
-        "convert(sys.argv[1], sys.argv[2], progress=progress)"
-    )
-    command = [sys.executable, "-c", code, tmp_path / "made", tmp_path / "out"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "\n"
-        assert len(list(tmp_path.iterdir())) == 2
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) != 0
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 @pytest.fixture(scope="session")

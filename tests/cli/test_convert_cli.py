@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asbuilt.checkpoint.load import load
-from asbuilt.cli.convert import UNITS, Bar, nbytes
-from asbuilt.errors import InputError
+from asbuilt.checkpoint.safetensors import read_header
+from asbuilt.cli.convert import Bar
 
 Run = Callable[..., Result]
 
@@ -69,12 +67,23 @@ def test_a_full_folder_is_not_touched(run: Run, checkpoint: Path, tmp_path: Path
     assert [path.name for path in out.iterdir()] == ["kept"]
 
 
-@given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)), st.sampled_from(("", " ")))
-def test_sizes(number: int, unit: str, space: str) -> None:
-    assert nbytes(f"{number}{space}{unit}") == nbytes(f"{number}{space}{unit.lower()}") == number * UNITS[unit]
+@pytest.mark.parametrize(
+    ("text", "shards"), [("5KB", 5_000), ("3 KiB", 3_072), ("0.5GB", 500_000_000), ("2e6", 2_000_000)]
+)
+def test_sizes(run: Run, checkpoint: Path, tmp_path: Path, text: str, shards: int) -> None:
+    assert run("convert", checkpoint, tmp_path / "out", "--max-shard-size", text).exit_code == 0
+    files = list((tmp_path / "out").glob("*.safetensors"))
+    held = {path: [t.nbytes for t in read_header(path).values()] for path in files}
+    assert all(sum(sizes) <= shards or len(sizes) == 1 for sizes in held.values())
+    assert (len(files) > 1) == (sum(map(sum, held.values())) > shards)
 
 
-@pytest.mark.parametrize("text", ["", "GB", "5XB", "-1GB", "0", "0.0001KB", "1e9", "inf", "٥GB", "9" * 400])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(InputError, match="max-shard-size"):
-        nbytes(text)
+@pytest.mark.parametrize(
+    "text", ["", "GB", "5XB", "-1GB", "0", "0GB", "inf", "٥GB", "9" * 400, "5", "5000", "999999", "5GB/s"]
+)
+def test_what_is_no_size(run: Run, checkpoint: Path, tmp_path: Path, text: str) -> None:
+    refused = run("convert", checkpoint, tmp_path / "out", "--max-shard-size", text)
+    assert refused.exit_code == 2
+    assert "--max-shard-size: " in refused.stderr
+    assert ("has no unit" in refused.stderr) == (text in ("0", "5", "5000", "999999"))
+    assert not (tmp_path / "out").exists()

@@ -6,9 +6,11 @@ one is in memory at a time, which the library's own writer, given a whole shard 
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.checkpoint.load import as_source, dtype_of, require_range
 from asbuilt.checkpoint.safetensors import BITS, FLOATS, INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, shorten
 from asbuilt.families import tensor_table, write_config
 from asbuilt.families.table import Entry, Table
+from asbuilt.files import decoded, parse_json, read_regular, require_regular, stays_within
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 
@@ -39,10 +42,16 @@ COPIED = (
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "source.spm", "target.spm", "target_vocab.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+# The largest published tokenizer.json takes 35 MB.
+MOST_BESIDE = 128 << 20
+WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json")  # vocabularies, no settings
+AUTO_MAP = "auto_map"  # names code beside the weights, which is not carried along
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CODES = {name: code for code, name in FLOATS.items()}
 ALIGNMENT = 8
-ROOM = 1 << 24  # bytes that a disk must have left for the small files, the tokenizer's being the largest
+ROOM = 1 << 24  # bytes that a disk must have left for what is made new beside the weights, a tokenizer's at most
+CHUNK = 1 << 24  # numbers that are cast and written at a time
+LEFTOVER = r"\.{}\.[0-9a-f]{{8}}\.partial"
 
 Progress = Callable[[int, int], None]
 
@@ -98,20 +107,24 @@ def write_folder(
     progress: Progress | None,
 ) -> None:
     """Writes a checkpoint folder from `read`, which gives the tensors of an entry's paths; see `save`."""
-    config = write_config(family, spec, carried, config_dtype)
+    config = _without_code(write_config(family, spec, carried, config_dtype))
     table = tensor_table(family, spec)
     shards = plan_shards(_stored(table, spec, dtypes), max_shard_bytes)
     total = sum(place.nbytes for shard in shards for place in shard)
-    with aside(Path(folder), total + ROOM) as partial:
+    copied = {} if beside is None else _copied(beside)
+    with aside(Path(folder), total + sum(copied.values()) + ROOM) as partial:
         _write_json(partial / CONFIG, config)
         if beside is not None:
-            _write_beside(beside, partial)
+            _write_beside(beside, copied, partial)
         places = _begin_shards(partial, shards, total)
         done = 0
         for entry in table.entries:
-            for name, tensor in zip(entry.names, entry.layout.save(read(entry)), strict=True):
+            with _named_memory(entry):
+                tensors = entry.layout.save(read(entry))
+            for name, tensor in zip(entry.names, tensors, strict=True):
                 path, place = places.pop(name)  # KeyError: a table that stores a name twice
-                _write_tensor(path, place, tensor)
+                with _named_memory(entry):
+                    _write_tensor(path, place, tensor)
                 done += place.nbytes
                 if progress is not None:
                     progress(done, total)
@@ -211,22 +224,61 @@ def _write_tensor(path: Path, place: Place, tensor: Tensor) -> None:
 
     assert tuple(tensor.shape) == place.shape, f"{place.name}: {tuple(tensor.shape)} is not {place.shape}"
     require_range(tensor, place.dtype, place.name)
-    flat = tensor.to("cpu", place.dtype).contiguous().reshape(-1)
+    flat = tensor.reshape(-1)
     with path.open("r+b") as file:
         file.seek(place.start)
-        flat.view(torch.uint8).numpy().tofile(file)
+        for part in flat.split(CHUNK):
+            file.write(part.to("cpu", place.dtype).contiguous().view(torch.uint8).numpy().data)
+
+
+@contextmanager
+def _named_memory(entry: Entry) -> Iterator[None]:
+    """Has a lack of memory name the tensor that there was no room for."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        said = re.search(r"\d+ bytes|\d[\d.]* [KMGT]iB", str(error))
+        raise InputError(f"not enough memory{f', {said[0]} more are needed' if said else ''}",
+                         field=shorten(entry.names[0]), fix="convert on a machine with more") from error  # fmt: skip
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_beside(source: Source, folder: Path) -> None:
-    """Writes the tokenizer and the generation settings of the source, whichever it has."""
+def _copied(source: Source) -> dict[str, int]:
+    """Returns the files of a folder that are carried along, and the bytes of each; InputError for what is no such file.
+
+    A link that leaves the folder would carry along whatever it leads to.
+    """
+    if source.kind != "folder" or source.path is None:
+        return {}
+    found = {}
+    for name in COPIED:
+        path = source.path / name
+        if path.is_symlink() and not stays_within(path, source.path):
+            raise InputError("a link out of the folder is not carried along", field=str(path),
+                             fix="put a copy in its place, or remove it")  # fmt: skip
+        if path.exists():
+            found[name] = require_regular(path).st_size
+            if found[name] > MOST_BESIDE:
+                raise InputError("too large to be carried along", field=str(path), value=found[name],
+                                 allowed=f"at most {MOST_BESIDE:,} bytes")  # fmt: skip
+    return found
+
+
+def _write_beside(source: Source, copied: dict[str, int], folder: Path) -> None:
+    """Writes the tokenizer and the generation settings of the source, whichever it has, `copied` as they are."""
     if source.kind == "folder" and source.path is not None:
-        for name in COPIED:
-            if (source.path / name).is_file():
-                shutil.copyfile(source.path / name, folder / name)
+        for name in copied:
+            data = read_regular(source.path / name, MOST_BESIDE)
+            if name.endswith(".json") and AUTO_MAP.encode() in data and name not in WHOLE:
+                field = str(source.path / name)
+                _write_json(folder / name, _without_code(parse_json(decoded(data, field), field, finite=False)))
+            else:
+                (folder / name).write_bytes(data)
     elif source.gguf is not None:
         tokenizer = source.tokenizer()
         generation = {key: source.reading.carried[key] for key in GENERATION_KEYS if key in source.reading.carried}
@@ -238,21 +290,31 @@ def _write_beside(source: Source, folder: Path) -> None:
             _write_json(folder / GENERATION, generation)
 
 
+def _without_code(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    """Returns the value without the keys that name code, however deep."""
+    if isinstance(value, dict):
+        return {key: _without_code(held) for key, held in value.items() if key != AUTO_MAP}
+    return [_without_code(held) for held in value] if isinstance(value, list) else value
+
+
 @contextmanager
 def aside(folder: Path, nbytes: int) -> Iterator[Path]:
     """Gives a new folder beside `folder` that takes its place at the end, or is removed whatever is raised.
 
-    Raises InputError where `folder` exists and is not empty, where the disk has less than `nbytes` left, and for
-    whatever the file system refuses.
+    What a process that was killed has left there is removed first. Raises InputError where `folder` exists and is not
+    empty, where the disk has less than `nbytes` left, and for whatever the file system refuses.
     """
     folder = Path(os.path.abspath(folder))
+    held: int | None = None
     try:
         _require_absent(folder)
+        _remove_leftovers(folder)
         made = [parent for parent in folder.parents if not parent.exists()]  # the innermost first
         _require_room(folder.parents[len(made)], nbytes)
         partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
         try:
             partial.mkdir(parents=True)
+            held = _lock(partial)
             yield partial
             _require_absent(folder)
             if folder.exists():
@@ -266,6 +328,38 @@ def aside(folder: Path, nbytes: int) -> Iterator[Path]:
             raise
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", field=str(folder)) from error
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _lock(partial: Path) -> int | None:
+    """Returns a descriptor that keeps others from a folder of ours as long as this process lives.
+
+    None where somebody has it, it is not ours, or the system cannot tell (Windows: nothing is ever removed there).
+    """
+    try:
+        import fcntl
+
+        held = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (ImportError, AttributeError, OSError):
+        return None
+    try:
+        if os.fstat(held).st_uid == os.getuid():
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return held
+    except OSError:
+        pass
+    os.close(held)
+    return None
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes what a process that was killed has left of this folder."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+        if re.fullmatch(LEFTOVER.format(re.escape(folder.name)), path.name) and (held := _lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(held)
 
 
 def _require_absent(folder: Path) -> None:
@@ -277,4 +371,5 @@ def _require_absent(folder: Path) -> None:
 def _require_room(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < nbytes:
-        raise InputError("the disk is too full", field=str(folder), value=free, allowed=f"{nbytes} bytes free")
+        raise InputError(f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free", field=str(folder),
+                         fix="make room, or choose a folder on another disk")  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -13,27 +12,6 @@ import click
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import count, print_json, say, size
 from asbuilt.cli.streams import draw
-from asbuilt.errors import InputError
-
-UNITS = {
-    "": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-
-
-def nbytes(text: str) -> int:
-    """Returns 5000000000 for 5GB; raises InputError for what is no size."""
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
-    if not found or found[2] not in UNITS or not (value := int(float(found[1]) * UNITS[found[2]])):
-        raise InputError("not a size", field="--max-shard-size", value=text, allowed="such as 5GB, 500MB, 2GiB")
-    return value
 
 
 @click.command()
@@ -49,11 +27,12 @@ def convert(source: str, out: Path, dtype: str | None, max_shard_size: str, allo
 
     OUT appears when it is whole: an interrupted conversion leaves nothing.
     """
+    from asbuilt.catalog.quantities import parse_bytes
     from asbuilt.checkpoint import convert as conversion
     from asbuilt.cli.dtypes import torch_name
 
-    limit, stored = nbytes(max_shard_size), torch_name(dtype)
-    model = opened(source, allow_unread)
+    limit, stored = parse_bytes(max_shard_size, "--max-shard-size"), torch_name(dtype)
+    model = opened(source, allow_unread, weights=True)
     began = time.perf_counter()
     conversion.convert(model, out, stored, limit, Bar())
     document = _written(model.name, out, time.perf_counter() - began)

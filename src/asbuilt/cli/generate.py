@@ -66,7 +66,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = opened(model, allow_unread)
+    source = opened(model, allow_unread, weights=True)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
     completion = _start(source, _messages(said, system) if chat else said, dtype, options)
     _finish(completion, as_json)

@@ -36,7 +36,7 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, al
     A description without weights is run with random ones: no figure depends on them. Exit code 1 where a figure that is
     no speed misses its tolerance.
     """
-    source = opened(model, allow_unread)
+    source = opened(model, allow_unread, weights=True)
     if not source.spec.decodes or source.spec.language_head is None:
         raise InputError("only models that predict the next token are measured", field="MODEL", value=source.name,
                          fix="`asbuilt describe` says what it costs")  # fmt: skip

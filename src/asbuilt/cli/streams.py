@@ -97,11 +97,11 @@ def guard() -> None:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
     if sys.stderr is None:  # what is printed to None goes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = _guarded(sys.stderr, needed=False, escaping=True)
+    sys.stderr = guarded(sys.stderr, needed=False, escaping=True)
     if sys.stdout is None or 1 in closed:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         raise Lost(errno.EBADF, "it is closed")
-    sys.stdout = _guarded(sys.stdout, needed=True, escaping=sys.stdout.isatty())
+    sys.stdout = guarded(sys.stdout, needed=True, escaping=sys.stdout.isatty())
 
 
 def _open(descriptor: int) -> bool:
@@ -112,7 +112,8 @@ def _open(descriptor: int) -> bool:
     return True
 
 
-def _guarded(stream: TextIO, *, needed: bool, escaping: bool) -> TextIO:
+def guarded(stream: TextIO, *, needed: bool, escaping: bool) -> TextIO:
+    """Returns the stream guarded; one that is no file of the system, such as a test's, as it is."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     raw = stream.buffer
