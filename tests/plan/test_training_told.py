@@ -121,8 +121,10 @@ def test_a_number_of_parameters_in_stages() -> None:
 
 def test_floors_are_called_floors() -> None:
     floor, given = (
-        "\n".join(f"{made.title} {made.rows}" for made in tables(train("gpt2", "h100-sxm", price=2.0, **changes)))
-        for changes in ({}, {"utilisation": 0.4})
+        "\n".join(
+            f"{made.title} {made.rows}" for made in tables(train("gpt2", "h100-sxm", price=2.0, utilisation=share))
+        )
+        for share in (None, 0.4)
     )
     assert all(f"{what}, at least" in floor for what in ("one step", "days", "money"))
     assert "at least" not in given
@@ -181,8 +183,9 @@ def test_several_changes_together() -> None:
     assert first.fits
     assert first.change.count("--") == 2
     assert not any(s.fits and s.change.count("--") == 1 for s in others)
-    asked: dict[str, Any] = {"batch": 8} | {name.replace("-", "_"): int(value) if value.isdigit() else value for name, value in
-                            re.findall(r"--(\S+) (\S+)", first.change)}  # fmt: skip
+    asked: dict[str, Any] = {"batch": 8}
+    for name, value in re.findall(r"--(\S+) (\S+)", first.change):
+        asked[name.replace("-", "_")] = int(value) if value.isdigit() else value
     again = train("llama-3-8b", "h100-sxm", gpus=4, **asked)
     assert (again.fits, again.per_device_bytes) == (True, first.per_device_bytes)
 
