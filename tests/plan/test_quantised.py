@@ -227,6 +227,9 @@ WRONG: list[dict[str, Any]] = [
     {"quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 8}}},
     {"group_size": 64, "bits": 4, "model.layers.0.mlp.up_proj": {"bits": 8}},
     {"group_size": 64, "bits": 4, "mode": "magic"},
+    {"quant_method": "gptq", "dynamic": {"-:.*down.*": {}}},
+    {"quant_method": "gptq", "modules_in_block_to_quantize": [["self_attn.q_proj"]]},
+    {"config_groups": {"a": {"weights": {"num_bits": 8}}}, "sparsity_config": {"format": "sparse-bitmask"}},
 ]
 
 

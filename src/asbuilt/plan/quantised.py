@@ -32,6 +32,8 @@ Rule = Callable[[Weight], Fraction]
 QUANTISED = "quantised"
 SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, of a float32 one, of an int32
 MATRICES = ("matrix", "stream_matrix")
+# Keys that pack some modules in another way than the rest, or weights sparsely, where they hold anything.
+CHANGING = ("dynamic", "modules_in_block_to_quantize", "sparsity_config", "extra_config")
 NOTHING = "the model's description says nothing of packed weights"
 
 
@@ -171,7 +173,16 @@ def read_packing(said: Mapping[str, Any]) -> Packing:
         raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_method",
                          value=said.get("quant_method"), allowed=", ".join(METHODS),
                          fix=near(str(method)[:80], METHODS) or "name a format, such as --dtype fp8")  # fmt: skip
+    for key in CHANGING:
+        if said.get(key) and not _dense(said[key]):
+            raise InputError("modules packed in different ways so cannot be planned", field=f"{FIELD}.{key}",
+                             value=said[key], fix="name a format, such as --dtype int4:128")  # fmt: skip
     return METHODS[method](said)
+
+
+def _dense(value: object) -> bool:
+    """Whether it is compressed-tensors' word that nothing is sparse."""
+    return isinstance(value, dict) and value.get("format") == "dense"
 
 
 def _method(said: Mapping[str, Any]) -> str | None:
@@ -235,9 +246,6 @@ def _awq(said: Mapping[str, Any]) -> Packing:
 
 
 def _auto_round(said: Mapping[str, Any]) -> Packing:
-    if said.get("extra_config"):
-        raise InputError("layers packed otherwise cannot be planned", field=f"{FIELD}.extra_config",
-                         value=said["extra_config"])  # fmt: skip
     bits, group = _whole(said, "bits", 4, 2, 8), _whole(said, "group_size", 128, -1, 2**16)
     return Packing(method="auto-round", rule=_grouped(bits, group, zeros=Fraction(bits, 8)))
 
