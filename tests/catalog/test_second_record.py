@@ -224,7 +224,8 @@ def test_what_is_no_accelerator_and_what_is_an_assumption() -> None:
 # GiB that PyTorch ("total capacity of ... GiB") or XLA ("of ...G hbm") name in messages that people published; with
 # drivers they differ by up to 0.2 GiB, and none is more than the driver reports.
 TOLD = {
-    "v100-32gb": (31.73, 31.74), "t4": (14.56, 14.74), "a10": (21.98, 22.2), "l4": (22.03, 22.17),
+    "v100-16gb": (15.77, 15.78), "v100-32gb": (31.73, 31.74), "t4": (14.56, 14.74), "a10": (21.98, 22.2),
+    "l4": (22.03, 22.17),
     "l40s": (44.39, 44.53), "a100-40gb": (39.38, 39.56), "a100-80gb": (79.14, 79.33), "a100-80gb-pcie": (79.14, 79.33),
     "rtx-6000-ada": (47.4, 47.54), "h100-sxm": (79.1, 79.33), "h100-pcie": (79.1, 79.33), "h100-nvl": (93.0, 93.12),
     "gh200-96gb": (94.5, 95.0), "h20": (95.0, 95.22), "h200": (139.72, 139.81), "b200": (178.35, 178.36),
@@ -249,7 +250,10 @@ def test_what_a_process_gets_is_what_was_seen() -> None:
         assert machine.reported_gib is not None
         assert machine.process_gib * 1024 == machine.reported_gib * 1024 - 480
         assert machine.vendor == "NVIDIA"
-    seen = {name for name in TOLD if machines.find(name).vendor == "NVIDIA"} - {"v100-32gb"}  # an old driver's
+    seen = {name for name in TOLD if machines.find(name).vendor == "NVIDIA"} - {
+        "v100-16gb",
+        "v100-32gb",
+    }  # old drivers'
     kept = sorted(
         (machines.find(n).reported_gib or 0) * 1024 - (machines.find(n).process_gib or 0) * 1024 for n in seen
     )
