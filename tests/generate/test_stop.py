@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from strategies import scripted
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from asbuilt.errors import InputError
@@ -78,7 +78,8 @@ def byte_tokenizer(chat_template: str | None = None) -> Tokenizer:
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<end>"])
     end = inner.get_vocab()["<end>"]
-    return Tokenizer(inner, eos_ids=(end,), bos_id=end, add_bos=True, chat_template=chat_template)
+    inner.post_processor = processors.TemplateProcessing(single="<end> $A", special_tokens=[("<end>", end)])
+    return Tokenizer(inner, eos_ids=(end,), bos_id=end, chat_template=chat_template)
 
 
 TOKENIZER = byte_tokenizer()

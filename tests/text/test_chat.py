@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from asbuilt.checkpoint.gguf import read_header
 from asbuilt.errors import InputError
 from asbuilt.text.chat import encode_chat, render
-from asbuilt.text.template_worker import SECONDS
 from asbuilt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -101,7 +99,7 @@ def test_renders_as_transformers_does(
     for messages in (CHAT, CHAT[1:], ONE):
         more = {"add_generation_prompt": prompt, "tools": tools}
         expected = theirs.apply_chat_template(messages, chat_template=template, tokenize=False, **more)
-        assert render(template, messages, bos=BOS, eos=EOS, **more) == expected
+        assert render(template, messages, named={"bos_token": BOS, "eos_token": EOS}, **more) == expected
 
 
 def test_ids_are_transformers(smollm2: Tokenizer, theirs: PreTrainedTokenizerFast) -> None:
@@ -112,7 +110,7 @@ def test_ids_are_transformers(smollm2: Tokenizer, theirs: PreTrainedTokenizerFas
 
 def test_the_date_is_today_s() -> None:
     before = datetime.now()
-    said = render("{{ strftime_now('%Y-%m-%d %H:%M:%S') }}", ONE, bos=None, eos=None)
+    said = render("{{ strftime_now('%Y-%m-%d %H:%M:%S') }}", ONE)
     assert before.replace(microsecond=0) <= datetime.fromisoformat(said) <= datetime.now()
 
 
@@ -127,11 +125,11 @@ HOSTILE = {
     "filter": ("{{ 'a' | nosuch }}", "nosuch"),
     "loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "fuel"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    "doubling": (DOUBLED + DOUBLED.replace("x='a'", "x=n.x"), "fuel|memory|longer"),
+    "doubling": (DOUBLED + DOUBLED.replace("x='a'", "x=n.x"), "fuel|memory|processor time"),
     "repeating": ("{{ 'a' * 9999999999 }}", "fuel"),
     "memory": (DOUBLED + "{% set l = [n.x] * 10000 %}{{ l | join | length }}", "memory"),
-    "memory of ours": (DOUBLED + "{% set l = [n.x] * 10000 %}{{ l | tojson | length }}", "memory|longer"),
-    "time": (LISTED + "{{ n.x }}", f"longer than {SECONDS} s"),
+    "memory of ours": (DOUBLED + "{% set l = [n.x] * 10000 %}{{ l | tojson | length }}", "memory|processor time"),
+    "time": (LISTED + "{{ n.x }}", "processor time|memory"),
     "files": ("{% include '/etc/passwd' %}", "not found|does not exist"),
 }
 
@@ -139,35 +137,33 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_failing_templates_are_the_input_s_fault_and_the_next_one_works(name: str) -> None:
     template, said = HOSTILE[name]
-    started = time.monotonic()
     with pytest.raises(InputError, match=said):
-        render(template, ONE, bos=None, eos=None)
-    assert time.monotonic() - started < 2 * SECONDS
-    assert render("{{ messages[0].content }}", ONE, bos=None, eos=None) == "hi"
+        render(template, ONE)
+    assert render("{{ messages[0].content }}", ONE) == "hi"
 
 
 @pytest.mark.parametrize(
     "inner", ["''.__class__", "messages.__class__", "raise_exception.__globals__", "strftime_now.func"]
 )
 def test_python_s_insides_are_not_reachable(inner: str) -> None:
-    assert render(f"{{{{ {inner} }}}}", ONE, bos=None, eos=None) == ""
+    assert render(f"{{{{ {inner} }}}}", ONE) == ""
 
 
 def test_output_has_a_limit() -> None:
     template = "{{ messages[0].content }}"
-    assert render(template, ONE, bos=None, eos=None, max_chars=2) == "hi"
+    assert render(template, ONE, max_chars=2) == "hi"
     with pytest.raises(InputError, match="2 characters; allowed are 1"):
-        render(template, ONE, bos=None, eos=None, max_chars=1)
+        render(template, ONE, max_chars=1)
 
 
 def test_messages_that_are_not_json() -> None:
     with pytest.raises(InputError, match="JSON"):
-        render("", [{"role": object()}], bos=None, eos=None)
+        render("", [{"role": object()}])
 
 
 def test_long_chats_stay_inside_the_fuel() -> None:
     content = "word " * 200_000
-    assert content in render(CHATML, [{"role": "user", "content": content}], bos=None, eos=None)
+    assert content in render(CHATML, [{"role": "user", "content": content}])
 
 
 # Messages that spell control tokens.
@@ -186,7 +182,7 @@ def test_messages_cannot_write_control_tokens(data: st.DataObject, smollm2: Toke
     harmless = encode_chat(smollm2, [messages[0], {"role": "user", "content": "x"}])
     kept = [id_ for id_ in ids if smollm2.is_special(id_)]
     assert kept == [id_ for id_ in harmless if smollm2.is_special(id_)]
-    text = render(smollm2.chat_template, messages, bos=BOS, eos=EOS)
+    text = render(smollm2.chat_template, messages, named={"bos_token": BOS, "eos_token": EOS})
     assert smollm2.decode(ids, skip_special=False) == text
 
 

@@ -5,10 +5,12 @@ Opening reads descriptions only: JSON and headers. Nothing here imports torch.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,26 +71,32 @@ class Source:
             from asbuilt.text.tokenizer import Tokenizer
 
             return Tokenizer.from_gguf(self.gguf)
-        if self.kind != "folder" or self.path is None or not (self.path / TOKENIZER).is_file():
+        if self.kind != "folder" or self.path is None or not os.path.lexists(self.path / TOKENIZER):
             return None
         from asbuilt.text.tokenizer import Tokenizer
 
         return Tokenizer.from_file(self.path)
 
     @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """What a generation_config.json beside the config says."""
+        file = None if self.kind != "folder" or self.path is None else self.path / GENERATION
+        return load_config_file(file) if file is not None and os.path.lexists(file) else {}
+
+    @property
     def _generation(self) -> dict[str, Any]:
         """Settings of generation: what the config says of tokens, overruled by a generation_config.json beside it."""
-        said = dict(self.reading.carried)
-        file = None if self.kind != "folder" or self.path is None else self.path / GENERATION
-        if file is not None and file.is_file():
-            said |= {key: value for key, value in load_config_file(file).items() if value is not None}
-        return said
+        return self.reading.carried | {key: value for key, value in self._settings.items() if value is not None}
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text, by the config; a tokenizer may know better."""
-        said = self._generation.get("eos_token_id")
-        return tuple(id_ for id_ in (said if isinstance(said, list) else [said]) if type(id_) is int and id_ >= 0)
+        """The tokens that end a text: by the tokenizer, the generation settings and the config, all of them.
+
+        Raises InputError for what is no token id.
+        """
+        tokenizer = self.tokenizer()
+        told = (told_ends(self._settings, GENERATION), told_ends(self.reading.carried, CONFIG))
+        return tuple(dict.fromkeys([*(tokenizer.eos_ids if tokenizer is not None else ()), *chain(*told)]))
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
@@ -109,6 +117,22 @@ class Source:
         """The chat template, None where there is none."""
         tokenizer = self.tokenizer()
         return None if tokenizer is None else tokenizer.chat_template
+
+
+def told_ends(config: dict[str, Any], where: str) -> list[int]:
+    """Returns the ids that a config.json or generation_config.json says end a text, those of `text_config` too.
+
+    null says nothing, as does a negative number, which stands for none; another thing than ids is an InputError.
+    """
+    ends: list[int] = []
+    for holder in (config, config.get("text_config")):
+        said = holder.get("eos_token_id") if isinstance(holder, dict) else None
+        for id_ in said if isinstance(said, list) else [said]:
+            if id_ is not None and type(id_) is not int:
+                raise InputError("not a token id", field=f"{where}: eos_token_id", value=said,
+                                 allowed="a whole number, or a list of them")  # fmt: skip
+            ends += [] if id_ is None or id_ < 0 else [id_]
+    return ends
 
 
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:

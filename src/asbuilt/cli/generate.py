@@ -102,16 +102,17 @@ def _start(
     from asbuilt.checkpoint.load import headers, load
     from asbuilt.cli.dtypes import torch_name
     from asbuilt.generate.decode import check_prompt, check_start
-    from asbuilt.generate.text import complete, prompt_ids
+    from asbuilt.generate.text import complete, is_chat, prompt_ids
+    from asbuilt.text.chat import turn_ends
 
     compute = torch_name(dtype)
     headers(source)  # says so where there are no weights
     tokenizer, reads = _tokenizer(source), source.spec.encoder is not None
     start = source.decoder_start if reads else ()
     check_start(source.spec, start)
-    ids = prompt_ids(tokenizer, prompt, wrap=reads)
+    ids = prompt_ids(tokenizer, prompt)
     check_prompt(source.spec, ids)
-    eos_ids = tokenizer.eos_ids or source.eos_ids
+    eos_ids = (*source.eos_ids, *(turn_ends(tokenizer) if is_chat(prompt) else ()))
     return complete(load(source, compute), tokenizer, ids, start=start, eos_ids=eos_ids, **options)
 
 

@@ -10,7 +10,7 @@ from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn.modules import Model
 from asbuilt.spec.part import Kernel
-from asbuilt.text.chat import encode_chat
+from asbuilt.text.chat import encode_chat, turn_ends
 from asbuilt.text.tokenizer import Tokenizer
 
 FinishReason = Literal["eos", "stop", "length"]
@@ -120,13 +120,14 @@ def complete(
 ) -> Completion:
     """Returns the model's answer to a text, token ids or chat messages, to be iterated over as it comes.
 
-    It ends at one of `eos_ids` (by default the tokenizer's), before the first of the `stop` strings, or at
-    `max_new_tokens`. What an encoder reads is wrapped as the tokenizer wraps a text, and the answer begins after
-    `start`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
+    It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template puts behind an
+    answer), before the first of the `stop` strings, or at `max_new_tokens`. The answer of a model with an encoder
+    begins after `start`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
     """
     read = model.spec.encoder is not None
-    ids = prompt_ids(tokenizer, prompt, wrap=read)
-    eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
+    ids = prompt_ids(tokenizer, prompt)
+    if eos_ids is None:
+        eos_ids = (*tokenizer.eos_ids, *(turn_ends(tokenizer) if is_chat(prompt) else ()))
     stop_filter = StopFilter((stop,) if isinstance(stop, str) else stop)
     steps = generate(
         model,
@@ -142,18 +143,15 @@ def complete(
     return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note)
 
 
-def prompt_ids(
-    tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]], *, wrap: bool = False
-) -> list[int]:
-    """Returns the ids of a prompt: text behind the bos token that the model expects, a chat in its template.
-
-    With `wrap` a text is wrapped as the tokenizer does it, which an encoder expects.
-    """
+def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:
+    """Returns the ids of a prompt: a text with what the tokenizer puts around it (bos), a chat in its template."""
     if isinstance(prompt, str):
-        if wrap:
-            return tokenizer.encode(prompt, wrap=True)
-        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        return bos + tokenizer.encode(prompt)
-    if prompt and all(isinstance(item, dict) for item in prompt):
+        return tokenizer.encode(prompt, wrap=True)
+    if is_chat(prompt):
         return encode_chat(tokenizer, cast(list[dict[str, Any]], prompt))
     return cast(list[int], prompt)  # whatever is no token id in it, `generate` refuses
+
+
+def is_chat(prompt: str | list[int] | list[dict[str, Any]]) -> bool:
+    """Says whether the prompt is messages."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(item, dict) for item in prompt)

@@ -6,114 +6,59 @@ messages come from whoever talks to the model, and cannot put a control token in
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import re
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.text.template_worker import MEMORY_BYTES, SECONDS
 from asbuilt.text.tokenizer import Tokenizer
+from asbuilt.text.worker import Request, Worker, WorkerError
 
 MAX_CHARS = 4_000_000
+# Of processor time and memory, for the template itself and for each byte of messages and template.
+SECONDS, SECONDS_PER_BYTE = 1.0, 1e-6
+MEMORY, MEMORY_PER_BYTE = 64 << 20, 48
+LONGEST_CONTROL = 256  # characters of a control token; the longest published has 42
 # Unicode keeps these 32 code points from ever being characters, so one of them may stand inside a text as a mark.
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+MOST_TRIED = 16  # alternatives at one place
+QUESTION, ANSWER = "asbuilt asks", "asbuilt answers"
 
-
-class _Worker:
-    """The process that renders: started when first needed, asked by one thread at a time, replaced when it dies."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
-
-    def ask(self, request: dict[str, Any]) -> dict[str, str]:
-        line = json.dumps(request)
-        with self._lock:
-            process = self._process or self._start()
-            answer = ""
-            try:
-                assert process.stdin
-                assert process.stdout
-                process.stdin.write(line + "\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except BrokenPipeError:
-                pass
-            except BaseException:  # Ctrl-C while it renders: its answer must not be taken for the next one's
-                process.kill()
-                self.close()
-                raise
-            return json.loads(answer) if answer else {"error": self._cause_of_death()}
-
-    def _start(self) -> subprocess.Popen[str]:
-        script = Path(__file__).with_name("template_worker.py")
-        # -P keeps this folder off the import path, where its file names could hide others.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
-        )
-        return self._process
-
-    def _cause_of_death(self) -> str:
-        code = self.close()
-        if code == -signal.Signals.SIGABRT or code == -signal.Signals.SIGSEGV:
-            return f"the template asked for more than {MEMORY_BYTES >> 20} MiB of memory"
-        if code == -getattr(signal, "SIGALRM", 0):
-            return f"the template took longer than {SECONDS} s"
-        return f"the process that renders templates ended with code {code}"
-
-    def close(self) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        assert process.stdin
-        assert process.stdout
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        code = process.wait()
-        process.stdout.close()
-        return code
-
-
-_worker = _Worker()
-atexit.register(_worker.close)
+_worker = Worker("template_worker", "the template")
 
 
 def render(
     template: str,
     messages: list[dict[str, Any]],
     *,
-    bos: str | None,
-    eos: str | None,
+    named: Mapping[str, str] | None = None,
     add_generation_prompt: bool = True,
     tools: list[dict[str, Any]] | None = None,
     max_chars: int = MAX_CHARS,
 ) -> str:
     """Returns the text that a chat template makes of the messages, as transformers' `apply_chat_template` does.
 
-    Raises InputError for a template that fails, complains, runs out of its limits, or writes over `max_chars`.
+    `named` are the special tokens that the model has, `bos_token` and so on. Raises InputError for a template that
+    fails, complains, runs out of its limits, or writes over `max_chars`.
     """
     context = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
     # A token that the model lacks is left out, not null: templates ask whether it is defined.
-    context |= {name: text for name, text in (("bos_token", bos), ("eos_token", eos)) if text is not None}
+    said = {"template": template, "context": dict(named or {}) | context, "max_chars": max_chars}
     try:
-        answer = _worker.ask({"template": template, "context": context, "max_chars": max_chars})
+        nbytes = len(template) + len(json.dumps(context))
+        return _worker.ask(
+            Request(
+                said=said,
+                seconds=SECONDS + SECONDS_PER_BYTE * nbytes,
+                memory=MEMORY + MEMORY_PER_BYTE * nbytes,
+            )
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"messages and tools must be what JSON can hold: {error}", field="messages") from error
-    if "error" in answer:
-        raise InputError(answer["error"], field="chat template")
-    return answer["text"]
+    except WorkerError as error:
+        raise InputError(str(error), field="chat template") from error
 
 
 def encode_chat(
@@ -125,28 +70,96 @@ def encode_chat(
 ) -> list[int]:
     """Returns the ids of a chat; only what the template itself wrote becomes control tokens.
 
-    A control token spelled out in a message or a tool is broken with a mark before rendering, so the template's own
-    are told from it afterwards. Not covered: a token that a template pieces together around a message's text, such as
-    `'<|' + role + '|>'`; let only known roles in. Raises InputError where the model has no template, and as `render`.
+    Nothing is put around it: a template that wants a bos token writes it. A control token spelled out in a message or
+    a tool is broken with a mark before rendering, so the template's own are told from it afterwards. Not covered: a
+    token that a template pieces together around a message's text, such as `'<|' + role + '|>'`; let only known roles
+    in. Raises InputError where the model has no template, and as `render`.
     """
-    if tokenizer.chat_template is None:
+    template = tokenizer.tool_template if tools and tokenizer.tool_template is not None else tokenizer.chat_template
+    if template is None:
         raise InputError("this model has no chat template", fix="give plain text instead of messages")
-    contents = sorted((token.content for token in tokenizer.special_tokens.values()), key=len, reverse=True)
-    control = re.compile("|".join(map(re.escape, contents)) or "(?!)")  # (?!) matches nowhere
+    control = _any_of(tuple(token.content for token in tokenizer.special_tokens.values()))
     mark = _unused_mark([messages, tools])
     broken = _map_text([messages, tools], lambda text: _break(text, control, mark))
-    eos = tokenizer.token(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None
     text = render(
-        tokenizer.chat_template,
+        template,
         broken[0],
-        bos=tokenizer.token(tokenizer.bos_id),
-        eos=eos,
+        named=tokenizer.named,
         add_generation_prompt=add_generation_prompt,
         tools=broken[1],
     )
     if mark not in text:
         return tokenizer.encode(text, special=True)
     return _encode_broken(tokenizer, text, control, mark)
+
+
+def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the control token that the chat template puts behind an answer, none where it puts none.
+
+    Fine-tunes often end a turn with another token than the one that their vocabulary calls the end of a text. Where
+    the last answer of a chat has none behind it, the one between an answer and the next question is meant.
+    """
+    if tokenizer.chat_template is None:
+        return ()
+    chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    for messages in (chat, [*chat, chat[0]]):
+        try:
+            text = render(tokenizer.chat_template, messages, named=tokenizer.named, add_generation_prompt=False)
+        except InputError:  # a template may refuse such a chat; whatever is wrong with it is said of the real one
+            continue
+        _, answered, rest = text.partition(ANSWER)
+        found = _first_added(tokenizer, rest.partition(QUESTION)[0]) if answered else None
+        if found is not None:
+            return (found,)
+    return ()
+
+
+def _first_added(tokenizer: Tokenizer, text: str) -> int | None:
+    """Returns the first control token in the text, or else an added token that the text begins with."""
+    control = _any_of(tuple(token.content for token in tokenizer.special_tokens.values())).search(text)
+    added = _any_of(tuple(token.content for token in tokenizer.added_tokens.values())).match(text.lstrip())
+    found = control or added
+    return None if found is None else next(i for i, t in tokenizer.added_tokens.items() if t.content == found[0])
+
+
+@lru_cache(maxsize=8)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns a pattern for the longest of the texts that lies at a place, as a tree of their letters.
+
+    One after the other, thousands of them would each be tried at every place of a long message.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        if len(text) > LONGEST_CONTROL:
+            raise InputError("a control token is too long", value=text, allowed=f"{LONGEST_CONTROL} characters")
+        branch = tree
+        for letter in text:
+            branch = branch.setdefault(letter, {})
+        branch[""] = {}
+    try:
+        return re.compile(_behind(tree) if tree else "(?!)")  # (?!) matches nowhere
+    except RecursionError as error:
+        raise InputError("control tokens begin alike too often", field="tokenizer") from error
+
+
+def _behind(tree: dict[str, Any]) -> str:
+    """Returns the pattern of what may follow where a tree's branches part."""
+    branches = [(letter, re.escape(letter) + _behind(inner)) for letter, inner in tree.items() if letter]
+    if not branches:
+        return ""
+    if len(branches) == 1 and "" not in tree:
+        return branches[0][1]
+    return _one_of(branches) + ("?" if "" in tree else "")
+
+
+def _one_of(branches: list[tuple[str, str]]) -> str:
+    """Returns a choice between patterns that begin with different letters, in groups, each asked for as a whole."""
+    if len(branches) <= MOST_TRIED:
+        return "(?:" + "|".join(pattern for _, pattern in branches) + ")"
+    size = -(-len(branches) // MOST_TRIED)
+    groups = [branches[start : start + size] for start in range(0, len(branches), size)]
+    asked = ("".join(re.escape(letter) for letter, _ in group) for group in groups)
+    return "(?:" + "|".join(f"(?=[{a}]){_one_of(group)}" for a, group in zip(asked, groups, strict=True)) + ")"
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401  what JSON can hold

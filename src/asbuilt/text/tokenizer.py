@@ -1,8 +1,10 @@
 """One tokenizer for all sources: `tokenizer.json` with what lies beside it, and the vocabulary of a GGUF file.
 
-Two things are done here that the library underneath leaves to its caller. Text is only text: a control token written
-out in it (`<|im_end|>`) becomes the ids of those characters unless `special=True`. And decoding is a concatenation of
-bytes, one piece per id, so that a stream gives exactly the text that decoding everything at once would give.
+A tokenizer.json is a stranger's, and is read in a process of its own within limits; a GGUF's vocabulary becomes a
+tokenizer of our own making, here. Two things are done that the library underneath leaves to its caller. Text is only
+text: a control token written out in it (`<|im_end|>`) becomes the ids of those characters unless `special=True`. And
+decoding is a concatenation of bytes, one piece per id, so that a stream gives exactly the text that decoding everything
+at once would give.
 """
 
 from __future__ import annotations
@@ -11,20 +13,40 @@ import codecs
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
-from tokenizers.decoders import Decoder
-from tokenizers.models import Unigram
 
 from asbuilt.checkpoint.gguf import GGUFFile
+from asbuilt.checkpoint.source import told_ends
 from asbuilt.errors import InputError
+from asbuilt.files import read_object, read_text, require_regular
 from asbuilt.text.gguf_vocab import SPACE, Vocabulary, build, read_vocabulary
+from asbuilt.text.tokenizer_worker import LARGEST_FILE, Distant, Engine, Library
 
-CONFIG, GENERATION, TEMPLATE = "tokenizer_config.json", "generation_config.json", "chat_template.jinja"
+TOKENIZER, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+TEMPLATE, OLD_TEMPLATE, OLD_SPECIALS = "chat_template.jinja", "chat_template.json", "special_tokens_map.json"
+MODEL_CONFIG = "config.json"
+LARGEST_CONFIG, LARGEST_TEMPLATE = 1 << 24, 1 << 20  # bytes
 SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
+CODE = ("auto_map", "custom_code")  # what would have transformers run code of the folder
+# transformers' class of this name puts nothing around a text, whatever its tokenizer.json says.
+UNWRAPPED = "GPTNeoXTokenizer"
+
+
+@dataclass(frozen=True)
+class Added:
+    """A token that is found in a text before anything else: its text, and whether it swallows spaces beside it."""
+
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
 
 
 def _byte_characters() -> dict[str, int]:
@@ -52,55 +74,75 @@ class Stream(Protocol):
 class Tokenizer:
     """Text to ids and back. `bos_id` and `eos_ids` are None and empty where the model has none.
 
-    `add_bos` says that the model expects `bos_id` in front of a text; `encode` adds it only with `wrap=True`.
+    `add_bos` says that a text begins with `bos_id`; `encode` adds it, and whatever else goes around a text, only with
+    `wrap=True`. `named` are the special tokens' texts by the names that templates use (`bos_token`).
     """
 
     def __init__(
         self,
-        inner: tokenizers.Tokenizer,
+        inner: tokenizers.Tokenizer | Library,
         *,
         bos_id: int | None = None,
         eos_ids: tuple[int, ...] = (),
-        add_bos: bool = False,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         config: dict[str, Any] | None = None,
+        name: str = "tokenizer",
     ) -> None:
-        self._inner, self._lock = inner, threading.Lock()
-        self.bos_id, self.eos_ids, self.add_bos, self.chat_template = bos_id, eos_ids, add_bos, chat_template
-        self._config = config or {}
-        added = inner.get_added_tokens_decoder()
-        self._special = {id_: token for id_, token in added.items() if token.special}
+        self._inner: Library = Engine(inner) if isinstance(inner, tokenizers.Tokenizer) else inner
+        self._lock, self._name, self._config = threading.Lock(), name, config or {}
+        self.bos_id, self.eos_ids = bos_id, eos_ids
+        self.chat_template, self.tool_template = chat_template, tool_template
+        with self._trying("not a tokenizer"):
+            facts = self._inner.facts()
+        self._added = {id_: Added(*said) for id_, *said in facts["added"] if said[0]}
+        self._special = {id_: token for id_, token in self._added.items() if token.special}
+        self._unknown, self._kind = facts["unknown"], _decoder_kind(facts["decoder"])
+        self._wraps = str(self._config.get("tokenizer_class")).removesuffix("Fast") != UNWRAPPED
         self._pieces: dict[int, bytes] = {}
-        self._kind = _decoder_kind(inner.decoder)
-        self._unknown = _unknown_id(inner)
-        self.n_vocab = max(inner.get_vocab().values(), default=-1) + 1
+        ids = {"bos_token": bos_id, "eos_token": eos_ids[0] if eos_ids else None}
+        own = {name: text for name, id_ in ids.items() if (text := self.token(id_)) is not None}
+        self.named = own | _named(self._config)
+        self.add_bos = bos_id is not None and self.encode("", wrap=True)[:1] == [bos_id]
+
+    @contextmanager
+    def _trying(self, problem: str) -> Iterator[None]:
+        """Turns what the library raises, bare Exception for whatever displeases it, into InputError."""
+        try:
+            yield
+        except (InputError, AssertionError):
+            raise
+        except Exception as error:
+            raise InputError(f"{problem}: {error}", field=self._name) from error
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Reads `tokenizer.json`, or the folder that holds it, and the configurations and template beside it.
 
-        Raises InputError for a file that is missing or is no tokenizer.
+        Raises InputError for a file that is missing or is no tokenizer, or takes too much to read.
         """
         path = Path(path)
-        path = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            inner = tokenizers.Tokenizer.from_str(_text(path))
-        except InputError:
-            raise
-        except Exception as error:  # the library raises bare Exception for whatever displeases it
-            raise InputError(f"not a tokenizer: {error}", field=str(path)) from error
-        inner.no_padding()
-        inner.no_truncation()
+        path = path / TOKENIZER if path.is_dir() else path
+        nbytes = require_regular(path).st_size
+        if nbytes > LARGEST_FILE:
+            raise InputError("too large", field=str(path), value=nbytes, allowed=f"at most {LARGEST_FILE:,} bytes")
         config = _object(path.with_name(CONFIG))
-        bos_id = _token_id(inner, config.get("bos_token"))
-        return cls(
-            inner,
-            bos_id=bos_id,
-            eos_ids=_eos_ids(inner, config, _object(path.with_name(GENERATION))),
-            add_bos=_adds_bos(inner, config, bos_id),
-            chat_template=_template(path.with_name(TEMPLATE), config),
-            config=config,
-        )
+        if "added_tokens_decoder" not in config:  # as transformers has it
+            config |= _specials(path.parent)
+        chat, tools = _templates(path.parent, config)
+        found = cls(Distant(path, nbytes), chat_template=chat, tool_template=tools, config=config, name=str(path))
+        with found._trying("not a tokenizer"):
+            found._name_ends(path.parent)
+        return found
+
+    def _name_ends(self, folder: Path) -> None:
+        """Finds bos and all that ends a text, by the tokenizer and by the configurations beside it."""
+        bos, eos = (self.named.get(name) for name in ("bos_token", "eos_token"))
+        self.bos_id = None if bos is None else self._inner.id(bos)
+        own = () if eos is None else (self._inner.id(eos),)
+        told = (id_ for name in (GENERATION, MODEL_CONFIG) for id_ in told_ends(_object(folder / name), name))
+        self.eos_ids = tuple(dict.fromkeys(id_ for id_ in (*own, *told) if id_ is not None))
+        self.add_bos = self.bos_id is not None and self.encode("", wrap=True)[:1] == [self.bos_id]
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Tokenizer:
@@ -113,33 +155,39 @@ class Tokenizer:
             build(vocabulary),
             bos_id=vocabulary.bos,
             eos_ids=vocabulary.eos,
-            add_bos=vocabulary.add_bos and vocabulary.bos is not None,
             chat_template=template,
             config=_config(vocabulary),
+            name=str(file.path),
         )
+
+    @cached_property
+    def n_vocab(self) -> int:
+        """The largest id, plus one."""
+        return self._inner.n_vocab()
 
     def encode(self, text: str, *, special: bool = False, wrap: bool = False) -> list[int]:
         """Returns the ids of a text.
 
         With `special`, control tokens written in the text become those tokens; without, they are only characters, and
         InputError is raised in the rare vocabulary that cannot spell one otherwise. With `wrap`, the tokenizer adds
-        what it puts around a text (bos, or [CLS] and [SEP]).
+        what it puts around a text (bos, or [CLS] and [SEP]). InputError too for a text that the tokenizer cannot read,
+        or not within its limits.
         """
         try:
-            # The switch belongs to the shared object, hence the lock; switching costs nothing.
-            with self._lock:
-                self._inner.encode_special_tokens = not special
-                encoding = self._inner.encode(text, add_special_tokens=wrap)
-        except TypeError as error:  # what the library calls a str that it cannot turn into UTF-8
+            text.encode()
+        except UnicodeEncodeError as error:
             raise InputError("the text holds lone surrogates, which no encoding has", value=text) from error
+        # The switch of special tokens belongs to the shared object, hence the lock; switching costs nothing.
+        with self._trying("cannot read the text"), self._lock:
+            ids, wrapping = self._inner.encode(text, special, wrap and self._wraps)
         if not special:
-            self._refuse_control(encoding)
-        return encoding.ids
+            self._refuse_control(ids, frozenset(wrapping))
+        return ids
 
-    def _refuse_control(self, encoding: tokenizers.Encoding) -> None:
+    def _refuse_control(self, ids: list[int], wrapping: frozenset[int]) -> None:
         """Raises InputError where the text itself, and not the wrapping, came out as a control token."""
-        for id_, wrapping in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
-            if id_ in self._special and not wrapping and id_ != self._unknown:
+        for at, id_ in enumerate(ids):
+            if id_ in self._special and at not in wrapping and id_ != self._unknown:
                 text = self._special[id_].content
                 raise InputError("the vocabulary cannot write this as plain text, only as a control token", value=text)
 
@@ -153,14 +201,18 @@ class Tokenizer:
     def stream(self, *, skip_special: bool = True) -> Stream:
         """Returns a decoder for ids that come one by one."""
         if self._kind is None:
-            return _LibraryStream(self._inner, skip_special)
+            return _LibraryStream(self._decode, skip_special)
         return _ByteStream(self, skip_special)
+
+    def _decode(self, ids: list[int], skip_special: bool) -> str:
+        with self._trying("cannot decode"):
+            return self._inner.decode(ids, skip_special)
 
     def _piece(self, id_: int) -> bytes:
         """Returns the bytes that one id adds to a text, nothing for an id without a token."""
         found = self._pieces.get(id_)
         if found is None:
-            token = self._inner.id_to_token(id_) if 0 <= id_ < self.n_vocab else None
+            token = self.token(id_)
             found = self._pieces[id_] = b"" if token is None else _token_bytes(token, self._kind or "")
         return found
 
@@ -169,25 +221,33 @@ class Tokenizer:
         return id_ in self._special
 
     @property
-    def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """The control tokens by id, with their text (`content`) and the spaces they swallow (`lstrip`, `rstrip`)."""
+    def special_tokens(self) -> dict[int, Added]:
+        """The control tokens by id."""
         return self._special
+
+    @property
+    def added_tokens(self) -> dict[int, Added]:
+        """The tokens that are found in a text before anything else, control tokens among them, by id."""
+        return self._added
 
     def token(self, id_: int | None) -> str | None:
         """Returns the token's own text (for a template's `bos_token`), None where there is none."""
-        return None if id_ is None or not 0 <= id_ < self.n_vocab else self._inner.id_to_token(id_)
+        if id_ is None:
+            return None
+        with self._trying("not a tokenizer"):
+            return self._inner.token(id_)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which transformers loads, with the chat template."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {key: value for key, value in self._config.items() if key not in ("auto_map", "chat_template")}
+        kept = {key: value for key, value in self._config.items() if key not in (*CODE, "chat_template")}
         config = {"clean_up_tokenization_spaces": False} | kept
         # The class named in the file that was read may build a tokenizer of its own and ignore tokenizer.json.
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos}
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
-        _write(folder / "tokenizer.json", self._inner.to_str(pretty=False))
+        _write(folder / "tokenizer.json", self._inner.saved())
         _write(folder / CONFIG, json.dumps(config, ensure_ascii=False, indent=2))
 
 
@@ -216,11 +276,11 @@ class _ByteStream:
 class _LibraryStream:
     """For decoders that are no concatenation (WordPiece): decodes all so far, and lets through what is new."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, skip_special: bool) -> None:
-        self._inner, self._skip, self._ids, self._said = inner, skip_special, [], ""
+    def __init__(self, decode: Callable[[list[int], bool], str], skip_special: bool) -> None:
+        self._decode, self._skip, self._ids, self._said = decode, skip_special, [], ""
 
     def whole(self, ids: list[int]) -> str:
-        return self._inner.decode([id_ for id_ in ids if id_ >= 0], skip_special_tokens=self._skip)
+        return self._decode(ids, self._skip)
 
     def push(self, id_: int) -> str:
         self._ids.append(id_)
@@ -234,16 +294,9 @@ class _LibraryStream:
         return new
 
 
-def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
-    model = inner.model
-    if isinstance(model, Unigram):  # which has the id in its state only
-        return json.loads(model.__getstate__()).get("unk_id")
-    return _token_id(inner, getattr(model, "unk_token", None))
-
-
-def _decoder_kind(decoder: Decoder | None) -> str | None:
+def _decoder_kind(decoder: dict[str, Any] | None) -> str | None:
     """Returns how tokens become bytes: 'bytes', 'metaspace', 'metaspace-strip'; None for any other decoder."""
-    said = json.loads(decoder.__getstate__()) if decoder is not None else {}
+    said = decoder or {}
     steps = said.get("decoders", [said])
     known = {"ByteLevel": "bytes", "Replace": "space", "ByteFallback": "fallback", "Fuse": "", "Strip": "strip"}
     says = [known.get(step.get("type")) for step in steps]
@@ -278,54 +331,49 @@ def _config(vocabulary: Vocabulary) -> dict[str, Any]:
     return {name: vocabulary.tokens[id_] for name, id_ in ids if id_ is not None}
 
 
-def _token_id(inner: tokenizers.Tokenizer, said: Any) -> int | None:  # noqa: ANN401  a string, or an object with one
+def _text_of(said: Any) -> str | None:  # noqa: ANN401  a string, or an object with one
     text = said.get("content") if isinstance(said, dict) else said
-    return inner.token_to_id(text) if isinstance(text, str) else None
+    return text if isinstance(text, str) else None
 
 
-def _eos_ids(inner: tokenizers.Tokenizer, config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    """Returns where generation stops: what the tokenizer calls eos, and what the generation configuration adds."""
-    more = generation.get("eos_token_id")
-    ids = [_token_id(inner, config.get("eos_token")), *(more if isinstance(more, list) else [more])]
-    return tuple(dict.fromkeys(id_ for id_ in ids if type(id_) is int and id_ >= 0))
+def _named(config: dict[str, Any]) -> dict[str, str]:
+    """Returns the special tokens of a configuration by name: bos_token, pad_token, image_token ..."""
+    texts = {name: _text_of(said) for name, said in config.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
-def _adds_bos(inner: tokenizers.Tokenizer, config: dict[str, Any], bos_id: int | None) -> bool:
-    if bos_id is None:
-        return False
-    if isinstance(said := config.get("add_bos_token"), bool):
-        return said
-    return inner.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+def _specials(folder: Path) -> dict[str, Any]:
+    """Returns the names of special tokens in the file that older folders keep them in."""
+    return {name: said for name, said in _object(folder / OLD_SPECIALS).items() if name.endswith("_token")}
 
 
-def _template(path: Path, config: dict[str, Any]) -> str | None:
-    if path.is_file():
-        return _text(path)
+def _templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Returns the chat template, and the one for chats with tools where that is another."""
+    if os.path.lexists(folder / TEMPLATE):
+        return read_text(folder / TEMPLATE, LARGEST_TEMPLATE), None
     said = config.get("chat_template")
-    if isinstance(said, list):  # several by name, as older files have them
-        named = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
-        said = named.get("default")
-    return said if isinstance(said, str) else None
+    if said is None:
+        said = _object(folder / OLD_TEMPLATE).get("chat_template")
+    if not isinstance(said, list):  # several by name, as older files have them
+        return _template(said), None
+    named = {}
+    for entry in said:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise InputError("not a named template", field=f"{folder / CONFIG}: chat_template", value=entry,
+                             allowed='{"name": ..., "template": ...}')  # fmt: skip
+        named[entry["name"]] = _template(entry.get("template"))
+    return named.get("default"), named.get("tool_use")
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", field=str(path)) from error
+def _template(said: Any) -> str | None:  # noqa: ANN401
+    if said is not None and not isinstance(said, str):
+        raise InputError("not a template", field="chat_template", value=said, allowed="a text")
+    return said
 
 
 def _object(path: Path) -> dict[str, Any]:
     """Returns the JSON object of a file, an empty one where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", field=str(path)) from error
-    if not isinstance(found, dict):
-        raise InputError("not a JSON object", field=str(path), value=found)
-    return found
+    return read_object(path, LARGEST_CONFIG, finite=False) if os.path.lexists(path) else {}
 
 
 def _write(path: Path, text: str) -> None:

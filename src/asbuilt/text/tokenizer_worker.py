@@ -1,0 +1,168 @@
+"""The `tokenizers` library, and the process in which it reads a stranger's tokenizer.json (`asbuilt.text.worker`).
+
+A file of a few lines can double a text forty times, hold a pattern that tries every split of it, or trip an assertion
+of the library. `Engine` is what asbuilt needs of the library, over plain values, here or there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+
+from asbuilt.errors import InputError
+from asbuilt.files import read_text
+from asbuilt.text.worker import Request, Worker, serve
+
+LARGEST_FILE = 1 << 26  # bytes; the largest published is 34 MB
+MOST_ENTRIES = 1 << 20  # tokens, and merges; XLM-V has 901,629 of the first, Gemma 3 514,906 of the second
+LARGEST_ID = 1 << 32
+
+# Measured: SmolLM2's file takes 26 bytes and 0.08 µs for each of its own, XLM-V's 41 and 0.2.
+LOAD_MEMORY, LOAD_MEMORY_PER_BYTE = 48 << 20, 48
+LOAD_SECONDS, LOAD_SECONDS_PER_BYTE = 1.0, 4e-7
+# Of a text, a token takes about 150 bytes, and a character can be four tokens.
+TEXT_MEMORY, TEXT_MEMORY_PER_BYTE = 48 << 20, 1200
+TEXT_SECONDS, TEXT_SECONDS_PER_BYTE = 1.0, 1e-5
+
+
+class Engine:
+    """A tokenizer of the library in this process. Each method may raise, with a message for a person."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        self.inner = inner
+
+    def facts(self) -> dict[str, Any]:
+        """Returns `added` tokens (id, content, special, lstrip, rstrip), the `decoder`, and the `unknown` id."""
+        added = [
+            (id_, token.content, token.special, token.lstrip, token.rstrip)
+            for id_, token in self.inner.get_added_tokens_decoder().items()
+        ]
+        decoder = self.inner.decoder
+        steps = None if decoder is None else json.loads(decoder.__getstate__())
+        return {"added": added, "decoder": steps, "unknown": self._unknown()}
+
+    def _unknown(self) -> int | None:
+        model = self.inner.model
+        if isinstance(model, Unigram):  # which has the id in its state only, in front of the vocabulary
+            return json.loads(model.__getstate__().partition(b',"vocab"')[0] + b"}").get("unk_id")
+        token = getattr(model, "unk_token", None)
+        return None if token is None else self.inner.token_to_id(token)
+
+    def n_vocab(self) -> int:
+        """Returns the largest id, plus one."""
+        return max(self.inner.get_vocab().values(), default=-1) + 1
+
+    def encode(self, text: str, special: bool, wrap: bool) -> tuple[list[int], list[int]]:
+        """Returns the ids, and at which places the wrapping put one."""
+        self.inner.encode_special_tokens = not special
+        encoding = self.inner.encode(text, add_special_tokens=wrap)
+        mask = encoding.special_tokens_mask if wrap else []
+        return encoding.ids, [at for at, wrapping in enumerate(mask) if wrapping]
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        """Returns the text of the ids."""
+        return self.inner.decode([id_ for id_ in ids if 0 <= id_ < LARGEST_ID], skip_special_tokens=skip_special)
+
+    def token(self, id_: int) -> str | None:
+        """Returns a token's text."""
+        return self.inner.id_to_token(id_) if 0 <= id_ < LARGEST_ID else None
+
+    def id(self, token: str) -> int | None:
+        """Returns a token's id."""
+        return self.inner.token_to_id(token)
+
+    def saved(self) -> str:
+        """Returns the text of a tokenizer.json."""
+        return self.inner.to_str(pretty=False)
+
+
+class Distant:
+    """A tokenizer.json in a process of its own; each method raises WorkerError where it fails or takes too much."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        load = Request(
+            said={"load": str(path.absolute()), "nbytes": nbytes},
+            seconds=LOAD_SECONDS + LOAD_SECONDS_PER_BYTE * nbytes,
+            memory=LOAD_MEMORY + LOAD_MEMORY_PER_BYTE * nbytes,
+        )
+        self._worker = Worker("tokenizer_worker", "the tokenizer", load)
+        self._load = load
+
+    def _ask(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401
+        """Asks for what grows with the file."""
+        said = {"method": method, "arguments": arguments}
+        return self._worker.ask(Request(said=said, seconds=self._load.seconds, memory=self._load.memory))
+
+    def _ask_of(self, nbytes: int, method: str, *arguments: Any) -> Any:  # noqa: ANN401
+        """Asks for what grows with a text of so many bytes."""
+        return self._worker.ask(
+            Request(
+                said={"method": method, "arguments": arguments},
+                seconds=TEXT_SECONDS + TEXT_SECONDS_PER_BYTE * nbytes,
+                memory=TEXT_MEMORY + TEXT_MEMORY_PER_BYTE * nbytes,
+            )
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """As `Engine.facts`."""
+        return self._ask("facts")
+
+    def n_vocab(self) -> int:
+        """As `Engine.n_vocab`."""
+        return self._ask("n_vocab")
+
+    def encode(self, text: str, special: bool, wrap: bool) -> tuple[list[int], list[int]]:
+        """As `Engine.encode`."""
+        ids, wrapping = self._ask_of(len(text.encode()), "encode", text, special, wrap)
+        return ids, wrapping
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        """As `Engine.decode`."""
+        return self._ask_of(16 * len(ids), "decode", ids, skip_special)
+
+    def token(self, id_: int) -> str | None:
+        """As `Engine.token`."""
+        return self._ask_of(0, "token", id_)
+
+    def id(self, token: str) -> int | None:
+        """As `Engine.id`."""
+        return self._ask_of(len(token), "id", token)
+
+    def saved(self) -> str:
+        """As `Engine.saved`."""
+        return self._ask("saved")
+
+
+Library = Engine | Distant
+
+
+# The child's side.
+
+
+def load(path: Path, nbytes: int) -> Engine:
+    """Returns the tokenizer of a file of so many bytes; raises InputError, and whatever the library raises."""
+    text = read_text(path, nbytes)
+    # Each token follows a colon or a bracket, as do merges, so this can only count too many.
+    entries = max(text.count(":"), text.count("["))
+    if entries > MOST_ENTRIES + MOST_ENTRIES // 8:
+        raise InputError("too many tokens or merges", value=entries, allowed=f"at most {MOST_ENTRIES:,}")
+    return Engine(Tokenizer.from_str(text))
+
+
+def main() -> None:
+    """Loads the file that the first request names, and answers the others with its methods."""
+    engine: list[Engine] = []
+
+    def answer(request: dict[str, Any]) -> Any:  # noqa: ANN401
+        if "load" in request:
+            engine.append(load(Path(request["load"]), request["nbytes"]))
+            return None
+        return getattr(engine[0], request["method"])(*request["arguments"])
+
+    serve(answer)
