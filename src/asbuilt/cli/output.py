@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +24,8 @@ __all__ = ["count", "print_json", "ranges", "say", "shape", "size", "table", "wa
 
 Cell = str | int | float
 count = number
-# What json leaves as it is and a terminal may not: DEL, C1, directions, separators, joiners, halves of pairs, tags.
-RAW = re.compile("[\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-                 "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")  # fmt: skip
+# What json leaves as it is and a terminal may not: DEL, C1, directions, separators, joiners, halves of pairs.
+BEYOND, OBEYED = re.compile("[\x7f-\U0010ffff]"), ("Cc", "Cf", "Cs", "Zl", "Zp")
 FIGURE = re.compile(r"[+−-]?[0-9][0-9,]*(\.[0-9]+)?(e-?[0-9]+)?%?")  # what is set to the right
 EMPTY = ("", "-")
 SHORT = 28  # characters of text that is not broken over lines
@@ -40,7 +40,12 @@ def print_json(document: object) -> None:
         text = json.dumps(document, indent=1, ensure_ascii=plain, allow_nan=False)
     except ValueError:
         text = json.dumps(_finite(document), indent=1, ensure_ascii=plain, allow_nan=False)
-    print(RAW.sub(lambda found: json.dumps(found[0])[1:-1], text))
+    print(BEYOND.sub(_harmless, text))
+
+
+def _harmless(found: re.Match[str]) -> str:
+    character = found[0]
+    return json.dumps(character)[1:-1] if unicodedata.category(character) in OBEYED else character
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401
@@ -52,8 +57,13 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
 
 
 def say(text: str = "") -> None:
-    """Prints one line on stdout."""
-    print(line(text))
+    """Prints one line on stdout; on a terminal that is narrower it goes on below, broken between words."""
+    shown = line(text)
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(shown)
+    if cells_of(shown) > room:
+        begun = " " * (len(shown) - len(shown.lstrip()) + GAP)
+        shown = textwrap.fill(shown, room, subsequent_indent=begun, break_long_words=False, break_on_hyphens=False)
+    print(shown)
 
 
 def warn(text: str) -> None:
@@ -147,13 +157,19 @@ def _needed(columns: Sequence[_Column]) -> int:
 
 
 def widths(columns: Sequence[_Column], room: int) -> list[int]:
-    """Returns how wide each column is drawn: what is free goes to those that it spares the most lines."""
+    """Returns how wide each column is drawn: what is free goes to those that it spares the most lines.
+
+    Where not even two columns fit, it is text that is broken anywhere, and never a figure.
+    """
     given = [column.least for column in columns]
     free = room - _needed(columns)
     while free > 0 and (wanting := [i for i, column in enumerate(columns) if given[i] < column.widest]):
         neediest = max(wanting, key=lambda i: columns[i].widest / given[i])
         given[neediest] += 1
         free -= 1
+    while free < 0 and (words := [i for i, column in enumerate(columns) if not column.right and given[i] > 1]):
+        given[max(words, key=given.__getitem__)] -= 1
+        free += 1
     return given
 
 
@@ -178,9 +194,7 @@ def _draw(title: str, columns: Sequence[_Column], given: Sequence[int], left_out
 
     drawn = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column, width in zip(columns, given, strict=True):
-        whole = width if column.right else None  # a figure is never broken, however narrow the screen
-        drawn.add_column(Text(column.name), justify="right" if column.right else "left", overflow="fold",
-                         width=width, min_width=whole, no_wrap=column.right)  # fmt: skip
+        drawn.add_column(Text(column.name), justify="right" if column.right else "left", overflow="fold", width=width)
     for row in zip(*(column.cells for column in columns), strict=True):
         drawn.add_row(*map(Text, row))
     console = Console(file=StringIO(), force_terminal=True, width=room, highlight=False, emoji=False, markup=False)

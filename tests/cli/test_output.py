@@ -1,0 +1,166 @@
+"""How commands print: JSON that every reader takes, tables that break no number, and nothing lost without a word."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import unicodedata
+from typing import Any
+
+import pytest
+from terminal import STYLE, OnTerminal, command_on_terminal
+
+from asbuilt.cli import output
+
+NOTED = re.compile(r"no room for .*: --json has all, and so has a pipe")
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> OnTerminal:
+    return command_on_terminal(monkeypatch)
+
+
+class TestJson:
+    def printed(self, document: object, monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> str:
+        raw = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+        output.print_json(document)
+        sys.stdout.flush()
+        return raw.getvalue().decode(encoding)
+
+    def test_what_is_no_number_is_null(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nan, inf = float("nan"), float("inf")
+        said = self.printed({"a": nan, "b": [1.5, inf, [-inf, (nan, 2)]], "c": {"d": nan}}, monkeypatch)
+        assert json.loads(said, parse_constant=pytest.fail) == {
+            "a": None, "b": [1.5, None, [None, [None, 2]]], "c": {"d": None}
+        }  # fmt: skip
+
+    def test_texts_come_back_as_they_were_and_nothing_in_them_is_obeyed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        every = "|".join(
+            map(
+                chr,
+                [*range(0x2100), *range(0xD7F0, 0xE010), *range(0xFE00, 0x10000), 0x1F600, *range(0xE0000, 0xE0100)],
+            )
+        )
+        said = self.printed({every: [every]}, monkeypatch)
+        document = json.loads(said)
+        assert document == {every: [every]}
+        assert {unicodedata.category(c) for c in said if c != "\n"}.isdisjoint(("Cc", "Cf", "Cs", "Zl", "Zp"))
+
+    def test_an_encoding_that_lacks_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for encoding in ("ascii", "latin-1", "cp1252"):
+            assert json.loads(self.printed({"é→😀": "é→😀"}, monkeypatch, encoding)) == {"é→😀": "é→😀"}
+
+    def test_what_json_cannot_hold_is_a_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(TypeError):
+            self.printed({"a": object()}, monkeypatch)
+
+
+def test_ranges_and_shapes() -> None:
+    assert output.ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert output.ranges([3]) == "3"
+    assert output.ranges([]) == ""
+    assert (output.shape([4096, 14336]), output.shape([7]), output.shape(None)) == ("4096 x 14336", "7", "")
+
+
+class TestTable:
+    """One whose figures and words are known."""
+
+    columns = ("path", "what it is", "number", "share", "")
+    rows = ((f"blocks.{i}.attention", "a few words that may be broken", 10**9 + i, f"{i}.5%", "note") for i in range(3))
+
+    @pytest.fixture
+    def shown(self, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+        import click
+
+        from asbuilt.cli.main import cli
+
+        terminal = command_on_terminal(monkeypatch)
+
+        def show(columns: int, table: Any, **more: Any) -> list[str]:  # noqa: ANN401
+            @click.command()
+            def drawn() -> None:
+                output.table(*table, **more)
+
+            monkeypatch.setattr(cli, "get_command", lambda *_: drawn)
+            code, text = terminal("drawn", columns=columns)
+            assert code == 0
+            return STYLE.sub("", text).strip("\n").split("\n")
+
+        return show
+
+    @pytest.fixture
+    def table(self) -> Any:  # noqa: ANN401
+        rows = [
+            (f"blocks.{i}.attention", "a few words that may be broken", 10**9 + i, f"{i}.5%", "note") for i in range(3)
+        ]
+        return "Title", self.columns, rows
+
+    def test_what_there_is_room_for_is_one_line_each(self, shown: Any, table: Any) -> None:  # noqa: ANN401
+        lines = shown(100, table)
+        assert [line.rstrip() for line in lines] == [
+            "Title",
+            "path                what it is                             number  share",
+            "─" * 78,
+            *(
+                f"blocks.{i}.attention  a few words that may be broken  1,000,000,00{i}   {i}.5%  note"
+                for i in range(3)
+            ),
+        ]
+
+    def test_words_are_broken_before_a_column_is_left_out(self, shown: Any, table: Any) -> None:  # noqa: ANN401
+        lines = shown(72, table)
+        assert not [line for line in lines if "no room" in line]
+        assert "blocks.0.attention  a few words that may be   1,000,000,000   0.5%  note" in lines
+        assert "                    broken" in [line.rstrip() for line in lines]
+
+    def test_columns_are_left_out_from_the_right_or_as_told(self, shown: Any, table: Any) -> None:  # noqa: ANN401
+        lines = shown(60, table)
+        assert lines[-1] == "no room for notes, share: --json has all, and so has a pipe"
+        assert "blocks.0.attention  a few words that may be    1,000,000,000" in [line.rstrip() for line in lines]
+        lines = shown(60, table, drop=("what it is",))
+        assert lines[-1].startswith("no room for what it is: ")
+        assert "blocks.0.attention  1,000,000,000   0.5%  note" in [line.rstrip() for line in lines]
+
+    def test_the_first_column_stays_and_no_number_is_broken(self, shown: Any, table: Any) -> None:  # noqa: ANN401
+        for room in range(20, 40):
+            text = "\n".join(shown(room, table, drop=("what it is", "share", "")))
+            assert re.findall(r"1,000,000,00\d", text) == [f"1,000,000,00{i}" for i in range(3)]
+
+    def test_no_rows_and_wide_characters(self, shown: Any) -> None:  # noqa: ANN401
+        assert shown(40, ("Title", ("a", "b"), []))[0] == "Title"
+        lines = shown(40, ("Title", ("name", "n"), [("日本語", 1), ("abc", 22)]))
+        assert lines[-2:] == ["日本語   1", "abc     22"]
+
+
+COMMANDS = [
+    ("describe", "llama-3-8b"), ("describe", "deepseek-v3", "--seq", "128K"), ("models",), ("machines",),
+    ("plan", "serve", "deepseek-v3", "--gpu", "h200", "--gpus", 8),
+    ("plan", "serve", "llama-3-8b", "gpt2", "--gpu", "h100-sxm", "rtx-4090"),
+    ("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", "--gpus", 64, "--tp", 4, "--zero", 3),
+    ("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", "--gpus", 16, "--search"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(map(str, words)))
+def test_no_figure_and_no_name_is_broken_at_80_and_60_columns(
+    terminal: OnTerminal,
+    run: Any,  # noqa: ANN401
+    words: tuple[object, ...],
+) -> None:
+    """What is on a narrow terminal is what a pipe gets, word for word; what is not is named."""
+    piped = run(*words)
+    assert "no room" not in piped.stdout
+    whole = {*piped.stdout.split()}
+    assert not re.search(r"\de[+-]\d", piped.stdout)
+    for columns in (80, 60):
+        code, text = terminal(*words, columns=columns)
+        assert code == piped.exit_code
+        text = STYLE.sub("", text)
+        assert max(map(len, text.split("\n"))) <= columns
+        flat = NOTED.sub("", re.sub(r"\n(?=(and so|so|has|a|pipe|all|--json))", " ", text))
+        broken = [word for word in flat.split() if word not in whole and set(word) != {"─"}]
+        assert not [word for word in broken if re.search(r"\d,|,\d", word)], broken
+    assert (terminal(*words, columns=500)[1].count("no room")) == 0
