@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import tiny
 import torch
 
 from asbuilt import catalog
+from asbuilt.checkpoint import hub
 from asbuilt.checkpoint.load import load, stored_parameters
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
@@ -24,26 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     tiny.write(tmp_path / "mine", "llama", int(torch.seed() % 2**32))
     return tmp_path / "mine"
-
-
-class Hub(ModuleType):
-    """Stands in for huggingface_hub: gives a folder that is there, and notes what was asked for."""
-
-    def __init__(self, answer: Path | Exception) -> None:
-        super().__init__("huggingface_hub")
-        self.answer, self.asked = answer, []
-
-    def snapshot_download(self, name: str, *, allow_patterns: list[str]) -> str:
-        self.asked.append((name, allow_patterns))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return str(self.answer)
-
-
-def with_hub(monkeypatch: pytest.MonkeyPatch, answer: Path | Exception | None) -> Hub | None:
-    hub = None if answer is None else Hub(answer)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # None: importing it raises ImportError
-    return hub
 
 
 @pytest.mark.parametrize("name", catalog.names())
@@ -150,49 +130,50 @@ def test_a_folder_without_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["lama-3-8b", "org/lama-3-8b", "", "x" * 5000, "a\0b", "../nothing", "/nothing", "~"])
 def test_unknown_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with_hub(monkeypatch, None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError) as caught:
         open_model(name)
     assert ("did you mean 'llama-3-8b'" in str(caught.value)) == ("lama" in name)
 
 
-class TestHub:
-    """A hub id, with a stand-in for the library."""
+def test_hub_ids_come_before_the_catalogue_only_for_weights(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    asked: list[tuple[str, bool]] = []
 
-    def test_descriptions_only_unless_weights_are_wanted(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        hub = with_hub(monkeypatch, folder)
-        assert hub is not None
-        source = open_model("org/mine-7b")
-        assert (source.kind, source.name, source.path, source.family) == ("folder", "org/mine-7b", folder, "llama")
-        load("org/mine-7b")
-        (name, first), (_, second) = hub.asked
-        assert name == "org/mine-7b"
-        assert not any("safetensors" in pattern and "json" not in pattern for pattern in first)
-        assert set(second) - set(first) == {"model.safetensors", "model-*.safetensors"}
-        assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in second)
+    def fetch(name: str, *, weights: bool) -> Path:
+        asked.append((name, weights))
+        return folder
 
-    def test_comes_before_the_catalogue_only_for_weights(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        hub = with_hub(monkeypatch, folder)
-        assert hub is not None
-        assert open_model("openai-community/gpt2").kind == "catalogue"
-        assert hub.asked == []
-        assert open_model("openai-community/gpt2", weights=True).kind == "folder"
-        with_hub(monkeypatch, None)
-        assert open_model("openai-community/gpt2", weights=True).kind == "catalogue"
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert open_model("openai-community/gpt2").kind == "catalogue"
+    assert asked == []
+    source = open_model("openai-community/gpt2", weights=True)
+    assert (source.kind, source.name, source.path, source.family) == (
+        "folder",
+        "openai-community/gpt2",
+        folder,
+        "llama",
+    )
+    load("org/mine-7b@v1.0")
+    assert open_model("org/mine").kind == "folder"
+    assert asked == [("openai-community/gpt2", True), ("org/mine-7b@v1.0", True), ("org/mine", False)]
 
-    def test_what_goes_wrong_there_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with_hub(monkeypatch, ConnectionError("no route to host\nand much more"))
-        with pytest.raises(InputError, match=r"the hub could not give it: no route to host \(got 'org/lama-3-8b'\)"):
-            open_model("org/lama-3-8b")
 
-    @pytest.mark.parametrize("name", ["org/a/b", "../a", "/a/b", "org/", "a b/c", "https://hub/a"])
-    def test_what_is_no_id_is_not_asked_for(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-        monkeypatch.chdir(tmp_path)
-        hub = with_hub(monkeypatch, tmp_path)
-        assert hub is not None
-        with pytest.raises(InputError, match="no such model"):
-            open_model(name)
-        assert hub.asked == []
+@pytest.mark.parametrize("name", ["org/a/b", "../a", "/a/b", "org/", "a b/c", "https://hub/a", "org/a@", "org/a@../b"])
+def test_what_is_no_id_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "fetch", None)
+    with pytest.raises(InputError, match="no such model"):
+        open_model(name)
+
+
+def test_without_the_library_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it raises ImportError
+    with pytest.raises(InputError, match=r"needs a library \(got 'org/lama-3-8b'\); pip install huggingface_hub"):
+        open_model("org/lama-3-8b")
+    assert open_model("openai-community/gpt2").kind == "catalogue"
+    with pytest.raises(InputError, match="pip install huggingface_hub; gpt2 in the catalogue describes it"):
+        open_model("openai-community/gpt2", weights=True)
 
 
 def test_a_gguf_of_more_blocks_than_tensors(tmp_path: Path) -> None:

@@ -131,8 +131,11 @@ def _counts(values: object) -> bool:
 
 
 def has_weights(folder: Path) -> bool:
-    """Returns whether a folder holds something under the names that transformers gives safetensors."""
-    return (folder / SINGLE).exists() or (folder / INDEX).exists()
+    """Returns whether a folder holds something under the names that transformers gives safetensors.
+
+    An index without any shard came with a description.
+    """
+    return (folder / SINGLE).exists() or ((folder / INDEX).exists() and any(folder.glob("*.safetensors")))
 
 
 def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
@@ -171,6 +174,11 @@ def _weight_map(path: Path) -> dict[str, str]:
     for shard in {str(shard): shard for shard in found.values()}.values():
         _check_shard_name(path, shard)
     return found
+
+
+def shards_of(index: Path) -> list[str]:
+    """Returns the files that an index names, each once; raises InputError for one that is not beside it."""
+    return list(dict.fromkeys(_weight_map(index).values()))
 
 
 def _check_shard_name(path: Path, shard: object) -> None:

@@ -6,7 +6,6 @@ Opening reads descriptions only: JSON and headers. Nothing here imports torch.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from asbuilt.checkpoint import hub
 from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.errors import InputError, near
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, where config.json does not say it
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-DESCRIPTIONS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
-WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +135,10 @@ def told_ends(config: dict[str, Any], where: str) -> list[int]:
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
     """Returns the source that `model` names; `allow_unread` as `read_config` takes it.
 
-    Looked for in this order: a file; a folder with a config.json; a catalogue name; a hub id. Of a hub model only the
-    descriptions are downloaded, unless `weights`, when the hub comes before a catalogue name that has none. Raises
-    InputError for what is none of these, with the nearest catalogue names, and for a description that is wrong.
+    Looked for in this order: a file; a folder with a config.json; a catalogue name; a hub id, ORG/MODEL@REVISION. Of a
+    hub model only the descriptions are downloaded, unless `weights`, when the hub comes before a catalogue name that
+    has none. Raises InputError for what is none of these, with the nearest catalogue names, and for a description that
+    is wrong.
     """
     path = Path(model)
     try:
@@ -252,7 +250,8 @@ def _catalogued(name: str) -> Entry | None:
 
 def _open_name(name: str, weights: bool, allow_unread: Sequence[str]) -> Source:
     row = _catalogued(name)
-    if HUB_ID.fullmatch(name) and (weights or row is None) and (folder := _download(name, weights)) is not None:
+    if hub.ID.fullmatch(name) and (weights or row is None):
+        folder = _fetched(name, weights, row)
         return Source(kind="folder", name=name, reading=_open_folder(folder, allow_unread).reading, path=folder)
     if row is None:
         raise _unknown(name)
@@ -262,22 +261,19 @@ def _open_name(name: str, weights: bool, allow_unread: Sequence[str]) -> Source:
     return Source(kind="catalogue", name=row.name, reading=reading)
 
 
+def _fetched(name: str, weights: bool, row: Entry | None) -> Path:
+    try:
+        return hub.fetch(name, weights=weights)
+    except InputError as error:
+        from asbuilt import catalog
+
+        hint = f"{row.name} in the catalogue describes it" if row else near(name[:80], catalog.names())
+        fix = "; ".join(filter(None, (error.fix, hint)))
+        raise InputError(error.problem, field=error.field, value=error.value, allowed=error.allowed, fix=fix) from error
+
+
 def _unknown(name: str, problem: str = "no such model") -> InputError:
     from asbuilt import catalog
 
     allowed = "a catalogue name, a config.json, a checkpoint folder, a .gguf file, a spec, a hub id when online"
     return InputError(problem, field="MODEL", value=name, allowed=allowed, fix=near(name[:80], catalog.names()))
-
-
-def _download(name: str, weights: bool) -> Path | None:
-    """Returns the folder of a hub model's files, from the cache where they are there; None without the library."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        return None
-    patterns = [*DESCRIPTIONS, *(WEIGHTS if weights else ())]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # no network, no such model, no permission: each is an exception of its own there
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _unknown(name, f"no such model here, and the hub could not give it: {said}") from error
