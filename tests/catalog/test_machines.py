@@ -371,3 +371,15 @@ def test_names_that_tools_print(printed: str) -> None:
 def test_names_that_are_another_machine_s(printed: str) -> None:
     with pytest.raises(InputError, match="no such machine"):
         machines.resolve(printed)
+
+
+@pytest.mark.parametrize("machine", ROWS, ids=lambda m: m.name)
+def test_the_source_names_what_the_row_is_of(machine: Machine) -> None:
+    sold = {"v": "NVIDIA", "t4": "NVIDIA", "a": "NVIDIA", "l": "NVIDIA", "rtx": "NVIDIA", "h": "NVIDIA", "g": "NVIDIA",
+            "b": "NVIDIA", "mi": "AMD", "rx": "AMD", "epyc": "AMD", "gaudi": "Intel", "xeon": "Intel", "tpu": "Google",
+            "m": "Apple", "cpu": "generic"}  # fmt: skip
+    starts = [start for start in sold if machine.name.startswith(start)]
+    assert machine.vendor == sold[max(starts, key=len)]
+    plain = "".join(c for c in machine.source.lower() if c.isalnum())
+    pieces = [piece for piece in machine.name.split("-") if not piece.endswith("gb")]
+    assert machine.vendor == "generic" or all(piece in plain for piece in pieces)
