@@ -154,6 +154,8 @@ def test_groups_that_name_their_modules() -> None:
     four = 96 * 200 / 2 + 2 * 96
     less = 3 * (2 * (96 * 96 * 2 + 32 * 96 * 2 + 96 * 200) - eight - four)
     assert stored({"config_groups": groups}) == 2 * cost.total_parameters(SPEC) - less
+    again = {"weights": {"num_bits": 2, "strategy": "channel"}, "targets": ["re:.*q_proj"]}
+    assert stored({"config_groups": {**groups, "c": again}}) == stored({"config_groups": groups})  # the first counts
 
 
 PATTERNS = [
