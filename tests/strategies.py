@@ -314,7 +314,9 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
     d_model, n_vocab = draw(st.integers(2, 11)), draw(st.integers(2, 17))
     kind = draw(st.sampled_from((Head, TiedHead)))
     scales = st.sampled_from((1.0, 0.3))
+    d_table = draw(st.none() | st.integers(1, 7))
     head = kind(
+        d_table=d_table if kind is TiedHead else draw(st.none() | st.integers(1, 7)),
         d_model=d_model,
         n_vocab=n_vocab,
         bias=draw(st.booleans()),
@@ -325,7 +327,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
     return ModelSpec(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales)),
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
         blocks=tuple(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))),
         embedding_norm=draw(maybe_norms(d_model)),
         head=head,

@@ -77,7 +77,7 @@ def test_a_hint_only_where_a_key_is_nearly_one_that_is_missing() -> None:
 
     assert "did you mean 'num_hidden_layers'?" in said({"num_hidden_layer": 32})
     assert "did you mean" not in said({"num_hidden_layer": 32, "num_hidden_layers": 32})
-    for key in ("qkv_bias", "internal_version", "interpolate_factor", "lm_head_bias", "rotary_dim"):
+    for key in ("gate_bias", "own_version", "interpolate_factor", "lm_head_bias", "rotary_dim"):
         assert "did you mean" not in said({key: 1})
 
 

@@ -237,7 +237,9 @@ def traced(model: Model, run: Callable[[], Tensor]) -> Trace:
         trace["embedding"] = args[0]
 
     def keep_normed(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        trace["norm"] = args[0]  # where there is no final norm, the stream itself
+        # where there is no final norm, the stream itself; at the width of the table that the head multiplies
+        project = getattr(module, "project", None)
+        trace["norm"] = args[0] if project is None else project(args[0])
 
     paths = [f"blocks.{i}" for i in range(len(model.blocks) - 1)]
     hooks = [model.blocks[0].register_forward_pre_hook(keep_input)]

@@ -86,6 +86,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Branch, "post_norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
     # with a gain, since the last sum without one would be normed twice in a row, which changes nothing
     (Branch, "sum_norm"): lambda part: RMSNorm(d=part.body.d_model),
+    (TokenEmbedding, "d_table"): lambda part: part.d_model,
+    (Head, "d_table"): lambda part: part.d_model,
+    (TiedHead, "d_table"): lambda part: part.d_model,
     (Head, "softcap"): lambda part: 1.0,
     (Head, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     (TiedHead, "softcap"): lambda part: 1.0,

@@ -29,6 +29,7 @@ CONVENTIONS = {
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
     "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
     "defaults": "sizes that config.json does not say, as transformers' class has them",
+    "notes": "keys of config.json that transformers does not read, and other programs do",
     "active_parameters": "of experts those that a token is sent to; with the input tables, whole, or without those of "
     "which a token looks up a row and multiplies none, as many model cards count",
     "quantization": "how config.json, or hf_quant_config.json beside it, says that the weights are packed; a stored "
@@ -81,6 +82,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
         "stored_bytes": stored_bytes,
         "quantization": source.reading.quantization,
         "defaults": source.reading.defaults,
+        "notes": source.reading.notes,
         "packed": _packed(source),
         "flops": _flops(spec, run),
         "weight_bytes": _weight_bytes(spec) | {cost.format_name(dtype): cost.weight_bytes(spec, held)},

@@ -23,11 +23,11 @@ def allow_unread_option(command: C) -> C:
 
 
 def opened(model: str, allow_unread: Sequence[str], *, weights: bool = False) -> Source:
-    """Returns the source as `open_model` does, with a warning on stderr of the keys that were passed over."""
+    """Returns the source as `open_model` does, with a warning on stderr of the keys that were passed over, and notes."""
     from asbuilt.checkpoint.source import open_model
 
     source = open_model(model, weights=weights, allow_unread=allow_unread)
-    _warn(allow_unread)
+    _warn(allow_unread, source)
     return source
 
 
@@ -40,7 +40,7 @@ def opened_all(models: Sequence[str], allow_unread: Sequence[str], *, weights: b
     for key in allow_unread:
         if key not in used:
             raise InputError("not an unknown key of any of the configs", field="allow-unread", value=key)
-    _warn(allow_unread)
+    _warn(allow_unread, *sources)
     return sources
 
 
@@ -67,7 +67,10 @@ def defaults_line(defaults: Mapping[str, int | bool]) -> str:
     return f"Not in config.json, taken from the class's defaults: {said}"
 
 
-def _warn(allow_unread: Sequence[str]) -> None:
+def _warn(allow_unread: Sequence[str], *sources: Source) -> None:
     if allow_unread:
         said = ", ".join(allow_unread)
         warn(f"warning: passed over unread: {said}; whatever it changes is left out")
+    for source in sources:
+        for key, note in source.reading.notes.items():
+            warn(f"note: {source.name}: {key}: {note}")

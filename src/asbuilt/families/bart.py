@@ -154,7 +154,7 @@ class Kin:
         spec = self.build(d_model=d_model, name=name, **sizes)
         start = {key: defaults[key] for key in ("decoder_start_token_id",) if key in defaults}
         return Reading(spec=spec, carried=start | reader.carried, dtype=dtype, family=self.family,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
     def _pass_over(self, reader: ConfigReader) -> None:
         for key in ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "classif_dropout"):

@@ -139,7 +139,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sizes["n_positions"] = sizes.pop("rows")
     reader.finish()
     return Reading(spec=build(name=name, **sizes), carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def read_sizes(
@@ -149,7 +149,7 @@ def read_sizes(
 
     `heads` are the classes with the masked language model's head and without; the first is meant where none is named.
     """
-    dtype = read_common(reader, family, heads)
+    dtype = read_common(reader, family, heads, causal=False)
     reader.irrelevant("attention_probs_dropout_prob", "training only")
     reader.only("position_embedding_type", "absolute", None, reason="only learned absolute positions are read")
     reader.only("is_decoder", False, reason="as a decoder its tokens would not see those after them")

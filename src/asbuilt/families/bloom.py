@@ -109,7 +109,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     divide(reader, d_model, "hidden_size", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

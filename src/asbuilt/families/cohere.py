@@ -58,7 +58,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(dimensions, eps=eps, bias=bias, logit_scale=logit_scale)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -35,30 +35,34 @@ _DTYPE_NAMES = {name: dtype for dtype in DTYPES for name in (dtype, f"torch.{dty
 IRRELEVANT: dict[str, tuple[str, ...]] = {
     "names where the config came from": (
         "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "model_name", "finetuning_task",
-        "unsloth_version", "unsloth_fixed", "license",
+        "unsloth_version", "unsloth_fixed", "license", "internal_version",
     ),
     "token numbers: the tokenizer and generation use them": (
         "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id",
         "mask_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "tokenizer_class",
-        "prefix",
+        "prefix", "model_max_length",
     ),
     "training only": (
         "initializer_range", "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "resid_pdrop",
         "resid_dropout", "embd_pdrop", "attn_pdrop", "classifier_dropout", "gradient_checkpointing",
-        "label_smoothing",
+        "label_smoothing", "neftune_noise_alpha",
     ),
     "what transformers returns or how it computes, not what": (
         "use_cache", "output_attentions", "output_hidden_states", "output_past", "return_dict", "torchscript",
         "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "_attn_implementation", "attn_implementation",
         "_attn_implementation_autoset", "_flash_attn_2_enabled", "use_flash_attention_2", "experts_implementation",
-        "is_decoder", "tie_last_hidden_states", "cache_implementation",
+        "is_decoder", "tie_last_hidden_states", "cache_implementation", "keys_to_ignore_at_inference", "xla_device",
+    ),
+    "names code or settings of other programs": (
+        "custom_pipelines", "transformers.js_config",
     ),
     "settings of generation, left in older configs": (
         "max_length", "max_new_tokens", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
         "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
         "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
         "output_scores", "return_dict_in_generate", "remove_invalid_values", "exponential_decay_length_penalty",
-        "suppress_tokens", "begin_suppress_tokens", "task_specific_params",
+        "suppress_tokens", "begin_suppress_tokens", "task_specific_params", "min_new_tokens", "max_time", "min_p",
+        "penalty_alpha", "renormalize_logits", "forced_decoder_ids", "guidance_scale", "force_words_ids",
     ),
     "describe a classifier, and the head here is the language model's": (
         "id2label", "label2id", "num_labels", "_num_labels", "problem_type",
@@ -71,13 +75,14 @@ QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 
 
 def read_common(
-    reader: ConfigReader, family: str, heads: tuple[str, ...], *, encoder_decoder: bool = False
+    reader: ConfigReader, family: str, heads: tuple[str, ...], *, encoder_decoder: bool = False, causal: bool = True
 ) -> str | None:
     """Reads what every config may carry and returns the stored dtype, None where it is not said.
 
     `heads` are the class names of the language model, the usual one first. Raises InputError for another class, and for
-    an encoder unless the family is one of `encoder_decoder` models, for none if it is. How weights are quantised is not
-    what the model is: `read_config` keeps it beside.
+    an encoder unless the family is one of `encoder_decoder` models, for none if it is, and for tokens that see those
+    after them unless the family is not `causal`. How weights are quantised is not what the model is: `read_config`
+    keeps it beside.
     """
     reader.known.add("model_type")
     for reason, keys in IRRELEVANT.items():
@@ -88,10 +93,14 @@ def read_common(
     for key in QUANTIZATION:
         said = reader.config[key] if reader.given(key) else {"": None}
         reader.require(key, isinstance(said, dict) and bool(said), "an object that says how weights are packed")
+        method = said.get("quant_method") if isinstance(said, dict) else None
+        reader.require(key, method is None or isinstance(method, str), "an object whose quant_method is a name")
     if encoder_decoder:
         reader.only("is_encoder_decoder", True, reason="only the model with encoder and decoder is read")
     else:
         reader.only("is_encoder_decoder", False, None, reason="only the decoder-only model is read")
+    sees = "do not see" if causal else "see"
+    reader.only("is_causal", causal, None, reason=f"tokens of this family {sees} those after them")
     reader.only("add_cross_attention", False, None, reason="cross-attention is not read in this family")
     reader.only("cross_attention_hidden_size", None, reason="cross-attention is not read in this family")
     reader.only("tie_encoder_decoder", False, None, reason="only the decoder-only model is read")

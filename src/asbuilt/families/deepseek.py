@@ -77,7 +77,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     )
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_router(reader: ConfigReader, dimensions: Dimensions) -> Router:

@@ -268,6 +268,28 @@ def table(spec: Model, stems: dict[str, str], family: str, elsewhere: tuple[str,
     return Table(entries=tuple(entries), ignored=NO_BUFFERS, duplicates=duplicates)
 
 
+def read_chunked(reader: ConfigReader) -> None:
+    """Reads `dual_chunk_attention_config`, which Qwen's million-token models carry for engines that can do it.
+
+    transformers does not read it, and attends as usual. Parameters, FLOPs of all scores and cache are the same. An et
+    al. 2024 (arXiv 2402.17463): within chunk_size - local_size tokens the two are one and the same.
+    """
+    key = "dual_chunk_attention_config"
+    inner = reader.nested(key)
+    if inner is None:
+        reader.known.add(key)
+        return
+    chunk, local = inner.size("chunk_size"), inner.size("local_size")
+    inner.require("local_size", local < chunk, f"less than chunk_size = {chunk}")
+    inner.irrelevant("original_max_position_embeddings", "told by the chunks")
+    for name in ("sparse_attention_config", "sparse_attention_enabled", "sparse_attention_threshold",
+                 "sparse_attention_last_q"):  # fmt: skip
+        inner.irrelevant(name, "which scores an engine leaves out")
+    inner.finish()
+    note = f"attention is whole, as in transformers: engines that chunk it differ beyond {chunk - local} tokens"
+    reader.note(key, "transformers does not read it", note)
+
+
 def read_window(reader: ConfigReader, default: int | None) -> int | None:
     """Returns `sliding_window`, `default` where it is missing; null means none."""
     if reader.given("sliding_window"):

@@ -118,17 +118,18 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sizes: dict[str, Any] = {
         "n_vocab": reader.size("vocab_size", default=65024),
         "n_layers": reader.size("num_hidden_layers", "n_layer", default=32, most=MOST_LAYERS),
-        "d_ff": reader.size("ffn_hidden_size", default=4 * d_model, null=4 * d_model),
+        "d_ff": reader.size("ffn_hidden_size", default=4 * d_model, null=4 * d_model, derived=True),
         "eps": reader.number("layer_norm_epsilon", default=1e-5, most=1.0),
         "activation": reader.choice("activation", choices=ACTIVATION_NAMES, default="gelu"),
         "bias": reader.flag("bias", default=False),
         "tied": reader.flag("tie_word_embeddings", default=True),
     }
+    reader.only("ff_factor", sizes["d_ff"] // d_model, reason="what ffn_hidden_size says, in an older spelling")
     reader.finish()
     spec = build(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, max_positions=context, rotary=rotary,
                  kind=kind, name=name, **sizes)  # fmt: skip
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _generation(reader: ConfigReader, n_heads: int) -> tuple[str, int]:

@@ -166,7 +166,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(layers=((rotary, None),) * depth, activation=activation, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _activation(reader: ConfigReader) -> Activation:

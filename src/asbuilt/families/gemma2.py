@@ -58,7 +58,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     layers = tuple((rotary, window) for window in windows)
     spec = gemma.build(layers=layers, sandwich=True, name=name, **sizes, **more)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def read_windows(reader: ConfigReader, usual: tuple[str, ...]) -> tuple[int | None, ...]:

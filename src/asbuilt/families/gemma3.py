@@ -62,12 +62,13 @@ def read(config: dict[str, Any], name: str) -> Reading:
     side = seen["image_size"] // seen["patch_size"]
     n_tokens = reader.size("mm_tokens_per_image", default=256, most=2**28)
     reader.require("mm_tokens_per_image", int(n_tokens**0.5) <= side, f"at most the {side**2} patches")
-    spec = build(text.spec, seen, placeholder=read_placeholder(reader, 262144, text.spec), n_tokens=n_tokens)
+    placeholder = read_placeholder(reader, 262144, text.spec, beyond=True)
+    spec = build(text.spec, seen, placeholder=placeholder, n_tokens=n_tokens)
     reader.irrelevant("mm_tokens_per_image", "told by the projector, up to a rest")
     reader.finish()
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
     return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     layers = tuple((full if window is None else local, window) for window in windows)
     spec = gemma.build(layers=layers, sandwich=True, head_norms=True, name=name, **sizes, **more)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _usual(reader: ConfigReader, n_layers: int) -> tuple[str, ...]:

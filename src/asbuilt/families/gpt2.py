@@ -134,6 +134,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     for key in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout"):
         reader.irrelevant(f"summary_{key}", "describes a classifier, and the head here is the language model's")
+    reader.only("n_special", 0, reason="rows for special tokens beside the vocabulary are not read")
+    reader.irrelevant("predict_special_tokens", "the head covers the vocabulary, and there are no others")
     reader.irrelevant("reorder_and_upcast_attn", "the same scores, computed in float32 and another order")
     d_model = reader.size("n_embd", "hidden_size", default=768, most=LARGEST_SIZE // 4)  # d_ff is 4 times that
     n_heads = reader.size("n_head", "num_attention_heads", default=12)
@@ -155,7 +157,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     divide(reader, d_model, "n_embd", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, n_positions=n_positions, max_positions=context, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _first(spec: Model) -> tuple[Attention, MLP, LayerNorm, LearnedPositions]:

@@ -81,7 +81,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     )  # fmt: skip
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_windows(reader: ConfigReader, n_layers: int) -> tuple[int | None, ...]:

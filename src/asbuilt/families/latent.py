@@ -143,7 +143,7 @@ def read(family: Family, config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=family.name,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_attention(reader: ConfigReader, family: Family, d_model: int, context: int) -> LatentAttention:

@@ -125,6 +125,9 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     reader.irrelevant("pretraining_tp", "only slices the same products")
     reader.irrelevant("is_llama_config", "a note of the converter's")
+    reader.only("activation", "swiglu", reason="hidden_act says it, and the feed-forward part is gated")
+    for key in ("qk_layernorm", "use_qk_norm"):
+        reader.only(key, False, reason="queries and keys are not normed in this family")
     reader.only("rope_interleaved", False, None, reason="llama turns halves, not adjacent pairs")
     d_model = reader.size("hidden_size", default=4096)
     n_heads = reader.size("num_attention_heads", default=32)
@@ -147,7 +150,7 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, rotary=rotary, name=name,
                  attention_bias=bias, output_bias=bias, **sizes)  # fmt: skip
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _parts(spec: Model) -> tuple[Attention, GatedMLP, RMSNorm, Rotary]:

@@ -89,7 +89,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = build(text.spec, seen, placeholder=placeholder, width=width, merge=merge, theta=theta)
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
     return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_tower(images: ConfigReader) -> tuple[dict[str, Any], int, int, float]:

@@ -95,7 +95,7 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     spec = read_spec(reader)
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def read_spec(reader: ConfigReader) -> Model:

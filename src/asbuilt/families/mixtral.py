@@ -58,7 +58,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(dimensions, router, eps=eps, window=window)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

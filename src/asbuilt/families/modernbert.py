@@ -122,7 +122,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
     """
     reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS)
+    dtype = read_common(reader, FAMILY, HEADS, causal=False)
     for reason, keys in IRRELEVANT.items():
         for key in keys:
             reader.irrelevant(key, reason)
@@ -148,7 +148,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, norm_bias=norm_bias, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_head(reader: ConfigReader, d_model: int, eps: float, norm_bias: bool) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     divide(reader, d_model, "d_model", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _scale(reader: ConfigReader, d_head: float) -> float | None:

@@ -33,7 +33,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
                     gated=gated, tied=tied, scaled=False)  # fmt: skip
     carried = {"decoder_start_token_id": 0} | reader.carried
     return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     bias = reader.flag("attention_bias", default=False)
     reader.finish()
     return Reading(spec=build(dimensions, bias=bias), carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

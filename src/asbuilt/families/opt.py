@@ -1,6 +1,7 @@
 """The opt family: learned positions that start at row 2, LayerNorm before each branch or after each sum, ReLU.
 
-Zhang et al. 2022 (arXiv 2205.01068). OPT-350M, which projects its embeddings to another width, is refused.
+Zhang et al. 2022 (arXiv 2205.01068). OPT-350M has tables narrower than its stream, a matrix to and one from it, and
+norms after the sums.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ OUTSIDE = {
     "norm": "model.decoder.final_layer_norm",
     "head": "lm_head",
 }
+PROJECTIONS = {
+    "embedding.project": "model.decoder.project_in",
+    "head.project": "model.decoder.project_out",
+}
 STEMS = {
     "attention.body.q": "self_attn.q_proj",
     "attention.body.k": "self_attn.k_proj",
@@ -72,9 +77,10 @@ def build(
     norm_first: bool = True,
     final_norm: bool = True,
     tied: bool = True,
+    d_table: int | None = None,
     name: str = FAMILY,
 ) -> Model:
-    """Returns the model of these dimensions.
+    """Returns the model of these dimensions; tables as wide as the stream, or `d_table`.
 
     `norm_first` norms what each branch reads, otherwise each sum is normed and there is no final norm; `affine` gives
     the norms their gains and biases.
@@ -95,10 +101,10 @@ def build(
         Branch(name="ffn", body=ffn, norm=before, sum_norm=after),
     )
     return Model(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, d_table=d_table),
         positions=LearnedPositions(n_positions=max_positions, d_model=d_model, offset=OFFSET),
         blocks=(Block(branches=both),) * n_layers,
-        head=(TiedHead if tied else Head)(d_model=d_model, n_vocab=n_vocab),
+        head=(TiedHead if tied else Head)(d_model=d_model, n_vocab=n_vocab, d_table=d_table),
         max_positions=max_positions,
         norm=norm if norm_first and final_norm else None,
         name=name,
@@ -114,9 +120,11 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     for key in ("activation_dropout", "layerdrop", "init_std"):
         reader.irrelevant(key, "training only")
+    reader.only("learned_embeddings", True, reason="positions are learned in this family")
+    reader.only("scale_embeddings", False, reason="embeddings are not scaled in this family")
     d_model = reader.size("hidden_size", default=768)
     n_heads = reader.size("num_attention_heads", default=12)
-    d_embedding = reader.size("word_embed_proj_dim", default=d_model, null=d_model)
+    d_table = reader.size("word_embed_proj_dim", default=d_model, null=d_model, derived=True)
     sizes: dict[str, Any] = {
         "n_vocab": reader.size("vocab_size", default=50272),
         "n_layers": reader.size("num_hidden_layers", default=12, most=MOST_LAYERS),
@@ -128,15 +136,13 @@ def read(config: dict[str, Any], name: str) -> Reading:
         "norm_first": reader.flag("do_layer_norm_before", default=True),
         "final_norm": not reader.flag("_remove_final_layer_norm", default=False),
         "tied": reader.flag("tie_word_embeddings", default=True),
+        "d_table": None if d_table == d_model else d_table,
     }
     reader.finish()
-    if d_embedding != d_model:
-        raise reader.error("word_embed_proj_dim", "embeddings of a width of their own are not read", value=d_embedding,
-                           allowed=f"hidden_size = {d_model}")  # fmt: skip
     divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
@@ -153,7 +159,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         "model_type": FAMILY,
         "vocab_size": spec.n_vocab,
         "hidden_size": spec.d_model,
-        "word_embed_proj_dim": spec.d_model,
+        "word_embed_proj_dim": _table_width(spec),
         "num_hidden_layers": spec.n_layers,
         "num_attention_heads": attention.n_heads,
         "ffn_dim": ffn.d_ff,
@@ -170,11 +176,17 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     return config
 
 
+def _table_width(spec: Model) -> int:
+    embedding = expect(spec.embedding, TokenEmbedding, "embedding", FAMILY)
+    return spec.d_model if embedding.d_table is None else embedding.d_table
+
+
 def table(spec: Model) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
     norm_after = branches(spec, FAMILY)[0].sum_norm is not None
     stems = STEMS | (NORMS_AFTER if norm_after else NORMS_BEFORE)
-    entries = outside_entries(spec, OUTSIDE, FAMILY)
+    outside = OUTSIDE if _table_width(spec) == spec.d_model else OUTSIDE | PROJECTIONS
+    entries = outside_entries(spec, outside, FAMILY)
     for i, block in enumerate(spec.blocks):
         entries += named_entries(block, f"blocks.{i}.", stems, f"model.decoder.layers.{i}.", {}, FAMILY)
     tied = isinstance(spec.head, TiedHead)

@@ -63,7 +63,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = build(**sizes, n_kv_heads=kv_heads)
     reader.finish()
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

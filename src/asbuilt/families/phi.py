@@ -121,11 +121,13 @@ def read(config: dict[str, Any], name: str) -> Reading:
         "tied": reader.flag("tie_word_embeddings", default=False),
         "rotary": read_rotary(reader, d_head, context, partial=0.5),
     }
+    reader.only("attention_bias", True, False, reason="all maps of this family have biases, whatever it says")
+    reader.only("rotary_dim", sizes["rotary"].d_rotary, reason="what partial_rotary_factor says, in an older spelling")
     reader.finish()
     divide(reader, n_heads, "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _wrong(path: str, value: Part | None, kind: type[Part]) -> InputError:

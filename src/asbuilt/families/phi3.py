@@ -100,7 +100,10 @@ def read(config: dict[str, Any], name: str) -> Reading:
     """
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, HEADS)
-    reader.only("attention_bias", False, reason="no matrix of this family has a bias")
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        reader.only(key, False, reason="no matrix of this family has a bias")
+    reader.only("full_attn_mod", 1, reason="every layer of this family attends alike")
+    reader.only("interpolate_factor", 1, reason="positions are scaled by rope_scaling alone")
     d_model = reader.size("hidden_size", default=3072)
     n_heads = reader.size("num_attention_heads", default=32)
     d_head = divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
@@ -120,7 +123,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     divide(reader, n_heads, "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, name=name, **sizes)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_rotary(reader: ConfigReader, d_head: int, context: int) -> Rotary:

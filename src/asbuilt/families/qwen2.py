@@ -44,11 +44,16 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     eps = reader.number("rms_norm_eps", default=1e-6, most=1.0)
+    for key in ("attention_bias", "qkv_bias"):
+        reader.only(key, True, reason="q, k and v have biases in this family, whatever a config says")
+    reader.only("mlp_bias", False, reason="the feed-forward part has no biases in this family")
+    reader.only("use_mrope", False, reason="positions of images are not read in this family")
+    shared.read_chunked(reader)
     windows = read_windows(reader, dimensions.n_layers)
     reader.finish()
     spec = build(dimensions, eps=eps, windows=windows)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def read_windows(reader: ConfigReader, n_layers: int) -> tuple[int | None, ...]:

@@ -42,11 +42,19 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     eps = reader.number("rms_norm_eps", default=1e-6, most=1.0)
     bias = reader.flag("attention_bias", default=False)
+    read_usual_attention(reader, bias)
     windows = read_windows(reader, dimensions.n_layers)
     reader.finish()
     spec = build(dimensions, eps=eps, bias=bias, windows=windows)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+
+
+def read_usual_attention(reader: ConfigReader, bias: bool) -> None:
+    """Reads the keys that say again what the family always is, or that only other programs read."""
+    reader.only("qkv_bias", bias, reason="what attention_bias says")
+    reader.only("use_qk_norm", True, reason="each head's queries and keys are normed in this family")
+    shared.read_chunked(reader)
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

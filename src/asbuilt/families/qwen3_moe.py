@@ -13,6 +13,7 @@ from asbuilt.families import dimensions as shared
 from asbuilt.families import experts
 from asbuilt.families.common import config_of, read_common, require_same
 from asbuilt.families.dimensions import Dimensions
+from asbuilt.families.qwen3 import read_usual_attention
 from asbuilt.families.reader import ConfigReader, Reading, is_whole
 from asbuilt.families.table import Table
 from asbuilt.spec import GatedMLP, Model, RMSNorm, Router
@@ -60,6 +61,8 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, HEADS)
     dimensions = shared.read_dimensions(reader, DEFAULTS)
+    reader.only("shared_expert_intermediate_size", 0, None, reason="this family has no shared expert")
+    reader.only("num_shared_experts", 0, None, reason="this family has no shared expert")
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
     router = experts.read_router(reader, dimensions.d_model, dimensions.n_layers, ("num_experts", "num_local_experts"),
                                  n_experts=128, top_k=8,
@@ -67,12 +70,13 @@ def read(config: dict[str, Any], name: str) -> Reading:
     d_expert = reader.size("moe_intermediate_size", default=768)
     eps = reader.number("rms_norm_eps", default=1e-6, most=1.0)
     bias = reader.flag("attention_bias", default=False)
+    read_usual_attention(reader, bias)
     dense = _read_dense(reader, dimensions.n_layers)
     window = _read_window(reader)
     reader.finish()
     spec = build(dimensions, router, d_expert=d_expert, dense=dense, eps=eps, bias=bias, window=window)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_dense(reader: ConfigReader, n_layers: int) -> frozenset[int]:

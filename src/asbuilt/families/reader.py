@@ -36,7 +36,7 @@ SHAPING = frozenset((
 ))  # fmt: skip
 # No size, and yet said with those that are defaults: whether the head has a matrix of its own.
 TIED = "tie_word_embeddings"
-NO_SIZES = ("_token_id", "_token_index")
+NO_SIZES = ("_token_id", "_token_index", "num_labels")
 
 
 class Unset(Enum):
@@ -55,7 +55,8 @@ class Reading:
     """What a config says: the model, the keys that do not change the model (verbatim), and the stored dtype.
 
     `quantization` says how the weights beside it are packed, verbatim; None where they are plain numbers. `defaults`
-    are the sizes that the config does not say, by key, with what transformers' class has for them.
+    are the sizes that the config does not say, by key, with what transformers' class has for them. `notes` say by key
+    what a program other than transformers would do otherwise.
     """
 
     spec: Model
@@ -64,6 +65,7 @@ class Reading:
     family: str
     quantization: dict[str, Any] | None = None
     defaults: dict[str, int | bool] = field(default_factory=dict, compare=False)
+    notes: dict[str, str] = field(default_factory=dict, compare=False)
 
 
 class UnreadKeys(InputError):
@@ -94,6 +96,7 @@ class ConfigReader:
         self.carried: dict[str, Any] = {}
         # sizes that are missing, by path, shared with the readers of objects inside; those that are there, by key
         self.defaults: dict[str, int | bool] = {} if within is None else within.defaults
+        self.notes: dict[str, str] = {} if within is None else within.notes
         self._usual: dict[str, tuple[int, int | None]] = {}
 
     def error(self, key: str, problem: str, *, value: object = None, allowed: str = "", fix: str = "") -> InputError:
@@ -214,6 +217,12 @@ class ConfigReader:
         self.known.add(key)
         if key in self.config:
             self.carried[key] = self.config[key]
+
+    def note(self, key: str, reason: str, note: str) -> None:
+        """Declares `key` irrelevant for `reason`, and where it is given leaves a `note` for whoever reads the model."""
+        self.irrelevant(key, reason)
+        if self.config.get(key) is not None:
+            self.notes[self.prefix + key] = note
 
     def only(self, key: str, *allowed: object, reason: str) -> None:
         """Declares that `key` may only be one of `allowed` (or missing), and carries it; otherwise says `reason`."""

@@ -60,6 +60,8 @@ def read_scaling(
     if inner is None:
         return None
     kind = inner.choice("rope_type", "type", choices=kinds or KINDS, default="default")
+    inner.note("attn_factor", "transformers does not read it",
+               "read as transformers reads it, not at all: vLLM multiplies cosines and sines by it")  # fmt: skip
     scaling = kind(inner, original, context, d_rotary)
     inner.finish()
     if isinstance(scaling, DynamicNTK) and d_rotary <= 2:
@@ -105,7 +107,7 @@ def _agreed(reader: ConfigReader, inner: ConfigReader | None, key: str) -> int |
 
 
 def _default(inner: ConfigReader, original: int, context: int, d_head: int) -> None:
-    return None
+    inner.irrelevant("factor", "positions are not scaled")
 
 
 def _linear(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:

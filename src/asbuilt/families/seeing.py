@@ -42,6 +42,7 @@ def read_text(reader: ConfigReader, family: ModuleType) -> Reading:
         inner.only("model_type", family.FAMILY, reason=f"only a {family.FAMILY} text is read here")
     reading = family.read({} if inner is None else inner.config, reader.where, "text_config.")
     reader.defaults.update(reading.defaults)
+    reader.notes.update(reading.notes)
     return reading
 
 
@@ -51,9 +52,14 @@ def read_around(reader: ConfigReader) -> None:
         reader.irrelevant(key, "tokens that the processor puts around an image")
 
 
-def read_placeholder(reader: ConfigReader, default: int, text: Model) -> int:
-    """Returns the token in whose places images are put, one of the text's own."""
+def read_placeholder(reader: ConfigReader, default: int, text: Model, *, beyond: bool = False) -> int:
+    """Returns the token in whose places images are put, one of the text's own; or any, in families that allow it.
+
+    Where it is `beyond` the vocabulary nothing is looked up for it.
+    """
     token = reader.size(*PLACEHOLDER, default=default, least=0)
+    if beyond:
+        return token
     key = next((key for key in PLACEHOLDER if key in reader.config), PLACEHOLDER[0])
     reader.require(key, token < text.n_vocab, f"a token below vocab_size = {text.n_vocab}")
     return token

@@ -68,7 +68,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = build(dimensions, turned=turned, eps=eps, attention_bias=attention_bias, mlp_bias=mlp_bias,
                  windows=windows)  # fmt: skip
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _turned(reader: ConfigReader, n_layers: int) -> tuple[bool, ...]:

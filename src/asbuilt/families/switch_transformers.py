@@ -87,7 +87,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(sizes, sparse=(sparse[0], sparse[1]), **shape)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def _read_sparse(reader: ConfigReader, stack: str, n_layers: int) -> list[bool]:

@@ -138,6 +138,7 @@ def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any]) -> Sizes:
     """Returns the dimensions of a config; raises InputError naming the key at fault."""
     for key in ("dropout_rate", "initializer_factor"):
         reader.irrelevant(key, "training only")
+    reader.irrelevant("scalable_attention", "how another program divides it")
     n_buckets = reader.size("relative_attention_num_buckets", default=32)
     reader.require("relative_attention_num_buckets", n_buckets % 4 == 0, "a multiple of 4")
     max_distance = reader.size("relative_attention_max_distance", default=128)
@@ -187,7 +188,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = build(sizes, d_ff=d_ff, n_layers=n_layers, n_decoder_layers=n_decoder_layers, activation=activation,
                  gated=gated, tied=tied, scaled=scaled)  # fmt: skip
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def stacks(spec: Model, family: str) -> tuple[Model, Branch, Branch]:

@@ -50,7 +50,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
     """
     reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS)
+    dtype = read_common(reader, FAMILY, HEADS, causal=False)
     reader.irrelevant("attention_probs_dropout_prob", "training only")
     reader.irrelevant("encoder_stride", "of the decoder that learns from masked images")
     bare = reader.config.get("architectures") == [HEADS[1]]
@@ -65,7 +65,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     spec = tower(**sizes, bias=bias, patch_bias=True, head=head, name=name)
     spec = replace(spec, pooler=Pooler(d_model=spec.d_model) if pooled else None)
     return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults)  # fmt: skip
+                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
 
 
 def read_labels(reader: ConfigReader) -> int:

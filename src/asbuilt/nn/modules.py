@@ -41,17 +41,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class TokenEmbedding(PartModule):
-    """Looks up one vector per token."""
+    """Looks up one vector per token, and multiplies it to the model's width where the table has another."""
 
     weight: Tensor
+    project: Linear | None
 
     def __init__(self, part: model.TokenEmbedding, path: str) -> None:
         super().__init__(part, path)
         self.scale = part.scale
+        if part.d_table is None:
+            self.project = None
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        return scaled(F.embedding(tokens_BT, self.weight), self.scale)
+        x = F.embedding(tokens_BT, self.weight)
+        return scaled(x if self.project is None else self.project(x), self.scale)
 
 
 class SharedEmbedding(PartModule):
@@ -393,9 +397,12 @@ class Head(PartModule):
 
     weight: Tensor | None
     shift: Tensor | None
+    project: Linear | None
 
     def __init__(self, part: model.Head | model.TiedHead, path: str) -> None:
         super().__init__(part, path)
+        if part.d_table is None:
+            self.project = None
         self.scale, self.softcap = part.scale, part.softcap
         self.transform = None if part.transform is None else HeadTransform(part.transform, f"{path}.transform")
         for name in ("weight", "bias"):
@@ -408,6 +415,8 @@ class Head(PartModule):
         """Returns (..., n_vocab)."""
         if self.transform is not None:
             x = self.transform(x)
+        if self.project is not None:
+            x = self.project(x)
         logits = linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -587,7 +596,8 @@ class Model(nn.Module):
         """Returns the stream (B, T, M) after `depth` blocks, None for all of them."""
         if self.relative is not None:
             step.relative_BH = self.relative.weight
-        x_BTM = self.embedding(tokens_BT, step)
+        said = self.vision.spoken(tokens_BT, self.spec.n_vocab) if isinstance(self.vision, Vision) else tokens_BT
+        x_BTM = self.embedding(said, step)
         if step.images_NPM is not None:
             assert isinstance(self.vision, Vision)
             x_BTM = self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)

@@ -144,6 +144,12 @@ class Vision(nn.Module):
         """Returns (N, C, H, W); InputError for images of another size."""
         return images_of(self.tower, pixels)
 
+    def spoken(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
+        """Returns the tokens that are looked up: token 0 for placeholders beyond the vocabulary, which go unread."""
+        if self.part.placeholder < n_vocab:
+            return tokens_BT
+        return tokens_BT.masked_fill(tokens_BT == self.part.placeholder, 0)
+
     def put(self, x_BTM: Tensor, tokens_BT: Tensor, made_NPM: Tensor, step: Step) -> Tensor:
         """Returns the embedded text with the images' vectors in the placeholders' places, in their order.
 

@@ -26,7 +26,7 @@ PARTS: dict[str, type[Part]] = {
     name: value
     for module in (attention, cross, encoder, experts, feedforward, latent, model, norms, positions, relative, vision)
     for name, value in vars(module).items()
-    if isinstance(value, type) and issubclass(value, Part) and value is not Part
+    if isinstance(value, type) and issubclass(value, Part) and value is not Part and name[0] != "_"
 }
 
 # A stranger's file may nest or repeat without end; no model is deeper or longer than this.

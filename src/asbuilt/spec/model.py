@@ -34,15 +34,19 @@ from asbuilt.spec.vision import Classifier, Contrast, PatchEmbedding, Projection
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Part):
-    """A table of one learned vector per token of the vocabulary; what is looked up is multiplied by `scale`."""
+    """A table of one learned vector per token of the vocabulary; what is looked up is multiplied by `scale`.
+
+    A table `d_table` wide is followed by a matrix to d_model (OPT-350M; ALBERT, arXiv 1909.11942, section 3.1).
+    """
 
     kind = "embedding"
     n_vocab: int
     d_model: int
     scale: float = 1.0
+    d_table: int | None = None
 
     def __post_init__(self) -> None:
-        require_sizes(self, "n_vocab", "d_model")
+        require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
         require_number(self, "scale")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
@@ -50,17 +54,27 @@ class TokenEmbedding(Part):
         return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def holds(self) -> dict[str, Weight]:
-        """The table (n_vocab, d_model)."""
-        return {"weight": Weight(shape=(self.n_vocab, self.d_model), role="table")}
+        """The table (n_vocab, d_model), or (n_vocab, d_table) and the matrix (d_model, d_table)."""
+        width = self.d_model if self.d_table is None else self.d_table
+        table = {"weight": Weight(shape=(self.n_vocab, width), role="table")}
+        return table if self.d_table is None else table | linear(self.d_model, self.d_table, False, "project")
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product where the table has a width of its own."""
+        if self.d_table is None:
+            return ()
+        return (Product(name="project", a=run.rows, b=self.d_table, c=self.d_model, weight="project.weight"),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, and the factor where there is one."""
+        """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
         tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
+        scale = () if self.scale == 1.0 else (Saved(name="scale", size=1),)
+        rows = () if self.d_table is None else (Saved(name="rows", size=run.rows * self.d_table),)
+        return (tokens, *scale, *rows)
 
     def works(self, run: Pass) -> int:
-        """The looked-up vectors."""
-        return run.rows * self.d_model * run.width
+        """The looked-up vectors, and what they are multiplied to."""
+        return run.rows * (self.d_model + (self.d_table or 0)) * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +108,8 @@ Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head(Part):
-    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
-
-    A `transform` is what x goes through first. `shift` adds a buffer to the logits, a number for each token that no
-    training moves.
-    """
+class _Logits(Part):
+    """What both heads share: scale * x W^T + b, W being one's own or the embedding's table."""
 
     kind = "head"
     d_model: int
@@ -109,101 +119,86 @@ class Head(Part):
     softcap: float | None = None
     transform: HeadTransform | None = None
     shift: bool = False
+    d_table: int | None = None
 
     def __post_init__(self) -> None:
-        require_sizes(self, "d_model", "n_vocab")
+        require_sizes(self, "d_model", "n_vocab", *(() if self.d_table is None else ("d_table",)))
         require_flags(self, "bias", "shift")
         require_number(self, "scale")
         if self.softcap is not None:
             require_number(self, "softcap")
         fits = self.transform is None or self.transform.d_model == self.d_model
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
+        require(self, "d_table", self.d_table is None or self.transform is None, "none beside a transform")
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of W."""
+        return self.d_model if self.d_table is None else self.d_table
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
         return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def holds(self) -> dict[str, Weight]:
-        """W (n_vocab, d_model) and, if asked, a bias."""
-        matrix = {"weight": Weight(shape=(self.n_vocab, self.d_model), role="matrix")}
-        return matrix | {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else matrix
+        """The matrix (d_table, d_model) to the table's width, and a bias, if asked."""
+        narrow = {} if self.d_table is None else linear(self.d_table, self.d_model, False, "project")
+        return narrow | ({"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else {})
 
     def buffers(self) -> dict[str, Weight]:
         """The shift, if asked."""
         return {"shift": Weight(shape=(self.n_vocab,), role="bias")} if self.shift else {}
 
-    def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product."""
-        return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="weight"),)
+    def _products(self, run: Pass, weight: str) -> tuple[Product, ...]:
+        """The product with `weight`, after that to the table's width."""
+        logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight)
+        if self.d_table is None:
+            return (logits,)
+        return (Product(name="project", a=run.rows, b=self.d_model, c=self.d_table, weight="project.weight"), logits)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, and the capped logits where they are capped."""
-        read = Saved(name="input", size=run.rows * self.d_model)
-        return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
+        """The input, at both widths, and the capped logits where they are capped."""
+        read = (Saved(name="input", size=run.rows * self.d_model),)
+        if self.d_table is not None:
+            read += (Saved(name="narrow", size=run.rows * self.d_table),)
+        return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
         """The logits, twice if scaled, shifted or capped, beside what they are multiplied from; or the transform."""
         twice = self.scale != 1.0 or self.shift or self.softcap is not None
         logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
         if self.transform is None:
-            return logits
+            return run.rows * (self.d_table or 0) * run.width + logits
         return max(self.transform.works(run), run.rows * self.d_model * run.width + logits)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiedHead(Part):
-    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
+class Head(_Logits):
+    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
 
-    A `transform` is what x goes through first. `shift` adds a buffer to the logits, a number for each token that no
-    training moves.
+    A `transform` is what x goes through first, or a matrix to W's own width, `d_table`. `shift` adds a buffer to the
+    logits, a number for each token that no training moves.
     """
 
-    kind = "head"
-    d_model: int
-    n_vocab: int
-    bias: bool = False
-    scale: float = 1.0
-    softcap: float | None = None
-    transform: HeadTransform | None = None
-    shift: bool = False
-
-    def __post_init__(self) -> None:
-        require_sizes(self, "d_model", "n_vocab")
-        require_flags(self, "bias", "shift")
-        require_number(self, "scale")
-        if self.softcap is not None:
-            require_number(self, "softcap")
-        fits = self.transform is None or self.transform.d_model == self.d_model
-        require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
-
-    def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
-        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
-
     def holds(self) -> dict[str, Weight]:
-        """A bias, if asked."""
-        return {"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else {}
-
-    def buffers(self) -> dict[str, Weight]:
-        """The shift, if asked."""
-        return {"shift": Weight(shape=(self.n_vocab,), role="bias")} if self.shift else {}
+        """W (n_vocab, d_model or d_table), the matrix to its width, and a bias, if asked."""
+        return {"weight": Weight(shape=(self.n_vocab, self.width), role="matrix")} | super().holds()
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product."""
-        return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight="/embedding.weight"),)
+        """One product, or two."""
+        return self._products(run, "weight")
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, and the capped logits where they are capped."""
-        read = Saved(name="input", size=run.rows * self.d_model)
-        return (read,) if self.softcap is None else (read, Saved(name="capped", size=run.rows * self.n_vocab))
 
-    def works(self, run: Pass) -> int:
-        """The logits, twice if scaled, shifted or capped, beside what they are multiplied from; or the transform."""
-        twice = self.scale != 1.0 or self.shift or self.softcap is not None
-        logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
-        if self.transform is None:
-            return logits
-        return max(self.transform.works(run), run.rows * self.d_model * run.width + logits)
+@dataclass(frozen=True, kw_only=True)
+class TiedHead(_Logits):
+    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
+
+    Other fields as those of `Head`; `d_table` is that of the embedding.
+    """
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product, or two."""
+        return self._products(run, "/embedding.weight")
 
 
 # What carries numbers from token to token.
@@ -433,6 +428,9 @@ class Model(Part):
         vocab = None if isinstance(self.embedding, PatchEmbedding) else self.embedding.n_vocab
         if isinstance(self.head, Head | TiedHead):
             require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+        if isinstance(self.head, TiedHead):
+            wide = getattr(self.embedding, "d_table", None)
+            require(self, "head", self.head.d_table == wide, f"a head of the embedding's d_table = {wide}")
         numbers = isinstance(self.head, Projection) and self.head.reads != "first"
         require(self, "head", not numbers or vocab is not None, "one that reads the first token, of patches")
 
@@ -466,6 +464,7 @@ class Model(Part):
             same = not isinstance(shared, SharedEmbedding) or (
                 isinstance(self.embedding, TokenEmbedding)
                 and (shared.n_vocab, shared.d_model) == (self.embedding.n_vocab, self.embedding.d_model)
+                and self.embedding.d_table is None
             )
             require(self, "encoder", same, "a shared embedding of the model's own n_vocab and d_model")
         made = None if self.encoder is None else self.encoder.d_model

@@ -1,4 +1,4 @@
-"""opt: norms before, after, without a final one and without gains, with and without biases, every activation."""
+"""opt: norms before, after, without a final one and without gains, biases or none, every activation, narrow tables."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ CONFIGS: dict[str, Draw] = {
     "unbiased": partial(draw, enable_bias=False),
     "plain_norms": partial(draw, layer_norm_elementwise_affine=False, do_layer_norm_before=True),
     "untied": partial(draw, tie_word_embeddings=False),
+    # OPT-350M's kind; its norms stand after the sums, and there is none at the end
+    "narrow_tables": partial(draw, word_embed_proj_dim=7, do_layer_norm_before=False, tie_word_embeddings=True),
+    "narrow_untied": partial(draw, word_embed_proj_dim=29, do_layer_norm_before=True, tie_word_embeddings=False),
 }
 CONFIGS |= {activation: partial(draw, activation_function=activation) for activation in ACTIVATIONS}
 
