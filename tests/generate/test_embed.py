@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
-from asbuilt.generate.embed import Pooling, embed, read_pooling
+from asbuilt.generate.embed import embed
 
 SHORT = ["The cat sits on the mat.", "A kitten rests on a rug.", "Stocks fell sharply today.", "x"]
 
@@ -61,27 +61,6 @@ def test_the_command_prints_likeness(minilm: Path) -> None:
     assert (said["pooling"], said["normalised"], said["dimensions"]) == ("mean", True, 384)
     table = CliRunner().invoke(cli, ["embed", str(minilm), *SHORT])
     assert SHORT[2] in table.stdout
-
-
-def test_what_the_folder_says(tmp_path: Path) -> None:
-    assert read_pooling(tmp_path) == Pooling()
-    (tmp_path / "1_Pooling").mkdir()
-    pooling = tmp_path / "1_Pooling" / "config.json"
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    pooling.write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
-    assert read_pooling(tmp_path) == Pooling(how="first", normalise=False, max_tokens=7)
-    pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(InputError, match="pooling_mode_max_tokens"):
-        read_pooling(tmp_path)
-    for bad, named in (({"type": "x.Dense"}, "Dense"), ({"type": "x.Pooling", "path": "../away"}, "away")):
-        (tmp_path / "modules.json").write_text(json.dumps([bad]))
-        with pytest.raises(InputError, match=named):
-            read_pooling(tmp_path)
-    (tmp_path / "modules.json").write_text("{}")
-    with pytest.raises(InputError, match=r"modules\.json"):
-        read_pooling(tmp_path)
 
 
 @pytest.mark.parametrize("sentences", [[], [""], ["fine", "  "], [3], "one text"])

@@ -160,6 +160,12 @@ class Tokenizer:
             name=str(file.path),
         )
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How long a text the tokenizer's configuration allows, None where it does not say, or says a huge number."""
+        said = self._config.get("model_max_length")
+        return said if type(said) is int and 0 < said < 2**31 else None
+
     @cached_property
     def n_vocab(self) -> int:
         """The largest id, plus one."""
@@ -173,16 +179,28 @@ class Tokenizer:
         what it puts around a text (bos, or [CLS] and [SEP]). InputError too for a text that the tokenizer cannot read,
         or not within its limits.
         """
+        return self._encode(text, special, wrap)[0]
+
+    def wrapped(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """Returns the ids of `encode(text, wrap=True)` in three parts: what opens the text, its own, what closes it."""
+        ids, wrapping = self._encode(text, False, True)
+        start = next((at for at in range(len(ids)) if at not in wrapping), len(ids))
+        end = next((at for at in range(len(ids), start, -1) if at - 1 not in wrapping), start)
+        return ids[:start], ids[start:end], ids[end:]
+
+    def _encode(self, text: str, special: bool, wrap: bool) -> tuple[list[int], frozenset[int]]:
+        """Returns the ids, and at which places the wrapping put one."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError("the text holds lone surrogates, which no encoding has", value=text) from error
         # The switch of special tokens belongs to the shared object, hence the lock; switching costs nothing.
         with self._trying("cannot read the text"), self._lock:
-            ids, wrapping = self._inner.encode(text, special, wrap and self._wraps)
+            ids, places = self._inner.encode(text, special, wrap and self._wraps)
+        wrapping = frozenset(places)
         if not special:
-            self._refuse_control(ids, frozenset(wrapping))
-        return ids
+            self._refuse_control(ids, wrapping)
+        return ids, wrapping
 
     def _refuse_control(self, ids: list[int], wrapping: frozenset[int]) -> None:
         """Raises InputError where the text itself, and not the wrapping, came out as a control token."""
