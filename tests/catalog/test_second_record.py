@@ -15,8 +15,14 @@ import pytest
 
 from asbuilt.catalog import machines
 
-# The second record and the sheet round differently: 1,010 GB/s for 1,008, 2,040 for 2,000.
-NEAR = 0.025
+# The second record and the sheet round differently: 1,010 GB/s for 1,008; some by more, 2,040 for 2,000.
+NEAR, APART = 0.004, 0.025
+ROUNDED = {
+    *((name, "bandwidth") for name in ("m2-ultra", "m3-max", "h100-pcie", "h100-nvl", "h200")),
+    *(("m1", kind) for kind in ("fp32", "bf16", "fp16")), *(("m4", kind) for kind in ("fp32", "bf16", "fp16")),
+    ("b200", "tf32"), ("b200", "fp32"), ("l40s", "bf16"), ("l40s", "fp16"), ("l4", "tf32"), ("a30", "tf32"),
+    ("t4", "fp32"), ("h100-nvl", "fp32"),
+}  # fmt: skip
 
 # FLOPs a clock of each format over those of 16-bit floats with a float32 sum, by architecture (NVIDIA's whitepapers:
 # Volta, Turing, GA100, GA102, Hopper, Ada, Blackwell; AMD CDNA 2, 3, 4). GeForce cards sum in float32 at half of that.
@@ -172,6 +178,10 @@ RECORDS = {
 }  # fmt: skip
 
 
+def _apart(name: str, figure: str) -> float:
+    return APART if (name, figure) in ROUNDED else NEAR
+
+
 @pytest.mark.parametrize("name", machines.names())
 def test_a_row_is_what_a_second_record_says(name: str) -> None:
     machine = machines.find(name)
@@ -179,12 +189,14 @@ def test_a_row_is_what_a_second_record_says(name: str) -> None:
         return  # below
     record = RECORDS[name]
     assert machine.memory_gb == record.memory
-    assert machine.bandwidth / 1e9 == pytest.approx(record.bandwidth, rel=NEAR)
+    assert machine.bandwidth / 1e9 == pytest.approx(record.bandwidth, rel=_apart(name, "bandwidth"))
     assert (None if machine.link is None else machine.link.bandwidth / 1e9) == (
-        None if record.link is None else pytest.approx(record.link, rel=NEAR))  # fmt: skip
+        None if record.link is None else pytest.approx(record.link, rel=APART))  # fmt: skip
     wanted = {kind: ratio * record.half for kind, ratio in RATIOS[record.kin].items()}
     wanted |= {} if record.fp32 is None else {"fp32": record.fp32}
-    assert {kind: rate / 1e12 for kind, rate in machine.rates.items()} == pytest.approx(wanted, rel=NEAR)
+    assert machine.rates.keys() == wanted.keys()
+    for kind, rate in machine.rates.items():
+        assert rate / 1e12 == pytest.approx(wanted[kind], rel=_apart(name, kind)), kind
     reported = None if machine.reported_gib is None else machine.reported_gib * 1024
     assert reported == (None if record.mib is None else pytest.approx(record.mib, abs=1))
 
@@ -194,7 +206,7 @@ def test_links_are_of_the_kind_whose_rate_they_have() -> None:
         if machine.link is not None and (found := re.match(r"NVLink (\d)", machine.link.kind)):
             assert machine.link.bandwidth / 1e9 == NVLINK[int(found[1])]
         elif machine.link is not None and (found := re.match(r"PCIe (\d) x(\d+)", machine.link.kind)):
-            assert machine.link.bandwidth / 1e9 == pytest.approx(pcie(int(found[1]), int(found[2])), rel=NEAR)
+            assert machine.link.bandwidth / 1e9 == pytest.approx(pcie(int(found[1]), int(found[2])), rel=APART)
 
 
 # Channels of DDR5-4800 of 8 bytes, memory in modules of 64 GB; operations a clock of all cores, in TFLOP/s

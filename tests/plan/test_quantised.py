@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt import InputError, catalog, cost, open_model
-from asbuilt.families import llama
+from asbuilt.families import llama, mixtral
+from asbuilt.families.dimensions import Dimensions
 from asbuilt.plan import serve
 from asbuilt.plan.quantised import quantised
-from asbuilt.spec import Model, Rotary, weights
+from asbuilt.spec import Model, Rotary, Router, weights
 
 CONFIGS = Path(__file__).parents[2].parent / "shared" / "models"
 # d_ff and d_model are no multiples of the groups, so the last group of a row is a short one
@@ -125,6 +126,20 @@ def test_heads_and_tables_where_they_are_packed_too() -> None:
     assert stored({"group_size": 64, "bits": 4}) == pytest.approx(matrices / 2 + 4 * rows + vectors, abs=8)
 
 
+def test_routers_and_stacks_of_experts() -> None:
+    """Three matrices of each of four experts with a float32 scale of its own; the router stays in bf16."""
+    dimensions = Dimensions(n_vocab=11, d_model=8, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=12, max_positions=32,
+                            rotary=Rotary(d_rotary=2), tied=False, name="tiny")  # fmt: skip
+    spec = mixtral.build(dimensions, Router(d_model=8, n_experts=4, top_k=2))
+    experts, attention, rest = 4 * 3 * 96, 64 + 32 + 32 + 64, 88 + 88 + 24 + 32
+    held = quantised(spec, {"quant_method": "fp8"}, "bf16", "mixtral")
+    assert serve(spec, "l4", dtype=held).weight_bytes == experts + 12 * 4 + attention + 4 * 4 + 2 * rest
+    # of the four experts one is left out of one matrix
+    said = {"quant_method": "fp8", "ignore": ["model.layers.0.block_sparse_moe.experts.2.w1", "*.gate"]}
+    less = quantised(spec, said, "bf16", "mixtral")
+    assert serve(spec, "l4", dtype=less).weight_bytes == serve(spec, "l4", dtype=held).weight_bytes + 96 - 4
+
+
 MIXED = {
     "quant_algo": "MIXED_PRECISION",
     "kv_cache_quant_algo": "FP8",
@@ -144,7 +159,11 @@ def test_layers_that_are_packed_in_different_ways() -> None:
     four = 2 * 200 * 96
     less = (queries - 8) + (head - 8) + four * 1.5 - (200 * 96 // 16 + 96 * 13) - 8
     assert stored(MIXED) == plain - less
-    assert "cache is meant to be in FP8" in quantised(SPEC, MIXED, "bf16", "llama").note
+    held = quantised(SPEC, MIXED, "bf16", "llama")
+    assert "cache is meant to be in FP8" in held.note
+    assert held.compute == "bf16"  # not all of it is multiplied in eight bits
+    eight = {"quantized_layers": {"lm_head": {"quant_algo": "FP8"}, "model.layers.0.mlp": {"quant_algo": "MXFP8"}}}
+    assert quantised(SPEC, eight, "bf16", "llama").compute == "fp8"
 
 
 def test_groups_that_name_their_modules() -> None:

@@ -57,7 +57,7 @@ class Packing:
 def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str) -> Precision:
     """Returns the precision of weights that are stored as `said`, the rest in `dtype`.
 
-    Routers, norms and biases stay plain, embeddings and heads too unless `said` packs them, and so do the modules that
+    Norms and biases stay plain, routers, embeddings and heads too unless `said` packs them, and so do the modules that
     it leaves out. Raises InputError for a way of packing that is not known, naming it.
     """
     if said is None:
@@ -69,7 +69,7 @@ def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, fa
 
     def nbytes(path: str, weight: Weight, owner: Part) -> Fraction:
         """The mean over the modules that hold a weight: of a stack of experts some may be left out."""
-        if len(weight.shape) < 2 or weight.role not in (*MATRICES, "table") or owner.kind == "router":
+        if len(weight.shape) < 2 or weight.role not in (*MATRICES, "table"):
             return plain.nbytes(weight)
         usual = packing.rule if _usual(packing, owner, weight) else None
         found = [rules.get(name, usual) for name in names[path]]
