@@ -222,6 +222,8 @@ def test_efficiency_of_a_measured_run(run: Run, tmp_path: Path) -> None:
     words = ("plan", "serve", "smollm2-135m", "--gpu", "l4", "--efficiency", file, "--json")
     efficiency = json.loads(run(*words).stdout)["efficiency"]
     assert efficiency == pytest.approx({"bandwidth": 0.5, "compute": 0.25})
+    file.write_text(json.dumps(measured("smollm2-135m", plan.decode.tokens_per_second * 2, 512 / flops * 4)))
+    assert json.loads(run(*words).stdout)["efficiency"] == {"bandwidth": 1.0, "compute": 1.0}  # beyond a floor is none
     refused = run("plan", "serve", "gpt2", "--gpu", "l4", "--efficiency", file)
     assert (refused.exit_code, "another model" in refused.stderr) == (2, True)
     for wrong in ("[]", "{", '{"model": "smollm2-135m"}', '{"model": "smollm2-135m", "dtype": "bf16", "machine": {}}'):

@@ -413,3 +413,31 @@ def test_a_processor_keeps_nothing_back_for_graphs() -> None:
     )
     assert bytes_of(card)["graphs and workspace"] == 2**30
     assert bytes_of(processor)["graphs and workspace"] == 0
+
+
+def test_four_stages_of_which_two_are_alike() -> None:
+    """A layer each; a prompt passes all four, and its 100 rows of 128 bytes are handed on three times."""
+    plan = ask(pp=4)
+    assert plan.weight_bytes == 128_000 + 36_864 + 61_440 + 256 + 128
+    assert plan.prefill.run.link_seconds / US == close(3 * 128)
+    assert plan.prefill.seconds / US == close(12_299.008 + 3 * 128)
+    found = {c.kind: (c.weights, c.products) for c in plan.prefill.run.components}
+    assert found["ffn"] == (983_040, 24_576_000)
+
+
+def test_what_other_conventions_answer() -> None:
+    """Those alone that answer otherwise, each as the plan by that convention does.
+
+    With all of 10 x 2^30 / 10^3 bytes 92 users; 85.92 rounded are 86; the whole table read is 128 us more. By 2N all
+    FLOPs are 2 x 325,184 x 5 in place of 2,606,080: ffn 383.32 us and head 199.65 where they took 307.2 and 160.
+    """
+    found = {(a.switch, a.value): (a.users, a.tokens_per_second) for a in ask().alternatives}
+    more, rounded = 2 * 325_184 * 5 / 2_606_080, 2 * 325_000 * 5 / 2_606_080
+    rest = 0.64 + 531.456 + 1.152
+    assert found == {
+        ("memory", "binary"): (92, close(5e6 / 1_000.448)),
+        ("count", "nearest"): (86, close(5e6 / 1_000.448)),
+        ("embedding", "read"): (85, close(5e6 / (1_000.448 + 128))),
+        ("flops", "2n"): (85, close(5e6 / (rest + more * 467.2))),
+        ("flops", "2n-rounded"): (85, close(5e6 / (rest + rounded * 467.2))),
+    }
