@@ -20,10 +20,15 @@ def main() -> None:
         from asbuilt.cli import signals
 
         signals.install()
-        from asbuilt.cli.main import main as run
+        try:
+            from asbuilt.cli.main import main as run
 
-        run()
-    except KeyboardInterrupt:  # before the handlers are there, or after they have asked once
+            run()
+        except SystemExit as ended:
+            signals.leave(ended.code if isinstance(ended.code, int) else 1)
+        except signals.Stopped:  # amid the imports above
+            signals.leave(1)
+    except KeyboardInterrupt:  # before the handlers are there
         os._exit(130)
 
 

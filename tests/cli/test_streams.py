@@ -140,7 +140,7 @@ try:
         (partial / "x").write_text("x")
         os.kill(os.getpid(), signal.SIGTERM)
         import time; time.sleep(5)
-except KeyboardInterrupt:
+except signals.Stopped:
     sys.exit(signals.exit_code(1))
 """
     ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
@@ -161,8 +161,46 @@ try:
     caught = Caught()
     del caught
     time.sleep(5)
-except KeyboardInterrupt:
+except signals.Stopped:
     sys.exit(signals.exit_code(1))
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (130, "")
+
+
+def test_no_module_of_the_folder_one_stands_in_is_imported(tmp_path: Path) -> None:
+    """But for those that Python itself imports before it comes to a module, found by an empty one."""
+    names = [name for name in sys.stdlib_module_names if not name.startswith("_")]
+    names += [
+        "__future__",
+        "click",
+        "rich",
+        "torch",
+        "numpy",
+        "matplotlib",
+        "tokenizers",
+        "safetensors",
+        "sitecustomize",
+    ]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(
+            f"open('ran', 'a').write('{name} ')\nraise ImportError('{name} of this folder')"
+        )
+    fatal = []
+    for _ in range(40):  # what is imported before any module can be is taken away, one by one
+        (tmp_path / "ran").write_text("")
+        (tmp_path / "empty.py").write_text("")
+        subprocess.run([sys.executable, "-m", "empty"], cwd=tmp_path, capture_output=True)
+        early = (tmp_path / "ran").read_text().split()
+        if not early:
+            break
+        fatal += early
+        for name in {*early}:
+            (tmp_path / f"{name}.py").unlink()
+    (tmp_path / "ran").write_text("")
+    ran = subprocess.run([*ASBUILT, "describe", "gpt2"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr, (tmp_path / "ran").read_text()) == (0, "", ""), fatal
+    assert len(fatal) < 12
+    ran = subprocess.run([*ASBUILT, "generate", "gpt2", "x"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, (tmp_path / "ran").read_text()) == (2, "")
+    assert "no weights" in ran.stderr

@@ -52,7 +52,7 @@ class Commands(click.Group):
                 raise
             fix = f"pip install 'asbuilt[{'plots' if missing == PLOTS else 'torch'}]'"
             raise Refused(f"this command needs {missing}, which is not installed: {fix}") from error
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, signals.Stopped):
             ctx.exit(signals.exit_code(INTERRUPTED))
 
     def main(self, *args: Any, **settings: Any) -> NoReturn:  # noqa: ANN401
@@ -67,7 +67,7 @@ class Commands(click.Group):
             return _refuse(error)
         except streams.Lost as lost:
             return _lost(lost)
-        except (click.Abort, KeyboardInterrupt):
+        except (click.Abort, KeyboardInterrupt, signals.Stopped):
             return signals.exit_code(INTERRUPTED)
         return code if isinstance(code, int) else 0
 
@@ -114,7 +114,5 @@ def main() -> NoReturn:
         if not signals.exit_code(0):  # else some library made another error of it
             raise
         code = INTERRUPTED
-    if signals.exit_code(0):
-        signals.leave()
     signals.done()
-    sys.exit(code)
+    sys.exit(signals.exit_code(code))

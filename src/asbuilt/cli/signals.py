@@ -8,6 +8,7 @@ signal that comes within two seconds of another is the same hand, and is passed 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -21,8 +22,11 @@ SAME_HAND, MOMENT = 2.0, 0.01  # seconds
 IMPORTING = "<frozen importlib"
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal asks the command to stop; handled wherever Ctrl-C is."""
+class Stopped(BaseException):
+    """A signal asks the command to stop.
+
+    No KeyboardInterrupt: click, and other libraries, have an answer of their own to that.
+    """
 
 
 class _Asked:
@@ -49,12 +53,14 @@ def done() -> None:
             signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
-def leave() -> NoReturn:
-    """Ends the process, what it has begun being undone: another signal cannot interrupt the interpreter's end."""
+def leave(code: int) -> NoReturn:
+    """Ends the process, nothing being left to undo: a signal while the interpreter is taken down would be printed."""
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(exit_code(1))
+    os._exit(exit_code(code))
 
 
 def exit_code(usual: int) -> int:
