@@ -13,6 +13,7 @@ import pytest
 from asbuilt.catalog.machine import Link, Machine
 from asbuilt.families import gpt2, llama, mixtral
 from asbuilt.plan import Options, Subject
+from asbuilt.plan.stages import every_section
 from asbuilt.plan.training import plan
 from asbuilt.plan.training_report import document
 from asbuilt.spec import Model, Rotary
@@ -377,6 +378,16 @@ def test_without_a_link_of_its_own_gpus_meet_on_the_bus() -> None:
     found = document(plan(Subject(DENSE), machine, Options(**{**BASE, "gpus": 2, "tp": 2})))
     assert found["communication"]["tensor"]["seconds"] == pytest.approx(147_456 / 32e9)
     assert "PCIe 4 x16" in found["communication"]["tensor"]["source"]
+
+
+def test_the_first_stages_have_one_block_more() -> None:
+    """Four blocks on three: 2, 1, 1; 126 on sixteen: fourteen of 8 and two of 7."""
+    stages = every_section(Subject(DENSE).shares(Options(seq=32)), 3)
+    assert [section.blocks.total() for section in stages] == [2, 1, 1]
+    many = llama.build(n_vocab=64, d_model=8, n_layers=126, n_heads=1, d_ff=8, max_positions=8,
+                       rotary=Rotary(d_rotary=8))  # fmt: skip
+    stages = every_section(Subject(many).shares(Options(seq=8)), 16)
+    assert [section.blocks.total() for section in stages] == [8] * 14 + [7] * 2
 
 
 def test_days_and_money() -> None:
