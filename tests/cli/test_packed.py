@@ -77,15 +77,30 @@ def test_the_keys_that_say_it(run: Run, tmp_path: Path, key: str) -> None:
 def test_inside_text_config(run: Run, tmp_path: Path) -> None:
     row = find("gemma-3-4b-mm")
     config = write_config(row.family, row.spec(), {}, "bfloat16")
-    config["text_config"]["quantization_config"] = {"quant_method": "fp8", "modules_to_not_convert": ["vision_tower"]}
+    packed = {"quant_method": "fp8"}
+    config["text_config"]["quantization_config"] = packed
     (tmp_path / "config.json").write_text(json.dumps(config))
+    assert json.loads(run("describe", tmp_path, "--json").stdout)["quantization"] == packed
     kinds = ("attention", "ffn")
     text = [w for p, w, o in weights(row.spec()) if p.startswith("blocks.") and o.kind in kinds and len(w.shape) == 2]
     plain = planned(run, tmp_path, "--dtype", "bf16")["weight_bytes"]
-    assert plain - planned(run, tmp_path)["weight_bytes"] == sum(w.size - 4 for w in text)
+    within = planned(run, tmp_path)["weight_bytes"]
+    assert plain - within == sum(w.size - 4 for w in text)
+    # of the whole model the tower is packed too, unless it is told to be left or the method packs texts alone
+    del config["text_config"]["quantization_config"]
+    for said, same in (({**packed, "modules_to_not_convert": ["vision_tower"]}, True), (packed, False)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+        assert (planned(run, tmp_path)["weight_bytes"] == within) == same
+    for method in ("awq", "gptq", "auto-round"):
+        sizes = []
+        for leave in ([], ["vision_tower"]):
+            said = {"quant_method": method, "modules_to_not_convert": leave}
+            (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+            sizes.append(planned(run, tmp_path)["weight_bytes"])
+        assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("said", [{"quant_method": "magic"}, {"quant_method": ["fp8"]}, {"weird": 1}], ids=str)
+@pytest.mark.parametrize("said", [{"quant_method": "magic"}, {"weird": 1}], ids=str)
 def test_what_is_not_known_is_never_passed_over(run: Run, tmp_path: Path, said: dict[str, Any]) -> None:
     model = folder(tmp_path, quantization_config=said)
     result = run("plan", "serve", model, "--gpu", "l4")

@@ -114,7 +114,10 @@ def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] =
     if not isinstance(config, dict):
         raise InputError("not a JSON object", field=name, value=config)
     read = _module(config.get("model_type"), f"{name}: model_type").read
-    return replace(_passing_over(read, config, name, allow_unread), quantization=_packing(config, name))
+    reading, inner = _passing_over(read, config, name, allow_unread), config.get("text_config")
+    packed = _packing(config, name)
+    within = _packing(inner, f"{name}: text_config") if packed is None and isinstance(inner, dict) else None
+    return replace(reading, quantization=packed or within, text_packed=within is not None)
 
 
 def _passing_over(
@@ -132,15 +135,13 @@ def _passing_over(
 
 
 def _packing(config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """What the config, or the text's part of it, says of how weights are packed; InputError for what is no object."""
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, dict) else {}):
-        for key in QUANTIZATION:
-            said = part.get(key)
-            if said is not None:
-                if not isinstance(said, dict):
-                    raise InputError("not a JSON object", field=f"{name}: {key}", value=said)
-                return said
+    """What a config says of how weights are packed, None where it is silent; InputError for what is no object."""
+    for key in QUANTIZATION:
+        said = config.get(key)
+        if said is not None:
+            if not isinstance(said, dict):
+                raise InputError("not a JSON object", field=f"{name}: {key}", value=said)
+            return said
     return None
 
 

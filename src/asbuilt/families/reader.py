@@ -54,7 +54,8 @@ T = TypeVar("T")
 class Reading:
     """What a config says: the model, the keys that do not change the model (verbatim), and the stored dtype.
 
-    `quantization` says how the weights beside it are packed, verbatim; None where they are plain numbers. `defaults`
+    `quantization` says how the weights beside it are packed, verbatim; None where they are plain numbers. `text_packed`
+    tells that it stands in `text_config`, and so is said of the text's weights alone. `defaults`
     are the sizes that the config does not say, by key, with what transformers' class has for them. `notes` say by key
     what a program other than transformers would do otherwise.
     """
@@ -64,6 +65,7 @@ class Reading:
     dtype: str | None
     family: str
     quantization: dict[str, Any] | None = None
+    text_packed: bool = False
     defaults: dict[str, int | bool] = field(default_factory=dict, compare=False)
     notes: dict[str, str] = field(default_factory=dict, compare=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,8 @@ NOTHING = "the model's description says nothing of packed weights"
 class Packing:
     """How modules are packed: by `named` patterns, the rest of attention and feed-forward by `rule`, None for plain.
 
-    `heads` and `tables` say that heads and embeddings are packed by `rule` too. `compute` is what products run at, None
-    for what activations are in; `note` is added to the plan's.
+    `heads` and `tables` say that heads and embeddings are packed by `rule` too, `seeing` that what becomes of images
+    is. `compute` is what products run at, None for what activations are in; `note` is added to the plan's.
     """
 
     method: str
@@ -50,19 +50,21 @@ class Packing:
     named: tuple[tuple[tuple[str, ...], Rule], ...] = ()
     heads: bool = False
     tables: bool = False
+    seeing: bool = True
     compute: str | None = None
     note: str = ""
 
 
-def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str) -> Precision:
-    """Returns the precision of weights that are stored as `said`, the rest in `dtype`.
+def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str, *,
+              text: bool = False) -> Precision:  # fmt: skip
+    """Returns the precision of weights that are stored as `said`, the rest in `dtype`; `text` is said of those alone.
 
     Norms and biases stay plain, routers, embeddings and heads too unless `said` packs them, and so do the modules that
     it leaves out. Raises InputError for a way of packing that is not known, naming it.
     """
     if said is None:
         raise InputError(NOTHING, field="dtype", value=QUANTISED, fix="name a format, such as --dtype int4:128")
-    packing = read_packing(said)
+    packing = replace(read_packing(said), seeing=False) if text else read_packing(said)
     plain = find_dtype(dtype or "bf16")
     names = modules(family, spec)
     rules = _assigned(packing, said, names)
@@ -71,7 +73,7 @@ def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, fa
         """The mean over the modules that hold a weight: of a stack of experts some may be left out."""
         if len(weight.shape) < 2 or weight.role not in (*MATRICES, "table"):
             return plain.nbytes(weight)
-        usual = packing.rule if _usual(packing, owner, weight) else None
+        usual = packing.rule if _usual(packing, path, owner, weight) else None
         found = [rules.get(name, usual) for name in names[path]]
         parts = (plain.nbytes(weight) if rule is None else rule(weight) for rule in found)
         return sum(parts, Fraction(0)) / len(found)
@@ -111,7 +113,7 @@ def published(source: Source) -> Precision | None:
         return _of_gguf(source.gguf, source.spec, source.family)
     if reading.quantization is None:
         return None
-    return quantised(source.spec, reading.quantization, reading.dtype, reading.family)
+    return quantised(source.spec, reading.quantization, reading.dtype, reading.family, text=reading.text_packed)
 
 
 def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
@@ -146,8 +148,10 @@ def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
     return f"{field}.{order[field][int(number)]}.{rest}"
 
 
-def _usual(packing: Packing, owner: Part, weight: Weight) -> bool:
+def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> bool:
     """Whether the rule for all is one for this weight."""
+    if path.startswith("vision.") and not packing.seeing:
+        return False
     if weight.role == "table":
         return packing.tables
     return owner.kind in QUANTISED_KINDS or (owner.kind == "head" and packing.heads)
@@ -236,18 +240,20 @@ def _gptq(said: Mapping[str, Any]) -> Packing:
         """Beside scales and zero points, to which group each column belongs."""
         return grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1])
 
-    return Packing(method="gptq", heads=said.get("lm_head") is True, rule=rule)
+    return Packing(method="gptq", heads=said.get("lm_head") is True, seeing=False, rule=rule)
 
 
 def _awq(said: Mapping[str, Any]) -> Packing:
     bits = _whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
     zeros = Fraction(bits, 8) if said.get("zero_point", True) is not False else 0
-    return Packing(method="awq", rule=_grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=zeros))
+    return Packing(
+        method="awq", seeing=False, rule=_grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=zeros)
+    )
 
 
 def _auto_round(said: Mapping[str, Any]) -> Packing:
     bits, group = _whole(said, "bits", 4, 2, 8), _whole(said, "group_size", 128, -1, 2**16)
-    return Packing(method="auto-round", rule=_grouped(bits, group, zeros=Fraction(bits, 8)))
+    return Packing(method="auto-round", seeing=False, rule=_grouped(bits, group, zeros=Fraction(bits, 8)))
 
 
 def _mlx(said: Mapping[str, Any]) -> Packing:
