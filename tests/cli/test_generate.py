@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from asbuilt.checkpoint.load import load
+import asbuilt.checkpoint.load
+import asbuilt.cli.generate
+import asbuilt.memory
+from asbuilt.checkpoint.load import Contents, load
+from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.text import Completion, complete
+from asbuilt.kernels import speed
 
 Run = Callable[..., Result]
 PROMPT = "An as-built drawing"
@@ -125,3 +134,72 @@ def test_smollm2_answers_in_english() -> None:
     said = json.loads(ran.stdout)
     assert "Paris" in said["text"]
     assert said["finish_reason"] == "eos"
+
+
+def test_logits_that_are_no_numbers_are_one_message_and_exit_2(run: Run, checkpoint: Path) -> None:
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    for more in ((), ("--json",), ("--temperature", 1)):
+        result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 4, *more)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"after {len(PROMPT)} tokens: norm.weight holds numbers that are not finite" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_does_not_fit_is_refused_before_it_is_loaded(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asbuilt.checkpoint.load, "_filled", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(asbuilt.memory, "free", lambda: 20_000)
+    result = run("generate", checkpoint, PROMPT)
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert re.search(r"MODEL: needs \d+\.\d\d kB .* of memory to be run, 20\.00 kB .* are free", result.stderr)
+    result = run("diff", checkpoint, checkpoint)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "of memory to run both in float32" in result.stderr
+
+
+def test_two_models_need_twice_the_room(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = Contents(open_model(checkpoint)).needs("float32")
+    for free, code in ((2 * needed, 0), (2 * needed - 1, 2)):
+        monkeypatch.setattr(asbuilt.memory, "free", lambda free=free: free)
+        assert run("diff", checkpoint, checkpoint).exit_code == code
+
+
+def test_the_dtype_that_is_computed_in_is_said(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor on which bf16 takes four times as long as float32."""
+    slow, fast = speed.Speed(4e-6, 4e-6), speed.Speed(1e-6, 1e-6)
+    monkeypatch.setattr(speed, "speeds", lambda *_: (slow, fast))
+    words = ("generate", checkpoint, PROMPT, "--max-new-tokens", 3)
+    said = document(run(*words, "--json"))
+    assert (said["dtype"], said["dtype_reason"]) == ("float32", "as stored")
+    asked = run(*words, "--dtype", "bf16", "--json")
+    assert (document(asked)["dtype"], document(asked)["dtype_reason"]) == ("bfloat16", "as asked")
+    assert asked.stderr.startswith("warning: bfloat16 as asked, though float32 is 4.0 times as fast")
+    save(load(checkpoint, "bfloat16"), checkpoint.parent / "narrow", family="llama", carried={})
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(checkpoint / file, checkpoint.parent / "narrow")
+    chosen = run("generate", checkpoint.parent / "narrow", PROMPT, "--max-new-tokens", 3, "--json")
+    assert document(chosen)["dtype"] == "float32"
+    assert document(chosen)["dtype_reason"].startswith("float32 is 4.0 times as fast as bfloat16")
+    assert chosen.stderr.startswith("warning: stored in bfloat16, computing in float32")
+
+
+def test_speeds_are_printed_without_exponents(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token in 74 microseconds is 13,490 a second, which was 1.349e+04."""
+    ticks = iter([10.0, 10.0 + 1 / 13_490])
+    monkeypatch.setattr(asbuilt.cli.generate, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 1)
+    assert "1 written in 0.00 s: 13,490.0 tokens/s; ended by " in result.stderr
+
+
+def test_the_system_message_comes_first(run: Run, checkpoint: Path) -> None:
+    """By the text that the template makes of it: `[system]Be brief.[user]...`, in this order."""
+    said = document(run("generate", checkpoint, "ab", "--chat", "--system", "xyz", "--max-new-tokens", 1, "--json"))
+    assert said["prompt_tokens"] == len("[system]xyz[user]ab[assistant]")
+    assert asbuilt.cli.generate._messages("ab", "xyz") == [
+        {"role": "system", "content": "xyz"},
+        {"role": "user", "content": "ab"},
+    ]
+    assert asbuilt.cli.generate._messages("ab", None) == [{"role": "user", "content": "ab"}]

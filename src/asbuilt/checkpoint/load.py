@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.ggml_types import READABLE
 from asbuilt.checkpoint.gguf import GGUFTensor, read_tensor
+from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_folder
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.errors import InputError, shorten
@@ -39,14 +40,24 @@ def load(source: Source | str | Path, dtype: torch.dtype | str | None = None, de
 
     `dtype` None means the stored one: what config.json says, else what the tensors have; float32 for a GGUF of
     quantised blocks. Raises InputError for a source without weights, for tensors that are missing, unexpected, of
-    another shape or no floats, for values beyond the range of `dtype`, and for a device that is not there.
+    another shape or no floats, for values beyond the range of `dtype`, for a device that is not there, and, before
+    anything is allocated, for a model that the free memory does not hold.
     """
+    contents = Contents(as_source(source))
+    wanted, place = contents.dtype(dtype), _device(device)
+    needed = contents.needs(wanted)
+    if place.type == "cpu":
+        require_room(needed, contents.source.name)
+    with memory_errors(needed, contents.source.name):
+        return _filled(contents, wanted, place)
+
+
+def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Model:
     import torch
 
     from asbuilt.nn import build, stored_tensors
 
-    contents = Contents(as_source(source))
-    built = build(contents.spec, dtype=contents.dtype(dtype), device=_device(device), seed=None)
+    built = build(contents.spec, dtype=dtype, device=device, seed=None)
     tensors = stored_tensors(built)
     empty = set(tensors)
     with torch.no_grad():
@@ -118,6 +129,14 @@ class Contents:
         names = {stored_dtype(self.headers[name]) or "" for entry in held for name in entry.names}
         own = [getattr(torch, name if name in DTYPES else "bfloat16") for name in names]
         return functools.reduce(torch.promote_types, own)
+
+    def needs(self, dtype: torch.dtype | str, running: int = 0) -> int:
+        """Returns the bytes that loading takes: the model, and the largest tensor once more in float32.
+
+        Or `running` bytes in that one's place, where they are more.
+        """
+        largest = max((math.prod(tensor.shape) for tensor in self.headers.values()), default=0)
+        return built_bytes(self.spec, str(dtype).removeprefix("torch.")) + max(4 * largest, running)
 
     def read(self, entry: Entry) -> list[Tensor]:
         """Returns the tensors of the entry's paths; InputError where one is stored again with other values."""

@@ -66,6 +66,16 @@ def _finite(relative: float | None) -> float | None:
     return relative if relative is not None and math.isfinite(relative) else None
 
 
+def _require_room(sources: list[Source]) -> None:
+    """Raises InputError where the two models, which are there at once, do not fit into memory."""
+    from asbuilt.checkpoint.load import Contents
+    from asbuilt.checkpoint.room import require_room
+
+    needed = sum(Contents(source).needs("float32") for source in sources)
+    names = " and ".join(dict.fromkeys(source.name for source in sources))
+    require_room(needed, names, what="to run both in float32", fix="`asbuilt describe` needs none")
+
+
 Found = tuple["list[Difference]", "Difference | None"]
 
 
@@ -76,6 +86,7 @@ def _between(sources: list[Source], tokens: list[int], tolerance: float) -> Foun
     from asbuilt.checkpoint.load import load
     from asbuilt.inspect import diff as compare
 
+    _require_room(sources)
     found = compare(load(sources[0], torch.float32), load(sources[1], torch.float32), torch.tensor([tokens]))
     return found, next((d for d in found if d.beyond(tolerance)), None)
 
@@ -93,6 +104,7 @@ def _against_transformers(sources: list[Source], tokens: list[int], tolerance: f
         raise InputError("transformers runs checkpoint folders", field="MODEL", value=theirs.name)
     if isinstance(theirs.spec.vision, Contrast):
         raise InputError("reads images beside texts, and what is compared is a text", field="MODEL", value=theirs.name)
+    _require_room(sources)
     if theirs is not ours:
         load(theirs, torch.float32)  # says by name what is wrong with its tensors
     found = diff_transformers(load(ours, torch.float32), theirs.path, ours.family, torch.tensor([tokens]))

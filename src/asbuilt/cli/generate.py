@@ -13,9 +13,13 @@ from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
+from asbuilt.shown import number
 
 if TYPE_CHECKING:
+    import torch
+
     from asbuilt.checkpoint.source import Source
+    from asbuilt.generate.compute import Compute
     from asbuilt.generate.text import Completion
     from asbuilt.text.tokenizer import Tokenizer
 
@@ -37,7 +41,11 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
-@click.option("--dtype", help="To compute in: fp32, bf16, fp16. As stored unless given; fp32 for quantised weights.")
+@click.option(
+    "--dtype",
+    help="To compute in: fp32, bf16, fp16. As stored unless given, or fp32 where that is much "
+    "faster here and fits; fp32 for quantised weights.",
+)
 @click.option("--prefill-chunk", type=Tokens(), help="Read the prompt in pieces of so many tokens: less memory.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end instead of the text.")
@@ -68,8 +76,10 @@ def generate(
     )
     source = opened(model, allow_unread, weights=True)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
-    completion = _start(source, _messages(said, system) if chat else said, dtype, options)
-    _finish(completion, as_json)
+    completion, compute = _start(source, _messages(said, system) if chat else said, dtype, options)
+    if compute.warning:
+        warn(f"warning: {compute.warning}")
+    _finish(completion, compute, as_json)
 
 
 def _prompt(prompt: str | None) -> str:
@@ -97,15 +107,17 @@ def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 def _start(
     source: Source, prompt: str | list[dict[str, str]], dtype: str | None, options: dict[str, Any]
-) -> Completion:
-    """Loads the model, having checked what needs no weights, and starts."""
-    from asbuilt.checkpoint.load import headers, load
+) -> tuple[Completion, Compute]:
+    """Loads the model, having checked what needs no weights and whether it fits into memory, and starts."""
+    from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
+    from asbuilt.checkpoint.room import require_room
     from asbuilt.cli.dtypes import torch_name
-    from asbuilt.generate.decode import check_prompt, check_start
+    from asbuilt.generate.compute import choose, request_bytes
+    from asbuilt.generate.decode import check_prompt, check_start, room
     from asbuilt.generate.text import complete, is_chat, prompt_ids
     from asbuilt.text.chat import turn_ends
 
-    compute = torch_name(dtype)
+    asked = torch_name(dtype)
     headers(source)  # says so where there are no weights
     tokenizer, reads = _tokenizer(source), source.spec.encoder is not None
     start = source.decoder_start if reads else ()
@@ -113,7 +125,18 @@ def _start(
     ids = prompt_ids(tokenizer, prompt)
     check_prompt(source.spec, ids)
     eos_ids = (*source.eos_ids, *(turn_ends(tokenizer) if is_chat(prompt) else ()))
-    return complete(load(source, compute), tokenizer, ids, start=start, eos_ids=eos_ids, **options)
+    contents, begun, chunk = Contents(source), start if reads else ids, options["prefill_chunk"]
+    new = max(0, room(source.spec, len(begun), options["max_new_tokens"]))
+
+    def needs(dtype: torch.dtype) -> int:
+        source_tokens = len(ids) if reads else None
+        return contents.needs(dtype, request_bytes(source.spec, len(begun), new, dtype, chunk, source_tokens))
+
+    compute = choose(contents.dtype(None), None if asked is None else dtype_of(asked), len(ids), new, needs)
+    require_room(needs(compute.dtype), source.name, what="to be run",
+                 fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less")  # fmt: skip
+    model = load(source, compute.dtype)
+    return complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute
 
 
 def _tokenizer(source: Source) -> Tokenizer:
@@ -123,7 +146,7 @@ def _tokenizer(source: Source) -> Tokenizer:
     return tokenizer
 
 
-def _finish(completion: Completion, as_json: bool) -> None:
+def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
     # What is logged of a clipped request is said here, once.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     if completion.note:
@@ -135,11 +158,15 @@ def _finish(completion: Completion, as_json: bool) -> None:
     seconds = time.perf_counter() - began
     speed = len(completion.tokens) / seconds
     if as_json:
-        print_json(_document(completion, seconds, speed))
+        print_json(_document(completion, seconds, speed) | _computed(compute))
         return
     write("\n")
     warn(f"[{len(completion.prompt)} tokens read, {len(completion.tokens)} written in {seconds:.2f} s: "
-         f"{speed:.1f} tokens/s; ended by {completion.finish_reason}]")  # fmt: skip
+         f"{number(speed)} tokens/s; ended by {completion.finish_reason}]")  # fmt: skip
+
+
+def _computed(compute: Compute) -> dict[str, str]:
+    return {"dtype": str(compute.dtype).removeprefix("torch."), "dtype_reason": compute.why}
 
 
 def _document(completion: Completion, seconds: float, speed: float) -> dict[str, Any]:

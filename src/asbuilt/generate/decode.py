@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.generate.cache import Cache
+from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.modules import Model
 from asbuilt.spec import Classifier
@@ -42,7 +43,8 @@ def generate(
     Where the model has an encoder it reads the prompts, and every row's text begins with `start`. A row stops after one
     of `eos_ids`, which it still gives, after `max_new_tokens`, or where its context is full; that is logged beforehand.
     `prefill_chunk` bounds the tokens of one prefill pass, an encoder's excepted. Rows that share one `sampling` share
-    its seed. Raises InputError, before anything runs, for what the model cannot take.
+    its seed. Raises InputError, before anything runs, for what the model cannot take; and at the step at which logits
+    are no numbers.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
@@ -193,6 +195,7 @@ def _steps(
     sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, table.device)
     logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):
+        require_logits(logits_BV, model, cache.lengths)
         chosen_B = sampler(logits_BV)
         tokens: list[int | None] = [None] * len(rooms)
         going = []

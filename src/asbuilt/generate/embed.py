@@ -18,6 +18,7 @@ from torch import Tensor
 from asbuilt.checkpoint.load import as_source, headers, load
 from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
+from asbuilt.generate.finite import require_vectors
 from asbuilt.generate.pooling import LIST, Pooling, read_pooling
 from asbuilt.nn.modules import Model
 
@@ -94,8 +95,7 @@ def embed_ids(model: Model, ids: Sequence[Sequence[int]], pooling: Pooling, skip
         for i, vector in zip(rows, _pooled(model, [ids[i] for i in rows], pooling, skip), strict=True):
             vectors[i] = vector
     made = torch.stack(vectors)
-    if not bool(made.isfinite().all()):
-        raise InputError("not finite numbers", field="vectors", fix="check the model's weights")
+    require_vectors(made, model, [f"sentence {i + 1}" for i in range(len(made))])
     return made
 
 

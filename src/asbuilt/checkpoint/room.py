@@ -1,0 +1,52 @@
+"""Room in memory: what a model needs to be loaded, and the one message for what does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from asbuilt import cost, memory
+from asbuilt.errors import InputError
+from asbuilt.shown import size
+
+if TYPE_CHECKING:
+    from asbuilt.spec import Model
+
+# What PyTorch's allocators say when the system gives no more.
+REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
+
+
+def built_bytes(spec: Model, dtype: str) -> int:
+    """Returns the bytes of a built model: all that it holds, what no pass reaches included."""
+    numbers = cost.total_parameters(spec) + sum(max(0, extra) for extra in cost.stored_extra(spec).values())
+    return math.ceil(numbers * cost.dtype(dtype).block_bytes)
+
+
+def require_room(needed: int, name: str, *, what: str = "to be loaded", fix: str = "") -> None:
+    """Raises InputError where `needed` bytes are more than are free: before anything is allocated, in one sentence."""
+    have = memory.free()
+    if have is not None and needed > have:
+        raise too_large(needed, have, name, what, fix)
+
+
+def too_large(needed: int, have: int | None, name: str, what: str = "to be loaded", fix: str = "") -> InputError:
+    """Returns the error of what does not fit: how much is needed, and how much there is."""
+    free = "less is free" if have is None else f"{size(have)} are free"
+    return InputError(f"needs {size(needed)} of memory {what}, {free}", field="MODEL", value=name,
+                      fix=fix or "free some, use a machine with more, or a smaller --dtype; "
+                      "`asbuilt describe` needs none")  # fmt: skip
+
+
+@contextmanager
+def memory_errors(needed: int, name: str, what: str = "to be loaded") -> Iterator[None]:
+    """Turns what is raised where the system gives no memory into the same message; limits are not always to be seen."""
+    try:
+        yield
+    except MemoryError as error:
+        raise too_large(needed, memory.free(), name, what) from error
+    except RuntimeError as error:
+        if not any(said in str(error) for said in REFUSED):
+            raise
+        raise too_large(needed, memory.free(), name, what) from error

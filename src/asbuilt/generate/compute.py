@@ -1,0 +1,70 @@
+"""What a model is computed in: as stored, or in float32 where this processor is much faster at that and it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from asbuilt import cost, memory
+from asbuilt.kernels import rows, speed
+from asbuilt.shown import size
+from asbuilt.spec import Model, Pass
+
+# A narrow dtype is left only where float32 takes less than this share of its time: it takes twice the memory.
+MUCH = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """The dtype, why it is that one, and a warning where the person should know."""
+
+    dtype: torch.dtype
+    why: str
+    warning: str = ""
+
+
+def request_bytes(
+    model: Model, prompt_tokens: int, new_tokens: int, dtype: torch.dtype, chunk: int | None, source: int | None
+) -> int:
+    """Returns the bytes of one request beside the weights: its cache, and the busiest pass of its prefill.
+
+    `source` counts what an encoder reads, where there is one.
+    """
+    last = min(chunk or prompt_tokens, prompt_tokens)
+    run = Pass(tokens=last, past=prompt_tokens - last, source=source, logits="last", width=dtype.itemsize)
+    held = cost.cache(model, prompt_tokens + new_tokens, str(dtype).removeprefix("torch."), source)
+    return held.at_seq + model.works(run)
+
+
+def choose(
+    stored: torch.dtype,
+    asked: torch.dtype | None,
+    prompt_tokens: int,
+    new_tokens: int,
+    needs: Callable[[torch.dtype], int],
+) -> Compute:
+    """Returns what to compute a request in on the CPU; `needs` says how many bytes it takes in a dtype.
+
+    What was asked for is obeyed. Where a narrow dtype is stored, a product of each dtype is timed, and float32 taken
+    where the request would run in less than 0.8 of the time and its memory is free.
+    """
+    dtype = stored if asked is None else asked
+    why = "as stored" if asked is None else "as asked"
+    if dtype not in rows.NARROW:
+        return Compute(dtype=dtype, why=why)
+    name = str(dtype).removeprefix("torch.")
+    tried = speed.speeds((dtype, torch.float32))
+    narrow, wide = (found.seconds(prompt_tokens, new_tokens) for found in tried)
+    if wide > MUCH * narrow:
+        return Compute(dtype=dtype, why=why)
+    faster = f"{narrow / wide:.1f} times as fast as {name} on this processor"
+    if asked is not None:
+        return Compute(dtype=dtype, why=why, warning=f"{name} as asked, though float32 is {faster}")
+    needed, have = needs(torch.float32), memory.free()
+    if have is not None and needed > have:
+        lacking = f"float32 is {faster}, but needs {size(needed)} and {size(have)} are free"
+        return Compute(dtype=dtype, why=why, warning=f"computing in {name}: {lacking}")
+    said = f"float32 is {faster}"
+    return Compute(dtype=torch.float32, why=said, warning=f"stored in {name}, computing in float32, which is {faster}")

@@ -1,0 +1,48 @@
+"""One check for what a model gives: numbers, or a message that says where they end and the likely cause."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asbuilt.errors import InputError
+from asbuilt.nn.build import stored_tensors
+from asbuilt.nn.modules import Model
+
+
+def require_logits(logits_BV: Tensor, model: Model, after: tuple[int, ...]) -> None:
+    """Raises InputError unless each row has a largest logit: none NaN, none infinite, not all of them -inf.
+
+    Single logits of -inf are tokens that are never chosen. `after[b]` is how many tokens row b had read.
+    """
+    largest_B = logits_BV.amax(-1)  # NaN where any is
+    if not bool(largest_B.isfinite().all()):
+        row = int(largest_B.isfinite().int().argmin())
+        beside = f" of prompt {row}" if len(after) > 1 else ""
+        raise _error("logits", f"after {after[row]} tokens{beside}", float(largest_B[row]), model)
+
+
+def require_vectors(vectors_BM: Tensor, model: Model, names: list[str]) -> None:
+    """Raises InputError where a vector holds NaN or an infinite number; `names[b]` says what vector b was made of."""
+    whole_B = vectors_BM.isfinite().all(-1)
+    if not bool(whole_B.all()):
+        row = int(whole_B.int().argmin())
+        bad = vectors_BM[row][~vectors_BM[row].isfinite()]
+        raise _error("vectors", f"of {names[row]}", float(bad[0]), model)
+
+
+def _error(field: str, where: str, value: float, model: Model) -> InputError:
+    cause, fix = _cause(model)
+    return InputError(f"not finite numbers {where}: {cause}", field=field, value=value, fix=fix)
+
+
+def _cause(model: Model) -> tuple[str, str]:
+    """Returns what has most likely led to it, and what to do; looks through the weights, for it is needed once."""
+    for path, tensor in stored_tensors(model).items():
+        if not bool(tensor.isfinite().all()):
+            return f"{path} holds numbers that are not finite", "the checkpoint is damaged: download or convert it anew"
+    dtype = model.any_weight.dtype
+    if dtype == torch.float32:
+        return "all weights are finite, and float32 overflowed", "check that config.json belongs to the weights"
+    name = str(dtype).removeprefix("torch.")
+    return f"all weights are finite, and {name} overflowed on the way", "compute in float32 (--dtype fp32)"
