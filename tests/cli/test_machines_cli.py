@@ -26,3 +26,44 @@ def test_the_table_names_every_machine(run: Run) -> None:
     text = run("machines").stdout
     for name in machines.names():
         assert sum(line.split()[:1] == [name] for line in text.splitlines()) == 3
+
+
+H100 = {
+    "name": "h100-sxm", "vendor": "NVIDIA", "kind": "accelerator", "memory_bytes": 80 * 10**9,
+    "reported_bytes": 81_559 * 2**20,  # what nvidia-smi prints, MiB
+    "bandwidth": 3.35e12, "link": {"kind": "NVLink 4", "bandwidth": 450e9},  # 900 GB/s both ways together
+}  # fmt: skip
+# dense, so half of what the data sheet prints with sparsity
+RATES = {"fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12, "int8": 1978.9e12}
+
+
+def test_a_data_sheet_as_it_is_printed(run: Run) -> None:
+    (row,) = [row for row in json.loads(run("machines", "--json").stdout)["machines"] if row["name"] == "h100-sxm"]
+    assert {key: row[key] for key in H100} == H100 | {"reported_bytes": row["reported_bytes"]}
+    assert abs(row["reported_bytes"] / H100["reported_bytes"] - 1) < 1e-3
+    assert row["rates"] == RATES
+    assert "sparsity" in row["note"]
+    memory, rates, source = [
+        line.split() for line in run("machines").stdout.splitlines() if line.split()[:1] == ["h100-sxm"]
+    ]
+    assert memory == ["h100-sxm", "NVIDIA", "80", "79.65", "79.19", "3,350", "450", "NVLink", "4"]
+    assert rates == ["h100-sxm", "67", "989.4", "989.4", "1,978.9", "1,978.9"]
+    assert " ".join(source).startswith("h100-sxm NVIDIA data sheet, H100 SXM rates are halves")
+
+
+def test_headers_name_units(run: Run) -> None:
+    lines = run("machines").stdout.splitlines()
+    headers = [" ".join(lines[i + 1].split()) for i, line in enumerate(lines) if i and not lines[i - 1] and line]
+    assert headers == [
+        "name vendor memory, GB reported, GiB a process, GiB GB/s link, GB/s one way kind",
+        "name fp32 bf16 fp16 fp8 int8 fp4 int4",
+        "name source note",
+    ]
+    assert "Dense rates, TFLOP/s (TOP/s for int)" in lines
+
+
+def test_what_a_machine_has_not_is_null(run: Run) -> None:
+    (row,) = [row for row in json.loads(run("machines", "--json").stdout)["machines"] if row["name"] == "m4-max"]
+    assert row["link"] is None
+    memory = next(line for line in run("machines").stdout.splitlines() if line.split()[:1] == ["m4-max"])
+    assert memory.split() == ["m4-max", "Apple", "128", "96.00", "96.00", "546"]

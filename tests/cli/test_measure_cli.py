@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -93,3 +94,94 @@ def test_a_model_too_large_for_the_machine(run: Run) -> None:
 def test_what_predicts_no_next_token_is_refused(run: Run, name: str) -> None:
     refused = run("measure", name)
     assert (refused.exit_code, "next token" in refused.stderr) == (2, True)
+
+
+def row(figure: str, unit: str, predicted: float, measured: float, tolerance: float) -> Row:
+    return Row(figure=figure, unit=unit, predicted=predicted, measured=measured, tolerance=tolerance)
+
+
+KNOWN = [
+    row("parameters", "", 1_000_000, 1_000_000, 0.0),
+    row("weights, fp32", "bytes", 4_000_000, 4_000_001, 0.0),
+    row("saved", "bytes", 1000, 1009, 0.01),
+    row("its loss", "bytes", 1000, 1011, 0.01),
+    row("prefill", "tokens/s", 200.0, 241.0, 0.2),
+    row("decode", "tokens/s", 200.0, 170.0, 0.2),
+    row("nothing", "bytes", 0, 5, 0.0),
+]
+
+
+def known(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row], *words: str) -> Result:
+    monkeypatch.setattr(asbuilt.measure, "measure", lambda *_, **__: report(rows))
+    return run("measure", checkpoint, *words)
+
+
+def test_the_table_sets_measured_beside_predicted(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = known(run, checkpoint, monkeypatch, KNOWN)
+    assert result.exit_code == 1
+    first, empty, title, header, *lines = result.stdout.splitlines()
+    assert first.startswith("m in fp32 on ")
+    assert first.endswith(" threads")
+    assert (empty, title) == ("", "Predicted and measured")
+    assert header.split() == ["figure", "unit", "predicted", "measured", "difference"]
+    assert [re.split(r"  +", line.strip()) for line in lines] == [
+        ["parameters", "1,000,000", "1,000,000", "0", "exact"],
+        ["weights, fp32", "bytes", "4,000,000", "4,000,001", "+0.00%", "MISSED: should be exact"],
+        ["saved", "bytes", "1,000", "1,009", "+0.90%", "within 1%"],
+        ["its loss", "bytes", "1,000", "1,011", "+1.10%", "MISSED: should be within 1%"],
+        ["prefill", "tokens/s", "200.0", "241.0", "+20.50%", "MISSED: should be within 20%"],
+        ["decode", "tokens/s", "200.0", "170.0", "-15.00%", "within 20%"],
+        ["nothing", "bytes", "0", "5", "+inf%", "MISSED: should be exact"],
+    ]
+
+
+def test_the_document_is_the_table(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads(known(run, checkpoint, monkeypatch, KNOWN, "--json").stdout)
+    assert (document["model"], document["dtype"], document["ok"]) == ("m", "fp32", False)
+    assert document["rows"][3] == {
+        "figure": "its loss", "unit": "bytes", "predicted": 1000, "measured": 1011, "error": pytest.approx(0.011),
+        "tolerance": 0.01, "ok": False,
+    }  # fmt: skip
+    assert document["rows"][6]["error"] is None
+    assert [one["ok"] for one in document["rows"]] == [True, False, True, False, False, True, False]
+    assert document["machine"]["machine"]["threads"] >= 1
+
+
+@pytest.mark.parametrize(("rows", "code"), [(KNOWN[:1], 0), (KNOWN[:2], 1), (KNOWN[3:4], 1), (KNOWN[4:6], 0)])
+def test_a_speed_that_misses_is_no_answer_no(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row], code: int
+) -> None:
+    """Other work on the machine spoils speeds, never bytes."""
+    assert known(run, checkpoint, monkeypatch, rows).exit_code == code
+
+
+def test_what_is_needed_is_held_against_the_memory(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights and one training step of 64 tokens, in each dtype, to the byte."""
+    from asbuilt import cost
+    from asbuilt.checkpoint.source import open_model
+    from asbuilt.spec import Pass
+
+    monkeypatch.setattr(asbuilt.measure, "measure", lambda *_, **__: report([]))
+    spec = open_model(checkpoint).spec
+    for dtype, width in (("fp32", 4), ("bf16", 2)):
+        kept = cost.saved(spec, Pass(tokens=64, width=width))
+        needed = width * cost.total_parameters(spec) + kept.all + kept.loss
+        for have, code in ((needed, 0), (needed - 1, 2)):
+            monkeypatch.setattr(asbuilt.memory, "total", lambda have=have: have)
+            assert run("measure", checkpoint, "--dtype", dtype).exit_code == code
+
+
+def test_the_dtype_is_the_checkpoints_where_it_is_one_of_the_two(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype] = []
+
+    def measure(model: Model, **_: object) -> Report:
+        seen.append(model.any_weight.dtype)
+        return report([])
+
+    monkeypatch.setattr(asbuilt.measure, "measure", measure)
+    for dtype in ("bf16", "fp16", "fp32"):
+        assert run("convert", checkpoint, tmp_path / dtype, "--dtype", dtype).exit_code == 0
+        assert run("measure", tmp_path / dtype).exit_code == 0
+    assert seen == [torch.bfloat16, torch.float32, torch.float32]

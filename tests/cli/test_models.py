@@ -34,3 +34,25 @@ def test_the_table_has_a_line_per_model(run: Run) -> None:
     for name in catalog.names():
         (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
         assert f"{catalog.find(name).spec().max_positions:,}" in line
+
+
+def test_rows_as_published(run: Run) -> None:
+    """Llama 3 8B: 8 KV heads of 128 in 32 layers, keys and values, two bytes; DeepSeek-V3: latents of 512 + 64 in 61."""
+    document = json.loads(run("models", "--json").stdout)
+    rows = {row["name"]: row for row in document["models"]}
+    assert document["cache_dtype"] == "bf16"
+    assert rows["llama-3-8b"] | {"source": ""} == {
+        "name": "llama-3-8b", "family": "llama", "parameters": 8_030_261_248, "dtype": "bfloat16", "source": "",
+        "cache_bytes_per_token": 2 * 8 * 128 * 32 * 2, "context": 8192,
+    }  # fmt: skip
+    assert "arXiv 2407.21783" in rows["llama-3-8b"]["source"]
+    latent = rows["deepseek-v3"]
+    assert (latent["parameters"], latent["cache_bytes_per_token"]) == (671_026_404_352, (512 + 64) * 61 * 2)
+
+
+def test_the_table_says_what_its_columns_are(run: Run) -> None:
+    _, title, header, *rows = run("models").stdout.splitlines()
+    assert title == "Catalogue"
+    assert " ".join(header.split()) == "name family parameters cache bytes per token, bf16 context source"
+    (line,) = [line for line in rows if line.split()[0] == "llama-3-8b"]
+    assert line.split()[:5] == ["llama-3-8b", "llama", "8,030,261,248", "131,072", "8,192"]

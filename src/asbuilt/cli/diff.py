@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, table, warn
 from asbuilt.errors import InputError
+from asbuilt.shown import number
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
@@ -54,9 +55,15 @@ def diff(
                     "unread": unread})  # fmt: skip
     else:
         start = 0 if at is None else found.index(at)
-        rows = [(d.path or "logits", "other shape" if d.relative is None else f"{d.relative:.2e}") for d in found]
-        verdict = f"the same within {tolerance:g}" if at is None else f"they part at {at.path or 'the logits'}"
-        table(verdict, ("path", "relative difference"), rows[max(0, start - 2) :][:SHOWN] if at else rows[-1:])
+        rows = [
+            (d.path or "logits", "other shape" if d.relative is None else number(float(d.relative), 3)) for d in found
+        ]
+        verdict = f"the same within {number(tolerance, 6)}" if at is None else f"they part at {at.path or 'the logits'}"
+        table(
+            f"{verdict}; {len(found):,} paths compared",
+            ("path", "relative difference"),
+            rows[max(0, start - 2) :][:SHOWN] if at else rows[-1:],
+        )
         warn(f"read: {read}" + ("; no image, so nothing below vision was compared" if unread else ""))
     ctx.exit(0 if at is None else 1)
 
