@@ -12,7 +12,7 @@ from formulas import worked_out
 from asbuilt import InputError, catalog, cost
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
-from asbuilt.plan import Conventions, serve
+from asbuilt.plan import Conventions, limits, serve
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision
 from asbuilt.plan.serving_report import compare
@@ -39,6 +39,18 @@ def test_three_published_answers_for_one_card() -> None:
     low = Conventions(memory="vendor", utilisation=1, overhead=4 * GB)
     high = Conventions(memory="binary", utilisation=1, overhead=5 * GIB)
     assert [serve(LLAMA, "a100-80gb", context=8192, conventions=c).users for c in (low, high)] == [55, 60]
+
+
+def test_memory_is_a_process_s_and_what_it_is_called_is_said() -> None:
+    for gpu, gib, called in (
+        ("h100-sxm", 79.19, "80 GB by the vendor, 79.65 GiB reported by the driver"),
+        ("a100-80gb", 79.2, "80 GB by the vendor, 80.00 GiB reported by the driver"),
+        ("rtx-3090", 23.58, "24 GB by the vendor, 24.00 GiB reported by the driver"),
+        ("l40s", 44.4, "48 GB by the vendor, 44.99 GiB reported by the driver"),
+    ):
+        line = serve("gpt2", gpu).document()["ladder"][0]
+        assert (line["line"], line["note"]) == ("device memory", called)
+        assert line["bytes"] == pytest.approx(gib * GIB, rel=0.001)
 
 
 @pytest.mark.parametrize(("gpu", "read", "lookup"), [("a100-80gb", 127, 136), ("h100-sxm", 209, 223)])
@@ -398,6 +410,13 @@ def test_smallest_card_and_count() -> None:
     assert plan.smallest_card is not None
     assert serve("llama-3-70b", plan.smallest_card).fits
     assert serve("llama-3-70b", "h100-sxm", gpus=2).fits
+
+
+def test_a_card_without_a_rate_is_not_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TPU v4 has none in fp32, so a plan of it would be refused."""
+    monkeypatch.setattr(limits, "_by_memory", lambda _: [machines.find(name) for name in ("tpu-v4", "h100-sxm")])
+    assert serve("gpt2", "h100-sxm", dtype="fp32").smallest_card == "h100-sxm"
+    assert serve("gpt2", "h100-sxm").smallest_card == "tpu-v4"
 
 
 def test_targets() -> None:

@@ -183,7 +183,10 @@ def _memory(capacity: Capacity) -> Line:
     else:
         unit = 2**30 if convention == "binary" else 10**9
         formula, numbers = "floor({vendor's number} × {bytes})", {"vendor's number": machine.memory_gb, "bytes": unit}
-    return Line(name="device memory", value=capacity.memory, formula=formula, numbers=numbers, source=source)
+    note = f"{machine.memory_gb:g} GB by the vendor"
+    if machine.reported_gib is not None:
+        note += f", {machine.reported_gib:.2f} GiB reported by the driver"
+    return Line(name="device memory", value=capacity.memory, formula=formula, numbers=numbers, source=source, note=note)
 
 
 def _reserve(capacity: Capacity) -> Line:

@@ -104,12 +104,17 @@ def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | Non
     """Returns the accelerator of the catalogue with the least memory that alone meets the goal."""
     for machine in _by_memory(roofline.conventions.memory):
         alone = _changed(roofline, machine=machine, layout=Placement())
-        try:
-            if goal.met(alone, context):
-                return machine
-        except InputError:  # no rate is known for it at this precision
-            continue
+        if _rated(alone) and goal.met(alone, context):
+            return machine
     return None
+
+
+def _rated(roofline: Roofline) -> bool:
+    """Whether a rate is known of the machine at the precision."""
+    try:
+        return bool(roofline.rates)
+    except InputError:
+        return False
 
 
 @cache
