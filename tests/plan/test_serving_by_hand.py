@@ -25,6 +25,7 @@ import pytest
 
 from asbuilt.catalog.machine import Link, Machine
 from asbuilt.plan import Conventions, ServePlan, serve
+from asbuilt.plan.serving_report import compare
 from asbuilt.spec import (
     Attention,
     Block,
@@ -441,3 +442,75 @@ def test_what_other_conventions_answer() -> None:
         ("flops", "2n"): (85, close(5e6 / (rest + more * 467.2))),
         ("flops", "2n-rounded"): (85, close(5e6 / (rest + rounded * 467.2))),
     }
+
+
+def rows_of(plan: ServePlan, title: str) -> dict[Any, tuple[Any, ...]]:
+    """The rows of the table whose title starts so, by their first cell."""
+    table = next(table for table in plan.tables() if table.title.startswith(title))
+    return {row[0]: tuple(row[1:]) for row in table.rows}
+
+
+def test_the_answer_s_table() -> None:
+    assert rows_of(ask(), "toy in bf16 on small, 100 tokens") == {
+        "fits": ("yes",),
+        "users at 100 tokens": ("85",),
+        "tokens in the cache": ("9,532",),
+        "largest context for 5 users": ("2,128",),
+        "largest batch": ("85",),
+        "smallest single card": (ask().smallest_card,),
+        "fewest small": ("1",),
+        "time to first token at least, prompt of 100": ("12.3 ms, compute binds",),
+        "time per token at least, batch 5": ("1 ms, memory binds",),
+        "tokens/s at most, and for each user": ("4,998, 999.6",),
+    }
+    # five users of 133 pages of 16 x 768 bytes and their logits are 8,221,520 of 8,249,712; of 134, 8,282,960
+    assert ask(context=2128).fits
+    assert not ask(context=2129).fits
+    late = rows_of(ask(tp=2, latency_target=500e-6), "toy in bf16 on 2 x small (tp 2, pp 1, ep 1)")
+    assert late["fits"] == ("no: time per token beyond the target",)
+    # four users: 0.512 + 227.328 + 122.88 + 1.152 + 64 us, and 40.96 of links; five take 552.32
+    assert late["users at 100 tokens within the targets"] == ("4 of 162 that fit",)
+
+
+def test_the_table_of_components() -> None:
+    """Weights moved are those read and rows looked up; FLOPs are those of one of the five tokens."""
+    assert rows_of(ask(), "Stored, moved and multiplied on one device in one decode run of 5 sequences") == {
+        "embedding": (128_000, 640, 0, 0, "0.64 µs", "memory"),
+        "norm": (1_152, 1_152, 0, 0, "1.15 µs", "memory"),
+        "attention": (147_456, 147_456, 384_000, 301_056, "531 µs", "memory"),
+        "ffn": (245_760, 245_760, 0, 245_760, "307 µs", "compute"),
+        "head": (128_000, 128_000, 0, 128_000, "160 µs", "compute"),
+        "total": (650_368, 523_008, 384_000, 674_816, "1 ms", "memory"),
+    }
+    piped = rows_of(
+        ask(pp=2), "Stored, moved and multiplied on one device in one decode run of 3 sequences at 100 tokens, 2"
+    )
+    assert piped["total"] == (
+        325_248,
+        325_248,
+        115_200,
+        2 * (18_432 + 30_720) * 2 + 76_800 + 128_000,
+        "881 µs",
+        "memory",
+    )
+    assert "total, with links" in rows_of(ask(tp=2), "Stored")
+
+
+def test_the_tables_of_times() -> None:
+    times = rows_of(ask(tp=2), "Theoretical minimum (floor) of the time, at 1 GB/s, 0.004 TFLOP/s in bf16")
+    assert times["decode step"] == ("454 µs", "422 µs", "51.2 µs", "552 µs", "454 µs", "memory")
+    assert times["prefill"][2] == "1.02 ms"  # 8 sums of 100 x 128 bytes
+    sweep = rows_of(ask(), "Decode by batch: the knee is at 6")
+    assert sweep[1] == ("599 µs", "599 µs", "169 µs", "1,669", "1,669", "memory", "yes")
+    assert [sweep[batch][-1] for batch in (64, 128)] == ["yes", "no"]
+    caches = rows_of(ask(), "Cache of one sequence of 100 tokens, whole model")
+    assert [row[0] for row in caches.values()] == [76_800, 76_800, 86_016]
+
+
+def test_several_plans_in_one_table() -> None:
+    piped, sparse = compare([ask(DENSE, pp=2), ask(SPARSE)]).rows
+    assert tuple(piped)[:7] == ("toy", "small", "2 (tp 1, pp 2, ep 1)", "yes", "0.00", "161", "4,096")
+    assert tuple(piped)[7:] == ("12.4 ms", "5", "881 µs", "5,676", "1,135", "memory")
+    assert tuple(sparse)[2] == "1"
+    (large,) = compare([serve("llama-3-8b", "h100-sxm", context=8192)]).rows
+    assert large[4] == "16.06"  # GB: 8,030,261,248 numbers of two bytes
