@@ -80,4 +80,4 @@ def test_vectors_name_their_sentence(bad: float) -> None:
         model.get_parameter("embedding.weight")[7, 1] = bad
     embed_ids(model, [[1, 2], [3]], Pooling())
     with pytest.raises(InputError, match=r"vectors: .*of sentence 2: embedding\.weight holds"):
-        embed_ids(model, [[1, 2, 3], [7], [4, 5]], Pooling(normalise=False))
+        embed_ids(model, [[1, 2, 3], [7], [4, 5]], Pooling(steps=()))
