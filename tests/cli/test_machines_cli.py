@@ -20,6 +20,16 @@ def test_every_row_is_listed_with_its_source(run: Run) -> None:
         assert row["source"] == machine.source
         assert row["memory_bytes"] == machine.memory_gb * 10**9
         assert row["rates"] == machine.rates
+        assert row["bandwidth"] == machine.bandwidth
+        assert (row["vendor"], row["kind"], row["note"]) == (machine.vendor, machine.kind, machine.note)
+        assert (row["link"] is None) == (machine.link is None)
+    h100 = next(row for row in rows if row["name"] == "h100-sxm")
+    assert (h100["memory_bytes"], h100["reported_bytes"]) == (80 * 10**9, 81559 * 2**20)
+    assert h100["process_bytes"] == int(79.19 * 2**30)
+    assert "PyTorch" in h100["process_source"]
+    assert h100["link"] == {"kind": "NVLink 4", "bandwidth": 450e9}
+    gaudi = next(row for row in rows if row["name"] == "gaudi-3")
+    assert (gaudi["reported_bytes"], gaudi["process_bytes"], gaudi["process_source"]) == (None, None, "")
 
 
 def test_the_table_names_every_machine(run: Run) -> None:

@@ -25,7 +25,7 @@ APPLE = "Apple newsroom and technical specifications, "
 ADA = "NVIDIA Ada GPU architecture whitepaper, appendix, "
 AMPERE = "NVIDIA Ampere GA102 whitepaper, appendix, "
 BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix, "
-RECALLED = "not looked up again: figures as remembered from the source"
+RECALLED = "not looked up in the source again, but held against a second record"
 HALVED = "rates are halves of those printed with sparsity"
 
 NVLINK2, NVLINK3, NVLINK4, NVLINK5 = (("NVLink 2", 150), ("NVLink 3", 300), ("NVLink 4", 450), ("NVLink 5", 900))
