@@ -249,6 +249,9 @@ WRONG: list[dict[str, Any]] = [
     {"group_size": 64, "bits": 4, "model.layers.0.mlp.up_proj": {"bits": 8}},
     {"group_size": 64, "bits": 4, "mode": "magic"},
     {"quant_method": "gptq", "dynamic": {"-:.*down.*": {}}},
+    {"config_groups": {str(i): {"weights": {"num_bits": 8}, "targets": ["lm_head"]} for i in range(65)}},
+    {"quantized_layers": {f"a{i}": {"quant_algo": "NVFP4", "group_size": i} for i in range(1, 66)}},
+    {"quant_method": "mxfp4", "ignore": ["a"] * 200_001},
     {"quant_method": "gptq", "modules_in_block_to_quantize": [["self_attn.q_proj"]]},
     {"config_groups": {"a": {"weights": {"num_bits": 8}}}, "sparsity_config": {"format": "sparse-bitmask"}},
 ]

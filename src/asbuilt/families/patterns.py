@@ -261,9 +261,10 @@ def _pattern(said: object, field: str) -> str:
     return said if said.startswith(REGEX) else plain_name(said)
 
 
-def _by_pieces(patterns: set[str], names: Iterable[str]) -> set[str]:
+def _by_pieces(patterns: set[str], names: set[str]) -> set[str]:
     """The names of which some pieces, one after the other, are a pattern."""
-    lengths = sorted({pattern.count(".") + 1 for pattern in patterns})
+    most = max((name.count(".") for name in names), default=0) + 1
+    lengths = sorted({n for n in (pattern.count(".") + 1 for pattern in patterns) if n <= most})
     found = set()
     for name in names:
         pieces = name.split(".")

@@ -34,6 +34,7 @@ SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, of a float32 one, of a
 MATRICES = ("matrix", "stream_matrix")
 # Keys that pack some modules in another way than the rest, or weights sparsely, where they hold anything.
 CHANGING = ("dynamic", "modules_in_block_to_quantize", "sparsity_config", "extra_config")
+MOST_RULES = 64  # each is looked for among all modules
 NOTHING = "the model's description says nothing of packed weights"
 
 
@@ -330,12 +331,20 @@ def _modelopt(said: Mapping[str, Any]) -> Packing:
     for layer, own in layers.items():
         own = own if isinstance(own, dict) else {}
         found.setdefault((str(own.get("quant_algo")), _group(own)), []).append(layer)
+    _require_few(len(found), "quantized_layers")
     rules = [(tuple(listed(names, FIELD)), _algorithm({"quant_algo": name, "group_size": group or None}))
              for (name, group), names in found.items()]  # fmt: skip
     computes = {compute for _, (_, _, compute) in rules}
     return Packing(method=f"modelopt {' + '.join(sorted({name for _, (name, _, _) in rules}))}",
                    named=tuple((names, rule) for names, (_, rule, _) in rules),
                    compute=computes.pop() if len(computes) == 1 else None, note=note)  # fmt: skip
+
+
+def _require_few(rules: int, key: str) -> None:
+    if rules > MOST_RULES:
+        raise InputError(
+            "too many ways of packing", field=f"{FIELD}.{key}", value=rules, allowed=f"{MOST_RULES} at most"
+        )
 
 
 def _group(said: Mapping[str, Any]) -> int:
@@ -356,6 +365,7 @@ def _compressed(said: Mapping[str, Any]) -> Packing:
     groups = said.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
         raise InputError("not a table of groups", field=f"{FIELD}.config_groups", value=groups)
+    _require_few(len(groups), "config_groups")
     usual, named, computes = None, list[tuple[tuple[str, ...], Rule]](), set[str | None]()
     for group in groups.values():
         rule, compute = _strategy(group)
