@@ -44,7 +44,7 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, al
     _require_room(source, chosen)
     from asbuilt import measure as measuring
 
-    report = measuring.measure(_built(source, chosen), name=source.name, refresh=refresh, say=_say)
+    report = measuring.measure(_built(source, chosen), name=source.name, refresh=refresh, say=_say, warn=_warn)
     if as_json:
         print_json(_document(report))
     else:
@@ -55,6 +55,10 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, al
 def _say(text: str) -> None:
     if sys.stderr.isatty():
         warn(f"{text} ...")
+
+
+def _warn(text: str) -> None:
+    warn(f"warning: {text}")
 
 
 def _require_room(source: Source, dtype: str) -> None:
@@ -91,6 +95,7 @@ def _document(report: Report) -> dict[str, Any]:
         "dtype": report.dtype,
         "machine": asdict(report.machine),
         "rows": [_row(row) for row in report.rows],
+        "notes": list(report.notes),
         "ok": report.ok,
     }
 
@@ -113,6 +118,8 @@ def _print(report: Report) -> None:
     columns = ("figure", "unit", "predicted", "measured", "difference", "")
     rows = [(r.figure, r.unit, r.predicted, r.measured, _difference(r), _verdict(r)) for r in report.rows]
     table("Predicted and measured", columns, rows)
+    for note in report.notes:
+        say(f"note: {note}")
 
 
 def _difference(row: Row) -> str:

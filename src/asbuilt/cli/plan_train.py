@@ -132,7 +132,7 @@ def _machine(name: str) -> Machine:
         return machines.resolve(name)
     from asbuilt.measure import this_machine
 
-    return this_machine(say=lambda text: warn(f"{text} ..."))
+    return this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
 
 
 def _subject(

@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = Fal
     """
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
         return RMSNormFunction.apply(x, weight, eps, offset)  # type: ignore[no-any-return]
-    if x.numel() == x.shape[-1] and x.device.type == "cpu":
+    if x.numel() == x.shape[-1] and x.device.type in ("cpu", "meta"):  # meta: a trace sees the calls that a CPU makes
         return one_row(x, weight, eps, offset)
     return normalise(x, weight, eps, offset)[0]
 
@@ -29,15 +29,19 @@ def reference(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False
 
 def one_row(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> Tensor:
     """Returns one normalised vector in three calls, calls being what a norm costs beside a decode step's products."""
-    length = torch.linalg.vector_norm(x, dtype=_wide(x)).item()
+    length = _number(torch.linalg.vector_norm(x, dtype=_wide(x)))
     rstd = (length * length / x.numel() + eps) ** -0.5
     gain = _gain(weight, offset)
-    return x * rstd if gain is None else torch.addcmul(_zero(x.dtype), x, gain, value=rstd)
+    return x * rstd if gain is None else torch.addcmul(_zero(x.dtype, x.device), x, gain, value=rstd)
+
+
+def _number(x: Tensor) -> float:
+    return 1.0 if x.is_meta else x.item()
 
 
 @cache
-def _zero(dtype: torch.dtype) -> Tensor:
-    return torch.zeros((), dtype=dtype)
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def normalise(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,11 @@ from asbuilt.catalog.machine import Machine, from_calibration
 from asbuilt.measure.calibrate import calibrate
 
 
-def this_machine(*, refresh: bool = False, say: Callable[[str], None] = lambda text: None) -> Machine:
+def this_machine(
+    *,
+    refresh: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> Machine:
     """Returns this machine as calibrated: read bandwidth, and the rates of products of matrices."""
-    return from_calibration(asdict(calibrate(refresh=refresh, say=say)))
+    return from_calibration(asdict(calibrate(refresh=refresh, say=say, warn=warn)))

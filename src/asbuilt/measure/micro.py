@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,14 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels.rows import linear, row_products
+from asbuilt.measure import timing
 from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table, quarter
-from asbuilt.measure.run import decode_seconds
+from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.measure.trace import trace
 from asbuilt.nn import build
 from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNorm, Rotary, TokenEmbedding
 
 # Rounds in which every call of a grid is made once.
 DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
+# Of the stack whose step is timed: tokens before it, steps, and prefills of as many tokens.
+PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 128, 7
 # Operands come from so many bytes, one after the other: more than any processor's cache.
 MEMORY = 300 * 2**20
 NUMBERS = 768, 2**20  # that work on single numbers is timed with
@@ -37,6 +39,7 @@ VECTOR = ((256, 1024, 4096, 32768), (128, 512, 2048))
 MATRIX = ((2, 16, 128, 512), (128, 512, 2048), (128, 1024, 4096))
 ATTENTION = ((1, 2, 4, 16), (32, 128, 512), (32, 64, 128))
 ATTENTION_READ = ((1, 4, 16), (16, 256, 2048), (32, 128))
+GRIDS = {"vector": VECTOR, "matrix": MATRIX, "attention": ATTENTION, "attention_read": ATTENTION_READ}
 
 Work = Callable[[], object]
 # The first of each is timed on many numbers too.
@@ -72,15 +75,30 @@ Prepare = Callable[[_Memory], Work]
 
 def measured(machine: Mapping[str, str | int | float]) -> Calibration:
     """Returns the calibration of the machine at hand, which `machine` identifies."""
-    memory = _Memory(torch.float32)
+    others, memory = timing.Others(), _Memory(torch.float32)
     (reading,) = _in_turn([lambda memory: memory.block.sum], memory, PREFILL_ROUNDS)
     calls = Calibration(
         machine=dict(machine),
         read_bandwidth=memory.block.nbytes / reading,
         module_seconds=0.0,
         rates={name: _rates(dtype) for name, dtype in DTYPES.items()},
+        probes=probed(),
+        others=None,
     )
-    return replace(calls, module_seconds=_between_calls(calls))
+    return replace(calls, module_seconds=_between_calls(calls), others=others.share())
+
+
+def probed() -> dict[str, float]:
+    """Returns the seconds of a decode step and of a prefill of the stack, in each dtype: the machine's speed now.
+
+    Taken when a machine is calibrated, and again before the calibration is used: it takes under a second.
+    """
+    found = {}
+    for name, dtype in DTYPES.items():
+        model = build(stack(), dtype=dtype).eval()
+        found[f"{name} decode"] = decode_seconds(model, PROBE_PROMPT, PROBE_STEPS)
+        found[f"{name} prefill"] = prefill_seconds(model, PROBE_PROMPT, PROBE_PREFILLS)
+    return found
 
 
 def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Prepare | None = None) -> list[float]:
@@ -91,31 +109,32 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
             work = call(memory)
             if before is not None:
                 before(memory)()
-            start = time.perf_counter()
-            work()
-            kept.append(time.perf_counter() - start)
+            kept.append(timing.seconds(work))
     return [quarter(kept[1:]) for kept in times]
 
 
-def _between_calls(calls: Calibration, layers: int = 12, width: int = 256, prompt: int = 64, steps: int = 256) -> float:
-    """Returns the seconds that Python takes for each module entered: those of a stack's step, less those of its calls.
-
-    In the narrow dtype and with small matrices, so that products are the shorter part of a step.
-    """
+def stack(layers: int = 12, width: int = 256) -> Model:
+    """Returns a model of the commonest parts in sizes of its own: small, so that products are the shorter part."""
     heads, norm = width // 64, RMSNorm(d=width)
     attention = Attention(d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64))
     ffn = GatedMLP(d_model=width, d_ff=3 * width, activation="silu")
     branches = Branch(name="attention", norm=norm, body=attention), Branch(name="ffn", norm=norm, body=ffn)
-    stack = Model(
+    return Model(
         embedding=TokenEmbedding(n_vocab=8 * width, d_model=width),
         blocks=(Block(branches=branches),) * layers,
         norm=norm,
         head=Head(d_model=width, n_vocab=8 * width),
-        max_positions=prompt + steps,
+        max_positions=PROBE_PROMPT + PROBE_STEPS,
     )
-    step = decode_seconds(build(stack, dtype=torch.bfloat16).eval(), prompt, steps)
-    seen = trace(stack, tokens=1, past=prompt + steps // 2, dtype=torch.bfloat16)
-    return max(0.0, step - seen.seconds(calls, "bf16")) / seen.modules
+
+
+def _between_calls(calls: Calibration) -> float:
+    """Returns the seconds that Python takes for each module entered: those of a stack's step, less those of its calls.
+
+    In the narrow dtype, in which products are the shorter part of a step.
+    """
+    seen = trace(stack(), tokens=1, past=PROBE_PROMPT + PROBE_STEPS // 2, dtype=torch.bfloat16)
+    return max(0.0, calls.probes["bf16 decode"] - seen.seconds(calls, "bf16")) / seen.modules
 
 
 def _rates(dtype: torch.dtype) -> Rates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,12 +74,23 @@ class Rates:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The machine, its read bandwidth in bytes/s, what Python takes for each module entered, and rates by dtype."""
+    """The machine, its read bandwidth in bytes/s, what Python takes for each module entered, and rates by dtype.
+
+    `probes` are the seconds of a small model's decode step and prefill when the machine was calibrated: taken again
+    later, they tell whether it still runs at that speed. `others` is the share of the processors that other processes
+    took meanwhile, None where the system does not tell.
+    """
 
     machine: dict[str, str | int | float]
     read_bandwidth: float
     module_seconds: float
     rates: dict[str, Rates]
+    probes: dict[str, float]
+    others: float | None
+
+    def drift(self, now: Mapping[str, float]) -> float:
+        """Returns how many times slower, or faster, the machine is by the probe that changed most; 1 is unchanged."""
+        return max(max(now[name] / then, then / now[name]) for name, then in self.probes.items())
 
 
 def quarter(times: list[float]) -> float:

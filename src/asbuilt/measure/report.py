@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 from asbuilt import cost
-from asbuilt.measure import run
-from asbuilt.measure.calibrate import calibrate
+from asbuilt.measure import micro, run, timing
+from asbuilt.measure.calibrate import DRIFT, calibrate
 from asbuilt.measure.rates import DTYPES, Calibration
 from asbuilt.measure.trace import trace
 from asbuilt.nn.modules import Model
+from asbuilt.spec import model as spec_model
 from asbuilt.spec.part import Pass
 
 # What a prediction may miss by: nothing where a byte is a byte, and what is left to the library or to the machine.
 SAVED, MEMORY, TIME = 0.01, 0.03, 0.20
 PREFILL, PROMPT, STEPS = 512, 128, 64
+# Speeds are medians of so many rounds of both, each a lower quartile of so many prefills, and of STEPS steps.
+ROUNDS, PREFILLS = 3, 3
+# The machine is calibrated and the speeds measured anew, so often at most, where its speed changed meanwhile.
+ATTEMPTS = 2
+BUSY = 0.1  # of the processors, taken by other processes: from here on it is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +55,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The rows, and the machine they were measured on."""
+    """The rows, the machine they were measured on, and what a reader of the speeds should know of it."""
 
     model: str
     dtype: str
     machine: Calibration
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -63,21 +69,29 @@ class Report:
         return all(row.ok for row in self.rows if not row.timed)
 
 
+Say = Callable[[str], None]
+
+
 def measure(
-    model: Model, *, name: str = "", refresh: bool = False, say: Callable[[str], None] = lambda text: None
+    model: Model,
+    *,
+    name: str = "",
+    refresh: bool = False,
+    say: Say = lambda text: None,
+    warn: Say = lambda text: None,
 ) -> Report:
     """Returns the table for a built model in float32 or bfloat16 on the CPU.
 
-    Every figure is predicted before it is measured; the calibration never runs a model. Raises KeyError for a dtype
-    that is not calibrated.
+    Every figure is predicted before it is measured; the calibration never runs the model. `say` hears of progress,
+    `warn` of a calibration cache that cannot be used. Raises KeyError for a dtype that is not calibrated.
     """
     dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
-    machine = calibrate(refresh=refresh, say=say)
-    rows = (*counted(model, say=say), *_timed(model, dtype, machine, say))
-    return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=rows)
+    exact = tuple(counted(model, say=say))
+    machine, speeds, notes = _timed(model, dtype, refresh, say, warn)
+    return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=(*exact, *speeds), notes=notes)
 
 
-def counted(model: Model, *, say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
+def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     """Yields the rows that are no speeds: what is counted, not timed, whatever else the machine does meanwhile."""
     spec, width = model.spec, model.any_weight.element_size()
     dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
@@ -105,18 +119,61 @@ def counted(model: Model, *, say: Callable[[str], None] = lambda text: None) -> 
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), MEMORY)
 
 
-def _timed(model: Model, dtype: str, machine: Calibration, say: Callable[[str], None]) -> Iterator[Row]:
-    spec, context = model.spec, model.spec.max_positions
-    tokens, prompt, steps = min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
-    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
-    seconds = trace(spec, tokens=tokens, past=0, dtype=wanted).seconds(machine, dtype)
-    yield _row(
-        f"prefill, {tokens} tokens", "tokens/s", tokens / seconds, tokens / run.prefill_seconds(model, tokens), TIME
+def _timed(
+    model: Model, dtype: str, refresh: bool, say: Say, warn: Say
+) -> tuple[Calibration, tuple[Row, ...], tuple[str, ...]]:
+    """Returns the calibration, the speeds that it predicts beside those measured, and notes on the machine.
+
+    Where the machine's speed changed between the two, both are taken again: whether a prediction was met is not asked.
+    """
+    for attempt in range(ATTEMPTS):
+        machine = calibrate(refresh=refresh or attempt > 0, say=say, warn=warn)
+        predicted = _predicted_seconds(model.spec, dtype, machine)
+        others = timing.Others()
+        measured = _measured_seconds(model, say)
+        taken = others.share()
+        drift = machine.drift(micro.probed())
+        if drift <= DRIFT:
+            break
+        say(f"this machine's speed changed {drift:.2f} times meanwhile")
+    tokens, prompt, _ = _sizes(model.spec)
+    rows = (
+        _row(f"prefill, {tokens} tokens", "tokens/s", tokens / predicted[0], tokens / measured[0], TIME),
+        _row(f"decode after {prompt} tokens", "tokens/s", 1 / predicted[1], 1 / measured[1], TIME),
     )
-    say("decode")
-    seconds = trace(spec, tokens=1, past=prompt + steps // 2, dtype=wanted).seconds(machine, dtype)
-    step = run.decode_seconds(model, prompt, steps)
-    yield _row(f"decode after {prompt} tokens", "tokens/s", 1 / seconds, 1 / step, TIME)
+    return machine, rows, tuple(_notes(drift, machine.others, taken))
+
+
+def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
+    """Returns the tokens of a prefill, the prompt before decoding, and the steps decoded."""
+    context = spec.max_positions
+    return min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
+
+
+def _predicted_seconds(spec: spec_model.Model, dtype: str, machine: Calibration) -> tuple[float, float]:
+    """Returns the seconds of a prefill and of a decode step halfway, by the calls each makes."""
+    tokens, prompt, steps = _sizes(spec)
+    prefill = trace(spec, tokens=tokens, past=0, dtype=DTYPES[dtype])
+    decode = trace(spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[dtype])
+    return prefill.seconds(machine, dtype), decode.seconds(machine, dtype)
+
+
+def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
+    tokens, prompt, steps = _sizes(model.spec)
+    prefills, decodes = [], []
+    for number in range(ROUNDS):
+        say(f"prefill and decode, round {number + 1} of {ROUNDS}")
+        prefills.append(run.prefill_seconds(model, tokens, PREFILLS))
+        decodes.append(run.decode_seconds(model, prompt, steps))
+    return statistics.median(prefills), statistics.median(decodes)
+
+
+def _notes(drift: float, calibrating: float | None, measuring: float | None) -> Iterator[str]:
+    if drift > DRIFT:
+        yield f"the machine's speed changed {drift:.2f} times while this was measured"
+    for share, doing in ((calibrating, "it was calibrated"), (measuring, "speeds were measured")):
+        if share is not None and share >= BUSY:
+            yield f"other processes took {share:.0%} of the processors while {doing}"
 
 
 def _row(figure: str, unit: str, predicted: float, measured: float, tolerance: float = 0.0) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt.generate.cache import Cache
+from asbuilt.measure import timing
 from asbuilt.measure.rates import quarter
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.modules import Model
@@ -157,7 +157,7 @@ def prefill_seconds(model: Model, tokens: int, repeats: int = 7) -> float:
     ids = _some_tokens(model, tokens)
     with torch.inference_mode():
         _prefill(model, ids)
-        return quarter([_timed(lambda: _prefill(model, ids)) for _ in range(repeats)])
+        return quarter([timing.seconds(lambda: _prefill(model, ids)) for _ in range(repeats)])
 
 
 def decode_seconds(model: Model, prompt: int, steps: int) -> float:
@@ -166,10 +166,10 @@ def decode_seconds(model: Model, prompt: int, steps: int) -> float:
         cache, logits = _prefill(model, _some_tokens(model, prompt), room=steps)
         times = []
         for _ in range(steps):
-            start = time.perf_counter()
+            start = timing.clock()
             chosen = logits[:, -1].max(-1).indices
             logits = model(chosen[:, None], cache=cache, last=True)
-            times.append(time.perf_counter() - start)
+            times.append(timing.clock() - start)
     return quarter(times)
 
 
@@ -183,9 +183,3 @@ def _prefill(model: Model, ids: Tensor, room: int = 0) -> tuple[Cache, Tensor]:
     cache = Cache(model.spec, batch=1, capacity=ids.shape[1] + room, dtype=dtype)
     ids, beside = given(model, ids)
     return cache, cast(Tensor, model(ids, **beside, cache=cache, last=True))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start

@@ -136,6 +136,11 @@ def _cost(call: Call, rates: Rates) -> float:
 
 def trace(spec: Model, *, tokens: int, past: int, batch: int = 1, dtype: torch.dtype) -> Trace:
     """Returns the trace of `tokens` new tokens after `past` cached ones, logits for the last, as generation runs it."""
+    with torch.inference_mode(False), torch.no_grad():  # inference mode would hide what a call consists of
+        return _trace(spec, tokens, past, batch, dtype)
+
+
+def _trace(spec: Model, tokens: int, past: int, batch: int, dtype: torch.dtype) -> Trace:
     model = build(spec, dtype=dtype, device="meta")
     cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=dtype, device="meta")
     cache.lengths = (past,) * batch
@@ -143,7 +148,7 @@ def trace(spec: Model, *, tokens: int, past: int, batch: int = 1, dtype: torch.d
     ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
     source = source_of(model, ids) if past == 0 else {}
     cache.source_tokens = past + tokens
-    with torch.no_grad(), recorder, WholeAttention(recorder):  # inference mode would hide what a call consists of
+    with recorder, WholeAttention(recorder):
         model(ids, **source, cache=cache, last=True)[:, -1].argmax(-1)
     return Trace(tuple(recorder.calls), modules.count)
 

@@ -1,0 +1,273 @@
+"""Speeds, on a machine on which every call takes a known time: what the calibration finds, predicts and measures."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_machine import (
+    MODULE,
+    NUMBERS_RATE,
+    NUMBERS_START,
+    PRODUCT_RATE,
+    READ_RATE,
+    SLOW,
+    VIEW,
+    FakeMachine,
+    fake_machine,
+)
+
+from asbuilt.measure import calibrate, measure, micro, report, run, timing
+from asbuilt.measure.rates import DTYPES, Calibration, Line, Table, quarter
+from asbuilt.measure.report import DRIFT, PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
+from asbuilt.measure.report import PREFILL as PREFILL_TOKENS
+from asbuilt.nn import build
+from asbuilt.nn.modules import Model
+
+SECONDS = 1e-9  # that the fake clock is off by
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeMachine]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(micro, "PROBE_STEPS", 6)
+    monkeypatch.setattr(report, "counted", lambda model, say: ())  # has tests of its own
+    monkeypatch.setattr(micro, "PROBE_PREFILLS", 1)
+    with fake_machine(monkeypatch) as machine:
+        yield machine
+
+
+@pytest.fixture
+def calibration(machine: FakeMachine) -> Calibration:
+    return calibrate()
+
+
+def model(dtype: torch.dtype, layers: int = 3, width: int = 192) -> Model:
+    return build(micro.stack(layers, width), dtype=dtype).eval()
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_the_calibration_finds_what_the_calls_take(calibration: Calibration, name: str) -> None:
+    rates, dtype = calibration.rates[name], DTYPES[name]
+    assert rates.row_rate == pytest.approx(READ_RATE / SLOW[dtype], rel=0.005)
+    assert rates.product_rate == pytest.approx(PRODUCT_RATE / SLOW[dtype], rel=0.005)
+    for table in (rates.vector, rates.matrix, rates.attention, rates.attention_read):
+        assert min(table.seconds) > 0
+    # one row: (128, 512) is 4 or 2 bytes a number, read at the rate, after the view that turns the matrix
+    assert rates.vector.at(128, 512) == pytest.approx(
+        VIEW + SLOW[dtype] * 128 * 512 * dtype.itemsize / READ_RATE, abs=SECONDS
+    )
+    # 16 rows of 128 numbers to 512: two FLOPs each
+    assert rates.matrix.at(16, 128, 512) == pytest.approx(
+        VIEW + SLOW[dtype] * 2 * 16 * 128 * 512 / PRODUCT_RATE, abs=SECONDS
+    )
+    # 4 heads of 20 queries and keys, 32 wide, both products with full scores: 4 x 4 x 20 x 20 x 32 at 2 GFLOP/s
+    assert rates.attention.at(4, 20, 32) == pytest.approx(4 * 4 * 20 * 20 * 32 / 2e9, abs=SECONDS)
+    # 4 heads of 16 keys and values, 32 wide
+    assert rates.attention_read.at(4, 16, 32) == pytest.approx(
+        2 * 4 * 16 * 32 * dtype.itemsize / READ_RATE, abs=SECONDS
+    )
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_lines_are_a_start_and_a_rate(calibration: Calibration, name: str) -> None:
+    """A call of one operand reads and writes as many bytes; 2^16 numbers give the rate, 768 the start."""
+    width, few, many = DTYPES[name].itemsize, 768, 2**16
+    for function in ("silu", "gelu", "gelu tanh", "tanh", "sigmoid", "exp", "softmax", "sin"):
+        line = calibration.rates[name].lines[function]
+        assert line.start == pytest.approx(NUMBERS_START + 2 * few * width / NUMBERS_RATE, abs=SECONDS)
+        assert 2 * many * width / line.rate == pytest.approx(NUMBERS_START + 2 * many * width / NUMBERS_RATE, rel=1e-6)
+    # x * x and x + x read two operands, x.roll and x * 0.5 one: the mean of 3, 3, 2 and 2 times the bytes
+    arithmetic = calibration.rates[name].lines["arithmetic"]
+    assert arithmetic.start == pytest.approx(NUMBERS_START + 2.5 * few * width / NUMBERS_RATE, abs=SECONDS)
+    assert 2 * many * width / arithmetic.rate == pytest.approx(
+        NUMBERS_START + 3 * many * width / NUMBERS_RATE, rel=1e-6
+    )
+    assert calibration.rates[name].lines["view"].start == pytest.approx(VIEW, abs=SECONDS)
+
+
+def test_reading_and_modules(calibration: Calibration) -> None:
+    nbytes = 2**22
+    taken = NUMBERS_START + (nbytes + 4) / NUMBERS_RATE
+    assert calibration.read_bandwidth == pytest.approx(nbytes / taken, rel=1e-6)
+    # beside the module itself, a norm's number is taken out of its tensor, for 5 norms of 22 modules
+    assert MODULE < calibration.module_seconds < MODULE + 0.5 * NUMBERS_START
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_predicted_is_measured(calibration: Calibration, name: str) -> None:
+    found = measure(model(DTYPES[name]), name="a model")
+    timed = [row for row in found.rows if row.timed]
+    assert [row.figure for row in timed] == ["prefill, 70 tokens", "decode after 35 tokens"]
+    assert [abs(row.error) < 0.04 for row in timed] == [True, True], timed
+    assert [row.tolerance for row in timed] == [TIME, TIME]
+    assert found.notes == ()
+    assert (found.model, found.dtype) == ("a model", name)
+
+
+def test_measured_is_what_the_model_takes_and_predicted_what_the_calibration_says(calibration: Calibration) -> None:
+    """Two ways in which a report could agree with itself: each side is worked out here without the other."""
+    built = model(torch.float32)
+    prefill, decode = (row for row in measure(built).rows if row.timed)
+    assert prefill.measured == pytest.approx(70 / run.prefill_seconds(built, 70, 1))
+    assert decode.measured == pytest.approx(1 / run.decode_seconds(built, 35, 17), rel=0.002)
+    assert prefill.predicted != prefill.measured
+    assert decode.predicted != decode.measured
+
+
+def test_a_step_by_hand(machine: FakeMachine) -> None:
+    """One block of width 128 in float32, two heads of 64 that share keys and values, an MLP of 384, 1024 tokens."""
+    built = model(torch.float32, 1, 128)
+    run.decode_seconds(built, 32, 1)
+    machine.counted.clear()
+    run.decode_seconds(built, 32, 2)
+    products = [seconds for name, seconds in machine.counted if name in ("mm", "attention")]
+    matrices = (
+        128 * (128 + 2 * 64),
+        128 * 128,
+        128 * 2 * 384,
+        384 * 128,
+        128 * 1024,
+    )  # qkv, output, gate and up, down, head
+    for keys, step in (33, products[-12:-6]), (34, products[-6:]):  # after one token, and after two
+        numbers = matrices[0], 2 * keys * 64, *matrices[1:]
+        assert step == pytest.approx([4 * number / READ_RATE for number in numbers])
+
+
+def test_what_is_done_the_first_time_is_not_timed(machine: FakeMachine) -> None:
+    once = run.prefill_seconds(model(torch.float32), 96, 1)
+    assert run.prefill_seconds(model(torch.float32), 96, 1) == pytest.approx(once, rel=1e-9)
+    memory = micro._Memory(torch.float32)
+    calls = [micro._matrix(3, 40, 24)]  # a size of its own, so that the first is the first
+    assert micro._in_turn(calls, memory, 1) == pytest.approx(micro._in_turn(calls, memory, 1), rel=1e-6)
+
+
+def test_the_lower_quartile_of_steps(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours slow most steps down; a quarter of them say what the machine can do."""
+    assert quarter([4.0, 1.0, 3.0, 2.0, 5.0, 6.0, 7.0]) == 2.0
+    assert quarter([3.0]) == 3.0
+
+
+def test_a_line_and_a_table_by_hand() -> None:
+    assert Line(start=2.0, rate=4.0).seconds(12.0) == 5.0
+    assert Table(((1, 4), (1, 16)), (1.0, 2.0, 4.0, 8.0)).at(2, 4) == pytest.approx(8.0**0.5)  # the middle of both
+
+
+def test_what_is_promised() -> None:
+    """As README and docs/plan.md state it."""
+    assert (report.SAVED, report.MEMORY, report.TIME) == (0.01, 0.03, 0.20)
+    assert (PREFILL_TOKENS, PROMPT, STEPS, ROUNDS, PREFILLS) == (512, 128, 64, 3, 3)
+    assert DRIFT == 1.15
+
+
+class TestAMachineWhoseSpeedChanges:
+    """It is calibrated anew where it no longer runs as it did, and its owner is told where it does not hold still."""
+
+    def count(self, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+        counted: list[None] = []
+        measured = micro.measured
+        monkeypatch.setattr(micro, "measured", lambda machine: (counted.append(None), measured(machine))[1])
+        return counted
+
+    def test_between_two_runs(
+        self, machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counted, said = self.count(monkeypatch), list[str]()
+        machine.speed = 1.10
+        assert calibrate(say=said.append) == calibration
+        machine.speed = 0.8
+        slower = calibrate(say=said.append)
+        assert len(counted) == 1
+        assert slower.rates["fp32"].row_rate == pytest.approx(0.8 * READ_RATE, rel=0.005)
+        assert calibrate() == slower
+        machine.speed = 1.0
+        assert calibrate().rates["fp32"].row_rate == pytest.approx(READ_RATE, rel=0.005)
+        assert len(counted) == 2
+        assert any("1.25 times" in text for text in said)
+
+    def test_while_it_is_calibrated(self, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was measured then is neither kept nor passed on in silence."""
+        measured = micro.measured
+
+        def slowing(identity: object) -> Calibration:
+            found = measured(identity)  # type: ignore[arg-type]
+            machine.speed /= 2
+            return found
+
+        monkeypatch.setattr(micro, "measured", slowing)
+        warned: list[str] = []
+        calibrate(warn=warned.append)
+        calibrate(warn=warned.append)
+        assert len(warned) == 2
+        assert "2.00 times" in warned[0]
+
+    def test_while_a_model_is_measured(
+        self, machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Slower from the first decode on: measured again at that speed, and predicted for it."""
+        counted, decode = self.count(monkeypatch), run.decode_seconds
+
+        def slow(*args: object) -> float:
+            machine.speed = 0.5
+            return decode(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(run, "decode_seconds", slow)
+        found = measure(model(torch.float32))
+        assert len(counted) == 1
+        assert [abs(row.error) < 0.04 for row in found.rows if row.timed] == [True, True]
+        assert found.notes == ()
+
+    def test_all_the_time(
+        self, machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        decode = run.decode_seconds
+
+        def slower(*args: object) -> float:
+            machine.speed *= 0.8
+            return decode(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(run, "decode_seconds", slower)
+        assert "the machine's speed changed" in measure(model(torch.float32)).notes[0]
+
+
+def test_a_report_is_good_where_all_but_the_speeds_are() -> None:
+    def row(unit: str, measured: float) -> Row:
+        return Row(figure="", unit=unit, predicted=100, measured=measured, tolerance=0.2)
+
+    def ok(*rows: Row) -> bool:
+        return Report(model="", dtype="", machine=None, rows=rows).ok  # type: ignore[arg-type]
+
+    assert ok(row("tokens/s", 500), row("bytes", 120))
+    assert not ok(row("tokens/s", 100), row("bytes", 121))
+    assert [row("", measured).error for measured in (100, 150, 50)] == [0.0, 0.5, -0.5]
+    assert Row(figure="", unit="", predicted=0, measured=1, tolerance=0.2).error == float("inf")
+
+
+def test_a_busy_machine_is_told(
+    machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing.Others, "share", lambda self: 0.25)
+    assert measure(model(torch.float32)).notes == (
+        "other processes took 25% of the processors while speeds were measured",
+    )
+    assert (
+        measure(model(torch.float32), refresh=True).notes[0].endswith("25% of the processors while it was calibrated")
+    )
+    monkeypatch.setattr(timing.Others, "share", lambda self: 0.09)
+    assert measure(model(torch.float32), refresh=True).notes == ()
+
+
+def test_medians_of_rounds(machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"prefill_seconds": [8.0, 2.0, 4.0], "decode_seconds": [0.5, 0.25, 0.125]}
+    monkeypatch.setattr(micro, "probed", lambda: calibration.probes)
+    for name, kept in times.items():
+        monkeypatch.setattr(run, name, lambda *_, left=kept: left.pop())
+    prefill, decode = (row for row in measure(model(torch.float32)).rows if row.timed)
+    assert (prefill.measured, decode.measured) == (70 / statistics.median([8, 2, 4]), 4.0)
