@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -26,18 +24,18 @@ def tiny(dtype: torch.dtype) -> Model:
 
 
 @pytest.fixture
-def handed_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
+def _handed_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is a number of its own for each figure."""
     numbers = {"parameters": 1, "weight_bytes": 2, "flops": 3, "prefill_peak": 6}
     for name, number in numbers.items():
         monkeypatch.setattr(run, name, lambda *_, number=number: number)
     monkeypatch.setattr(run, "cache_bytes", lambda model, batch, capacity: 1000 * batch + capacity)
     monkeypatch.setattr(run, "saved_bytes", lambda model, tokens: (10 * tokens, 11 * tokens))
-    yield numbers  # noqa: PT022
 
 
+@pytest.mark.usefixtures("_handed_in")
 @pytest.mark.parametrize(("dtype", "name", "width"), [(torch.float32, "fp32", 4), (torch.bfloat16, "bf16", 2)])
-def test_each_row(handed_in: dict[str, float], dtype: torch.dtype, name: str, width: int) -> None:
+def test_each_row(dtype: torch.dtype, name: str, width: int) -> None:
     rows = {row.figure: row for row in counted(tiny(dtype))}
     # a token attends to all 96 with full scores: 4 x heads x width x keys, and 2 FLOPs for each number of a matrix
     flops = CONTEXT * (2 * (MATRICES + V * M) + LAYERS * 4 * H * D * CONTEXT)

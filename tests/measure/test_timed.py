@@ -25,9 +25,10 @@ from fake_machine import (
 )
 
 from asbuilt.measure import calibrate, measure, micro, report, run, timing
+from asbuilt.measure.calibrate import DRIFT
 from asbuilt.measure.rates import DTYPES, Calibration, Line, Table, quarter
-from asbuilt.measure.report import DRIFT, PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
 from asbuilt.measure.report import PREFILL as PREFILL_TOKENS
+from asbuilt.measure.report import PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
 from asbuilt.nn import build
 from asbuilt.nn.modules import Model
 

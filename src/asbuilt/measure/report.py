@@ -20,8 +20,6 @@ SAVED, MEMORY, TIME = 0.01, 0.03, 0.20
 PREFILL, PROMPT, STEPS = 512, 128, 64
 # Speeds are medians of so many rounds of both, each a lower quartile of so many prefills, and of STEPS steps.
 ROUNDS, PREFILLS = 3, 3
-# The machine is calibrated and the speeds measured anew, so often at most, where its speed changed meanwhile.
-ATTEMPTS = 2
 BUSY = 0.1  # of the processors, taken by other processes: from here on it is said
 
 
@@ -119,29 +117,43 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), MEMORY)
 
 
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds of a prefill and of a decode step: predicted, measured; how far the machine was from its calibration."""
+
+    machine: Calibration
+    predicted: tuple[float, float]
+    measured: tuple[float, float]
+    others: float | None
+    drift: float
+
+
 def _timed(
     model: Model, dtype: str, refresh: bool, say: Say, warn: Say
 ) -> tuple[Calibration, tuple[Row, ...], tuple[str, ...]]:
     """Returns the calibration, the speeds that it predicts beside those measured, and notes on the machine.
 
-    Where the machine's speed changed between the two, both are taken again: whether a prediction was met is not asked.
+    Where the machine's speed changed between the two, both are taken again, once: it is not asked whether the
+    prediction was met.
     """
-    for attempt in range(ATTEMPTS):
-        machine = calibrate(refresh=refresh or attempt > 0, say=say, warn=warn)
-        predicted = _predicted_seconds(model.spec, dtype, machine)
-        others = timing.Others()
-        measured = _measured_seconds(model, say)
-        taken = others.share()
-        drift = machine.drift(micro.probed())
-        if drift <= DRIFT:
-            break
-        say(f"this machine's speed changed {drift:.2f} times meanwhile")
+    found = _predicted_and_measured(model, dtype, calibrate(refresh=refresh, say=say, warn=warn), say)
+    if found.drift > DRIFT:
+        say(f"this machine's speed changed {found.drift:.2f} times meanwhile")
+        found = _predicted_and_measured(model, dtype, calibrate(refresh=True, say=say, warn=warn), say)
     tokens, prompt, _ = _sizes(model.spec)
+    predicted, measured = found.predicted, found.measured
     rows = (
         _row(f"prefill, {tokens} tokens", "tokens/s", tokens / predicted[0], tokens / measured[0], TIME),
         _row(f"decode after {prompt} tokens", "tokens/s", 1 / predicted[1], 1 / measured[1], TIME),
     )
-    return machine, rows, tuple(_notes(drift, machine.others, taken))
+    return found.machine, rows, tuple(_notes(found))
+
+
+def _predicted_and_measured(model: Model, dtype: str, machine: Calibration, say: Say) -> _Timed:
+    predicted = _predicted_seconds(model.spec, dtype, machine)
+    others = timing.Others()
+    measured = _measured_seconds(model, say)
+    return _Timed(machine, predicted, measured, others.share(), machine.drift(micro.probed()))
 
 
 def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
@@ -168,10 +180,10 @@ def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
     return statistics.median(prefills), statistics.median(decodes)
 
 
-def _notes(drift: float, calibrating: float | None, measuring: float | None) -> Iterator[str]:
-    if drift > DRIFT:
-        yield f"the machine's speed changed {drift:.2f} times while this was measured"
-    for share, doing in ((calibrating, "it was calibrated"), (measuring, "speeds were measured")):
+def _notes(found: _Timed) -> Iterator[str]:
+    if found.drift > DRIFT:
+        yield f"the machine's speed changed {found.drift:.2f} times while this was measured"
+    for share, doing in ((found.machine.others, "it was calibrated"), (found.others, "speeds were measured")):
         if share is not None and share >= BUSY:
             yield f"other processes took {share:.0%} of the processors while {doing}"
 
