@@ -11,6 +11,7 @@ from asbuilt.errors import InputError
 from asbuilt.plan.conventions import NODE
 from asbuilt.plan.precision import Precision
 from asbuilt.spec import Kind, Model, Part, Pass, runs, walk
+from asbuilt.spec.part import Kernel
 
 MOST_GPUS = 2**20
 MOST_DEGREE = 1024
@@ -175,15 +176,22 @@ class Device:
     stages: tuple[Stage, ...]
     own: Part
     layout: Placement
-    _works: dict[Pass, int] = field(default_factory=dict)
+    _works: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
 
-    def works(self, run: Pass) -> int:
-        """Returns the most bytes alive at once while one device makes its part of the run."""
-        if run not in self._works:
+    def works(self, chunk: int, context: int, kernel: Kernel, width: int) -> int:
+        """Returns the most bytes alive at once while a sequence is prefilled chunk by chunk, logits for its last token.
+
+        That is while the last chunk is, with all the tokens before it; or the first one, before which an encoder runs.
+        """
+        key = (min(chunk, context), context, kernel, width)
+        if key not in self._works:
             if len(self._works) > MOST_RUNS:
                 self._works.clear()
-            self._works[run] = self.own.works(run)
-        return self._works[run]
+            tokens = key[0]
+            runs = (Pass(tokens=tokens, past=past, logits="last", kernel=kernel, width=width)
+                    for past in {0, context - tokens})  # fmt: skip
+            self._works[key] = max(map(self.own.works, runs))
+        return self._works[key]
 
 
 def device(spec: Model, layout: Placement, precision: Precision) -> Device:

@@ -59,15 +59,9 @@ class Capacity:
         return math.ceil(self.memory * (1 - self.conventions.utilisation) + self.conventions.reserve)
 
     def activations(self, context: int) -> int:
-        """The most bytes alive while a chunk of a sequence is prefilled, logits for its last token.
-
-        That is while the last chunk is, with all the tokens before it; or the first one, before which an encoder runs.
-        """
-        tokens, kernel = min(self.chunk, context), "engine" if self.conventions.kernel == "engine" else "fused"
-        return max(
-            self.device.works(Pass(tokens=tokens, past=past, logits="last", kernel=kernel, width=self.precision.width))
-            for past in {0, context - tokens}
-        )
+        """The most bytes alive while a sequence is prefilled chunk by chunk."""
+        kernel = "engine" if self.conventions.kernel == "engine" else "fused"
+        return self.device.works(self.chunk, context, kernel, self.precision.width)
 
     @cached_property
     def logits(self) -> int:
@@ -114,6 +108,8 @@ class Capacity:
 
     def tightest(self, context: int) -> Stage:
         """The stage that holds the fewest sequences."""
+        if len(self.device.stages) == 1:
+            return self.device.stages[0]
         return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s, context)))
 
     def holds_weights(self, context: int) -> bool:

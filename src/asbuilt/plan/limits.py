@@ -102,7 +102,11 @@ def _changed(roofline: Roofline, **changes: Any) -> Roofline:  # noqa: ANN401  f
 
 def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
     """Returns the accelerator of the catalogue with the least memory that alone meets the goal."""
+    alone = _changed(roofline, layout=Placement())
+    weights = alone.capacity.weight_bytes()
     for machine in _by_memory(roofline.conventions.memory):
+        if machine.memory_bytes(roofline.conventions.memory) < weights:
+            continue
         alone = _changed(roofline, machine=machine, layout=Placement())
         if _rated(alone) and goal.met(alone, context):
             return machine
