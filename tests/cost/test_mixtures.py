@@ -14,8 +14,8 @@ from asbuilt.families.packing import holding
 from asbuilt.spec import Model, Rotary, Router, weights
 from asbuilt.spec.part import Weight
 
-# Bytes of whole files as published, metadata and alignment included: of bartowski's (Llama), Qwen's own and TheBloke's
-# (Mistral) repositories on the Hub. The metadata is mostly the vocabulary, so it is one and the same for files of one
+# Bytes of whole files as published, metadata and alignment included: of bartowski's (Llama 3), Qwen's own and TheBloke's
+# (Mistral, Llama 2) repositories on the Hub. The metadata is mostly the vocabulary, so it is one and the same for files of one
 # tokenizer: 7.84 MB of Llama 3's 128,256 tokens, 5.95 MB of Qwen2.5's 152,064, 0.74 MB of 32,000.
 FILES = [
     ("llama-3-8b", "q4_k_m", 4_920_734_272, 7_836_224),
@@ -32,6 +32,15 @@ FILES = [
     ("qwen3-30b-a3b", "q5_k_m", 21_725_581_728, 5_970_336),
     ("qwen3-30b-a3b", "mostly_q6_k", 25_092_532_640, 5_970_336),
     ("mistral-7b-v0.1", "q4_k_m", 4_368_439_584, 735_520),
+    ("llama-3.2-1b", "q4_k_m", 807_694_464, 7_831_680),
+    ("qwen2-0.5b", "q4_k_m", 397_808_192, 5_948_480),  # Qwen2.5's, of the same sizes: rows of 896, and tied
+    ("llama-2-7b", "q4_k_m", 4_081_004_224, 741_056),
+    ("llama-2-7b", "q3_k_m", 3_298_004_672, 741_056),
+    ("llama-2-7b", "q3_k_l", 3_597_110_976, 741_056),
+    ("llama-2-7b", "q3_k_s", 2_948_304_576, 741_056),
+    ("llama-2-7b", "q5_k_m", 4_783_156_928, 741_056),
+    ("llama-2-7b", "q5_k_s", 4_651_691_712, 741_056),
+    ("llama-2-7b", "q4_k_s", 3_856_739_008, 740_032),
     ("phi-3-mini", "q4_k_m", 2_393_231_360, 737_792),  # queries, keys and values are one map in its files
 ]
 
