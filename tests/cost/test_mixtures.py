@@ -14,8 +14,8 @@ from asbuilt.families.packing import holding
 from asbuilt.spec import Model, Rotary, Router, weights
 from asbuilt.spec.part import Weight
 
-# Bytes of whole files as published, metadata and alignment included: of bartowski's (Llama 3), Qwen's and
-# TheBloke's (Mistral, Llama 2) repositories. The metadata is mostly the vocabulary, so it is one and the same for files of one
+# Bytes of whole files as published, metadata and alignment included: of bartowski's (Llama 3), Qwen's and TheBloke's
+# repositories (Mistral, Llama 2). The metadata is mostly the vocabulary, so it is one and the same for files of one
 # tokenizer: 7.84 MB of Llama 3's 128,256 tokens, 5.95 MB of Qwen2.5's 152,064, 0.74 MB of 32,000.
 FILES = [
     ("llama-3-8b", "q4_k_m", 4_920_734_272, 7_836_224),
