@@ -14,6 +14,7 @@ from asbuilt.text.pretokenizers import pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
 MAX_PIECE = 512  # characters of a token whose merges are rebuilt; SentencePiece itself stops at 16
+MOST_LETTERS = 1 << 22  # of them all; Gemma's 256,000 have 1.8 million
 SPACE = "▁"
 
 
@@ -176,6 +177,10 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     longest = max(map(len, score), default=0)
     if longest > MAX_PIECE:
         raise InputError("a token is too long", field="tokenizer.ggml.tokens", value=longest, allowed=f"{MAX_PIECE}")
+    letters = sum(map(len, score))
+    if letters > MOST_LETTERS:
+        raise InputError("tokens are too long together", field="tokenizer.ggml.tokens", value=letters,
+                         allowed=f"at most {MOST_LETTERS:,} characters")  # fmt: skip
     whole = sorted(score, key=lambda token: -score[token])
     pairs = ((token[:at], token[at:]) for token in whole for at in range(1, len(token)))
     return [(left, right) for left, right in pairs if left in score and right in score]
