@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
 from asbuilt.spec import MLP, Attention, Block, Branch, Head, Model, RMSNorm, Rotary, TokenEmbedding, dumps, loads, walk
+from asbuilt.spec.show import show
 
 ANY = strategies.specs() | strategies.encoders()
 
@@ -137,3 +138,14 @@ def test_repr_folds_equal_blocks() -> None:
 def test_rotary_refuses_what_has_no_pairs() -> None:
     with pytest.raises(InputError, match="even"):
         Rotary(d_rotary=3)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_queries_and_keys_are_told_in_the_order_in_which_they_are_computed(first: bool) -> None:
+    norm, rotary = RMSNorm(d=4), Rotary(d_rotary=4)
+    part = Attention(d_model=8, n_heads=2, n_kv_heads=2, d_head=4, q_norm=norm, k_norm=norm, positions=rotary,
+                     rotate_first=first)  # fmt: skip
+    norms = ["q_norm", "k_norm"]
+    assert [path for path, _ in walk(part)][1:] == (["positions", *norms] if first else [*norms, "positions"])
+    shown = show(part)
+    assert shown.index("k_norm=") < shown.index("positions=")

@@ -6,6 +6,7 @@ Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -45,12 +46,12 @@ class Attention(Part):
     n_kv_heads: int
     d_head: int
     causal: bool = True
-    positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
     bias: bool = False
     output_bias: bool = False
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     rotate_first: bool = False
+    positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
@@ -87,6 +88,10 @@ class Attention(Part):
             norm = getattr(self, name)
             fits = norm is None or norm.d in (self.d_head, whole)
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        """As computed: norms of q and k, then positions, or positions first where the norms come after them."""
+        return iter(sorted(super().children(), key=lambda child: self.rotate_first and child[0] != "positions"))
 
     @property
     def d_query(self) -> int:
