@@ -142,14 +142,13 @@ def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequen
     """
     path = Path(model)
     try:
-        if path.is_file():
+        if path.is_dir():
+            if (path / CONFIG).exists() or _catalogued(str(model)) is None:
+                return _open_folder(path, allow_unread)
+        elif "\0" not in str(path) and path.exists():
             return _open_file(path, allow_unread)
-        if path.is_dir() and ((path / CONFIG).is_file() or _catalogued(str(model)) is None):
-            return _open_folder(path, allow_unread)
     except OSError as error:  # a name too long for the file system, a folder that may not be entered
         raise InputError(f"cannot be read: {error.strerror}", field="MODEL", value=str(model)) from error
-    except ValueError as error:  # a null byte
-        raise InputError(str(error), field="MODEL", value=str(model)) from error
     return _open_name(str(model), weights, allow_unread)
 
 
@@ -201,7 +200,7 @@ def _nothing_to_pass_over(name: str, allow_unread: Sequence[str]) -> InputError:
 
 
 def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:
-    if not (path / CONFIG).is_file():
+    if not (path / CONFIG).exists():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
         raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
@@ -213,7 +212,7 @@ def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:
 def _with_packing(reading: Reading, config: Path) -> Reading:
     """Returns the reading with what a file beside the config says of how the weights are packed."""
     file = config.parent / PACKING
-    if reading.quantization is not None or config.name != CONFIG or not file.is_file():
+    if reading.quantization is not None or config.name != CONFIG or not file.exists():
         return reading
     said = load_config_file(file).get("quantization")
     if not isinstance(said, dict):
