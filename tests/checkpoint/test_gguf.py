@@ -263,9 +263,9 @@ LIES: dict[str, tuple[bytes, str]] = {
     "one place for two": (assembled([], [tensor_info("t", (8,)), tensor_info("u", (8,))], bytes(32)), "u shares bytes"),
     "hole": (assembled([], [tensor_info("t", (8,)), tensor_info("u", (8,), offset=64)], bytes(96)), "u leaves a hole"),
     "hole at the start": (assembled([], [tensor_info("t", (8,), offset=32)], bytes(64)), "t leaves a hole.*offset 0"),
-    "too long a text": (assembled([entry("k", 8, text(bytes(2**22 + 1)))], []), "k is too long"),
+    "too long a text": (assembled([entry("k", 8, text(bytes(2**20 + 1)))], []), "k is too long"),
     "too long a text in an array": (
-        assembled([entry("k", 9, ARRAY_OF(8, 2) + text("a") + text(bytes(2**22 + 1)))], []),
+        assembled([entry("k", 9, ARRAY_OF(8, 2) + text("a") + text(bytes(2**20 + 1)))], []),
         "string 1 of k is too long",
     ),
     "split into a negative number": (assembled([entry("split.count", 5, struct.pack("<i", -2))], []), "split.count"),

@@ -34,15 +34,15 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_RANK = 4  # GGML_MAX_DIMS
 MAX_NAME = 1024  # bytes of a key or a tensor name; ggml itself stops at 64 for tensors
-# The largest published vocabularies, of 262k tokens, need 20 MB of header, 70 MB of Python objects and 60 keys; models
+# The largest published vocabularies, of 262k tokens, need 20 MB of header, 65 MB of Python objects and 60 keys; models
 # of 126 layers, or with experts one by one, some thousands of tensors.
 MAX_HEADER_BYTES = 1 << 26
-MAX_MEMORY = 96 << 20
+MAX_MEMORY = 80 << 20
 MAX_KEYS, MAX_TENSORS = 1 << 12, 1 << 14
 MAX_DEPTH = 4  # arrays of arrays
-MAX_TEXT = 1 << 22  # chat templates and licences take some tens of kB
+MAX_TEXT = 1 << 20  # chat templates and licences take some tens of kB
 # What an element takes in a list of Python's, in bytes, a text's own apart; an array also takes its time.
-NUMBER_BYTES, SMALL_BYTES, ARRAY_BYTES = 40, 16, 400
+NUMBER_BYTES, SMALL_BYTES, ARRAY_BYTES = 32, 16, 400
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 ARRAY, STRING, BOOL = 9, 8, 7

@@ -23,7 +23,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # A header takes about 120 bytes and 8 values of JSON per tensor, and reading it 10 us and 1 kB of Python objects. The
 # most tensors published under one index are 150k, in 14 MB, and some thousands in one file.
 MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 8 << 20, 24 << 20, 8
-MAX_HEADER_VALUES, MAX_TENSORS = 1 << 19, 1 << 18
+MAX_HEADER_VALUES, MAX_TENSORS = 3 << 17, 1 << 18
 LARGEST_COUNT = 2**63 - 1
 
 BITS: dict[str, int] = {
