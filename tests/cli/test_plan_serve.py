@@ -242,7 +242,7 @@ def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     rates: dict[str, Rates] = dict.fromkeys(("fp32", "bf16"), known_rates)
     known: dict[str, str | int | float] = {"processor": "a processor", "threads": 2, "memory_bytes": 8 * 2**30}
-    found = Calibration(machine=known, read_bandwidth=1.5e10, module_seconds=0, rates=rates)
+    found = Calibration(machine=known, read_bandwidth=1.5e10, module_seconds=0, rates=rates, probes={}, others=None)
     monkeypatch.setattr(ours, "calibrate", lambda **_: found)
     words = ("plan", "serve", "smollm2-135m", "--gpu", "this", "--context", 64, "--batch", 1, "--json")
     document = json.loads(run(*words).stdout)
