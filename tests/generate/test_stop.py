@@ -134,6 +134,17 @@ def test_a_stop_string_at_the_end_of_the_allowance_is_a_stop() -> None:
     assert (done.text, done.finish_reason) == ("a.", "stop")
 
 
+def test_one_stop_string_is_not_taken_letter_by_letter() -> None:
+    done = answer(TOKENIZER.encode("abe dne end x"), "end")
+    assert (done.text, done.finish_reason) == ("abe dne ", "stop")
+
+
+def test_the_tokens_after_a_stop_are_not_asked_for() -> None:
+    """All that were generated, those of the stop string included, and none after it."""
+    done = answer(TOKENIZER.encode("a.end more"), ["end"])
+    assert done.tokens == TOKENIZER.encode("a.end")
+
+
 def test_nothing_may_be_asked_for() -> None:
     done = answer(TOKENIZER.encode("abc"), max_new_tokens=0)
     assert (done.text, done.tokens, done.finish_reason) == ("", [], "length")
