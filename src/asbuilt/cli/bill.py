@@ -133,15 +133,16 @@ def _packed(source: Source) -> dict[str, Any] | None:
 
     Nothing of a GGUF file: what that holds is counted as stored.
     """
-    from asbuilt.plan.devices import Placement, device
+    if source.reading.quantization is None:
+        return None
+    from asbuilt.plan.devices import Placement, device  # most models need none of this
     from asbuilt.plan.quantised import published
 
     try:
-        found = None if source.gguf is not None else published(source)
+        found = published(source)
     except InputError as error:
         return {"format": None, "weight_bytes": None, "problem": str(error)}
-    if found is None:
-        return None
+    assert found is not None
     held = device(source.spec, Placement(), found).stages[0].folds.total_bytes
     return {"format": found.name, "weight_bytes": held, "problem": None}
 
