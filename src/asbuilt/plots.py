@@ -155,9 +155,14 @@ def _by_batch(axes: Axes, plan: ServePlan) -> None:
     axes.loglog(batches, [s.run.compute_seconds * 1e3 for s in plan.sweep], color=COLOURS[5], linestyle=":",
                 label="FLOPs / rate")  # fmt: skip
     if plan.users:
-        axes.axvline(plan.users, color=COLOURS[7], linewidth=1, label=f"{plan.users:,} users fit")
+        axes.axvline(
+            plan.users,
+            color=COLOURS[7],
+            linewidth=1,
+            label=f"{plan.users:,} users{' in time' if plan.targets else ' fit'}",
+        )
     axes.set_xlabel("sequences at once")
-    axes.set_ylabel("milliseconds per step")
+    axes.set_ylabel("milliseconds per step at least")
     axes.legend(fontsize="small", frameon=False)
     return None
 
@@ -170,8 +175,8 @@ def _by_context(axes: Axes, plan: ServePlan) -> None:
     if not any(users):
         return _nothing(axes, "no user fits at any length")
     axes.loglog(contexts, [count or float("nan") for count in users], color=COLOURS[0])
-    if plan.users:
-        axes.plot([plan.context], [plan.users], "o", color="black", label=f"{plan.users:,} at {plan.context:,} tokens")
+    if held := plan.users_that_fit:
+        axes.plot([plan.context], [held], "o", color="black", label=f"{held:,} at {plan.context:,} tokens")
         axes.legend(fontsize="small", frameon=False)
     axes.set_xlabel("tokens of each user")
     axes.set_ylabel("users")

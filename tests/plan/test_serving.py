@@ -419,6 +419,23 @@ def test_a_card_without_a_rate_is_not_suggested(monkeypatch: pytest.MonkeyPatch)
     assert serve("gpt2", "h100-sxm").smallest_card == "tpu-v4"
 
 
+def test_of_cards_with_as_much_memory_the_fastest_is_named() -> None:
+    """Gemma-2-27B takes 54.5 GB: by the vendors' numbers 64 GB are too few; of the 80 GB cards one has 3.35 TB/s."""
+    plan = serve("gemma-2-27b", "h200", dtype="bf16", conventions=Conventions(memory="vendor"))
+    assert plan.smallest_card == "h100-sxm"
+
+
+def test_no_wider_weights_are_suggested() -> None:
+    """Of what is in 8 bits 4 remain, and of what is in 4 none; a cache in 8 bits stays as it is."""
+    for dtype, options in (
+        ("bf16", {"--dtype fp8:128", "--dtype int4:128"}),
+        ("fp8", {"--dtype int4:128"}),
+        ("int4", set()),
+    ):
+        found = [s.option for s in serve("llama-3-70b", "l4", dtype=dtype, kv_dtype="fp8").suggestions]
+        assert {option for option in found if "dtype" in option} == options
+
+
 def test_targets() -> None:
     met = serve(LLAMA, "h100-sxm", latency_target=0.010)
     assert met.users is not None
