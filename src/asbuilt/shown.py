@@ -46,7 +46,7 @@ def _stays(character: str, left: str) -> bool:
     if character.isprintable() or character in "\n\t" or character in PREPENDED:
         return True
     if character in JOINERS:
-        return left > "\x7f" and left not in JOINERS and left.isprintable()
+        return left > "\x7f" and left.isprintable()
     return unicodedata.category(character) in ("Zs", "Co", "Cn") and not IGNORED.fullmatch(character)
 
 

@@ -306,3 +306,43 @@ def test_importing_asbuilt_imports_nothing_heavy_and_every_name_is_there() -> No
         assert name in dir(asbuilt)
     with pytest.raises(AttributeError, match="nothing"):
         _ = asbuilt.nothing
+
+
+@pytest.mark.parametrize(
+    ("fault", "needed"),
+    [
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to "
+                      "allocate 17000000000 bytes. Error code 12 (Cannot allocate memory)"),
+         ": 17.00 GB (15.83 GiB) more were needed"),
+        (MemoryError("Unable to allocate 15.8 GiB for an array with shape (9,)"), ": 15.8 GiB more were needed"),
+        (MemoryError(), ""),
+    ],
+    ids=["torch", "numpy", "python"],
+)  # fmt: skip
+def test_too_little_memory_is_a_message(
+    run: Run, monkeypatch: pytest.MonkeyPatch, fault: Exception, needed: str
+) -> None:
+    monkeypatch.setattr("asbuilt.memory.free", lambda: 6 * 10**9)
+    command("describe", monkeypatch, fault)
+    refused(
+        run("describe", "gpt2"),
+        f"there is not enough memory{needed}, 6.00 GB (5.59 GiB) are free; take a smaller model",
+    )
+
+
+def test_another_runtime_error_is_a_fault_of_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    command("describe", monkeypatch, RuntimeError("shapes do not match"))
+    assert isinstance(run("describe", "gpt2").exception, RuntimeError)
+
+
+def test_what_torch_and_numpy_really_say() -> None:
+    """Their messages, not ours of what they might be."""
+    import numpy
+    import torch
+
+    from asbuilt.cli.main import ASKED
+
+    for allocate in (lambda: torch.empty(1 << 55, dtype=torch.int8), lambda: numpy.empty(1 << 55, dtype=numpy.int8)):
+        with pytest.raises((RuntimeError, MemoryError)) as error:
+            allocate()
+        assert ASKED.search(str(error.value)), error.value

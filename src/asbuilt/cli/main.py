@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from typing import Any, NoReturn
@@ -10,13 +11,15 @@ import click
 
 from asbuilt.cli import signals, streams
 from asbuilt.errors import InputError
-from asbuilt.shown import cut, line
+from asbuilt.shown import cut, line, size
 
 # command -> the module that holds it under the same name; in the order of `--help`
 COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "embed", "convert", "diff")
 # What the `torch` extra installs: one of these missing is a matter of installation, any other a fault of ours.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
 PLOTS = "matplotlib"  # and that, the `plots` extra
+# How torch and numpy say how much could not be had.
+ASKED = re.compile(r"(?:tried to allocate|Unable to allocate) ([0-9]+(?:\.[0-9]+ [KMGTPE]iB)?)", re.IGNORECASE)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 BROKEN = 1  # nothing was wrong with the input, and there is no answer
 
@@ -52,6 +55,11 @@ class Commands(click.Group):
                 raise
             fix = f"pip install 'asbuilt[{'plots' if missing == PLOTS else 'torch'}]'"
             raise Refused(f"this command needs {missing}, which is not installed: {fix}") from error
+        except (MemoryError, RuntimeError) as error:
+            wanted = ASKED.search(str(error))
+            if wanted is None and not isinstance(error, MemoryError):
+                raise
+            raise Refused(_out_of_memory(wanted and wanted[1])) from error
         except (KeyboardInterrupt, signals.Stopped):
             ctx.exit(signals.exit_code(INTERRUPTED))
 
@@ -70,6 +78,16 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt, signals.Stopped):
             return signals.exit_code(INTERRUPTED)
         return code if isinstance(code, int) else 0
+
+
+def _out_of_memory(wanted: str | None) -> str:
+    """Says what was asked for, where the library that asked said so, and what there is."""
+    from asbuilt import memory
+
+    needed = "" if wanted is None else f": {size(int(wanted)) if wanted.isdigit() else wanted} more were needed"
+    free = memory.free()
+    have = "" if free is None else f", {size(free)} are free"
+    return f"there is not enough memory{needed}{have}; take a smaller model, a shorter text or a narrower --dtype"
 
 
 def _refuse(error: click.ClickException) -> int:
