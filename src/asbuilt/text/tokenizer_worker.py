@@ -156,12 +156,12 @@ def load(path: Path, nbytes: int) -> Engine:
 
 
 def main() -> None:
-    """Loads the file that the first request names, and answers the others with its methods."""
+    """Loads the file that a request names, and answers the others with the methods of the last that was loaded."""
     engine: list[Engine] = []
 
     def answer(request: dict[str, Any]) -> Any:  # noqa: ANN401
         if "load" in request:
-            engine.append(load(Path(request["load"]), request["nbytes"]))
+            engine[:] = [load(Path(request["load"]), request["nbytes"])]
             return None
         return getattr(engine[0], request["method"])(*request["arguments"])
 

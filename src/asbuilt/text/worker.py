@@ -103,6 +103,11 @@ class Worker:
             return f"{self._what} asked for more than {request.memory >> 20} MiB of memory"
         return f"the process that tries {self._what} ended with code {code}"
 
+    @property
+    def pid(self) -> int | None:
+        """The child's number, None while there is none."""
+        return None if self._process is None else self._process.pid
+
     def close(self) -> int:
         """Ends the child, if there is one, and returns its exit code."""
         process, self._process = self._process, None
