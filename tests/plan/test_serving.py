@@ -366,6 +366,9 @@ def test_times_are_called_the_least_there_can_be() -> None:
                  "tokens/s at most", "theoretical minimum (floor): bytes at the full bandwidth"):  # fmt: skip
         assert said in text
     assert "floors" in compare([plan, plan]).title
+    notes = {line.name: line.note for line in plan.lines}
+    assert notes["prefill of 2,048"] == notes["decode step of 55"] == "theoretical minimum (floor)"
+    assert notes["tokens/s"] == "the most there can be"
 
 
 def test_experts_over_devices() -> None:

@@ -368,6 +368,17 @@ def test_fp8_weights_with_scores_in_bf16() -> None:
     assert bytes_of(plan)["cache per user"] == 86_016  # in bf16, as activations are
 
 
+def test_a_cache_in_eight_bits() -> None:
+    """Half of it, but in our cache object, which is in the activations' dtype; weights are as they were."""
+    plan = ask(kv_dtype="fp8")
+    assert plan.caches is not None
+    assert (plan.caches.minimum, plan.caches.object, plan.caches.paged) == (38_400, 76_800, 43_008)
+    assert bytes_of(plan)["cache per user"] == 43_008
+    assert plan.users == 155  # floor(8,249,712 / 53,008 = 155.63)
+    assert seconds_of(plan)["attention"] == close(376.32)  # FLOPs bind: bytes are 147,456 + 5 x 38,400
+    assert plan.document()["kv_dtype"] == "fp8"
+
+
 def test_efficiencies_are_shares() -> None:
     half = ask(bandwidth_efficiency=0.5)
     assert seconds_of(half)["attention"] == close(2 * 531.456)
@@ -514,3 +525,21 @@ def test_several_plans_in_one_table() -> None:
     assert tuple(sparse)[2] == "1"
     (large,) = compare([serve("llama-3-8b", "h100-sxm", context=8192)]).rows
     assert large[4] == "16.06"  # GB: 8,030,261,248 numbers of two bytes
+
+
+def test_where_nobody_fits() -> None:
+    """1 MB leaves 900,000 - 650,368 - 49,920 - 50,000 = 149,712 bytes; a user of 200 tokens takes 13 pages, 159,744."""
+    tiny = replace(MACHINE, memory_gb=0.001)
+    plan = serve(DENSE, tiny, context=200, chunk=32, conventions=CONVENTIONS)
+    found = bytes_of(plan)
+    assert (found["logits and sampler"], found["cache budget"], found["cache tokens"]) == (0, 149_712, 187)
+    assert (plan.fits, plan.users, plan.largest_batch) == (False, 0, 0)
+    assert plan.decode is not None
+    assert plan.decode.batch == 1
+    assert plan.largest_context == 176  # 11 pages and logits: 145,168
+    assert serve(DENSE, tiny, context=176, chunk=32, conventions=CONVENTIONS).users == 1
+    # with 0.7 MB not even the weights
+    none = serve(DENSE, replace(MACHINE, memory_gb=0.0007), context=200, chunk=32, conventions=CONVENTIONS)
+    assert (none.kv_budget_bytes, none.cache_tokens, none.users, none.largest_context) == (0, 0, 0, 0)
+    assert bytes_of(none)["cache budget"] == 630_000 - 750_288
+    assert any("still too much" in said.effect for said in none.suggestions)

@@ -291,7 +291,8 @@ def time_lines(plan: ServePlan) -> Iterator[Line]:
         name = f"decode step of {step.batch:,}"
         yield from _run_lines(plan, name, step.run)
         yield Line(name="tokens/s", value=step.tokens_per_second, unit="tokens/s", formula="{batch} / {time of a step}",
-                   numbers={"batch": step.batch, "time of a step": step.seconds_per_step})  # fmt: skip
+                   numbers={"batch": step.batch, "time of a step": step.seconds_per_step},
+                   note="the most there can be")  # fmt: skip
 
 
 def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
@@ -316,4 +317,5 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
         parts[c.kind] = c.seconds
     formula = "{times} × (" + " + ".join(f"{{{kind}}}" for kind in parts) + ") + {links}"
     yield Line(name=name, value=run.seconds, unit="seconds", formula=formula,
-               numbers={"times": run.times, **parts, "links": run.link_seconds})  # fmt: skip
+               numbers={"times": run.times, **parts, "links": run.link_seconds},
+               note="theoretical minimum (floor)")  # fmt: skip
