@@ -56,4 +56,5 @@ def test_values_that_python_does_not_print() -> None:
 
 def test_a_hint_for_a_huge_name_takes_no_time() -> None:
     assert near("lama-3-8b" + HUGE, ["llama-3-8b"]) == ""
+    assert near("a" * 200 + HUGE, ["a" * 200]) == f"did you mean {'a' * 200!r}?"  # by what it begins with
     assert near("lama-3-8b", ["llama-3-8b"]) == "did you mean 'llama-3-8b'?"

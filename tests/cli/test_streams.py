@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from asbuilt.cli import streams
 
 ASBUILT = [sys.executable, "-m", "asbuilt"]
 NOWHERE = "Error: stdout cannot be written: "
@@ -166,6 +169,36 @@ except signals.Stopped:
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("\r 50%|#####     | a.safetensors", "\r 50%|#####     | a.safetensors"),
+        ("\x1b[A\x1b[A", "\x1b[A\x1b[A"),
+        ("\r 50%| a\x1b]0;t\x07\rb", "\r" + r" 50%| a\x1b]0;t\x07\rb"),
+        ("\r\x1b[2J", "\r" + r"\x1b[2J"),
+        ("a\rb", r"a\rb"),
+        ("\x1b[Ab", r"\x1b[Ab"),
+        ("\x1b[2J", r"\x1b[2J"),
+    ],
+)
+def test_a_librarys_progress_bar_is_drawn(written: str, shown: str) -> None:
+    """On a terminal, as tqdm draws it; what its text holds is a stranger's, and the terminal is sent nowhere else."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal:
+        stream = streams.guarded(terminal, needed=False, escaping=True)
+        stream.write(written)
+        stream.flush()
+        got = os.read(master, 4096).decode()
+    os.close(master)
+    assert got == shown
+
+
+def test_no_progress_bar_is_drawn_into_a_pipe(tmp_path: Path) -> None:
+    with (tmp_path / "err").open("w") as file:
+        streams.guarded(file, needed=False, escaping=True).write("\r 50%")
+    assert (tmp_path / "err").read_text() == r"\r 50%"
 
 
 def test_no_module_of_the_folder_one_stands_in_is_imported(tmp_path: Path) -> None:

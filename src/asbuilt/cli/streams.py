@@ -10,12 +10,15 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import sys
 from typing import Any, TextIO
 
 from asbuilt.shown import prose
 
+# A library's progress bar (tqdm, as the hub's is): back to where the line began, or up to another bar's line.
+BAR = re.compile(r"\r|(\x1b\[A)+\Z")
 READER_LEFT = 141  # 128 + SIGPIPE, what a shell says of any program whose reader left
 
 
@@ -69,7 +72,9 @@ class Guarded(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Writes the text, escaped; returns its length."""
-        super().write(prose(text, self._left) if self._escaping else text)
+        drawn = BAR.match(text) if self._escaping and self.isatty() else None
+        begun = drawn[0] if drawn else ""
+        super().write(begun + prose(text[len(begun) :], self._left) if self._escaping else text)
         self._left = text[-1:]
         return len(text)
 
