@@ -10,14 +10,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from asbuilt.checkpoint import save as saving
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load
-from asbuilt.checkpoint.save import save
+from asbuilt.checkpoint.safetensors import read_header
+from asbuilt.checkpoint.save import Place, save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
 
@@ -205,3 +208,67 @@ def test_the_source_is_named_where_the_source_is_wrong(made: Path) -> None:
         convert(made, out)
     assert str(out) not in str(caught.value)
     assert only(made.parent, "made")
+
+
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+
+
+def test_every_tensor_is_aligned_to_its_elements_and_the_order_within_a_width_is_kept(made: Path) -> None:
+    """Readers map the file: a float32 that begins at a byte that 4 does not divide is copied, or cannot be read."""
+    tensors = tiny.stored(made)
+    names = list(tensors)
+    kinds = (torch.bfloat16, torch.float32, torch.float64)
+    mixed = {name: tensor.to(kinds[i % 3]) for i, (name, tensor) in enumerate(tensors.items())}
+    tiny.rewrite(made, mixed)
+    convert(made, made.with_name("out"))
+    stored = read_header(made.with_name("out") / tiny.SINGLE)
+    assert stored.keys() == set(names)
+    assert len({tensor.dtype for tensor in stored.values()}) == 3
+    assert all(tensor.offset % ITEM_BYTES[tensor.dtype] == 0 for tensor in stored.values())
+    said = (
+        ("a", torch.bfloat16, (3,)),
+        ("b", torch.float32, (1,)),
+        ("c", torch.bfloat16, ()),
+        ("d", torch.float64, (2,)),
+    )
+    (places,) = saving.plan_shards((Place(name=name, dtype=dtype, shape=shape) for name, dtype, shape in said), 100)
+    assert [(place.name, place.start) for place in places] == [("d", 0), ("b", 16), ("a", 20), ("c", 26)]
+
+
+def test_shards_are_filled_up_to_the_limit_and_not_beyond() -> None:
+    five = [Place(name=str(i), dtype=torch.float32, shape=(n,)) for i, n in enumerate((2, 2, 1, 9, 1))]
+    for limit, names in ((16, [["0", "1"], ["2"], ["3"], ["4"]]), (20, [["0", "1", "2"], ["3"], ["4"]]),
+                         (15.9, [["0"], ["1", "2"], ["3"], ["4"]]), (60, [["0", "1", "2", "3", "4"]])):  # fmt: skip
+        assert [[place.name for place in shard] for shard in saving.plan_shards(iter(five), limit)] == names
+
+
+def test_what_is_joined_from_two_dtypes_is_stored_in_one_that_holds_both(tmp_path: Path) -> None:
+    tiny.write(tmp_path / "made", "gpt2", 9)
+    model = load(tmp_path / "made", dtype="bfloat16")
+    k = model.get_parameter("blocks.0.attention.body.k.weight")
+    k.data = torch.randn_like(k, dtype=torch.float32)
+    save(model, tmp_path / "out", family="gpt2", carried={})
+    joined = tiny.stored(tmp_path / "out")["transformer.h.0.attn.c_attn.weight"]  # columns of q, k, v in turn
+    assert joined.dtype == torch.float32
+    assert torch.equal(joined[:, tiny.D_MODEL : 2 * tiny.D_MODEL], k.data.t())
+    assert tiny.stored(tmp_path / "out")["transformer.h.1.attn.c_attn.weight"].dtype == torch.bfloat16
+
+
+def test_experts_stored_in_two_dtypes_are_read_in_one_that_holds_both(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = MixtralConfig(vocab_size=16, num_hidden_layers=1, num_local_experts=3, max_position_embeddings=16, **sizes)
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "made")
+    tensors = tiny.stored(tmp_path / "made")
+    name = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
+    tensors[name.format(0)] = tensors[name.format(0)].bfloat16()
+    tiny.rewrite(tmp_path / "made", tensors)
+    (stack,) = (p for path, p in load(tmp_path / "made").named_parameters() if p.dim() == 3 and "gate" in path)
+    for i in range(3):
+        assert torch.equal(stack[i], tensors[name.format(i)].float())

@@ -140,7 +140,7 @@ class Contents:
 
     def read(self, entry: Entry) -> list[Tensor]:
         """Returns the tensors of the entry's paths; InputError where one is stored again with other values."""
-        tensors = entry.layout.load([self._read(name) for name in entry.names])
+        tensors = entry.layout.load(alike([self._read(name) for name in entry.names]))
         for path, tensor in zip(entry.paths, tensors, strict=True):
             for name in (name for name, tied in self._again if tied == path):
                 self._require_equal(tensor, name, path)
@@ -160,6 +160,17 @@ def _reader(source: Source, stored: Headers) -> Callable[[str], Tensor]:
     if source.gguf is not None:
         return functools.partial(read_tensor, source.gguf)
     return Reader({name: tensor for name, tensor in stored.items() if isinstance(tensor, StoredTensor)})
+
+
+def alike(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors in one dtype that holds them all: a layout joins them into one of the first's."""
+    import torch
+
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1:
+        return tensors
+    common = functools.reduce(torch.promote_types, sorted(dtypes, key=str))
+    return [tensor.to(common) for tensor in tensors]
 
 
 def stored_dtype(tensor: Stored) -> str | None:

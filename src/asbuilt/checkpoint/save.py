@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.checkpoint.load import as_source, dtype_of, require_range
+from asbuilt.checkpoint.load import alike, as_source, dtype_of, require_range
 from asbuilt.checkpoint.safetensors import BITS, FLOATS, INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
 from asbuilt.errors import InputError, shorten
@@ -120,7 +120,7 @@ def write_folder(
         done = 0
         for entry in table.entries:
             with _named_memory(entry):
-                tensors = entry.layout.save(read(entry))
+                tensors = entry.layout.save(alike(read(entry)))
             for name, tensor in zip(entry.names, tensors, strict=True):
                 path, place = places.pop(name)  # KeyError: a table that stores a name twice
                 with _named_memory(entry):
