@@ -216,3 +216,15 @@ def test_peak_where_a_block_is_largest(dtype: str, checkpointing: str) -> None:
     tokens = torch.randint(32, (2, SEQ), generator=torch.Generator().manual_seed(0))
     measured = backward_peak(build(spec, dtype=DTYPES[dtype], seed=0), tokens, again=checkpointing == "full")
     assert measured <= plan.per_device_bytes - plan.state.total <= 1.25 * measured
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_peak_where_the_heads_gradient_is_largest(tied: bool) -> None:
+    """Few tokens of a large vocabulary: three gradients of a tied table at once, one new one of a head of its own."""
+    spec = llama.build(n_vocab=6000, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=350, max_positions=SEQ,
+                       rotary=Rotary(d_rotary=32), tied=tied, name="wide")  # fmt: skip
+    plan = train(spec, H100, dtype="fp32", seq=16, batch=1)
+    stage = plan.trial.fullest
+    assert stage.gradient_room > max(stage.loss_room, stage.again_room)
+    measured = backward_peak(build(spec, seed=0), torch.arange(16)[None], again=False)
+    assert plan.per_device_bytes - plan.state.total == pytest.approx(measured, rel=0.01)
