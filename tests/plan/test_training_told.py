@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from test_training_by_hand import BASE, DENSE, MACHINE, SPARSE, TIED
 
-from asbuilt.catalog.machine import Machine
+from asbuilt.catalog.machine import Link, Machine
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.plan import Options, Subject, train
@@ -78,8 +78,12 @@ def test_options_reach_the_plan() -> None:
     ({"interleave": 0}, "interleave"),
     ({"reserve": 1.0}, "reserve"),
     ({"node": 0}, "node"),
-    ({"price": 1e7}, "price"),
-    ({"tokens": 1e19}, "tokens"),
+    ({"tokens": 1.1e18}, "tokens"),
+    ({"price": 1.1e6}, "price"),
+    ({"network": 1.1e15}, "network"),
+    ({"host": 1.1e15}, "host"),
+    ({"host": 0.0}, "host"),
+    ({"network": 0.0}, "network"),
     ({"gradient_dtype": "int8"}, "gradient_dtype"),
     ({"lora": 0}, "lora"),
 ], ids=str)  # fmt: skip
@@ -181,6 +185,7 @@ def test_several_changes_together() -> None:
     found = train("llama-3-8b", "h100-sxm", gpus=4, batch=8)
     first, *others = found.suggestions
     assert first.fits
+    assert "--chunked-loss 8" in [suggestion.change for suggestion in others]
     assert first.change.count("--") == 2
     assert not any(s.fits and s.change.count("--") == 1 for s in others)
     asked: dict[str, Any] = {"batch": 8}
@@ -239,6 +244,43 @@ def test_search_is_every_layout_tried(spec: Any, gpus: int, memory: float) -> No
     assert found.trials[0].step.seconds <= 1.01 * min(seconds for _, seconds in expected.values())
     assert len(search(subject, machine, options).trials) == min(20, len(expected))
     assert {trial.step.tokens for trial in found.trials} == {2 * 32 * 4 * gpus}
+
+
+def test_rings_of_more_than_sixteen_are_not_searched() -> None:
+    for gpus, widest in ((32, 16), (17, 1)):
+        found = search(Subject(DENSE), MACHINE, Options(gpus=gpus, seq=17 * 32), most=10**6)
+        assert max(trial.layout.cp for trial in found.trials) == widest
+
+
+def test_of_layouts_as_fast_within_a_hundredth_the_simplest_comes_first() -> None:
+    """Fewer kinds of parallelism, of as many the one that holds less; sixteen are as fast as each other here."""
+    machine = Machine(name="m", memory_gb=10, bandwidth=1e15, rates={"bf16": 1e9},
+                      link=Link(kind="wire", bandwidth=1e15), source="made up")  # fmt: skip
+    found = search(Subject(DENSE), machine, Options(**{**BASE, "gpus": 4, "accumulate": 8, "node": 4}), most=10**6)
+    same: dict[str, list[tuple[int, int]]] = {}
+    for trial in found.trials:
+        layout = trial.layout
+        kinds = [layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.ep > 1, layout.zero > 0].count(True)
+        same.setdefault(f"{trial.step.seconds:.2e}", []).append((kinds, trial.fullest.total))
+    assert max(map(len, same.values())) > 10
+    assert all(ordered == sorted(ordered) for ordered in same.values())
+
+
+def test_adapters_are_matrices_to_an_optimizer() -> None:
+    """One momentum of 14,848 numbers in fp32; factors of a row and a column for each A and B."""
+    for optimizer, pieces in (
+        ("muon", {"momentum": 59_392}),
+        # A of 4 x 64, down's of 4 x 96; B of 64 (q, o, down), 32 (k, v) or 96 (gate, up) x 4
+        ("adafactor", {"row factors": 4 * 4 * (7 * 4 + 448), "column factors": 4 * 4 * (6 * 64 + 96 + 7 * 4)}),
+    ):
+        made = plan(Subject(DENSE), MACHINE, Options(seq=32, lora=4, optimizer=optimizer))
+        assert made.state.optimizer == pieces
+
+
+def test_half_precision_is_two_bytes_wide() -> None:
+    machine = Machine(name="m", memory_gb=1, bandwidth=1e12, rates={"fp16": 1e12}, source="made up")
+    made = plan(Subject(DENSE), machine, Options(**{**BASE, "dtype": "fp16"}))
+    assert (made.state.weights, made.activation_bytes) == (502_912, 432_128)
 
 
 def test_eight_bit_moments_by_their_publication() -> None:
