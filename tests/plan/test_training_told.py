@@ -135,6 +135,37 @@ def test_floors_are_called_floors() -> None:
     assert "at 40% of the dense rate over all of it" in given
 
 
+def test_the_derivation_of_a_step() -> None:
+    """Lines, units and numbers of a plan worked out in test_training_by_hand.py."""
+    options = Options(**{**BASE, "gpus": 2, "pp": 2, "accumulate": 4, "interleave": 1})
+    lines = {line.name: line for line in plan(Subject(DENSE), MACHINE, options).trial.step.lines()}
+    assert {name: line.unit for name, line in lines.items()} == {
+        "computing one micro-batch": "seconds", "communication: pipeline": "seconds", "one micro-batch": "seconds",
+        "the pipeline's bubble": "of the micro-batches' time", "one step": "seconds",
+    }  # fmt: skip
+    assert lines["one micro-batch"].numbers == {
+        "computing": pytest.approx(99.581952e-6), "tensor": 0, "expert": 0, "pipeline": pytest.approx(163.84e-9),
+        "context": 0,
+    }  # fmt: skip
+    assert lines["communication: pipeline"].numbers == {"bytes one device sends": 65_536, "bytes a second": 100e9}
+    assert lines["one step"].note == "at least: a floor"
+    given = Options(**{**BASE, "kernel_efficiency": 0.57, "utilisation": 0.5})
+    (line,) = plan(Subject(DENSE), MACHINE, given).trial.step.lines()
+    assert (line.name, line.numbers["utilisation"], line.unit) == ("one step", 0.5, "seconds")
+
+
+def test_what_is_left_of_the_memory() -> None:
+    for gigabytes, note in ((1.0, ""), (0.005, "does not fit")):
+        machine = Machine(name="m", memory_gb=gigabytes, bandwidth=1e12, rates={"bf16": 1e12}, source="made up")
+        lines = {line.name: line for line in plan(Subject(DENSE), machine, Options(**BASE)).lines}
+        assert (lines["left"].note, lines["memory"].source) == (note, "made up")
+        assert lines["left"].value == 0.95 * gigabytes * 1e9 - 5_242_624
+
+
+def test_one_parameter_is_a_number_of_them() -> None:
+    assert train(None, MACHINE, parameters=1).state.weights == 2
+
+
 def changes(name: str, gpu: str, **options: Any) -> list[str]:  # noqa: ANN401
     return [suggestion.change for suggestion in train(name, gpu, **options).suggestions]
 
