@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 import asbuilt.checkpoint.load
 import asbuilt.cli.generate
+import asbuilt.generate.decode
 import asbuilt.memory
 from asbuilt.checkpoint.load import Contents, load
 from asbuilt.checkpoint.save import save
@@ -203,3 +204,17 @@ def test_the_system_message_comes_first(run: Run, checkpoint: Path) -> None:
         {"role": "user", "content": "ab"},
     ]
     assert asbuilt.cli.generate._messages("ab", None) == [{"role": "user", "content": "ab"}]
+
+
+def test_memory_that_ends_on_the_way_is_one_message(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit that nobody announces: the allocator refuses in the middle of the prompt."""
+
+    def refuse(*args: object, **more: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried")
+
+    monkeypatch.setattr(asbuilt.generate.decode, "prefill", refuse)
+    result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 3, "--json")
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert re.search(r"MODEL: needs \d+\.\d\d kB .* of memory to be run, .* are free", result.stderr)

@@ -42,6 +42,7 @@ def test_a_long_prompt_is_read_in_float32_where_bf16_is_emulated(machine: Machin
     found = choose(BF16, None, 1000, 10, needs)
     assert found.dtype == FP32
     assert found.why == "float32 is 5.5 times as fast as bfloat16 on this processor"
+    assert found.needed == 32_000_000_000
     assert found.warning == ("stored in bfloat16, computing in float32, which is 5.5 times as fast as bfloat16 on "
                              "this processor")  # fmt: skip
 
@@ -75,7 +76,7 @@ def test_what_was_asked_for_is_obeyed_with_the_ratio(machine: Machine) -> None:
 def test_a_processor_that_has_it_computes_as_stored(machine: Machine, stored: torch.dtype) -> None:
     machine(HAS_IT)
     found = choose(stored, None, 1000, 10, needs)
-    assert (found.dtype, found.why, found.warning) == (stored, "as stored", "")
+    assert (found.dtype, found.why, found.warning, found.needed) == (stored, "as stored", "", 16_000_000_000)
 
 
 def test_float32_that_does_not_fit_is_not_taken(machine: Machine) -> None:

@@ -10,7 +10,7 @@ import torch
 from asbuilt.kernels.rotary import rotate, tables
 from asbuilt.nn.modules import module
 from asbuilt.nn.step import Step
-from asbuilt.spec import Rotary, TokenEmbedding, YaRN
+from asbuilt.spec import LongRope, Rotary, TokenEmbedding, YaRN
 
 FAR = (0, 1, 5000, 131_071)
 
@@ -67,3 +67,22 @@ def test_an_embedding_is_scaled_by_a_factor_rounded_to_its_dtype() -> None:
     x = embedding(torch.zeros(1, 1, dtype=torch.long), Step((1, 1), torch.device("cpu")))
     assert x.dtype == torch.bfloat16
     assert x.unique().tolist() == [7.65625]
+
+
+def test_the_attention_factor_is_on_cos_and_on_sin() -> None:
+    yarn = YaRN(factor=4.0, original_context=64, attention_factor=1.3)
+    plain = YaRN(factor=4.0, original_context=64, attention_factor=1.0)
+    made, bare = (tables(Rotary(d_rotary=4, scaling=s), torch.tensor([[3, 9]]), (10,), torch.float64)
+                  for s in (yarn, plain))  # fmt: skip
+    torch.testing.assert_close(made.cos, 1.3 * bare.cos)
+    torch.testing.assert_close(made.sin, 1.3 * bare.sin)
+
+
+def test_two_rows_of_two_lengths_have_tables_of_their_own() -> None:
+    """By hand: pair 0 turns by 1 / 1.0 a token in the short text, by 1 / 4.0 in the long one."""
+    scaling = LongRope(short_factors=(1.0, 2.0), long_factors=(4.0, 8.0), original_context=5, attention_factor=1.0)
+    rotary = Rotary(d_rotary=4, theta=100.0, scaling=scaling)
+    cos = tables(rotary, torch.tensor([[3]]), (5, 6), torch.float64).cos
+    assert cos.shape[0] == 2
+    wants = [[math.cos(3 / 1.0), math.cos(3 * 0.1 / 2.0)], [math.cos(3 / 4.0), math.cos(3 * 0.1 / 8.0)]]
+    torch.testing.assert_close(cos[:, 0, 0, :2], torch.tensor(wants, dtype=torch.float64))

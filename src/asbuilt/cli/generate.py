@@ -76,10 +76,13 @@ def generate(
     )
     source = opened(model, allow_unread, weights=True)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
+    from asbuilt.checkpoint.room import memory_errors
+
     completion, compute = _start(source, _messages(said, system) if chat else said, dtype, options)
     if compute.warning:
         warn(f"warning: {compute.warning}")
-    _finish(completion, compute, as_json)
+    with memory_errors(compute.needed, source.name, "to be run"):
+        _finish(completion, compute, as_json)
 
 
 def _prompt(prompt: str | None) -> str:
@@ -133,7 +136,7 @@ def _start(
         return contents.needs(dtype, request_bytes(source.spec, len(begun), new, dtype, chunk, source_tokens))
 
     compute = choose(contents.dtype(None), None if asked is None else dtype_of(asked), len(ids), new, needs)
-    require_room(needs(compute.dtype), source.name, what="to be run",
+    require_room(compute.needed, source.name, what="to be run",
                  fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less")  # fmt: skip
     model = load(source, compute.dtype)
     return complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

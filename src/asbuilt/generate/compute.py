@@ -18,10 +18,11 @@ MUCH = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """The dtype, why it is that one, and a warning where the person should know."""
+    """The dtype, why it is that one, the bytes that the request takes in it, and what the person should know."""
 
     dtype: torch.dtype
     why: str
+    needed: int
     warning: str = ""
 
 
@@ -53,18 +54,20 @@ def choose(
     dtype = stored if asked is None else asked
     why = "as stored" if asked is None else "as asked"
     if dtype not in rows.NARROW:
-        return Compute(dtype=dtype, why=why)
+        return Compute(dtype=dtype, why=why, needed=needs(dtype))
     name = str(dtype).removeprefix("torch.")
     tried = speed.speeds((dtype, torch.float32))
     narrow, wide = (found.seconds(prompt_tokens, new_tokens) for found in tried)
     if wide > MUCH * narrow:
-        return Compute(dtype=dtype, why=why)
+        return Compute(dtype=dtype, why=why, needed=needs(dtype))
     faster = f"{narrow / wide:.1f} times as fast as {name} on this processor"
     if asked is not None:
-        return Compute(dtype=dtype, why=why, warning=f"{name} as asked, though float32 is {faster}")
+        return Compute(
+            dtype=dtype, why=why, needed=needs(dtype), warning=f"{name} as asked, though float32 is {faster}"
+        )
     needed, have = needs(torch.float32), memory.free()
     if have is not None and needed > have:
         lacking = f"float32 is {faster}, but needs {size(needed)} and {size(have)} are free"
-        return Compute(dtype=dtype, why=why, warning=f"computing in {name}: {lacking}")
-    said = f"float32 is {faster}"
-    return Compute(dtype=torch.float32, why=said, warning=f"stored in {name}, computing in float32, which is {faster}")
+        return Compute(dtype=dtype, why=why, needed=needs(dtype), warning=f"computing in {name}: {lacking}")
+    warning = f"stored in {name}, computing in float32, which is {faster}"
+    return Compute(dtype=torch.float32, why=f"float32 is {faster}", needed=needed, warning=warning)
