@@ -311,7 +311,8 @@ def sentencepiece(add_space_prefix: bool, **more: object) -> GGUFFile:
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *pieces, *extra]
     n = len(pieces)
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * n, USER_DEFINED, UNUSED]
-    scores = [0.0] * 259 + [float(-i) for i in range(n)] + [0.0, 1.0]
+    # in another order than that of the ids
+    scores = [0.0] * 259 + [float(-i) for i in random.sample(range(n), n)] + [0.0, 1.0]
     keys = {"token_type": types, "scores": scores, "add_space_prefix": add_space_prefix} | more
     return vocabulary("llama", tokens, **keys)
 
@@ -359,6 +360,8 @@ def test_sentencepiece_token_types() -> None:
     assert not {1, 2} & set(tokenizer.encode("<s></s>"))
     assert tokenizer.encode("<s></s>", special=True) == [1, 2]
     assert tokens.index("abcabc") not in tokenizer.encode("abcabc")
+    assert [id_ for id_ in (0, 1, 2, tool) if tokenizer.is_special(id_)] == [0, 1, 2]
+    assert tokenizer.decode([0, tool]) == "<|tool|>"
     assert tokenizer.decode(tokenizer.encode("a<0x41>")) == "a<0x41>"
 
 

@@ -107,12 +107,14 @@ class Tokenizer:
 
     @contextmanager
     def _trying(self, problem: str) -> Iterator[None]:
-        """Turns what the library raises, bare Exception for whatever displeases it, into InputError."""
+        """Turns what the library raises, bare Exception for whatever displeases it and panics too, into InputError."""
         try:
             yield
         except (InputError, AssertionError):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise InputError(f"{problem}: {error}", field=self._name) from error
 
     @classmethod
