@@ -1,27 +1,60 @@
-"""What all tests share: one thread, one hypothesis profile, and tests/ itself on the path (for `strategies`)."""
+"""What all tests share: one thread, one hypothesis profile, draws that can be repeated, and tests/ on the path.
+
+Every run draws anew. `PARITY_SEED`, printed at its start, repeats what a run drew: parity's models, and whatever a test
+draws from `random`. Under CI, and where it is given, hypothesis draws its examples from it too.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
+import zlib
 from pathlib import Path
 
+import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, core, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Of parity's draws, unless it is given: said before processes that run tests side by side take it over.
-os.environ.setdefault("PARITY_SEED", str(random.SystemRandom().randrange(2**32)))
+SHARED = Path(__file__).parents[2] / "shared"
+# Said before processes that run tests side by side take it over.
+REPEATS = os.environ.setdefault("DRAWS_REPEAT", "1" if os.environ.get("CI") or os.environ.get("PARITY_SEED") else "")
+SEED = int(os.environ.setdefault("PARITY_SEED", str(random.SystemRandom().randrange(2**32))))
 torch.set_num_threads(1)
 settings.register_profile(
     "asbuilt",
     deadline=None,
     # a change is not to fail by a draw that has nothing to do with it; the same draws again need not be so many
     max_examples=25 if os.environ.get("CI") else 50,
-    derandomize=bool(os.environ.get("CI")),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("asbuilt")
+if REPEATS:
+    core.global_force_seed = SEED
+
+
+@pytest.fixture(autouse=True)
+def repeatable(request: pytest.FixtureRequest) -> None:
+    """Begins each test's draws from `random` and torch with a seed that is the run's and the test's."""
+    seed = zlib.crc32(f"{SEED} {request.node.nodeid}".encode())
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def pytest_report_header() -> str:
+    also = "" if REPEATS else "; hypothesis prints its own, unless a seed is given"
+    return f"draws: PARITY_SEED={SEED} repeats them{also}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests did not run for want of ../shared: those that skip, and lists of cases that are empty."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    without = sum("shared" in reason for reason in reasons)
+    empty = sum("empty parameter set" in reason for reason in reasons)
+    if not SHARED.is_dir() or without or empty:
+        terminalreporter.write_line(
+            f"without {SHARED}: {without} tests skipped, and {empty} more are whole lists of its cases that are empty"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from asbuilt.errors import InputError
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "made"
-    tiny.write(made, "llama", int(torch.seed() % 2**32))
+    tiny.write(made, "llama", random.randrange(2**32))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from asbuilt.spec import dumps, to_dict
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint in what is made the current folder."""
     monkeypatch.chdir(tmp_path)
-    tiny.write(tmp_path / "mine", "llama", int(torch.seed() % 2**32))
+    tiny.write(tmp_path / "mine", "llama", random.randrange(2**32))
     return tmp_path / "mine"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -27,7 +28,10 @@ from asbuilt.spec import Pass
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 SLOWEST = 1.0
-HUGE = (2**31 - 1, 2**31, 2**63, 10**30, 1e308)
+HUGE = (1024, 10_000, 2**31 - 1, 2**31, 2**63, 10**30, 10**400, 1e308, math.inf, -math.inf, math.nan, 5e-324)
+DEEP: list[Any] = []
+for _ in range(200):
+    DEEP = [DEEP]
 STRANGE: tuple[Any, ...] = (
     None,
     -1,
@@ -43,6 +47,9 @@ STRANGE: tuple[Any, ...] = (
     [],
     [1],
     [None] * 3,
+    [0.0, math.inf],
+    "\ud800",
+    DEEP,
     {},
     {"a": 1},
     *HUGE,
@@ -94,7 +101,7 @@ def replace(at: Any, key: Any, draw: random.Random) -> None:  # noqa: ANN401
 
 def nudge(at: Any, key: Any, draw: random.Random) -> None:  # noqa: ANN401
     value = at[key]
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max:
         at[key] = draw.choice((-value, value + 1, value - 1, value * 2, value / 2, float(value), str(value), [value]))
     elif isinstance(value, list):
         at[key] = draw.choice((value[:-1], value * 2, value[::-1], {"0": value}))

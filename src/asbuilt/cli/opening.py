@@ -23,7 +23,7 @@ def allow_unread_option(command: C) -> C:
 
 
 def opened(model: str, allow_unread: Sequence[str], *, weights: bool = False) -> Source:
-    """Returns the source as `open_model` does, with a warning on stderr of the keys that were passed over, and notes."""
+    """Returns the source as `open_model` does, warning on stderr of keys that were passed over, with its notes."""
     from asbuilt.checkpoint.source import open_model
 
     source = open_model(model, weights=weights, allow_unread=allow_unread)

@@ -10,9 +10,10 @@ from asbuilt.errors import InputError
 from asbuilt.families.reader import ConfigReader
 from asbuilt.families.table import Entry, Layout, Same
 from asbuilt.spec import Activation, Model, Part, stored_weights
+from asbuilt.spec.part import MOST_BLOCKS
 
-# The list of blocks is explicit, so their number is bounded before it is made; published models have at most 126.
-MOST_LAYERS = 10_000
+# The list of blocks is explicit, so their number is bounded before it is made.
+MOST_LAYERS = MOST_BLOCKS
 
 ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",

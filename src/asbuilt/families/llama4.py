@@ -109,7 +109,7 @@ def _read_tower(images: ConfigReader) -> tuple[dict[str, Any], int, int, float]:
     images.require("num_attention_heads", d_head % 4 == 0, "heads whose width is a multiple of 4, for columns and rows")
     rotary = read_rotary(images, d_head, seen["image_size"])
     images.require("rope_scaling", rotary.scaling is None, "none, in a tower")
-    ratio = images.number("pixel_shuffle_ratio", default=RATIO, most=1.0)
+    ratio = images.number("pixel_shuffle_ratio", default=RATIO, above=1 / 2**14, most=1.0)
     merge, side = round(1 / ratio), seen["image_size"] // seen["patch_size"]
     fits = merge * ratio == 1.0 and side % merge == 0
     images.require("pixel_shuffle_ratio", fits, f"1/n, n dividing the {side} patches on a side")

@@ -281,14 +281,18 @@ class Attention(Part):
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
     def works(self, run: Pass) -> int:
-        """q, k, v and turned q and k; beside them what turning takes, or the mixed values, scores and the result."""
+        """q, k, v and q and k normed or turned; beside them what turning takes, or mixed values, scores and the result.
+
+        Where heads are normed, q and k are turned one after the other, each beside what its norm made.
+        """
         query, kv = run.rows * self.d_query * run.width, run.rows * self.d_kv * run.width
         projected, result = query + 2 * kv, run.rows * self.d_model * run.width
         rotary = isinstance(self.positions, Rotary)
-        turned = query + kv if rotary else 0
-        apart = self.q_norm is not None or self.k_norm is not None  # else q and k are turned at once
-        turning = max(3 * query, query + 3 * kv) if apart else 3 * (query + kv)
-        turning = turning if rotary else 0
+        normed = (self.q_norm is not None, self.k_norm is not None)
+        apart = any(normed)  # else q and k are turned at once
+        turned = query + kv if rotary or apart else 0
+        one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
+        turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
         attending = query + run.rows * self.n_heads * max(4, run.width)
         if self._uses_reference(run):
             attending = self._reference_works(run)

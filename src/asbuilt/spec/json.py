@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from asbuilt.errors import InputError, near
+from asbuilt.files import parse_json
 from asbuilt.spec import (
     attention,
     cross,
@@ -81,7 +82,7 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
     }
     try:
         return kind(**values)
-    except (TypeError, AttributeError) as error:  # a part where a number belongs, or the reverse
+    except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
         raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
 
 
@@ -112,8 +113,4 @@ def dumps(part: Part) -> str:
 
 def loads(text: str) -> Part:
     """Returns the part that a JSON text describes; raises InputError as `from_dict` does, or for text not JSON."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", field="spec") from error
-    return from_dict(data)
+    return from_dict(parse_json(text, "spec", finite=False))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
@@ -14,6 +15,7 @@ from asbuilt.spec.feedforward import linear
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
+    MOST_BLOCKS,
     Part,
     Pass,
     Product,
@@ -164,9 +166,9 @@ class _Logits(Part):
         return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits, twice if scaled, shifted or capped, beside what they are multiplied from; or the transform."""
-        twice = self.scale != 1.0 or self.shift or self.softcap is not None
-        logits = run.rows * self.n_vocab * run.width * (2 if twice else 1)
+        """The logits, twice if scaled or shifted, three times if capped, beside what they are made of; or the transform."""
+        times = 3 if self.softcap is not None else 2 if self.scale != 1.0 or self.shift else 1
+        logits = run.rows * self.n_vocab * run.width * times
         if self.transform is None:
             return run.rows * (self.d_table or 0) * run.width + logits
         return max(self.transform.works(run), run.rows * self.d_model * run.width + logits)
@@ -407,7 +409,14 @@ class Model(Part):
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
-        require(self, "blocks", len(self.blocks) > 0, "at least one block")
+        require(self, "name", isinstance(self.name, str), "a name")
+        for field in ("blocks", "predictors"):
+            found = getattr(self, field)
+            few = isinstance(found, tuple) and (field != "blocks" or len(found) > 0) and len(found) <= MOST_BLOCKS
+            if not few:
+                n = len(found) if isinstance(found, tuple) else found
+                least = "1" if field == "blocks" else "none"
+                raise InputError("not allowed", field=f"Model.{field}", value=n, allowed=f"{least} to {MOST_BLOCKS}")
         self._require_one_width()
         self._require_head()
         for predictor in self.predictors:

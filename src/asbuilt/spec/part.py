@@ -7,6 +7,7 @@ room to work. Each is declared once, here by the part; cost/ folds them, nn/ bui
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -339,6 +340,8 @@ def require(part: Part, field: str, ok: bool, allowed: str, fix: str = "") -> No
 
 # A dimension beyond this is a mistake or an attack: no published model has a vector or a table of 2^31 rows.
 LARGEST_SIZE = 2**31 - 1
+# Blocks of one stack. Published models have at most 126 (Llama 3.1 405B), a paper 1,000 (DeepNet, arXiv 2203.00555).
+MOST_BLOCKS = 1024
 
 
 def require_sizes(part: Part, *names: str) -> None:
@@ -352,8 +355,14 @@ def require_sizes(part: Part, *names: str) -> None:
 def require_number(part: Part, name: str, *, above: float = 0.0) -> None:
     """Raises InputError unless the named field is a finite number greater than `above`."""
     value = getattr(part, name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(part, name, number and math.isfinite(value) and value > above, f"a finite number above {above:g}")
+    require(part, name, is_finite(value) and value > above, f"a finite number above {above:g}")
+
+
+def is_finite(value: object) -> bool:
+    """Returns whether `value` is a number, and one that a float can hold; true and false are none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def require_flags(part: Part, *names: str) -> None:
