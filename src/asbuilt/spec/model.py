@@ -166,7 +166,7 @@ class _Logits(Part):
         return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
 
     def works(self, run: Pass) -> int:
-        """The logits, twice if scaled or shifted, three times if capped, beside what they are made of; or the transform."""
+        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
         times = 3 if self.softcap is not None else 2 if self.scale != 1.0 or self.shift else 1
         logits = run.rows * self.n_vocab * run.width * times
         if self.transform is None:
