@@ -79,7 +79,7 @@ def _objects(plain: object):  # noqa: ANN202
         ('{"part": "RMSNorm", "d": 4, "epsilon": 1}', "unknown field"),
         ('{"part": "RMSNorm"}', "missing field"),
         ('{"part": "RMSNorm", "d": {"part": "RMSNorm", "d": 1}}', "RMSNorm.d"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"part":"Block","branches":[{"repeat": 1000000000, "item": 1}]}', "bad repeat"),
         ('{"part":"Block","branches":[1]}', "Block"),
     ],
