@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -162,6 +162,40 @@ def test_what_is_left_of_the_memory() -> None:
         assert lines["left"].value == 0.95 * gigabytes * 1e9 - 5_242_624
 
 
+def test_tables() -> None:
+    """What is printed of a plan that fits and of one that does not, on two stages."""
+    stages = {**BASE, "gpus": 2, "pp": 2, "accumulate": 4, "interleave": 1, "price": 3.6, "tokens": 256e6}
+    memory, against, step, run_, *_ = tables(plan(Subject(DENSE), MACHINE, Options(**stages)))
+    assert memory.title == "dense on 2 x hand: the fullest device, pipeline stage 2 of 2"
+    assert memory.rows[0] == ("weights", 251_520, "0.000", "0.000", "0.0", "parameters × bytes each")
+    assert memory.rows[-1][:4] == ("per device", 3_014_912, "0.003", "0.003")
+    assert against.title == "It fits"
+    assert against.rows == [
+        ("device memory", "1.000", "0.931"), ("left alone (5%)", "0.050", "0.047"), ("training", "0.003", "0.003"),
+        ("left over", "0.947", "0.882"),
+    ]  # fmt: skip
+    assert step.title == "One step, of one device"
+    assert [row[:4] for row in step.rows[:5]] == [
+        ("computing", "", "", "0.0003983"), ("pipeline", "0.000", "6.554e-7", "6.554e-7"),
+        ("bubble of the pipeline", "", "", "9.975e-5"), ("optimizer", "", "", "3.521e-6"),
+        ("one step, at least", "", "", "0.0005023"),
+    ]  # fmt: skip
+    assert step.rows[0][4] == "1 TFLOP/s bf16 at 50%"
+    assert step.rows[2][4] == "20.0% of the micro-batches' time, 1 chunks a stage"
+    assert step.rows[4][4] == "256 tokens, 509,706 a second"  # 256 / 502.25024 us
+    # 10^6 steps of 502.25024 us: 0.0058131 days, 2 GPUs for 0.1395 hours at 3.6
+    assert [row for row in run_.rows if "at least" in str(row[0])] == [
+        ("days, at least", "0.01", "by this layout's step"), ("money, at least", "1", "at 3.6 a GPU's hour"),
+    ]  # fmt: skip
+    assert run_.rows[0] == ("tokens", "256,000,000", "as given")
+    alone = tables(plan(Subject(DENSE), replace(MACHINE, memory_gb=0.005), Options(**BASE)))
+    assert alone[0].title == "dense on 1 x hand: the fullest device"
+    assert alone[1].title == "It does not fit"
+    assert alone[1].rows[-1][0] == "too much"
+    assert not any("bubble" in str(row[0]) for row in alone[2].rows)
+    assert alone[3].rows[0] == ("tokens", "5,029,120", "Chinchilla-optimal")
+
+
 def test_one_parameter_is_a_number_of_them() -> None:
     assert train(None, MACHINE, parameters=1).state.weights == 2
 
@@ -271,6 +305,9 @@ def test_search_is_every_layout_tried(spec: Any, gpus: int, memory: float) -> No
         for layout in (one["layout"],)
     }
     assert made == expected
+    for one in ranked_document(found)["layouts"]:
+        tokens = 2 * 32 * one["accumulate"] * one["layout"]["dp"]
+        assert one["tokens_per_second"] == pytest.approx(tokens / one["step_seconds"])
     assert (found.tried, found.fitting) == (tried, len(expected))
     assert found.trials[0].step.seconds <= 1.01 * min(seconds for _, seconds in expected.values())
     assert len(search(subject, machine, options).trials) == min(20, len(expected))
