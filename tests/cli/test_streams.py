@@ -43,6 +43,7 @@ def test_a_full_disk_is_one_message(words: str) -> None:
         ("describe nothing", "2>&-", 2, ("", "")),
         ("describe gpt2", "<&-", 0, ("gpt2 (gpt2): 124,439,808 parameters", "")),
         ("generate gpt2", "<&-", 1, ("", "Error: stdin is closed: give a PROMPT\n")),
+        ("generate gpt2", "0>/dev/null", 1, ("", "Error: stdin cannot be read: Bad file descriptor\n")),
         ("describe gpt2", "<&- 2>/dev/null", 0, ("gpt2 (gpt2): 124,439,808 parameters", "")),
     ],
 )

@@ -94,7 +94,10 @@ def _prompt(prompt: str | None) -> str:
     stdin = sys.stdin.buffer
     if prompt is None and stdin.isatty():
         raise click.UsageError("give a PROMPT, or pipe one in")
-    data = stdin.read(LONGEST_PROMPT + 1)
+    try:
+        data = stdin.read(LONGEST_PROMPT + 1)
+    except OSError as error:
+        raise click.ClickException(f"stdin cannot be read: {error.strerror}") from error
     if len(data) > LONGEST_PROMPT:
         raise InputError("too long", field="prompt", allowed=f"{LONGEST_PROMPT} bytes")
     try:
