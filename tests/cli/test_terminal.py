@@ -73,11 +73,14 @@ def plain(text: str) -> str:
     ],
     ids=" ".join,
 )
-def test_the_name_of_a_spec(terminal: OnTerminal, tmp_path: Path, words: tuple[str, ...]) -> None:
-    code, text = terminal(*words, spec_file(tmp_path, HOSTILE), columns=300)
-    assert code == 0
-    harmless(code, text)
-    assert SHOWN in STYLE.sub("", text)
+def test_the_name_of_a_spec(run: Run, terminal: OnTerminal, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """In a pipe too: what is a table there is read line by line."""
+    code, drawn = terminal(*words, spec_file(tmp_path, HOSTILE), columns=300)
+    piped = run(*words, tmp_path / "spec.json")
+    assert code == piped.exit_code == 0
+    for text in (drawn, piped.stdout):
+        harmless(code, text)
+        assert SHOWN in STYLE.sub("", text)
 
 
 @pytest.mark.parametrize(
