@@ -46,6 +46,7 @@ BLOCK: dict[tuple[str, str], tuple[int, ...]] = {
     ("ffn_up", "mlp.up_proj"): (32, 32),
     ("ffn_down", "mlp.down_proj"): (32, 32),
 }
+SMALL = bytes(byte & 63 for byte in range(256))  # no number made of such bytes is infinite or none at all
 COUNTS = (0, 1, 2, 3, 31, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
 NAMES = ("", "x", "split.no", "split.count", "split.tensors.count", "general.alignment", "general.architecture",
          "llama.block_count", "token_embd.weight", "rope_freqs.weight", "model.embed_tokens.weight", "a" * 5000,
@@ -117,7 +118,7 @@ def gguf_model(draw: random.Random) -> GGUF:
         block, nbytes = GGUF_TYPES[kind]
         size = shape[0] * (shape[-1] if len(shape) == 2 else 1) // block * nbytes
         tensors.append(Tensor(f"{name}.weight".encode(), list(shape[::-1]), kind, len(data)))
-        data += bytes(draw.randrange(64) for _ in range(size)) + bytes(-size % 32)
+        data += draw.randbytes(size).translate(SMALL) + bytes(-size % 32)
     return GGUF(items, tensors, bytes(data))
 
 
@@ -223,7 +224,7 @@ def folder_model(draw: random.Random) -> Folder:
             end += shapes[name][0] * (shapes[name][-1] if len(shapes[name]) == 2 else 1) * DTYPES[dtype]
             header[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [first, end]}
             weight_map[name] = file
-        files[file] = header, bytes(draw.randrange(64) for _ in range(64)) * -(-end // 64)
+        files[file] = header, draw.randbytes(64).translate(SMALL) * -(-end // 64)
         files[file] = header, files[file][1][:end]
     return Folder(files, None if len(names) == 1 else {"metadata": {}, "weight_map": weight_map})
 
