@@ -13,6 +13,7 @@ from asbuilt import InputError, catalog, cost
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, limits, serve
+from asbuilt.plan.conventions import CHOICES, MEANING
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision
 from asbuilt.plan.serving_report import compare
@@ -317,7 +318,7 @@ def test_activations_are_those_of_the_last_chunk_with_its_past() -> None:
             held[kernel, context] = line.value
             assert f"{kernel}'s" in line.source
             assert plan.document()["conventions"]["kernel"] == kernel
-            assert ("after 129,024" in line.note) == (context == 131072)
+            assert ("after 129,024" in line.note) == ("after" in line.note) == (context == 131072)
     scores = 64 * 2048 * 131072 * (2 + 2 * 4)
     assert held["library", 131072] == pytest.approx(scores, rel=0.001)  # 160 GiB
     assert held["library", 2048] == pytest.approx(64 * 2048 * 2048 * 10, rel=0.05)
@@ -581,6 +582,12 @@ def test_wrong_questions(said: dict[str, object], field: str, allowed: str) -> N
 def test_wrong_conventions(said: dict[str, object]) -> None:
     with pytest.raises(InputError):
         Conventions(**said)  # type: ignore[arg-type]
+
+
+def test_every_choice_is_explained() -> None:
+    assert {switch: {*said} for switch, said in MEANING.items()} == {name: {*those} for name, those in CHOICES.items()}
+    full = serve("gemma-3-4b", "l4", conventions=Conventions(windows="full"))
+    assert [a.meaning for a in full.alternatives if a.switch == "windows"] == ["layers with a window keep that window"]
 
 
 def test_names_that_are_none() -> None:

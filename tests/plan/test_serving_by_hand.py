@@ -241,6 +241,19 @@ def test_two_stages() -> None:
     assert plan.prefill.run.link_seconds / US == close(128)
 
 
+def test_documents_say_what_a_step_is_made_of() -> None:
+    """Eight sums of 5 x 128 bytes over a link; two runs of three rows; a prompt's rows handed on once."""
+    found = ask(tp=2).document()["decode"]
+    assert (found["rows"], found["times"], found["link_seconds"]) == (5, 1, close(51.2 * US))
+    assert (found["memory_seconds"], found["compute_seconds"]) == (close(454.4 * US), close(421.76 * US))
+    piped = ask(pp=2).document()
+    assert (piped["decode"]["rows"], piped["decode"]["times"], piped["decode"]["batch"]) == (3, 2, 5)
+    assert piped["decode"]["memory_seconds"] == close(2 * 440.448 * US)
+    assert (piped["prefill"]["rows"], piped["prefill"]["times"]) == (100, 1)
+    assert piped["prefill"]["link_seconds"] == close(128 * US)
+    assert piped["layout"] == {"gpus": 2, "tp": 1, "pp": 2, "ep": 1, "replicas": 1}
+
+
 def test_a_slow_first_stage_sets_the_pace() -> None:
     """Two nodes of one device joined at 1 MB/s: 3 x 64 x 2 bytes handed on take 384 us."""
     plan = ask(pp=2, conventions=replace(CONVENTIONS, node=1, network=1e6))
