@@ -367,6 +367,9 @@ def test_the_knee() -> None:
     assert ask(context=4096, prompt=1, users=1).knee is None
     fast = serve(DENSE, replace(MACHINE, rates={"bf16": 1e6}), context=1, prompt=1, conventions=CONVENTIONS)
     assert fast.knee == 1
+    # at 1.5 GFLOP/s one sequence's 522,752 FLOPs take 348.5 us, less than 523.3 of bytes; two sequences' take 697
+    second = serve(DENSE, replace(MACHINE, rates={"bf16": 1.5e9}), context=1, prompt=1, conventions=CONVENTIONS)
+    assert second.knee == 2
 
 
 def test_fp8_weights_with_scores_in_bf16() -> None:
@@ -538,6 +541,21 @@ def test_several_plans_in_one_table() -> None:
     assert tuple(sparse)[2] == "1"
     (large,) = compare([serve("llama-3-8b", "h100-sxm", context=8192)]).rows
     assert large[4] == "16.06"  # GB: 8,030,261,248 numbers of two bytes
+
+
+def test_lines_say_what_is_assumed_and_what_was_given() -> None:
+    lines = {line["line"]: line for line in ask(tp=2).document()["ladder"]}
+    assert lines["reserve"]["source"] == "utilisation: an assumption, as engines default"
+    assert lines["weights"]["note"] == "one device of tp 2, pp 1, ep 1"
+    assert lines["graphs and workspace"]["source"] == "given"
+    given = ask(conventions=Conventions(utilisation=0.8)).document()["ladder"]
+    alone = {line["line"]: line for line in given}
+    assert alone["reserve"]["source"] == "utilisation: given"
+    assert alone["graphs and workspace"]["source"] == "an assumption"
+    assert alone["weights"]["note"] == ""
+    binary = [a for a in ask().document()["alternatives"] if a["switch"] == "memory"]
+    assert [(a["value"], a["users"]) for a in binary] == [("binary", 92)]
+    assert binary[0]["tokens_per_second"] == close(5e6 / 1_000.448)
 
 
 def test_where_nobody_fits() -> None:

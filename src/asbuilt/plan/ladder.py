@@ -10,7 +10,7 @@ from functools import cached_property
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.cost.folded import Folded
-from asbuilt.plan.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, WORKSPACE, Conventions
+from asbuilt.plan.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, UTILISATION, WORKSPACE, Conventions
 from asbuilt.plan.devices import Device, Placement, Stage, device
 from asbuilt.plan.lines import Line
 from asbuilt.plan.precision import Precision, cache_bytes
@@ -192,7 +192,9 @@ def _reserve(capacity: Capacity) -> Line:
         value=capacity.reserve,
         formula="ceil({device memory} × (1 − {utilisation}) + {kept free})",
         numbers={"device memory": capacity.memory, "utilisation": c.utilisation, "kept free": c.reserve},
-        source="utilisation: an assumption, as engines default" if c.utilisation == 0.9 else "utilisation: given",
+        source="utilisation: an assumption, as engines default"
+        if c.utilisation == UTILISATION
+        else "utilisation: given",
     )
 
 
