@@ -263,6 +263,15 @@ def test_what_is_not_said_is_chosen() -> None:
     assert chosen("falcon-7b", 4) == (1, 4, 1)  # 71 heads
     assert chosen("gpt2", 8) == (4, 2, 1)  # 12 heads; the vocabulary of 50,257 is padded
     assert chosen("gpt2", 17) == (1, 1, 17)  # fewer layers than devices
+    assert chosen("gpt2", 48) == (4, 12, 1)  # a layer for each stage
+
+
+def test_a_catalogue_model_is_planned_as_it_is_published() -> None:
+    """DeepSeek-V3 in fp8 on eight H200; what is published in bf16, and what is asked for, as that."""
+    published = serve("deepseek-v3", "h200", gpus=8)
+    assert (published.precision.name, published.fits) == ("quantised (fp8)", True)
+    assert not serve("deepseek-v3", "h200", gpus=8, dtype="bf16").fits
+    assert serve("llama-3-8b", "h200").precision.name == serve(LLAMA, "h200").precision.name == "bf16"
 
 
 def test_links_take_time() -> None:
@@ -600,6 +609,9 @@ def test_names_that_are_none() -> None:
 def test_wrong_experts() -> None:
     with pytest.raises(InputError, match=r"1, 2, 4, 8"):
         serve("mixtral-8x7b", "h100-sxm", ep=3)
+    with pytest.raises(InputError, match="a divisor or a multiple of 2"):
+        serve("deepseek-v2", "h200", tp=2, ep=5)  # 160 experts
+    assert serve("deepseek-v2", "h200", tp=2, ep=10).layout.groups == 5
     assert serve("bloom-176b", "h200", tp=7).layout.tp == 7
     with pytest.raises(InputError, match="no experts"):
         serve("bloom-176b", "h200", tp=7, ep=2)

@@ -530,6 +530,9 @@ def test_the_tables_of_times() -> None:
     sweep = rows_of(ask(), "Decode by batch: the knee is at 6")
     assert sweep[1] == ("599 µs", "599 µs", "169 µs", "1,669", "1,669", "memory", "yes")
     assert [sweep[batch][-1] for batch in (64, 128)] == ["yes", "no"]
+    exactly = ask(conventions=replace(CONVENTIONS, reserve=2_050_000))  # 6,199,712 / 96,016 = 64.57
+    assert exactly.users == 64
+    assert rows_of(exactly, "Decode by batch")[64][-1] == "yes"
     caches = rows_of(ask(), "Cache of one sequence of 100 tokens, whole model")
     assert [row[0] for row in caches.values()] == [76_800, 76_800, 86_016]
 
