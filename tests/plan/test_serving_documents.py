@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from formulas import worked_out
 
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
@@ -398,3 +399,14 @@ def approximately(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list):
         return [approximately(inner) for inner in value]
     return pytest.approx(value, rel=1e-10) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("toy", [sparse, windowed, latent, both_sides], ids=lambda toy: toy.__name__)
+def test_derivations_of_prompts_in_which_either_binds(toy: Callable[[], Toy]) -> None:
+    """Of 100 tokens the first chunks take FLOPs and the last one of 4 bytes: each line's formula gives its seconds."""
+    machine = Machine(name="small", memory_gb=0.003, bandwidth=1e9, rates={"bf16": 8e9})
+    plan = serve(toy().spec, machine, context=100, prompt=100, chunk=32, conventions=Conventions(workspace=40_000))
+    mixed = [line for line in plan.lines if "chunks in which they bind" in line.note]
+    assert mixed
+    for line in plan.lines:
+        assert worked_out(line) == pytest.approx(line.value, rel=1e-9), line
