@@ -218,6 +218,13 @@ def test_pieces_of_a_gguf_that_are_too_long_together() -> None:
         Tokenizer.from_gguf(file)
 
 
+def test_control_tokens_of_a_gguf_are_counted() -> None:
+    keys = {"model": "gpt2", "tokens": [f"x{i}" for i in range(70_000)], "merges": [], "token_type": [3, 4] * 35_000}
+    file = GGUFFile(path=Path("made"), metadata={f"tokenizer.ggml.{k}": v for k, v in keys.items()}, tensors={})
+    with pytest.raises(InputError, match=r"token_type: too many.*\(got 70000\); allowed: at most 65,536"):
+        Tokenizer.from_gguf(file)
+
+
 def test_limits_are_of_the_file_and_the_text(tmp_path: Path) -> None:
     """A larger file and a longer text may take more: an ordinary one is never near the limit."""
     write(tmp_path, tokenizer_json())

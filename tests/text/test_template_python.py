@@ -202,6 +202,12 @@ def test_broken_templates_are_one_message(broken: str) -> None:
         render(broken, [])
 
 
+@pytest.mark.parametrize("change", ["[1].append(2)", "[1].clear()", "{'a': 1}.update({'b': 2})", "{'a': 1}.pop('a')"])
+def test_nothing_is_changed_in_place(change: str) -> None:
+    with pytest.raises(InputError, match="would change a (list|dict) in place"):
+        render("{{ %s }}" % change, [])
+
+
 def test_attributes_are_not_formatted() -> None:
     """Jinja's sandbox leaves out what begins with underscores; no published template formats any."""
     with pytest.raises(InputError, match="attributes may not be formatted"):

@@ -14,6 +14,7 @@ from asbuilt.text.pretokenizers import pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
 MAX_PIECE = 512  # characters of a token whose merges are rebuilt; SentencePiece itself stops at 16
+MOST_ADDED = 1 << 16  # tokens that are found in a text before it is cut; Gemma 3 has 6,415
 MOST_LETTERS = 1 << 22  # of them all; Gemma's 256,000 have 1.8 million
 SPACE = "▁"
 
@@ -191,6 +192,9 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     typed = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
     special = [token for token, type_ in typed if type_ in (CONTROL, UNKNOWN) and token]
     plain = [token for token, type_ in typed if type_ == USER_DEFINED and token]
+    if len(special) + len(plain) > MOST_ADDED:
+        raise InputError("too many control and user-defined tokens", field="tokenizer.ggml.token_type",
+                         value=len(special) + len(plain), allowed=f"at most {MOST_ADDED:,}")  # fmt: skip
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
 
