@@ -123,6 +123,10 @@ def test_a_missing_precision_is_multiplied_at_a_wider_one() -> None:
     with pytest.raises(InputError, match=r"no rate is known.*fp32=100T"):
         machines.find("tpu-v4").rate("fp32")
     assert {*INSTEAD} | {"fp32"} == {*PRECISIONS}
+    assert machines.find("h100-sxm").rate("fp4")[1] == "bf16"  # weights of four bits are widened
+    assert machines.find("l4").rate("int4")[1] == "int8"
+    assert machines.find("mi250x").rate("fp8")[1] == "bf16"
+    assert v100.rate("tf32")[1] == "fp32"
 
 
 @pytest.mark.parametrize("said", ["H100 SXM", "h100_sxm", "NVIDIA H100-SXM", " h100-sxm "])
@@ -199,6 +203,13 @@ def test_numbers_beyond_bounds_and_hostile_files_are_one_message(tmp_path: Path,
     with pytest.raises(InputError) as refused:
         machines.resolve(str(file))
     assert len(str(refused.value)) < 500
+
+
+def test_a_machine_s_file_is_small(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('memory = "80GB"\nbandwidth = "2TB/s"\n' + " " * 2**16)
+    with pytest.raises(InputError, match="gpu: too large"):
+        machines.resolve(str(file))
 
 
 def test_a_pipe_or_a_device_is_no_machine(tmp_path: Path) -> None:

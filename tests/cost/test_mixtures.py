@@ -156,6 +156,7 @@ def test_a_tied_table_takes_the_heads_format_and_odd_rows_eight_bits() -> None:
     assert _bits(_tiny(tied=True), "q4_k_m", "embedding.weight") == [Q6_K]
     assert _bits(_tiny(tied=True, d_model=192), "q4_k_m", "embedding.weight") == [Q8_0]
     assert _bits(_tiny(d_model=192), "q4_k_m", "head.weight") == [Q8_0]
+    assert _bits(_tiny(d_model=192), "mostly_iq2_xxs", "head.weight") == [Q8_0]  # not what Q5_K falls back to
 
 
 # What llama.cpp makes of rows that are no multiple of 256 but one of 32 (bits a number); of others, 16.

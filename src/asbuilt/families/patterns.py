@@ -280,7 +280,7 @@ def _by_expression(pattern: str, text: _Text, names: Sequence[str], field: str) 
         escaped = "".join(c if c in ascii_letters + digits + "_" else f"\\{c}" for c in pattern)
         said = escaped.replace("\\*", ".*") + "(?:$|\\.)"
     try:
-        places = _Parser(said).whole()(text, text.all) & text.starts
+        places = _Parser(said).whole()(text, text.all)
     except ValueError as error:
         raise InputError(f"an expression that is not understood: {error}", field=field, value=pattern) from error
     bits, at, found = f"{places:0{text.size + 1}b}", 0, set()
