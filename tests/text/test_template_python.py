@@ -88,7 +88,7 @@ EXPRESSIONS = [
     "{'k':'a-b'}.k.partition('-')[2]", "d.get('q', 'x-y').count('-')", "d['t'].rsplit('-')[0].zfill(4) ~ '|'",
     "'a'.join(['b'.rjust(3), 'c'.title()])", "s.strip().rsplit(',', 1)[0].upper()|trim ~ 'q'", "'a-b'.rsplit('-')|join(',')",
     "'a b'.split()[0].ljust(4) ~ '|'", "'x'.center( 5 )", "'a.rsplit(x)'", "\"it's\".title()", "{'a':{'b':{}}}",
-    "'b' in 'a-b'.rsplit('-')", "not s.startswith('a')", "s.startswith('  ') and s.endswith('q')", "['a-b'.split('-')]",
+    "'b' in 'a-b'.rsplit('-')", "{'a':{'b':'x-y'}}['a']['b'].rsplit('-')[0]", "not s.startswith('a')", "s.startswith('  ') and s.endswith('q')", "['a-b'.split('-')]",
     "'{} {x} {0}'.format(1, x=2)", "'{0[0]}'.format(l)", "'{:>5}|'.format('a')", "'x-y'[0:2].partition('-')",
     # filters and tests
     "s is sequence", "l is sequence", "d is sequence", "n is sequence", "'12'|int + 1", "'q'|int(7)", "'0x1a'|int(base=16)",
@@ -204,7 +204,7 @@ def test_broken_templates_are_one_message(broken: str) -> None:
 
 @pytest.mark.parametrize("change", ["[1].append(2)", "[1].clear()", "{'a': 1}.update({'b': 2})", "{'a': 1}.pop('a')"])
 def test_nothing_is_changed_in_place(change: str) -> None:
-    with pytest.raises(InputError, match="would change a (list|dict) in place"):
+    with pytest.raises(InputError, match=r"would change a (list|dict) in place"):
         render("{{ %s }}" % change, [])
 
 
