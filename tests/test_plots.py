@@ -129,6 +129,7 @@ def test_a_strangers_name_is_drawn_as_it_may_be_shown(training: TrainPlan, tmp_p
     text = "".join(ElementTree.parse(tmp_path / "x.svg").getroot().itertext())
     assert r"a\x1b]0;owned\x07 $\frac{$ <b>&amp; \u202e\n" in re.sub(r"\s+", " ", text)
     assert len(text) < 10_000
+    assert "memory without the reserve, 80.8 GB" in text  # 79.19 GiB less a twentieth
 
 
 def test_a_matplotlibrc_says_nothing(training: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def diff(
     found, at = (_against_transformers if transformers else _between)(sources, ids, tolerance)
     unread = ["vision"] if any(source.spec.vision is not None for source in sources) else []
     if as_json:
-        rows = [{"path": d.path or "logits", "relative": _finite(d.relative)} for d in found]
+        rows = [{"path": d.path or "logits", "relative": d.relative} for d in found]
         print_json({"same": at is None, "first": at and (at.path or "logits"), "rows": rows, "read": read,
                     "unread": unread})  # fmt: skip
     else:
@@ -66,11 +66,6 @@ def diff(
         )
         warn(f"read: {read}" + ("; no image, so nothing below vision was compared" if unread else ""))
     ctx.exit(0 if at is None else 1)
-
-
-def _finite(relative: float | None) -> float | None:
-    """JSON has no other numbers: null for another shape, and for what is no number on one side."""
-    return relative if relative is not None and math.isfinite(relative) else None
 
 
 def _require_room(sources: list[Source]) -> None:

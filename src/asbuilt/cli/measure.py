@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -106,7 +105,7 @@ def _row(row: Row) -> dict[str, Any]:
         "unit": row.unit,
         "predicted": row.predicted,
         "measured": row.measured,
-        "error": row.error if math.isfinite(row.error) else None,
+        "error": row.error,
         "tolerance": row.tolerance,
         "ok": row.ok,
     }
