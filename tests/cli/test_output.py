@@ -124,6 +124,22 @@ class TestTable:
         assert lines[-1].startswith("no room for what it is: ")
         assert "blocks.0.attention  1,000,000,000   0.5%  note" in [line.rstrip() for line in lines]
 
+    def test_what_fits_exactly_fits(self, shown: Any, table: Any) -> None:  # noqa: ANN401
+        """18 + 20 + 13 + 5 + 4 cells, and two between each."""
+        assert "no room" not in "\n".join(shown(68, table))
+        assert shown(67, table)[-1].startswith("no room for notes: ")
+        assert "no room for notes, share, number" in " ".join(shown(40, table))
+
+    def test_a_figure_longer_than_any_name_is_whole(self, shown: Any) -> None:  # noqa: ANN401
+        lines = shown(50, ("Title", ("a", "b"), [("some words that may be broken anywhere", 10**27)]))
+        assert f"{10**27:,}" in "\n".join(lines)
+
+    def test_a_pipe_gets_figures_set_to_the_right(self, capsys: pytest.CaptureFixture[str]) -> None:
+        output.table("Title", ("a", "n", "share"), [("x", 1, "5.0%"), ("longer", 12_345, "")])
+        assert capsys.readouterr().out == (
+            "\nTitle\n  a            n  share\n  x            1   5.0%\n  longer  12,345\n"
+        )
+
     def test_the_first_column_stays_and_no_number_is_broken(self, shown: Any, table: Any) -> None:  # noqa: ANN401
         for room in range(20, 40):
             text = "\n".join(shown(room, table, drop=("what it is", "share", "")))
