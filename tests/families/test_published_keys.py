@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from transformers.activations import ACT2FN
 
 from asbuilt.catalog import find
 from asbuilt.cost import total_parameters
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
+from asbuilt.families.common import ACTIVATION_NAMES
+from asbuilt.nn.modules import ACTIVATIONS
+from asbuilt.spec import Router, walk
 
 LLAMA4_TEXT = {"attn_temperature_tuning": 4, "cache_implementation": "hybrid", "_attn_implementation_autoset": True,
                "for_llm_compressor": False}  # fmt: skip
@@ -125,3 +130,18 @@ def test_a_placeholder_beyond_the_vocabulary_is_read_where_nothing_is_looked_up_
     read = read_config(config, "x").spec
     assert read.vision is not None
     assert (read.vision.placeholder, read.n_vocab) == (262144, 262144)  # type: ignore[union-attr]  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ACTIVATION_NAMES)
+def test_each_spelling_of_an_activation_is_transformers_own(name: str) -> None:
+    """`gelu_python` is the exact one, `gelu_python_tanh` the other: the two part by 5e-4."""
+    x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
+    assert torch.allclose(ACTIVATIONS[ACTIVATION_NAMES[name]](x), ACT2FN[name](x), rtol=0, atol=1e-8)
+
+
+def test_deepseek_adds_an_epsilon_to_the_sum_of_the_chosen() -> None:
+    """DeepseekV3TopkRouter divides by the sum and 1e-20, where it divides."""
+    for said, eps in ((True, 1e-20), (False, 0.0)):
+        spec = read_config({"model_type": "deepseek_v3", "norm_topk_prob": said}, "x").spec
+        routers = [part for _, part in walk(spec) if isinstance(part, Router)]
+        assert {(router.renormalise, router.eps) for router in routers} == {(said, eps)}

@@ -66,6 +66,9 @@ HOSTILE = {
     "wide": json.dumps(SPEC | {"embedding": SPEC["embedding"] | {"d_model": 2**31}}),
     "true as a size": json.dumps(SPEC | {"max_positions": True}),
     "a size as text": json.dumps(SPEC | {"max_positions": "8"}),
+    "a number in a norm's place": json.dumps(SPEC | {"norm": 4}),
+    "a list in a norm's place": json.dumps(SPEC | {"norm": [1]}),
+    "a norm among blocks": json.dumps(SPEC | {"blocks": [BLOCK, {"part": "RMSNorm", "d": 4}]}),
     "a block in the head's place": json.dumps(SPEC | {"head": BLOCK}),
 }  # fmt: skip
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING, fields
-from typing import Any
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asbuilt.errors import InputError, near
 from asbuilt.files import parse_json
@@ -80,10 +82,38 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
     values: dict[str, Any] = {
         key: _value(value, f"{where}.{key}", depth) for key, value in data.items() if key != "part"
     }
+    for name, hint in _part_fields(kind).items():
+        if name in values and not _fits(values[name], hint):
+            raise InputError(f"no part that {kind.__name__} has here", field=f"{where}.{name}", value=data[name],
+                             allowed=", ".join(sorted(part.__name__ for part in _parts_in(hint))))  # fmt: skip
     try:
         return kind(**values)
     except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
         raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
+
+
+@cache
+def _part_fields(kind: type[Part]) -> dict[str, Any]:
+    """Returns the types of the fields that hold parts."""
+    return {name: hint for name, hint in get_type_hints(kind, localns=dict(PARTS)).items() if _parts_in(hint)}
+
+
+def _parts_in(hint: Any) -> set[type[Part]]:  # noqa: ANN401  # a type
+    """Returns the kinds of parts that a field's type names."""
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return {hint}
+    return {part for inner in get_args(hint) for part in _parts_in(inner)}
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401  # a type
+    """Returns whether a value is of a field's type, as far as parts go."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, inner) for inner in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    return isinstance(value, hint)
 
 
 def _value(value: object, where: str, depth: int) -> object:
