@@ -162,3 +162,11 @@ def test_no_torch_and_no_numpy() -> None:
     code = "import sys, asbuilt.catalog, asbuilt.families.llama; print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_what_is_published_packed() -> None:
+    """Tiles of DeepSeek-V3 (its report's section 3.3); of gpt-oss the experts alone."""
+    packed = {name: quantization for name in names() if (quantization := find(name).quantization)}
+    assert packed["deepseek-v3"]["weight_block_size"] == [128, 128]
+    assert {name: said["quant_method"] for name, said in packed.items()} == {
+        "deepseek-v3": "fp8", "gpt-oss-20b": "mxfp4", "gpt-oss-120b": "mxfp4"}  # fmt: skip
