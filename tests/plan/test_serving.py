@@ -586,8 +586,11 @@ def test_wrong_questions(said: dict[str, object], field: str, allowed: str) -> N
     assert allowed in refused.value.allowed
 
 
-@pytest.mark.parametrize("said", [{"utilisation": 0.0}, {"utilisation": 1.1}, {"block_size": 0}, {"memory": "x"}],
-                         ids=str)  # fmt: skip
+WRONG_CONVENTIONS = [{"utilisation": 0.0}, {"utilisation": 1.1}, {"block_size": 0}, {"memory": "x"}, {"kernel": "x"},
+                     {"node": 0}, {"network": 0.0}, {"network": math.inf}]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", WRONG_CONVENTIONS, ids=str)
 def test_wrong_conventions(said: dict[str, object]) -> None:
     with pytest.raises(InputError):
         Conventions(**said)  # type: ignore[arg-type]

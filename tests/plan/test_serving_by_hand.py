@@ -370,6 +370,9 @@ def test_the_knee() -> None:
     # at 1.5 GFLOP/s one sequence's 522,752 FLOPs take 348.5 us, less than 523.3 of bytes; two sequences' take 697
     second = serve(DENSE, replace(MACHINE, rates={"bf16": 1.5e9}), context=1, prompt=1, conventions=CONVENTIONS)
     assert second.knee == 2
+    # at 570 GFLOP/s a sequence's FLOPs take 917.109 ns, 21.109 more than its bytes: 522,368 / 21.109 = 24,746.4
+    far = serve(DENSE, replace(MACHINE, rates={"bf16": 5.7e11}), context=1, prompt=1, conventions=CONVENTIONS)
+    assert far.knee == 24_747
 
 
 def test_fp8_weights_with_scores_in_bf16() -> None:
