@@ -114,6 +114,14 @@ def test_a_number_of_parameters_says_what_it_does_not_count() -> None:
     assert tables(train("gpt2", "h100-sxm"))[1].title == "It fits"
 
 
+def test_a_model_or_a_number_of_parameters() -> None:
+    both = run("plan", "train", "gpt2", "--parameters", "7e9", "--gpu", "h100-sxm")
+    neither = run("plan", "train", "--gpu", "h100-sxm")
+    assert (both.exit_code, neither.exit_code) == (2, 2)
+    assert "both are given" in both.stderr
+    assert "missing" in neither.stderr
+
+
 def test_a_number_of_parameters_in_stages() -> None:
     """10^6 over 2 x 2: 250,000 here, 16 bytes each; 2 x 250,000 FLOPs a token forward, three times that in all."""
     found = plan(Subject(parameters=1e6), MACHINE, Options(**{**BASE, "gpus": 4, "tp": 2, "pp": 2, "accumulate": 3}))
