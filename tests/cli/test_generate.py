@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -218,3 +219,11 @@ def test_memory_that_ends_on_the_way_is_one_message(
     result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 3, "--json")
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
     assert re.search(r"MODEL: needs \d+\.\d\d kB .* of memory to be run, .* are free", result.stderr)
+
+
+def test_what_is_logged_is_not_said_twice(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the handlers that pytest adds, as in a terminal, where Python prints what nobody handles."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("asbuilt"), "handlers", [])
+    result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 60, "--json")
+    assert result.stderr.count("max_new_tokens clipped") == 1

@@ -142,6 +142,22 @@ def test_a_cache_that_is_set_back_gives_the_shorter_text() -> None:
     assert cache.reread == 5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [[1, 2], [2, 1], [2], [0, 2]])
+def test_rows_that_stay_keep_their_texts_and_what_they_were_cached_under(kept: list[int]) -> None:
+    """Texts of 4, 12 and 10 tokens in one batch; rows leave, and the next token takes the last past the original."""
+    model = strategies.randomised(spec(), 0)
+    texts = [[*range(start, start + n)] for start, n in ((0, 4), (5, 12), (11, 10))]
+    cache = Cache(model.spec, batch=3, capacity=13, dtype=torch.float64)
+    prefill(model, texts, cache)
+    cache.keep(kept)
+    have = model(torch.full((len(kept), 1), 3), cache=cache)
+    for place, row in enumerate(kept):
+        torch.testing.assert_close(have[place, -1], model(torch.tensor([[*texts[row], 3]]))[0, -1])
+    # of texts of one batch each has the factors of its own length: only that of ten changes them
+    assert cache.reread == 10
+
+
 @SCALINGS
 @MIXERS
 def test_the_cost_is_the_declared_one_and_a_prefill_of_the_past(scaling: Scaling, mixer: str) -> None:

@@ -10,15 +10,30 @@ from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import generate, prefill
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.modules import Model
-from asbuilt.spec import Attention, Block, Branch, CrossAttention, Head, LearnedPositions, TokenEmbedding
+from asbuilt.spec import (
+    Attention,
+    Block,
+    Branch,
+    CrossAttention,
+    Head,
+    LearnedPositions,
+    LongRope,
+    Rotary,
+    TokenEmbedding,
+)
 from asbuilt.spec import Model as Spec
 
 D = 6
 
 
 def translator() -> Model:
+    """Its rotary factors change at the third token, so that texts are read again, beside sources that stay."""
+    scaling = LongRope(short_factors=(1.0,), long_factors=(4.0,), original_context=2, attention_factor=1.0)
+
     def attention(causal: bool) -> Branch:
-        return Branch(name="attention", body=Attention(d_model=D, n_heads=2, n_kv_heads=1, d_head=3, causal=causal))
+        rotary = Rotary(d_rotary=2, scaling=scaling) if causal else None
+        body = Attention(d_model=D, n_heads=2, n_kv_heads=1, d_head=3, causal=causal, positions=rotary)
+        return Branch(name="attention", body=body)
 
     positions = LearnedPositions(n_positions=24, d_model=D)
     reads = Spec(embedding=TokenEmbedding(n_vocab=19, d_model=D), positions=positions, max_positions=24,

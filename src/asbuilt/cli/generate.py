@@ -78,6 +78,8 @@ def generate(
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
     from asbuilt.checkpoint.room import memory_errors
 
+    # What is logged of a request is said once, by `_finish`: without a handler the library would say it on stderr too.
+    logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     completion, compute = _start(source, _messages(said, system) if chat else said, dtype, options)
     if compute.warning:
         warn(f"warning: {compute.warning}")
@@ -153,8 +155,6 @@ def _tokenizer(source: Source) -> Tokenizer:
 
 
 def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
-    # What is logged of a clipped request is said here, once.
-    logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     if completion.note:
         warn(f"warning: {completion.note}")
     began = time.perf_counter()
