@@ -126,7 +126,7 @@ def written(folder: Path, draw: random.Random) -> str:
             if draw.random() < 0.03:
                 at = draw.randrange(len(text))
                 text = text[:at] + draw.choice(("", '"', "\\ud800", "NaN", "[" * 99)) + text[at + 1 :]
-            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+            (folder / f"{name}.json").write_bytes(text.encode(errors="surrogatepass"))
             said.append(f"{name}: {text[:3000]}")
     return "\n".join(said)
 
