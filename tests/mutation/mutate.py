@@ -18,6 +18,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -55,7 +56,9 @@ EQUIVALENT = Path(__file__).parent / "equivalent.json"
 # Imported before any test runs, so that no child pays for it; asbuilt itself is imported by the child, mutated.
 LIBRARIES = ("torch", "numpy", "safetensors.torch", "tokenizers", "gguf", "hypothesis", "click.testing", "rich.table")
 SLOWEST_TESTS = 150  # so many tests of one line are tried, the quickest of them
-PATIENCE = 20.0  # seconds beyond three times what the tests took without an error
+# Processor seconds beyond three times what the tests took without an error, and so many times as long by the clock: a
+# busy machine is not to be taken for a test that hangs.
+PATIENCE, PACE = 20, 10
 
 
 @dataclass
@@ -226,7 +229,7 @@ def _recorded(paths: Sequence[str], copies: Queue[Path]) -> Seen:
         kept.write_bytes(pickle.dumps(Seen(dict(recorder.seconds), lines)))
         return code
 
-    code = _in_child(copy, record, limit=3600)
+    code = _in_child(copy, record, limit=1800)
     copies.put(copy)
     if code != 0:
         raise SystemExit(f"the tests of {', '.join(paths)} fail without any error (exit code {code})")
@@ -241,22 +244,23 @@ def _fails(file: str, error: Error, tests: list[str], seconds: float, copies: Qu
     source = (copy / file).read_bytes()
     try:
         (copy / file).write_bytes(error.applied(source))
-        return _in_child(copy, lambda: pytest.main([*QUIET, *tests]), limit=3 * seconds + PATIENCE) != 0
+        return _in_child(copy, lambda: pytest.main([*QUIET, *tests]), limit=3 * int(seconds) + PATIENCE) != 0
     finally:
         (copy / file).write_bytes(source)
         copies.put(copy)
 
 
-def _in_child(copy: Path, work: Callable[[], int], limit: float) -> int:
-    """Runs `work` in a forked child that stands in the copy; -1 where it takes more than `limit` seconds."""
+def _in_child(copy: Path, work: Callable[[], int], limit: int) -> int:
+    """Runs `work` in a forked child that stands in the copy; negative where it takes more than `limit` seconds."""
     child = os.fork()
     if child == 0:
         code = 99
         try:
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
             code = _as_a_test_run(copy, work)
         finally:
             os._exit(code)
-    end = time.monotonic() + limit
+    end = time.monotonic() + PACE * limit
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
