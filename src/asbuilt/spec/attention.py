@@ -233,15 +233,24 @@ class Attention(Part):
         return "causal"
 
     def mask_works(self, run: Pass) -> tuple[str, int, int]:
-        """Returns the mask's name, its bytes for the whole pass, and what it takes to make: layers may share one."""
+        """Returns the mask's name, its bytes for the whole pass, and what making it takes beside: layers may share one.
+
+        It is made by the first attention that sees so, once q, k and v are there.
+        """
         kind, pairs = self._mask(run), self._masked(run)
         name = f"{self.causal} {self.window} {self.chunk} {self.positions if kind == 'added' else ''}"
         if kind == "added":
             each = self.n_heads * pairs
             if isinstance(self.positions, RelativeBuckets):
-                return name, each * run.width, self._buckets_work(self.positions, run)
-            return name, each * run.width, each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
-        return name, pairs if kind == "bool" else 0, 20 * pairs if kind == "bool" else 0
+                made = self._buckets_work(self.positions, run) - each * run.width
+            else:
+                made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
+            return name, each * run.width, self._projected(run) + made
+        return (name, pairs, self._projected(run) + 20 * pairs) if kind == "bool" else (name, 0, 0)
+
+    def _projected(self, run: Pass) -> int:
+        """Bytes of q, k and v."""
+        return run.rows * (self.d_query + 2 * self.d_kv) * run.width
 
     def _buckets_work(self, buckets: RelativeBuckets, run: Pass) -> int:
         """Bytes while distances become buckets (int64 and float32 side by side), or when these have their numbers."""
@@ -286,7 +295,7 @@ class Attention(Part):
         Where heads are normed, q and k are turned one after the other, each beside what its norm made.
         """
         query, kv = run.rows * self.d_query * run.width, run.rows * self.d_kv * run.width
-        projected, result = query + 2 * kv, run.rows * self.d_model * run.width
+        projected, result = self._projected(run), run.rows * self.d_model * run.width
         rotary = isinstance(self.positions, Rotary)
         normed = (self.q_norm is not None, self.k_norm is not None)
         apart = any(normed)  # else q and k are turned at once

@@ -393,7 +393,7 @@ class Model(Part):
         norm = self.norm.works(above) if self.norm is not None else 0
         after = self.pooler if run.logits == "pooled" else self.head
         head = max(norm, normed + (0 if after is None else after.works(above)))
-        making = max(2 * stream + made for _, made in masks.values()) if masks else 0
+        making = max((stream + made for _, made in masks.values() if made), default=0)
         own = tables + stream + max(head, making, self.embedding.works(run), *(block.works(run) for block in blocks))
         return max(own, self._works_before(run, own))
 
