@@ -14,6 +14,8 @@ import transformers as hf
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load
 from asbuilt.errors import InputError
+from asbuilt.families import read_config, tensor_table
+from asbuilt.families.table import is_ignored
 
 V = 61
 LIKE_LLAMA: dict[str, Any] = {
@@ -155,3 +157,12 @@ def test_metadata_of_null_is_none(tmp_path: Path) -> None:
     (tmp_path / "made" / tiny.SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
     convert(tmp_path / "made", tmp_path / "out")
     tiny.assert_same(tiny.stored(tmp_path / "out"), before)
+
+
+def test_what_carries_nothing_is_known_with_the_prefix_and_without() -> None:
+    """BertForMaskedLM leaves a pooler aside, whose name begins as the other names of its file do."""
+    table = tensor_table("bert", read_config({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "x").spec)
+    for name, ignored in (("bert.pooler.dense.weight", True), ("pooler.dense.weight", True),
+                          ("cls.seq_relationship.bias", True), ("bert.poolers.dense.weight", False),
+                          ("encoder.pooler.dense.weight", False)):  # fmt: skip
+        assert is_ignored(table, name) is ignored, name
