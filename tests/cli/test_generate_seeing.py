@@ -59,7 +59,7 @@ def test_a_text_is_continued(run: Run, family: str, tmp_path: Path) -> None:
     said = run("generate", folder, PROMPT, "--max-new-tokens", NEW, "--json")
     assert said.exit_code == 0, said.output
     tokens = json.loads(said.stdout)["tokens"]
-    prompt = torch.tensor([open_model(folder).tokenizer().encode(PROMPT)])  # type: ignore[union-attr]
+    prompt = torch.tensor([open_model(folder).tokenizer().encode(PROMPT, wrap=True)])  # type: ignore[union-attr]
     # transformers 5.24's llama4 wrapper fails whatever it is given, and its text is a model by itself
     speaks = model.eval() if family != "llama4" else model.eval().language_model
     out = speaks.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW)

@@ -37,7 +37,7 @@ def test_the_table_has_a_line_per_model(run: Run) -> None:
 
 
 def test_rows_as_published(run: Run) -> None:
-    """Llama 3 8B: 8 KV heads of 128 in 32 layers, keys and values, two bytes; DeepSeek-V3: latents of 512 + 64 in 61."""
+    """Llama 3 8B: 8 KV heads of 128 in 32 layers, two bytes; DeepSeek-V3: latents of 512 + 64 in 61."""
     document = json.loads(run("models", "--json").stdout)
     rows = {row["name"]: row for row in document["models"]}
     assert document["cache_dtype"] == "bf16"

@@ -130,7 +130,7 @@ def test_the_default_prompt_and_leaving_it_out(mode: str, folder: Path, theirs: 
     write(folder, "modules.json", modules("Pooling"))
     prompts = {"prompts": {"query": "query: ", "doc": "a "}, "default_prompt_name": "query"}
     write(folder, "config_sentence_transformers.json", prompts)
-    asked: list[tuple[dict[str, str], str, int]] = [  # a prompt's tokens are [CLS] and its own
+    asked: list[tuple[dict[str, Any], str, int]] = [  # a prompt's tokens are [CLS] and its own
         ({}, "query: ", 3), ({"prompt_name": "doc"}, "a ", 2), ({"prompt": "on "}, "on ", 2), ({"prompt": ""}, "", 0),
     ]  # fmt: skip
     for include in (True, False):

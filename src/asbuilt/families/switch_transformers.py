@@ -21,6 +21,7 @@ PREFIX = "switch_transformers."
 HEADS = ("SwitchTransformersForConditionalGeneration",)
 DEFAULTS: dict[str, Any] = {"vocab_size": 32128, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12}
 STEPS = {"encoder": "num_sparse_encoder_layers", "decoder": "num_sparse_decoder_layers"}
+N_EXPERTS = 8  # where a config does not say
 EXPERTS = {"up": "wi", "down": "wo"}
 
 
@@ -78,7 +79,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     most = MOST_EXPERTS // sum(n_layers)
     shape: dict[str, Any] = {
         "d_ff": reader.size("d_ff", default=DEFAULTS["d_ff"]),
-        "n_experts": reader.size("num_experts", default=8, most=most),
+        "n_experts": reader.size("num_experts", default=N_EXPERTS, most=most),
         "capacity": reader.size("expert_capacity", default=64),
         "activation": reader.choice("dense_act_fn", choices=ACTIVATION_NAMES, default="relu"),
         "router_bias": reader.flag("router_bias", default=False),
@@ -111,7 +112,9 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
     written = t5.write_sizes(spec, FAMILY, HEADS[0]) | {key: plain[key] for key in ("d_ff", "dense_act_fn")}
     for stack, layers in (("encoder", encoder), ("decoder", spec)):
         written |= _write_sparse(stack, [isinstance(body, MixtureOfExperts) for body in bodies(layers)], carried)
-    if ffn is not None:
+    if ffn is None:
+        written |= {"num_experts": N_EXPERTS}  # no layer has any, and one that is not said would be another model's
+    else:
         written |= {"num_experts": ffn.n_experts, "expert_capacity": ffn.capacity, "router_bias": ffn.router.bias}
     config = config_of(written, carried, dtype)
     require_same(spec, read(config, spec.name).spec, FAMILY)
