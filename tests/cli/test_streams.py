@@ -90,12 +90,18 @@ def test_a_pipe_that_does_not_block_is_waited_for() -> None:
 STARTED = "import os, sys\nfrom asbuilt.__main__ import main\nos.write(int(sys.argv.pop(1)), b'.')\nmain()"
 
 
+def as_in_a_terminal() -> None:
+    """In a child: signals as an interactive shell leaves them; a background job ignores some, its children too."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def stopped(words: list[str], number: signal.Signals, delay: float, *, times: int = 1) -> tuple[int, str]:
     """Sends the signal `delay` seconds after `main` began; returns the exit code as a shell has it, and stderr."""
     reading, writing = os.pipe()
     command = [sys.executable, "-c", STARTED, str(writing), *words]
     with subprocess.Popen(command, pass_fds=[writing], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as ran:  # fmt: skip
+                          stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal) as ran:  # fmt: skip
         os.close(writing)
         os.read(reading, 1)
         os.close(reading)
@@ -108,8 +114,8 @@ def stopped(words: list[str], number: signal.Signals, delay: float, *, times: in
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_it_waits_for_a_prompt(number: signal.Signals) -> None:
-    assert stopped(["generate", "gpt2"], number, 1.0) == (128 + number, "")
+def test_a_signal_while_it_waits_for_a_prompt(checkpoint: Path, number: signal.Signals) -> None:
+    assert stopped(["generate", str(checkpoint)], number, 1.0) == (128 + number, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -125,8 +131,8 @@ def test_ctrl_c_at_the_very_beginning() -> None:
     assert stopped(["generate", "gpt2"], signal.SIGINT, 0.0) == (130, "")
 
 
-def test_a_hand_that_hammers_ctrl_c() -> None:
-    assert stopped(["generate", "gpt2"], signal.SIGINT, 1.0, times=5) == (130, "")
+def test_a_hand_that_hammers_ctrl_c(checkpoint: Path) -> None:
+    assert stopped(["generate", str(checkpoint)], signal.SIGINT, 1.0, times=5) == (130, "")
 
 
 def test_what_was_begun_is_undone_and_ignored_signals_stay_so(tmp_path: Path) -> None:
@@ -168,7 +174,7 @@ try:
 except signals.Stopped:
     sys.exit(signals.exit_code(1))
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, preexec_fn=as_in_a_terminal)
     assert (ran.returncode, ran.stderr) == (130, "")
 
 

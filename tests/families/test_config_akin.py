@@ -124,7 +124,7 @@ BAD: list[tuple[str, str, object]] = [
     *((name, "layer_types", value) for name in WINDOWED
       for value in ([FULL], [FULL] * 4, [FULL, FULL, "chunked"], [FULL, FULL, SLIDING], "full", [FULL, FULL, []])),
     *((name, "max_window_layers", value) for name in ("qwen2", "qwen3") for value in (-1, None, 1.0)),
-    ("qwen2", "attention_bias", True),
+    ("qwen2", "attention_bias", False),
     ("qwen3", "head_dim", None),
     ("mistral", "attention_bias", True),
     ("mistral", "layer_types", [SLIDING, FULL, SLIDING]),

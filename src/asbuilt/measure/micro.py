@@ -29,7 +29,7 @@ from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNor
 # Rounds in which every call of a grid is made once.
 DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
 # Of the stack whose step is timed: tokens before it, steps, and prefills of as many tokens.
-PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 128, 7
+PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 32, 5
 # Operands come from so many bytes, one after the other: more than any processor's cache.
 MEMORY = 300 * 2**20
 NUMBERS = 768, 2**20  # that work on single numbers is timed with
@@ -75,30 +75,39 @@ Prepare = Callable[[_Memory], Work]
 
 def measured(machine: Mapping[str, str | int | float]) -> Calibration:
     """Returns the calibration of the machine at hand, which `machine` identifies."""
-    others, memory = timing.Others(), _Memory(torch.float32)
-    (reading,) = _in_turn([lambda memory: memory.block.sum], memory, PREFILL_ROUNDS)
-    calls = Calibration(
-        machine=dict(machine),
-        read_bandwidth=memory.block.nbytes / reading,
-        module_seconds=0.0,
-        rates={name: _rates(dtype) for name, dtype in DTYPES.items()},
-        probes=probed(),
-        others=None,
-    )
+    others, probe = timing.Others(), Probe()
+    probes, rates = probe(), {}
+    for name, dtype in DTYPES.items():
+        rates[name] = _rates(dtype)
+        probes = least(probes, probe())
+    read = MEMORY / probes["reading"]
+    calls = Calibration(dict(machine), read_bandwidth=read, module_seconds=0.0, rates=rates, probes=probes, others=None)
     return replace(calls, module_seconds=_between_calls(calls), others=others.share())
 
 
-def probed() -> dict[str, float]:
-    """Returns the seconds of a decode step and of a prefill of the stack, in each dtype: the machine's speed now.
+class Probe:
+    """Called, it returns the seconds of reading memory, and of a stack's decode step and prefill in each dtype.
 
-    Taken when a machine is calibrated, and again before the calibration is used: it takes under a second.
+    They say how fast the machine is now: taken when it is calibrated, and again before the calibration is used.
     """
-    found = {}
-    for name, dtype in DTYPES.items():
-        model = build(stack(), dtype=dtype).eval()
-        found[f"{name} decode"] = decode_seconds(model, PROBE_PROMPT, PROBE_STEPS)
-        found[f"{name} prefill"] = prefill_seconds(model, PROBE_PROMPT, PROBE_PREFILLS)
-    return found
+
+    def __init__(self) -> None:
+        self.memory = _Memory(torch.float32)
+        self.models = {name: build(stack(), dtype=dtype).eval() for name, dtype in DTYPES.items()}
+
+    def __call__(self) -> dict[str, float]:
+        """Takes about a second."""
+        (reading,) = _in_turn([lambda memory: memory.block.sum], self.memory, PREFILL_ROUNDS)
+        found = {"reading": reading}
+        for name, model in self.models.items():
+            found[f"{name} decode"] = decode_seconds(model, PROBE_PROMPT, PROBE_STEPS)
+            found[f"{name} prefill"] = prefill_seconds(model, PROBE_PROMPT, PROBE_PREFILLS)
+        return found
+
+
+def least(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """Returns the lesser time of each probe: a neighbour slows some of them down for seconds, and speeds none up."""
+    return {name: min(seconds, others[name]) for name, seconds in some.items()}
 
 
 def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Prepare | None = None) -> list[float]:

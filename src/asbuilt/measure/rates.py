@@ -76,9 +76,9 @@ class Rates:
 class Calibration:
     """The machine, its read bandwidth in bytes/s, what Python takes for each module entered, and rates by dtype.
 
-    `probes` are the seconds of a small model's decode step and prefill when the machine was calibrated: taken again
-    later, they tell whether it still runs at that speed. `others` is the share of the processors that other processes
-    took meanwhile, None where the system does not tell.
+    `probes` are the seconds of reading memory, and of a small model's decode step and prefill, when the machine was
+    calibrated: taken again later, they tell whether it still runs at that speed. `others` is the share of the
+    processors that other processes took meanwhile, None where the system does not tell.
     """
 
     machine: dict[str, str | int | float]

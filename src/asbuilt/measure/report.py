@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from asbuilt import cost
-from asbuilt.measure import micro, run, timing
-from asbuilt.measure.calibrate import DRIFT, calibrate
-from asbuilt.measure.rates import DTYPES, Calibration
+from asbuilt.measure import run, timing
+from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
+from asbuilt.measure.rates import DTYPES, Calibration, quarter
 from asbuilt.measure.trace import trace
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model as spec_model
@@ -18,8 +17,9 @@ from asbuilt.spec.part import Pass
 # What a prediction may miss by: nothing where a byte is a byte, and what is left to the library or to the machine.
 SAVED, MEMORY, TIME = 0.01, 0.03, 0.20
 PREFILL, PROMPT, STEPS = 512, 128, 64
-# Speeds are medians of so many rounds of both, each a lower quartile of so many prefills, and of STEPS steps.
-ROUNDS, PREFILLS = 3, 3
+# Speeds are lower quartiles of so many rounds of both, each a lower quartile of so many prefills, and of STEPS steps:
+# as the calibration's times are, which say what the machine does where no neighbour takes it.
+ROUNDS, PREFILLS = 4, 3
 BUSY = 0.1  # of the processors, taken by other processes: from here on it is said
 
 
@@ -153,7 +153,7 @@ def _predicted_and_measured(model: Model, dtype: str, machine: Calibration, say:
     predicted = _predicted_seconds(model.spec, dtype, machine)
     others = timing.Others()
     measured = _measured_seconds(model, say)
-    return _Timed(machine, predicted, measured, others.share(), machine.drift(micro.probed()))
+    return _Timed(machine, predicted, measured, others.share(), drift_now(machine))
 
 
 def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
@@ -177,7 +177,7 @@ def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
         say(f"prefill and decode, round {number + 1} of {ROUNDS}")
         prefills.append(run.prefill_seconds(model, tokens, PREFILLS))
         decodes.append(run.decode_seconds(model, prompt, steps))
-    return statistics.median(prefills), statistics.median(decodes)
+    return quarter(prefills), quarter(decodes)
 
 
 def _notes(found: _Timed) -> Iterator[str]:
