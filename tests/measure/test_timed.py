@@ -267,6 +267,7 @@ def test_a_busy_machine_is_told(
 def test_the_lower_quartile_of_rounds(
     machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A quarter of the way from the least time to the next, as quantiles of four are."""
     times = {"prefill_seconds": [8.0, 2.0, 4.0, 4.0], "decode_seconds": [0.5, 0.25, 0.125, 0.25]}
     monkeypatch.setattr(micro, "Probe", lambda: lambda: calibration.probes)
     for name, kept in times.items():

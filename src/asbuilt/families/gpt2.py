@@ -185,8 +185,11 @@ def _wrong(path: str, value: Part | None, kind: type[Part]) -> InputError:
 def _scales(spec: Model) -> tuple[bool, bool]:
     """Returns (scale_attn_weights, scale_attn_by_inverse_layer_idx) as the first and last layers tell them."""
     ends = []
-    for block in (spec.blocks[0], spec.blocks[-1]):
-        body = next(branch.body for branch in block.branches if isinstance(branch.body, Attention))
+    for i in (0, spec.n_layers - 1):
+        bodies = [branch.body for branch in spec.blocks[i].branches]
+        body = next((body for body in bodies if isinstance(body, Attention)), None)
+        if body is None:
+            raise _wrong(f"blocks.{i}.attention.body", bodies[0], Attention)
         ends.append((body.d_head**-0.5, body.d_head**-0.5 if body.scale is None else body.scale))
     (usual, first), (_, last) = ends
     return first == usual, last != first

@@ -104,7 +104,7 @@ def calibrate(*, refresh: bool = False, say: Say = lambda text: None, warn: Say 
 
 
 def drift_now(calibration: Calibration) -> float:
-    """Returns how many times slower or faster the machine is than when it was calibrated, by the best of a few looks."""
+    """Returns how many times slower or faster the machine is than when it was calibrated, at best of a few looks."""
     with torch.inference_mode():
         probe = micro.Probe()
         now = probe()
