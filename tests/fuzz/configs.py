@@ -8,7 +8,6 @@ key was touched.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+from running import run
 
 from asbuilt import cost
 from asbuilt.errors import InputError
@@ -153,16 +154,5 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     return outcomes
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--count", type=int, default=20_000)
-    arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    given = arguments.parse_args()
-    try:
-        print(f"seed {given.seed}: {dict(fuzz(given.count, given.seed))}")
-    except AssertionError as error:
-        sys.exit(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    run(fuzz, __doc__)

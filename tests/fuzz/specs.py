@@ -7,7 +7,6 @@ the first case that escaped or took more than a second of processor time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import configs
+from running import run
 
 from asbuilt.catalog import find
 from asbuilt.checkpoint.source import Source
@@ -93,16 +93,5 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     return outcomes
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--count", type=int, default=20_000)
-    arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    given = arguments.parse_args()
-    try:
-        print(f"seed {given.seed}: {dict(fuzz(given.count, given.seed))}")
-    except AssertionError as error:
-        sys.exit(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    run(fuzz, __doc__)
