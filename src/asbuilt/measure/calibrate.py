@@ -105,14 +105,14 @@ def calibrate(*, refresh: bool = False, say: Say = lambda text: None, warn: Say 
 
 def drift_now(calibration: Calibration) -> float:
     """Returns how many times slower or faster the machine is than when it was calibrated, at best of a few looks."""
+    drifts = []
     with torch.inference_mode():
         probe = micro.Probe()
-        now = probe()
-        for _ in range(LOOKS - 1):
-            if calibration.drift(now) <= DRIFT:
+        for _ in range(LOOKS):
+            drifts.append(calibration.drift(probe()))
+            if drifts[-1] <= DRIFT:
                 break
-            now = micro.least(now, probe())
-    return calibration.drift(now)
+    return min(drifts)
 
 
 def _read(path: Path, warn: Say) -> Calibration | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -76,10 +77,12 @@ Prepare = Callable[[_Memory], Work]
 def measured(machine: Mapping[str, str | int | float]) -> Calibration:
     """Returns the calibration of the machine at hand, which `machine` identifies."""
     others, probe = timing.Others(), Probe()
-    probes, rates = probe(), {}
+    looks, rates = [probe()], {}
     for name, dtype in DTYPES.items():
         rates[name] = _rates(dtype)
-        probes = least(probes, probe())
+        looks.append(probe())
+    # an idle machine may be fast for seconds, and a neighbour slow it down for as long: the middle one of each
+    probes = {name: statistics.median(look[name] for look in looks) for name in looks[0]}
     read = MEMORY / probes["reading"]
     calls = Calibration(dict(machine), read_bandwidth=read, module_seconds=0.0, rates=rates, probes=probes, others=None)
     return replace(calls, module_seconds=_between_calls(calls), others=others.share())
@@ -103,11 +106,6 @@ class Probe:
             found[f"{name} decode"] = decode_seconds(model, PROBE_PROMPT, PROBE_STEPS)
             found[f"{name} prefill"] = prefill_seconds(model, PROBE_PROMPT, PROBE_PREFILLS)
         return found
-
-
-def least(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
-    """Returns the lesser time of each probe: a neighbour slows some of them down for seconds, and speeds none up."""
-    return {name: min(seconds, others[name]) for name, seconds in some.items()}
 
 
 def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Prepare | None = None) -> list[float]:
