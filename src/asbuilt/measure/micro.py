@@ -99,7 +99,7 @@ class Probe:
         self.models = {name: build(stack(), dtype=dtype).eval() for name, dtype in DTYPES.items()}
 
     def __call__(self) -> dict[str, float]:
-        """Takes about a second."""
+        """Takes a second or two."""
         (reading,) = _in_turn([lambda memory: memory.block.sum], self.memory, PREFILL_ROUNDS)
         found = {"reading": reading}
         for name, model in self.models.items():
