@@ -74,7 +74,10 @@ MODELS: tuple[Callable[[], Model], ...] = (
 def planned(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
     """The plan's own figures, under the names that `measure` gives them."""
     tokens = min(PREFILL, spec.max_positions)
-    made = plan.serve(spec, machine, dtype=dtype, context=tokens, chunk=tokens, prompt=tokens, users=1)
+    ours = plan.Conventions(kernel="library")  # what runs here is no engine
+    made = plan.serve(
+        spec, machine, dtype=dtype, context=tokens, chunk=tokens, prompt=tokens, users=1, conventions=ours
+    )
     lines = {line.name: line.value for line in made.ladder}
     assert made.caches is not None
     return {

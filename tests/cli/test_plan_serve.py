@@ -237,12 +237,11 @@ def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from asbuilt.measure.rates import Calibration, Rates, Table
 
     flat = Table(((1, 2),), (1.0, 1.0))
-    known_rates = Rates(
-        vector=flat, matrix=flat, attention=flat, attention_read=flat, lines={}, product_rate=2e11, row_rate=1e10
-    )
+    known_rates = Rates(vector=flat, matrix=flat, attention=flat, attention_read=flat, lines={}, between=flat,
+                        product_rate=2e11, row_rate=1e10)  # fmt: skip
     rates: dict[str, Rates] = dict.fromkeys(("fp32", "bf16"), known_rates)
     known: dict[str, str | int | float] = {"processor": "a processor", "threads": 2, "memory_bytes": 8 * 2**30}
-    found = Calibration(machine=known, read_bandwidth=1.5e10, module_seconds=0, rates=rates, probes={}, others=None)
+    found = Calibration(machine=known, read_bandwidth=1.5e10, rates=rates, probes={}, others=None)
     monkeypatch.setattr(ours, "calibrate", lambda **_: found)
     words = ("plan", "serve", "smollm2-135m", "--gpu", "this", "--context", 64, "--batch", 1, "--json")
     document = json.loads(run(*words).stdout)

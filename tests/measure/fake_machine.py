@@ -127,6 +127,8 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     monkeypatch.setattr(micro, "NUMBERS", (768, 2**16))
     stack = micro.stack
     monkeypatch.setattr(micro, "stack", lambda layers=2, width=128: stack(layers, width))
+    monkeypatch.setattr(micro, "STACKS", ((2, 128), (2, 256), (3, 384)))
+    monkeypatch.setattr(micro, "STACK_STEPS", 6)
     monkeypatch.setattr(timing.Others, "share", lambda self: 0.0)  # the real machine may be busy
     for name in ("DECODE_ROUNDS", "PREFILL_ROUNDS", "SMALL_ROUNDS"):
         monkeypatch.setattr(micro, name, 1)

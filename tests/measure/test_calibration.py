@@ -26,10 +26,12 @@ def a_calibration(speed: float = 1.0) -> Calibration:
         return Table(axes, tuple(0.001 + i for i in range(points)))
 
     tables = {name: table(axes) for name, axes in micro.GRIDS.items()}
-    rates = Rates(**tables, lines={name: Line(1e-6, 1e9) for name in micro.LINES}, product_rate=1e11, row_rate=1e10)
-    kinds = "reading", *(f"{name} {kind}" for name in DTYPES for kind in ("decode", "prefill"))
+    lines = {name: Line(1e-6, 1e9) for name in micro.LINES}
+    between = table(((10**7, 10**8, 10**9),))
+    rates = Rates(**tables, lines=lines, between=between, product_rate=1e11, row_rate=1e10)
+    kinds = "reading", *(f"{name} {kind}" for name in DTYPES for kind in micro.KINDS)
     probes = dict.fromkeys(kinds, 0.01 / speed)
-    return Calibration(machine(), 2e10 * speed, 1e-5, dict.fromkeys(DTYPES, rates), probes, 0.0)
+    return Calibration(machine(), 2e10 * speed, dict.fromkeys(DTYPES, rates), probes, 0.0)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     def changed(plain: Any) -> None:  # noqa: ANN401
         *parents, last = path.split("/")
         for parent in parents:
-            plain = plain[parent]
+            plain = plain[int(parent) if isinstance(plain, list) else parent]
         plain[int(last) if isinstance(plain, list) else last] = value
 
     return changed
@@ -94,7 +96,9 @@ def drop(path: str) -> Callable[[dict[str, Any]], None]:
 
 BROKEN = [
     *(change("read_bandwidth", value) for value in (0, -1.0, "fast", None, True, [], 10**400, float("nan"))),
-    *(change("module_seconds", value) for value in (-1e-6, "x", None)),
+    *(change("rates/fp32/between", value) for value in ({}, [], None, {"axes": [[1, 2]], "seconds": [1.0, 1.0]})),
+    *(change("rates/fp32/between/axes/0/0", value) for value in (0, -1, "x", None, 10**12)),
+    *(change("rates/bf16/between/seconds/0", value) for value in (0, -1.0, "x", None)),
     *(change("others", value) for value in (-0.1, 1.5, "some")),
     *(change("probes", value) for value in ({}, [], None, {"fp32 decode": 1.0})),
     *(change("probes/bf16 prefill", value) for value in (0, -1, "x", None)),
@@ -110,7 +114,7 @@ BROKEN = [
     *(change("rates/bf16/product_rate", value) for value in (0, "x")),
     *(change("rates/bf16/row_rate", value) for value in (0, -5)),
     *(drop(name) for name in ("machine", "read_bandwidth", "probes", "others", "rates")),
-    *(drop(f"rates/fp32/{name}") for name in ("attention", "lines", "row_rate")),
+    *(drop(f"rates/fp32/{name}") for name in ("attention", "lines", "between", "row_rate")),
     change("more", 1),
     change("rates/fp32/more", 1),
 ]

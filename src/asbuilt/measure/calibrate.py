@@ -27,7 +27,7 @@ from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table
 
 Say = Callable[[str], None]
 
-VERSION = 10
+VERSION = 11
 # How many times slower or faster a probe may be than when the machine was calibrated: as a predicted speed may miss by.
 DRIFT = 1.2
 LOOKS = 4  # before it is believed: a neighbour may take a machine for seconds
@@ -132,10 +132,9 @@ def _calibration(plain: dict[str, Any]) -> Calibration:
     """Returns a calibration of plain data; raises one of the exceptions above for anything else."""
     rates = {name: _rates(kinds) for name, kinds in plain.pop("rates").items()}
     found = Calibration(rates=rates, **plain)
-    probes = {"reading", *(f"{name} {kind}" for name in DTYPES for kind in ("decode", "prefill"))}
+    probes = {"reading", *(f"{name} {kind}" for name in DTYPES for kind in micro.KINDS)}
     _require(found.machine == machine() and found.rates.keys() == DTYPES.keys() and found.probes.keys() == probes)
     _require_positive(found.read_bandwidth, *found.probes.values())
-    _require(math.isfinite(found.module_seconds) and found.module_seconds >= 0)
     _require(found.others is None or 0 <= found.others <= 1)
     return found
 
@@ -143,7 +142,12 @@ def _calibration(plain: dict[str, Any]) -> Calibration:
 def _rates(plain: dict[str, Any]) -> Rates:
     tables = {name: _table(plain.pop(name), axes) for name, axes in micro.GRIDS.items()}
     lines = {name: Line(**line) for name, line in plain.pop("lines").items()}
-    found = Rates(**tables, lines=lines, **plain)
+    stacks = plain.pop("between")
+    between = _table(stacks, tuple(tuple(axis) for axis in stacks["axes"]))
+    _require(len(between.axes) == 1 and len(between.axes[0]) == len(micro.STACKS))
+    _require_positive(*between.axes[0])
+    _require(tuple(sorted(set(between.axes[0]))) == between.axes[0])
+    found = Rates(**tables, lines=lines, between=between, **plain)
     _require(lines.keys() == micro.LINES.keys())
     _require_positive(found.product_rate, found.row_rate, *(line.rate for line in lines.values()))
     _require_positive(*(line.start for line in lines.values()))

@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,10 @@ from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNor
 DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
 # Of the stack whose step is timed: tokens before it, steps, and prefills of as many tokens.
 PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 32, 5
+KINDS = "decode", "prefill", "product"  # of what a probe times in each dtype, beside reading
+# (layers, width) of the stacks whose steps are timed, from one that stays in a cache to one that is read from memory.
+STACKS, STACK_STEPS = ((12, 256), (16, 512), (20, 768)), 16
+LEAST = 0.1  # of a time is left where more than that was to be taken off it: clocks and neighbours do not keep still
 # Operands come from so many bytes, one after the other: more than any processor's cache.
 MEMORY = 300 * 2**20
 NUMBERS = 768, 2**20  # that work on single numbers is timed with
@@ -84,12 +89,12 @@ def measured(machine: Mapping[str, str | int | float]) -> Calibration:
     # an idle machine may be fast for seconds, and a neighbour slow it down for as long: the middle one of each
     probes = {name: statistics.median(look[name] for look in looks) for name in looks[0]}
     read = MEMORY / probes["reading"]
-    calls = Calibration(dict(machine), read_bandwidth=read, module_seconds=0.0, rates=rates, probes=probes, others=None)
-    return replace(calls, module_seconds=_between_calls(calls), others=others.share())
+    return Calibration(dict(machine), read_bandwidth=read, rates=rates, probes=probes, others=others.share())
 
 
 class Probe:
-    """Called, it returns the seconds of reading memory, and of a stack's decode step and prefill in each dtype.
+    """Called, it returns the seconds of reading memory, and in each dtype of a stack's decode step and prefill and of
+    a large product, whose units a neighbour may share where small ones hardly use them.
 
     They say how fast the machine is now: taken when it is calibrated, and again before the calibration is used.
     """
@@ -97,6 +102,9 @@ class Probe:
     def __init__(self) -> None:
         self.memory = _Memory(torch.float32)
         self.models = {name: build(stack(), dtype=dtype).eval() for name, dtype in DTYPES.items()}
+        rows, inside, out = (axis[-1] for axis in MATRIX)
+        self.products = {name: (torch.ones(rows, inside, dtype=dtype), torch.ones(out, inside, dtype=dtype))
+                         for name, dtype in DTYPES.items()}  # fmt: skip
 
     def __call__(self) -> dict[str, float]:
         """Takes a second or two."""
@@ -105,6 +113,8 @@ class Probe:
         for name, model in self.models.items():
             found[f"{name} decode"] = decode_seconds(model, PROBE_PROMPT, PROBE_STEPS)
             found[f"{name} prefill"] = prefill_seconds(model, PROBE_PROMPT, PROBE_PREFILLS)
+            product = partial(linear, *self.products[name])
+            found[f"{name} product"] = quarter([timing.seconds(product) for _ in range(PROBE_PREFILLS + 1)][1:])
         return found
 
 
@@ -135,13 +145,15 @@ def stack(layers: int = 12, width: int = 256) -> Model:
     )
 
 
-def _between_calls(calls: Calibration) -> float:
-    """Returns the seconds that Python takes for each module entered: those of a stack's step, less those of its calls.
-
-    In the narrow dtype, in which products are the shorter part of a step.
-    """
-    seen = trace(stack(), tokens=1, past=PROBE_PROMPT + PROBE_STEPS // 2, dtype=torch.bfloat16)
-    return max(0.0, calls.probes["bf16 decode"] - seen.seconds(calls, "bf16")) / seen.modules
+def _between(rates: Rates, dtype: torch.dtype) -> Table:
+    """Returns how many times longer than alone small calls take within the step of each stack."""
+    found = {}
+    for layers, width in STACKS:
+        model = build(stack(layers, width), dtype=dtype).eval()
+        step = trace(model.spec, tokens=1, past=PROBE_PROMPT + STACK_STEPS // 2, dtype=dtype)
+        rest = decode_seconds(model, PROBE_PROMPT, STACK_STEPS) - step.work(rates)
+        found[int(step.matrices)] = max(LEAST, rest / step.starts(rates))
+    return Table((tuple(found),), tuple(found.values()))
 
 
 def _rates(dtype: torch.dtype) -> Rates:
@@ -160,23 +172,25 @@ def _rates(dtype: torch.dtype) -> Rates:
         for calls in (
             [_matrix(*sizes) for sizes in itertools.product(*MATRIX)],
             [_attention(*sizes) for sizes in itertools.product(*ATTENTION)],
-            [_on((many // ROW, ROW), works[0]) for works in LINES.values()],
+            [_just_written((many // ROW, ROW), works[0]) for works in LINES.values()],
         )
     )
     moved = 2 * many * dtype.itemsize
-    lines = {
-        name: Line(start=start / len(works), rate=moved / seconds)
-        for (name, works), start, seconds in zip(LINES.items(), starts, rates, strict=True)
-    }
-    return Rates(
+    lines = {}
+    for (name, works), few_seconds, seconds in zip(LINES.items(), starts, rates, strict=True):
+        start = few_seconds / len(works)
+        lines[name] = Line(start=start, rate=moved / max(seconds - start, LEAST * seconds))
+    rates = Rates(
         vector=Table(VECTOR, tuple(row)),
         matrix=Table(MATRIX, tuple(product)),
         attention=Table(ATTENTION, tuple(attention)),
         attention_read=Table(ATTENTION_READ, tuple(read)),
         lines=lines,
+        between=Table(((1, 2),), (1.0, 1.0)),  # until it is known
         product_rate=2 * math.prod(axis[-1] for axis in MATRIX) / product[-1],
         row_rate=math.prod(axis[-1] for axis in VECTOR) * dtype.itemsize / row[-1],
     )
+    return replace(rates, between=_between(rates, dtype))
 
 
 def _one_after_another(x: Tensor, works: Sequence[Callable[[Tensor], object]]) -> Prepare:
@@ -184,9 +198,12 @@ def _one_after_another(x: Tensor, works: Sequence[Callable[[Tensor], object]]) -
     return lambda memory: lambda: [work(x) for work in works]
 
 
-def _on(shape: tuple[int, ...], work: Callable[[Tensor], object]) -> Prepare:
+def _just_written(shape: tuple[int, int], work: Callable[[Tensor], object]) -> Prepare:
+    """Work on ones that a product has written, as in a model: from memory they may be read at a fifth of its speed."""
+    rows, columns = shape
+
     def prepare(memory: _Memory) -> Work:
-        x = memory.take(*shape)
+        x = linear(memory.take(rows, columns), memory.take(columns, columns)).div_(columns)
         return lambda: work(x)
 
     return prepare

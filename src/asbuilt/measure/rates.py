@@ -59,8 +59,10 @@ class Rates:
     """One dtype: tables of one row times a matrix, of products, of attention and of one token's; lines by bytes.
 
     The lines are of work on single numbers by the name of its function, "arithmetic" for all that have none of their
-    own, and "view" for calls that only look. `product_rate` is that of the largest product, in FLOP/s; `row_rate` that
-    of one row times the largest matrix, in bytes of the matrix per second.
+    own, and "view" for calls that only look. `between` is how many times longer the starts of those lines are within a
+    model, with what Python does between calls, by the bytes of matrices that the step reads: what they need is found in
+    a near cache after a few, and in memory after many. `product_rate` is that of the largest product, in FLOP/s;
+    `row_rate` that of one row times the largest matrix, in bytes of the matrix per second.
     """
 
     vector: Table
@@ -68,13 +70,21 @@ class Rates:
     attention: Table
     attention_read: Table
     lines: dict[str, Line]
+    between: Table
     product_rate: float
     row_rate: float
+
+    def slowed(self, nbytes: float) -> float:
+        """Returns how many times longer small calls take in a step that reads so many bytes of matrices.
+
+        Level beyond both ends: where all comes from memory, more of it makes nothing slower.
+        """
+        return self.between.at(min(nbytes, self.between.axes[0][-1]))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The machine, its read bandwidth in bytes/s, what Python takes for each module entered, and rates by dtype.
+    """The machine, its read bandwidth in bytes/s, and rates by dtype.
 
     `probes` are the seconds of reading memory, and of a small model's decode step and prefill, when the machine was
     calibrated: taken again later, they tell whether it still runs at that speed. `others` is the share of the
@@ -83,7 +93,6 @@ class Calibration:
 
     machine: dict[str, str | int | float]
     read_bandwidth: float
-    module_seconds: float
     rates: dict[str, Rates]
     probes: dict[str, float]
     others: float | None

@@ -6,7 +6,6 @@ From them and a calibration comes the predicted time. The trace is as true of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +36,7 @@ class Call:
     """One library call: its kind, its amount, the sizes by which its table is read, or the line of its function.
 
     The amount is in bytes (of the matrix for one row, of the cache for one token's attention), or in FLOPs for products
-    of more rows and for attention; views have none.
+    of more rows and for attention; views have none. `matrix` is the bytes of a product's matrix.
     """
 
     name: str
@@ -45,6 +44,7 @@ class Call:
     amount: float
     sizes: tuple[float, ...] = ()
     line: str = "arithmetic"
+    matrix: float = 0
 
 
 class Recorder(TorchDispatchMode):
@@ -94,8 +94,8 @@ def _classify(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
         a, b = tensors[-2:]
         inside, wide = b.shape[-2:]
         if a.shape[-2] == 1:  # a stack of them reads a stack of matrices
-            return Call(name, "vector", b.nbytes, (b.numel() // inside, inside))
-        return Call(name, "matrix", 2 * a.numel() * wide, (a.numel() // inside, inside, wide))
+            return Call(name, "vector", b.nbytes, (b.numel() // inside, inside), matrix=b.nbytes)
+        return Call(name, "matrix", 2 * a.numel() * wide, (a.numel() // inside, inside, wide), matrix=b.nbytes)
     if _is_view(func):
         return Call(name, "numbers", 0, line="view")
     if "embedding" in name or "index" in name:
@@ -116,20 +116,33 @@ def _flat(values: Any) -> list[Any]:  # noqa: ANN401
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of one forward pass, and how many modules were entered."""
+    """The calls of one forward pass."""
 
     calls: tuple[Call, ...]
-    modules: int
 
     def seconds(self, machine: Calibration, dtype: str) -> float:
-        """Returns the predicted time: each call by its table or line, and what Python takes for each module."""
+        """Returns the predicted time, `work + between(bytes of matrices) * starts`."""
         rates = machine.rates[dtype]
-        return self.modules * machine.module_seconds + sum(_cost(call, rates) for call in self.calls)
+        return self.work(rates) + rates.slowed(self.matrices) * self.starts(rates)
+
+    @property
+    def matrices(self) -> float:
+        """The bytes of the matrices that the products read."""
+        return sum(call.matrix for call in self.calls)
+
+    def work(self, rates: Rates) -> float:
+        """Returns the seconds that follow from sizes: products and attention by their tables, the rest by bytes."""
+        return sum(
+            call.amount / rates.lines[call.line].rate if call.work == "numbers" else _table(call, rates)
+            for call in self.calls
+        )
+
+    def starts(self, rates: Rates) -> float:
+        """Returns the seconds that small calls take however little they work on, as they were timed alone."""
+        return sum(rates.lines[call.line].start for call in self.calls if call.work == "numbers")
 
 
-def _cost(call: Call, rates: Rates) -> float:
-    if call.work == "numbers":
-        return rates.lines[call.line].seconds(call.amount)
+def _table(call: Call, rates: Rates) -> float:
     table: Table = getattr(rates, call.work)
     return table.at(*call.sizes)
 
@@ -144,21 +157,10 @@ def _trace(spec: Model, tokens: int, past: int, batch: int, dtype: torch.dtype) 
     model = build(spec, dtype=dtype, device="meta")
     cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=dtype, device="meta")
     cache.lengths = (past,) * batch
-    recorder, modules = Recorder(), _ModuleCount(model)
+    recorder = Recorder()
     ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
     source = source_of(model, ids) if past == 0 else {}
     cache.source_tokens = past + tokens
     with recorder, WholeAttention(recorder):
         model(ids, **source, cache=cache, last=True)[:, -1].argmax(-1)
-    return Trace(tuple(recorder.calls), modules.count)
-
-
-class _ModuleCount:
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.count = 0
-        hook: Callable[..., None] = self._enter
-        for module in model.modules():
-            module.register_forward_pre_hook(hook)
-
-    def _enter(self, *args: object) -> None:
-        self.count += 1
+    return Trace(tuple(recorder.calls))
