@@ -56,7 +56,9 @@ def test_each_row(dtype: torch.dtype, name: str, width: int) -> None:
     assert loss.measured == 11 * 96
     assert loss.predicted == pytest.approx(CONTEXT * V * 4, rel=0.01)
     peak = rows["peak memory of prefill, 96 tokens"]
-    assert (peak.measured, peak.tolerance) == (6, 0.03)
+    # a model of about a megabyte, beside which what the library packs in one is no small part
+    allowed = 0.03 if dtype is torch.float32 else 2**20 / peak.predicted
+    assert (peak.measured, peak.tolerance) == (6, allowed)
     held = PARAMETERS * width + CONTEXT * per_token
     # beyond what is held, at least the gate's and up's results at once, and never as much as ten such
     assert held + 2 * CONTEXT * F * width < peak.predicted < held + 20 * CONTEXT * F * width

@@ -60,7 +60,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
     run = Pass(tokens=seq, batch=batch, images=images)
     width = int(PLAIN[activation_dtype(dtype)])
     counts = cost.parameters(spec)
-    total = sum(counts.values())
+    total, active = sum(counts.values()), cost.active_parameters(spec)
     extra = cost.stored_extra(spec) | {"scales": block_scales(source.family, spec, source.reading.quantization)}
     stored, stored_bytes = _stored(source)
     held = holding(source.family, spec, dtype)
@@ -72,9 +72,9 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
         "batch": batch,
         "dtype": cost.format_name(dtype),
         "images": images,
-        "parameters": {"total": total, "active": cost.active_parameters(spec), **counts},
+        "parameters": {"total": total, "active": active, **counts},
         "active_parameters": {
-            "with_tables": cost.active_parameters(spec),
+            "with_tables": active,
             "without_tables": cost.active_parameters(spec, tables=False),
         },
         "parameters_stored": total + sum(extra.values()) if stored is None else stored,

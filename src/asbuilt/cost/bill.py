@@ -48,7 +48,7 @@ def active_parameters(spec: Part, *, tables: bool = True) -> int:
     tied head multiplies its table, so that counts.
     """
     one = Pass(tokens=1)
-    multiplied = {product.weight_path for product in products(spec, one)}
+    multiplied = set() if tables else {product.weight_path for product in products(spec, one)}
     return int(sum(
         weight.size * part.share(name, one)
         for path, part in walk(spec) for name, weight in part.holds().items()

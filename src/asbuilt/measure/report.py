@@ -117,7 +117,7 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
 
     say("prefill")
     peak = cost.weight_bytes(spec, dtype) + cache.at_seq + spec.works(last)
-    allowed = max(MEMORY, SCRATCH / peak)
+    allowed = MEMORY if dtype == "fp32" else max(MEMORY, SCRATCH / peak)
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), allowed)
 
 

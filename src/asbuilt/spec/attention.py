@@ -91,7 +91,8 @@ class Attention(Part):
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """As computed: norms of q and k, then positions, or positions first where the norms come after them."""
-        return iter(sorted(super().children(), key=lambda child: self.rotate_first and child[0] != "positions"))
+        children = super().children()
+        return iter(sorted(children, key=lambda child: child[0] != "positions")) if self.rotate_first else children
 
     @property
     def d_query(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -456,12 +456,16 @@ class Model(Part):
         if isinstance(self.vision, Vision):
             made = self.vision.projector.d_out
             require(self, "vision", made == self.d_model, f"a projector to d_model = {self.d_model}")
-            parts = [part for block in self.blocks for _, part in walk(block)]
+            parts = [part for block in self._unlike_blocks() for _, part in walk(block)]
             masked = all(isinstance(p, Attention) and p.causal and p.chunk is None
                          and not isinstance(p.positions, Alibi | RelativeBuckets | RelativeProjection)
                          for p in parts if isinstance(p, Mixer))  # fmt: skip
             allowed = "images that see both ways in causal attention alone, without chunks and distances"
             require(self, "vision", masked or not self.vision.both_ways, allowed)
+
+    def _unlike_blocks(self) -> Iterable[Part]:
+        """Returns the blocks without those that are one and the same object as another: most stacks repeat a few."""
+        return {id(block): block for block in self.blocks}.values()
 
     def _require_source(self) -> None:
         """Cross-attention needs an encoder, of the width that it reads; an encoder has neither a head nor another."""
@@ -477,7 +481,7 @@ class Model(Part):
             )
             require(self, "encoder", same, "a shared embedding of the model's own n_vocab and d_model")
         made = None if self.encoder is None else self.encoder.d_model
-        for block in self.blocks:
+        for block in self._unlike_blocks():
             for _, part in walk(block):
                 if isinstance(part, CrossAttention):
                     require(self, "blocks", part.d_source == made, f"cross-attention to the encoder's width, {made}")
@@ -487,7 +491,7 @@ class Model(Part):
         table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
         asked = {
             (part.positions.n_buckets, part.n_heads)
-            for block in self.blocks
+            for block in self._unlike_blocks()
             for _, part in walk(block)
             if isinstance(part, Attention) and isinstance(part.positions, RelativeBuckets)
         }
@@ -558,7 +562,7 @@ class Model(Part):
     @property
     def decodes(self) -> bool:
         """Whether a text can be continued token by token: not where tokens see those after them."""
-        parts = (part for block in self.blocks for _, part in walk(block))
+        parts = (part for block in self._unlike_blocks() for _, part in walk(block))
         return all(part.causal and part.cached for part in parts if isinstance(part, Attention))
 
     @property

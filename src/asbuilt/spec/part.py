@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from asbuilt.errors import InputError
@@ -247,12 +248,19 @@ class Part:
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for the parts directly below; a name is one or more path segments."""
+        return iter(self._below)
+
+    @cached_property
+    def _below(self) -> tuple[tuple[str, Part], ...]:
+        """What `children` yields where nothing else is said, kept: every fold walks the parts, most of them alike."""
+        found: list[tuple[str, Part]] = []
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Part):
-                yield field.name, value
+                found.append((field.name, value))
             elif isinstance(value, tuple):
-                yield from ((f"{field.name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Part))
+                found += ((f"{field.name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Part))
+        return tuple(found)
 
     def extras(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for what a checkpoint holds beside this part, and no pass of the model reaches.
@@ -264,9 +272,12 @@ class Part:
 
 def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     """Yields (path, part) for `part` and everything below it, parents first; the root's path is empty."""
-    yield path, part
-    for name, child in part.children():
-        yield from walk(child, f"{path}.{name}" if path else name)
+    left = [(path, part)]
+    while left:
+        path, part = left.pop()
+        yield path, part
+        below = [(f"{path}.{name}" if path else name, child) for name, child in part.children()]
+        left += reversed(below)
 
 
 def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
@@ -278,11 +289,13 @@ def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
 
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
     """Yields (path, part, the run as that part sees it), in the order of `walk`; parts that do not run are left out."""
-    yield path, part, run
-    for name, child in part.children():
-        seen = part.child_run(name, run)
-        if seen is not None:
-            yield from runs(child, seen, f"{path}.{name}" if path else name)
+    left = [(path, part, run)]
+    while left:
+        path, part, run = left.pop()
+        yield path, part, run
+        below = [(f"{path}.{name}" if path else name, child, part.child_run(name, run))
+                 for name, child in part.children()]  # fmt: skip
+        left += [(path, child, seen) for path, child, seen in reversed(below) if seen is not None]
 
 
 def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
