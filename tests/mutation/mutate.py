@@ -14,6 +14,7 @@ The tests run in forked children of a process that has imported the libraries, s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pickle
@@ -55,7 +56,7 @@ BESIDE = {
 EQUIVALENT = Path(__file__).parent / "equivalent.json"
 # Imported before any test runs, so that no child pays for it; asbuilt itself is imported by the child, mutated.
 LIBRARIES = ("torch", "numpy", "safetensors.torch", "tokenizers", "gguf", "hypothesis", "click.testing", "rich.table")
-SLOWEST_TESTS = 150  # so many tests of one line are tried, the quickest of them
+LONGEST = 240  # seconds of tests that one error is tried with, the quickest of those that run its line
 # Processor seconds beyond three times what the tests took without an error, and so many times as long by the clock: a
 # busy machine is not to be taken for a test that hangs.
 PATIENCE, PACE = 20, 10
@@ -71,10 +72,13 @@ class Seen:
     def tests(self, file: str, line: int) -> list[str]:
         """Returns the tests to be run for a line, quickest first; all of the folder's for what runs on import."""
         lines = self.lines.get(file, {})
+        line = max((seen for seen in lines if seen <= line), default=0)  # the first of a statement over several
         named = {test for test in lines.get(line, set()) if test}
         if not named and line in lines:
             named = {test for tests in lines.values() for test in tests if test} or set(self.seconds)
-        return sorted(named & self.seconds.keys(), key=lambda test: self.seconds[test])[:SLOWEST_TESTS]
+        quickest = sorted(named & self.seconds.keys(), key=lambda test: self.seconds[test])
+        ends = itertools.accumulate(self.seconds[test] for test in quickest)
+        return [test for test, end in zip(quickest, ends, strict=True) if end <= LONGEST]
 
 
 class Recorder:
