@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asbuilt import InputError
 from asbuilt.catalog import machines
-from asbuilt.catalog.machine import INSTEAD, PRECISIONS, Machine, parse_numbers
+from asbuilt.catalog.machine import INSTEAD, PRECISIONS, Machine, from_calibration, parse_numbers
 from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_rate, parse_time, parse_tokens
 
 ROWS = [machines.find(name) for name in machines.names()]
@@ -394,3 +394,19 @@ def test_the_source_names_what_the_row_is_of(machine: Machine) -> None:
     plain = "".join(c for c in machine.source.lower() if c.isalnum())
     pieces = [piece for piece in machine.name.split("-") if not piece.endswith("gb")]
     assert machine.vendor == "generic" or all(piece in plain for piece in pieces)
+
+
+def test_the_machine_that_was_calibrated() -> None:
+    """What `asbuilt measure --json` prints of it; formats that are no precision of a machine are left out."""
+    plain = {
+        "machine": {"processor": "p" * 500, "threads": 3, "memory_bytes": 5 * 10**9},
+        "read_bandwidth": 2e10,
+        "rates": {"fp32": {"product_rate": 1e11}, "bf16": {"product_rate": 3e11}, "fp12": {"product_rate": 1.0}},
+    }
+    found = from_calibration(plain)
+    assert (found.name, found.kind, found.source) == ("this", "cpu", f"measured: {'p' * 200}, 3 threads")
+    assert (found.memory_gb, found.bandwidth, found.rates) == (5.0, 2e10, {"fp32": 1e11, "bf16": 3e11})
+    assert found.link is None
+    for broken in ({}, {**plain, "machine": {}}, {**plain, "rates": {"fp32": {}}}, {**plain, "rates": None}):
+        with pytest.raises(InputError, match="asbuilt measure --json"):
+            from_calibration(broken)

@@ -198,7 +198,12 @@ def test_a_row_is_what_a_second_record_says(name: str) -> None:
     for kind, rate in machine.rates.items():
         assert rate / 1e12 == pytest.approx(wanted[kind], rel=_apart(name, kind)), kind
     reported = None if machine.reported_gib is None else machine.reported_gib * 1024
-    assert reported == (None if record.mib is None else pytest.approx(record.mib, abs=1))
+    assert reported == (None if record.mib is None else pytest.approx(record.mib, abs=0.5))
+    makers = {"cdna": "AMD", "rdna": "AMD", "apple": "Apple", "gaudi": "Intel", "tpu": "Google"}
+    assert machine.vendor == makers.get(record.kin.split()[0], "NVIDIA")
+    # the sheet is named with the number that the machine is known by
+    (number, *_) = re.findall(r"\d+", name)
+    assert number in machine.source
 
 
 def test_links_are_of_the_kind_whose_rate_they_have() -> None:

@@ -24,7 +24,7 @@ from fake_machine import (
 )
 
 from asbuilt.measure import calibrate, measure, micro, report, run, timing
-from asbuilt.measure.calibrate import DRIFT
+from asbuilt.measure.calibrate import DRIFT, LOOKS
 from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table, quarter
 from asbuilt.measure.report import PREFILL as PREFILL_TOKENS
 from asbuilt.measure.report import PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
@@ -209,7 +209,7 @@ def test_what_is_promised() -> None:
     """As README and docs/plan.md state it."""
     assert (report.SAVED, report.MEMORY, report.TIME) == (0.01, 0.03, 0.20)
     assert (PREFILL_TOKENS, PROMPT, STEPS, ROUNDS, PREFILLS) == (512, 128, 64, 4, 3)
-    assert DRIFT == 1.2
+    assert (DRIFT, LOOKS) == (1.2, 4)
 
 
 class TestAMachineWhoseSpeedChanges:

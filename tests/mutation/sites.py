@@ -1,8 +1,8 @@
 """Deliberate errors in a Python file: each a small edit of its source, found on its syntax tree.
 
 Operators and comparisons are exchanged, conditions negated, numbers and keys changed, one side of a sum dropped, a
-guard or a call removed. What only words a message (text handed to an exception, help texts, docstrings, f-strings)
-and what only states types is left alone.
+guard or a call removed. What only words a message (text handed to an exception, help texts, docstrings, f-strings),
+what only states types and the flags of dataclasses are left alone.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
         skipped += [*node.args, *(keyword for keyword in node.keywords if keyword.arg != "default")]
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("cast", "TypeVar", "NewType"):
         skipped += node.args[:1]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dataclass":
+        return
     if isinstance(node, ast.Raise):
         return
     for child in ast.iter_child_nodes(node):

@@ -47,6 +47,7 @@ def test_an_error_of_each_kind(source: str, expected: set[str]) -> None:
         "import a.b",
         "x: Literal['a', 'b']",
         "def f() -> 'A': ...",
+        "@dataclass(frozen=True)\nclass A: ...",
         "@click.option('--name', help='a' + 'b')\ndef f(): ...",
     ],
 )
