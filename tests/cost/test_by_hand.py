@@ -11,7 +11,7 @@ from asbuilt import InputError, cost
 from asbuilt.cost.folded import Folded
 from asbuilt.families import llama, mixtral
 from asbuilt.families.dimensions import Dimensions
-from asbuilt.spec import Model, Pass, Rotary, Router
+from asbuilt.spec import Block, Branch, LatentAttention, Model, Pass, Rotary, Router
 
 
 def _one(d_ff: int, *, tied: bool = False) -> Model:
@@ -136,6 +136,12 @@ def test_rows() -> None:
     twice = cost.rows(replace(SPEC, blocks=(SPEC.blocks[0],) * 3), RUN, "fp8")
     assert [(row.path, row.count, row.cache_bytes_per_token) for row in twice if row.kind == "attention"] == [
         ("blocks.0-2.attention.body", 3, 8)]  # fmt: skip
+    width = SPEC.d_model
+    latent = LatentAttention(d_model=width, n_heads=2, kv_rank=5, d_nope=3, d_rope=4, d_value=3,
+                             positions=Rotary(d_rotary=4))  # fmt: skip
+    block = Block(branches=(Branch(name="attention", body=latent),))
+    halves = [row.cache_bytes_per_token for row in cost.rows(replace(SPEC, blocks=(block,)), RUN, "int4")]
+    assert max(halves) == 5  # 5 + 4 numbers of half a byte, rounded up
 
 
 ALIASES = {"float64": 8, "double": None, "float32": 4, "f32": 4, "bfloat16": 2, "float16": 2, "f16": 2, "half": 2,

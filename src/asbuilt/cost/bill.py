@@ -376,8 +376,3 @@ def _folded(
         (name, child, seen), *others = group
         label = f"{name}-{others[-1][0].split('.')[1]}" if others else name
         yield from _folded(child, seen, f"{path}.{label}" if path else label, count * (1 + len(others)))
-
-
-def block_products(spec: Model, run: Pass) -> list[PathProduct]:
-    """Returns the products of one sequence through the first block: the shapes a token's vector takes."""
-    return list(products(spec.blocks[0], replace(run, batch=1)))

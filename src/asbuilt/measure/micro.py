@@ -36,7 +36,7 @@ KINDS = "decode", "prefill", "product"  # of what a probe times in each dtype, b
 # (layers, width) of the stacks whose steps are timed, from one that stays in a cache to one that is read from memory.
 STACKS, STACK_STEPS = ((12, 256), (16, 512), (20, 768)), 16
 LEAST = 0.1  # of a time is left where more than that was to be taken off it: clocks and neighbours do not keep still
-# Operands come from so many bytes, one after the other: more than any processor's cache.
+# Operands come from so many bytes, one after the other: more than a process gets of most processors' caches.
 MEMORY = 300 * 2**20
 NUMBERS = 768, 2**20  # that work on single numbers is timed with
 ROW = 512  # of which so many are one row of a softmax
