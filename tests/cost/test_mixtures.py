@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from asbuilt import InputError, cost
@@ -150,6 +152,30 @@ def test_attention_beside_eight_experts_gets_more() -> None:
 def test_a_joined_map_has_one_format() -> None:
     assert _bits(_tiny(), "q4_k_m", "q.weight", joined=True) == [Q5_K] * 16
     assert _bits(_tiny(), "q5_k_m", "k.weight", joined=True) == [Q6_K] * 16
+    for name in ("q3_k_m", "q3_k_l", "iq3_m"):
+        assert _bits(_tiny(), name, "v.weight", joined=True) == [Q4_K] * 16
+
+
+def test_values_are_counted_among_the_layers_that_attend() -> None:
+    """Of 16 layers every other one attends: of eight the first, the last, and of those between every third, 3 and 6."""
+    spec = _tiny()
+    blocks = tuple(
+        block if i % 2 else replace(block, branches=block.branches[1:]) for i, block in enumerate(spec.blocks)
+    )
+    assert blocks[0].branches[0].name == "ffn"
+    some = replace(spec, blocks=blocks)
+    assert _bits(some, "q4_k_m", "v.weight") == [Q6_K if i in (0, 3, 6, 7) else Q4_K for i in range(8)]
+    assert _bits(some, "q4_k_m", "down.weight") == [Q6_K if i in OFTEN else Q4_K for i in range(16)]
+
+
+def test_a_tower_is_kept_in_16_bits() -> None:
+    spec = find("gemma-3-4b-mm").spec()
+    held = find_held(spec, "q4_k_m")
+    bits = {path.startswith("vision."): set[float]() for path, _, _ in weights(spec)}
+    for path, weight, owner in weights(spec):
+        bits[path.startswith("vision.")].add(8 * float(held(path, weight, owner)) / weight.size)
+    assert bits[True] == {16.0}
+    assert bits[False] == {Q4_K, Q6_K, 32.0}
 
 
 def test_a_tied_table_takes_the_heads_format_and_odd_rows_eight_bits() -> None:
