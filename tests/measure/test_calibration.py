@@ -236,3 +236,28 @@ def test_the_machine_it_was_made_on_runs_as_fast(measured: list[int], monkeypatc
             monkeypatch.setattr(micro, "Probe", lambda probed=probed: lambda: probed.pop() if probed[1:] else base)
             calibrate()
             assert len(measured) - before == again, (name, factor)
+
+
+def test_a_processor_is_named_by_its_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/cpuinfo has it, once for each core; elsewhere as Python's own library does."""
+    module = sys.modules["asbuilt.measure.calibrate"]  # the function has the module's name
+    monkeypatch.setattr(module.platform, "processor", lambda: "by its library")
+    lines = "processor\t: 0\nmodel name\t: A Processor\nflags\t: a b\nmodel name\t: A Processor, the second\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: lines)
+    assert machine()["processor"] == "A Processor"
+    monkeypatch.setattr(Path, "read_text", lambda self: "Features : fp asimd\n")
+    assert machine()["processor"] == "by its library"
+
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert machine()["processor"] == "by its library"
+
+
+@pytest.mark.parametrize(("size", "times"), [(2**20, 0), (2**20 + 1, 1)])
+def test_a_file_of_a_mebibyte_is_the_largest_that_is_read(measured: list[int], size: int, times: int) -> None:
+    kept().parent.mkdir(parents=True)
+    kept().write_text(json.dumps(asdict(a_calibration())).ljust(size))
+    calibrate()
+    assert len(measured) == times
