@@ -156,6 +156,21 @@ def test_output_has_a_limit() -> None:
         render(template, ONE, max_chars=1)
 
 
+def test_output_is_at_most_four_million_characters_unless_told() -> None:
+    template = "{{ messages[0].content }}"
+    assert len(render(template, [{"content": "x" * 4_000_000}])) == 4_000_000
+    with pytest.raises(InputError, match="4000001 characters; allowed are 4000000"):
+        render(template, [{"content": "x" * 4_000_001}])
+
+
+def test_what_a_template_is_told_without_a_word() -> None:
+    """What is not given is null, and not undefined; an answer is asked for."""
+    said = "{{ add_generation_prompt }} {{ tools is none }} {{ documents is none }} {{ messages | length }}"
+    assert render(said, ONE) == "True True True 1"
+    tokenizer = Tokenizer(letters("True"), chat_template="{{ add_generation_prompt }}")
+    assert tokenizer.decode(encode_chat(tokenizer, ONE)) == "T r u e"
+
+
 def test_messages_that_are_not_json() -> None:
     with pytest.raises(InputError, match="JSON"):
         render("", [{"role": object()}])
@@ -196,17 +211,54 @@ def test_tools_and_roles_cannot_either(smollm2: Tokenizer) -> None:
     assert [id_ for id_ in ids if tokenizer.is_special(id_)] == tokenizer.encode(BOS, special=True)
 
 
+def letters(of: str) -> tokenizers.Tokenizer:
+    """A token for each letter, in this order."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(of)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return inner
+
+
+# Unicode's noncharacters of the block Arabic Presentation Forms-A
+NEVER = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7\ufdd8\ufdd9\ufdda\ufddb\ufddc\ufddd\ufdde\ufddf" + (
+    "\ufde0\ufde1\ufde2\ufde3\ufde4\ufde5\ufde6\ufde7\ufde8\ufde9\ufdea\ufdeb\ufdec\ufded\ufdee\ufdef"
+)
+
+
+@pytest.mark.parametrize("left", [NEVER[0], NEVER[15], NEVER[31], ""])
+def test_the_mark_is_a_code_point_that_no_message_uses(left: str) -> None:
+    """Any of the 32 that are never characters; where all are used, the chat is refused."""
+    inner = letters("abc<>" + NEVER)
+    inner.add_special_tokens(["<a>"])
+    tokenizer = Tokenizer(inner, chat_template="<a>{% for m in messages %}{{ m.content }}{% endfor %}")
+    used = NEVER.replace(left, "") if left else NEVER
+    chat = [{"content": "<a>"}, {"content": used[:20]}, {"content": used[20:]}]
+    if left:
+        assert encode_chat(tokenizer, chat) == [37, *tokenizer.encode("<a>" + used)]
+    else:
+        with pytest.raises(InputError, match="messages: the messages use every code point"):
+            encode_chat(tokenizer, chat)
+
+
+def test_overlapping_control_tokens_are_all_broken() -> None:
+    """`<<>` holds `<<` and `<>`; what ends one begins the other, and a whole one is left of neither."""
+    inner = letters("abc<>")
+    inner.add_special_tokens(["<<", "<>", "<>a"])
+    tokenizer = Tokenizer(inner, chat_template="<<c{{ messages[0].content }}c<>a")
+    for text in ("<<>", "<<<", "a<>ab", "<>a<>"):
+        spelled = ["abc<>".index(letter) for letter in text]
+        assert encode_chat(tokenizer, [{"content": text}]) == [5, 2, *spelled, 2, 7]
+
+
 def test_tokens_that_swallow_spaces_do_so_beside_a_hostile_message() -> None:
     """With and without a hostile text, the ids around it agree."""
-    letters = {letter: i for i, letter in enumerate("abc< >!")}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=letters, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    ids = {letter: i for i, letter in enumerate("abc< >!")}
+    inner = letters("abc< >!")
     inner.add_special_tokens([AddedToken("<a>", lstrip=True), AddedToken("<b>", rstrip=True)])
     template = "{% for m in messages %} <a> {{ m.content }} <b>  {% endfor %}a"
     tokenizer = Tokenizer(inner, chat_template=template)
     plain = encode_chat(tokenizer, [{"content": "c"}, {"content": "!"}])
     broken = encode_chat(tokenizer, [{"content": "c"}, {"content": "<a>"}])
-    at = plain.index(letters["!"])
+    at = plain.index(ids["!"])
     assert broken == [*plain[:at], *tokenizer.encode("<a>"), *plain[at + 1 :]]
 
 

@@ -150,6 +150,14 @@ OF_TURNS: dict[str, tuple[str | None, tuple[int, ...]]] = {
     "no control token": ("{% for m in messages %}{{ m.content }} <|plain|>{% endfor %}", (PLAIN,)),
     "control before other": ("{% for m in messages %}{{ m.content }}<|plain|></s>{% endfor %}", (EOS,)),
     "words": ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ()),
+    "by who speaks": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<|end|>' if not loop.first }}{{ m.content }}"
+        "{% elif m.role == 'assistant' %}{{ m.content }}{% else %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
+        (END,),
+    ),
+    "a prompt that is not asked for": (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<|turn|>' if add_generation_prompt }}", ()
+    ),
     "refuses": ("{{ raise_exception('no') }}", ()),
     "without answers": ("{{ messages[0].content }}<|end|>", ()),
     "no template": (None, ()),

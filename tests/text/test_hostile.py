@@ -17,7 +17,7 @@ from asbuilt.errors import InputError
 from asbuilt.text import chat
 from asbuilt.text.chat import encode_chat
 from asbuilt.text.tokenizer import Tokenizer
-from asbuilt.text.tokenizer_worker import LARGEST_FILE, MOST_ENTRIES, Distant
+from asbuilt.text.tokenizer_worker import Distant, load
 
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": False}
@@ -116,16 +116,59 @@ def test_a_decoder_that_doubles(tmp_path: Path) -> None:
 def test_two_million_tokens(tmp_path: Path) -> None:
     vocab = ",".join(f'"{i:x}":{i}' for i in range(2_000_000))
     before = spent()
-    with pytest.raises(InputError, match=f"too many tokens.*{MOST_ENTRIES:,}"):
+    with pytest.raises(InputError, match=r"too many tokens.*1,048,576"):
         Tokenizer.from_file(write(tmp_path, '{"model":{"type":"BPE","merges":[],"vocab":{' + vocab + "}}}"))
     assert spent() - before < SECONDS
 
 
-def test_a_file_too_large_is_not_opened(tmp_path: Path) -> None:
-    with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)
-    with pytest.raises(InputError, match="too large"):
-        Tokenizer.from_file(tmp_path)
+@pytest.mark.parametrize("sign", [":", "["])
+def test_entries_are_counted_before_they_are_read(sign: str, tmp_path: Path) -> None:
+    """2^20 tokens or merges, and an eighth more for signs of other parts; the library has its own word for the rest."""
+    path, most = tmp_path / "tokenizer.json", 1_048_576 + 131_072
+    path.write_text(sign * most)
+    with pytest.raises(Exception, match="expected") as caught:
+        load(path, most)
+    assert not isinstance(caught.value, InputError)
+    path.write_text(sign * (most + 1))
+    with pytest.raises(InputError, match=r"too many tokens or merges \(got 1179649\); allowed: at most 1,048,576"):
+        load(path, most + 1)
+
+
+def test_ids_are_numbers_of_32_bits(tmp_path: Path) -> None:
+    """Beyond, the library has no answer but an overflow."""
+    write(
+        tmp_path,
+        tokenizer_json(model={"type": "BPE", "vocab": {"a": 0, "b": 70_000, "c": 4_294_967_295}, "merges": []}),
+    )
+    engine = load(tmp_path / "tokenizer.json", 4096)
+    assert [engine.token(id_) for id_ in (0, 70_000, 2**32 - 1, 2**32, 2**33 - 1, -1)] == [
+        "a",
+        "b",
+        "c",
+        None,
+        None,
+        None,
+    ]
+    assert engine.decode([0, 70_000, 2**32 - 1, 2**32, 2**33 - 1, -1], False) == "a b c"
+    assert engine.n_vocab() == 2**32
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("tokenizer.json", 1 << 26), ("tokenizer_config.json", 1 << 24), ("chat_template.jinja", 1 << 20)],
+)
+def test_a_file_too_large_is_not_opened(name: str, most: int, tmp_path: Path) -> None:
+    """64, 16 and 1 MiB; one byte less is opened, and of the first found to be no tokenizer."""
+    write(tmp_path, tokenizer_json(), tokenizer_config={})
+    text = {"chat_template.jinja": "", "tokenizer_config.json": "{}"}.get(name, "")
+    for nbytes, said in ((most, None), (most + 1, "too large")):
+        with (tmp_path / name).open("w") as file:
+            file.write(text.ljust(nbytes))
+        if name == "tokenizer.json" or said:
+            with pytest.raises(InputError, match=said or "EOF"):
+                Tokenizer.from_file(tmp_path)
+        else:
+            assert Tokenizer.from_file(tmp_path).encode("ab") == [0, 1]
 
 
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
@@ -194,13 +237,19 @@ def test_thousands_of_control_tokens_on_a_long_text(tmp_path: Path) -> None:
 def test_control_tokens_by_their_number_and_length() -> None:
     assert chat._any_of(("ab", "abc", "x")).findall("abcabxab") == ["abc", "ab", "x", "ab"]
     assert chat._any_of(("ab", "abc", "x"), shortest=True).findall("abcabxab") == ["ab", "ab", "x", "ab"]
-    many = tuple(chr(0x4E00 + i) + ".*"[i % 2] for i in range(5000))
-    assert chat._any_of(many).findall("".join(many)) == list(many)
+    assert chat._any_of(("abc", "ab", "x"), shortest=True).findall("abcabxab") == ["ab", "ab", "x", "ab"]
+    for n in (15, 16, 17, 33, 5000):
+        many = tuple(chr(0x4E00 + i) + ".*"[i % 2] for i in range(n))
+        assert chat._any_of(many).findall("".join(many)) == list(many)
     assert chat._any_of(()).search("a") is None
-    with pytest.raises(InputError, match="too many"):
-        chat._any_of(("a",) * (chat.MOST_CONTROLS + 1))
-    with pytest.raises(InputError, match="too long"):
-        chat._any_of(("a" * (chat.LONGEST_CONTROL + 1),))
+    assert chat._any_of(("ab",) * 65_536).findall("ab") == ["ab"]
+    with pytest.raises(InputError, match=r"too many.*\(got 65537\); allowed: at most 65,536"):
+        chat._any_of(("ab",) * 65_537)
+    assert chat._any_of(("a" * 256,)).findall("a" * 257) == ["a" * 256]
+    with pytest.raises(InputError, match=r"too long.*allowed: 256 characters"):
+        chat._any_of(("a" * 257,))
+    with pytest.raises(InputError, match="begin alike too often"):
+        chat._any_of(tuple("a" * n + chr(0x4E00 + i) for n in range(255) for i in range(16)))
 
 
 def test_a_control_token_of_one_letter_in_a_message(tmp_path: Path) -> None:
@@ -219,10 +268,14 @@ def test_pieces_of_a_gguf_that_are_too_long_together() -> None:
 
 
 def test_control_tokens_of_a_gguf_are_counted() -> None:
-    keys = {"model": "gpt2", "tokens": [f"x{i}" for i in range(70_000)], "merges": [], "token_type": [3, 4] * 35_000}
-    file = GGUFFile(path=Path("made"), metadata={f"tokenizer.ggml.{k}": v for k, v in keys.items()}, tensors={})
-    with pytest.raises(InputError, match=r"token_type: too many.*\(got 70000\); allowed: at most 65,536"):
-        Tokenizer.from_gguf(file)
+    for n in (65_536, 65_537):
+        keys = {"model": "gpt2", "tokens": [f"x{i}" for i in range(n)], "merges": [], "token_type": ([3, 4] * n)[:n]}
+        file = GGUFFile(path=Path("made"), metadata={f"tokenizer.ggml.{k}": v for k, v in keys.items()}, tensors={})
+        if n == 65_536:
+            assert Tokenizer.from_gguf(file).encode("x1x1") == [1, 1]
+        else:
+            with pytest.raises(InputError, match=r"token_type: too many.*\(got 65537\); allowed: at most 65,536"):
+                Tokenizer.from_gguf(file)
 
 
 def test_limits_are_of_the_file_and_the_text(tmp_path: Path) -> None:

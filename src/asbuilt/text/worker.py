@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 START = "import sys; sys.path.insert(0, sys.argv[1]); from asbuilt.text import {0}; del sys.path[0]; {0}.main()"
 MOST_SAID = 400
 ENDED_BY_TIME = tuple(getattr(signal, name, None) for name in ("SIGPROF", "SIGXCPU"))
+ENDED_BY_MEMORY = tuple(getattr(signal, name, None) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGKILL"))
 
 
 class WorkerError(Exception):
@@ -99,7 +100,7 @@ class Worker:
         code = self.close()
         if -code in ENDED_BY_TIME:
             return f"{self._what} took more than {request.seconds:.1f} s of processor time"
-        if -code in (signal.SIGABRT, signal.SIGSEGV, getattr(signal, "SIGBUS", 0), getattr(signal, "SIGKILL", 0)):
+        if -code in ENDED_BY_MEMORY:
             return f"{self._what} asked for more than {request.memory >> 20} MiB of memory"
         return f"the process that tries {self._what} ended with code {code}"
 

@@ -1,0 +1,182 @@
+"""The child that tries strangers' files: what it may take, what it dies of, and that the next one is a new one."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import tokenizer_json, write
+
+from asbuilt.text import chat, worker
+from asbuilt.text.tokenizer_worker import Distant
+from asbuilt.text.worker import Request, Worker, WorkerError
+
+MIB = 1 << 20
+
+
+def rendering(template: str = "a", *, seconds: float = 0.8, memory: int = 64 * MIB, **context: object) -> Request:
+    said = {"template": template, "context": context, "max_chars": 2000}
+    return Request(said=said, seconds=seconds, memory=memory)
+
+
+@pytest.fixture
+def child() -> Any:  # noqa: ANN401
+    """A worker whose child is there."""
+    found = Worker("template_worker", "the template")
+    assert found.pid is None
+    assert found.close() == 0
+    assert found.ask(rendering()) == "a"
+    yield found
+    found.close()
+    assert found.pid is None
+
+
+def limits(pid: int | None) -> dict[str, list[str]]:
+    """What the system holds the process to: soft and hard, by the name that /proc gives them."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
+    return {line[:26].strip(): line[26:].split()[:2] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGPROF, "the template took more than 0.8 s of processor time"),
+        (signal.SIGXCPU, "the template took more than 0.8 s of processor time"),
+        *((number, "the template asked for more than 64 MiB of memory")
+          for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)),
+        (signal.SIGTERM, "the process that tries the template ended with code -15"),
+    ],
+)  # fmt: skip
+def test_what_a_child_died_of(child: Worker, number: signal.Signals, said: str) -> None:
+    assert child.pid is not None
+    os.kill(child.pid, number)
+    with pytest.raises(WorkerError) as caught:
+        child.ask(rendering())
+    assert (str(caught.value), child.pid) == (said, None)
+    assert child.ask(rendering("{{ x }}", x="é")) == "é"
+
+
+def test_ctrl_c_is_not_the_child_s(child: Worker) -> None:
+    before = child.pid
+    assert before is not None
+    os.kill(before, signal.SIGINT)
+    assert (child.ask(rendering()), child.pid) == ("a", before)
+
+
+def test_an_interrupted_question_ends_the_child(child: Worker) -> None:
+    """Else its answer would be taken for the next one's."""
+    process = child._process
+    assert process is not None
+    assert process.stdout is not None
+
+    class Interrupted(io.StringIO):
+        def readline(self, size: int = -1, /) -> str:
+            raise KeyboardInterrupt
+
+    process.stdout.close()
+    process.stdout = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        child.ask(rendering())
+    assert (process.returncode, child.pid, process.stdout.closed) == (-signal.SIGKILL, None, True)
+    assert child.ask(rendering("b")) == "b"
+
+
+def test_a_file_that_cannot_be_read_leaves_no_child(tmp_path: Path) -> None:
+    path = write(tmp_path, "{") / "tokenizer.json"
+    distant = Distant(path, 1)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="EOF"):
+            distant.facts()
+        assert distant._worker.pid is None
+
+
+def test_messages_have_a_length(child: Worker) -> None:
+    with pytest.raises(WorkerError) as caught:
+        child.ask(rendering("{{ raise_exception('x' * 1000) }}"))
+    assert len(str(caught.value)) == 400
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="no /proc here")
+def test_a_child_is_limited_while_it_works_only(child: Worker) -> None:
+    found = limits(child.pid)
+    assert found["Max core file size"] == ["0", "0"]
+    assert found["Max data size"] == limits(os.getpid())["Max data size"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_memory_that_is_held_is_counted_as_the_system_does() -> None:
+    """Four GiB of addresses, to the MiB or two that anything else may take."""
+    before = worker._held()
+    with mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+        assert abs(worker._held() - before - (4 << 30)) < 2 * MIB
+
+
+def test_a_limit_that_is_there_already_is_kept() -> None:
+    """In a process that may hold at most 1 GiB, and has said 512 MiB."""
+    script = """
+import resource
+from asbuilt.text.worker import _held, _limit
+kind, hard = resource.RLIMIT_DATA, 1 << 30
+resource.setrlimit(kind, (1 << 29, hard))
+_limit(0, 1 << 40)
+assert resource.getrlimit(kind) == (hard, hard)
+_limit(0, 1 << 20)
+assert resource.getrlimit(kind)[0] - _held() in range(1, (1 << 20) + 1)
+_limit(0, 0)
+assert resource.getrlimit(kind)[0] <= _held()
+_limit(0, -1)
+assert resource.getrlimit(kind) == (hard, hard)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def taken(request: Request) -> tuple[float, int]:
+    return round(request.seconds, 9), request.memory
+
+
+def test_what_a_template_may_take_grows_with_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.8 s and 64 MiB, and for each byte of template and messages a microsecond and 48 bytes."""
+    asked: list[Request] = []
+    monkeypatch.setattr(Worker, "ask", lambda _, request: asked.append(request))
+    chat.render("x" * 1000, [], named={"bos_token": "s"})
+    given = 1000 + len('{"messages": [], "tools": null, "documents": null, "add_generation_prompt": true}')
+    assert taken(asked[0]) == (0.8 + given * 1e-6, 64 * MIB + 48 * given)
+
+
+def test_what_a_tokenizer_may_take_grows_with_the_file_and_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a file 0.8 s and 48 MiB, 0.4 microseconds and 48 bytes for each of its own; for a text 10 and 1200."""
+    asked: list[Request] = []
+    monkeypatch.setattr(Worker, "ask", lambda _, request: asked.append(request) or ([], []))
+    distant = Distant(tmp_path / "tokenizer.json", 10_000_000)
+    of_file = (4.8, 48 * MIB + 480_000_000)
+    begin = distant._worker._begin
+    assert begin is not None
+    assert taken(begin) == of_file
+    for method in (distant.facts, distant.n_vocab, distant.saved):
+        method()
+    distant.encode("é" * 1000, False, False)
+    distant.decode([0] * 100, False)
+    distant.id("abc")
+    distant.token(5)
+    of_texts = [2000, 1600, 3, 0]  # bytes of UTF-8, 16 of an id, letters of a token, nothing
+    expected = [(round(0.8 + n * 1e-5, 9), 48 * MIB + 1200 * n) for n in of_texts]
+    assert [taken(request) for request in asked] == [of_file] * 3 + expected
+
+
+def test_a_child_answers_as_the_library_here(tmp_path: Path) -> None:
+    path = write(tmp_path, tokenizer_json()) / "tokenizer.json"
+    distant = Distant(path, path.stat().st_size)
+    assert distant.n_vocab() == 9  # eight letters and a space
+    assert distant.encode("ab", False, False) == ([0, 1], [])
+    assert (distant.id("c"), distant.id("q"), distant.token(2), distant.token(9)) == (2, None, "c", None)
+    assert distant.facts() == {"added": [], "decoder": None, "unknown": None}
+    assert distant.decode([7, -1, 1 << 32], False) == "h"
