@@ -108,7 +108,8 @@ def _print_weights(bill: dict[str, Any]) -> None:
         rows.append((f"as published: {packed['format']}", packed["weight_bytes"], size(packed["weight_bytes"])))
     table("Weights", ("dtype", "bytes", "size"), rows)
     if packed is not None and packed["problem"] is not None:
-        say(f"\nThe weights are packed in a way that is not planned: {packed['problem']}")
+        say()
+        say(f"The weights are packed in a way that is not planned: {packed['problem']}")
 
 
 def _print_flops(bill: dict[str, Any]) -> None:
