@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_images_take_their_room_in_the_text(run: Run, words: tuple[object, ...],
     assert result.exit_code == (0 if said is None else 2), result.output
     assert (said or "") in result.stderr
     if said is None:
-        assert json.loads(result.stdout)["images"] == dict(zip(words, words[1:], strict=False)).get("--images", 0)
+        assert json.loads(result.stdout)["images"] == dict(itertools.pairwise(words)).get("--images", 0)
 
 
 def test_a_model_of_images_is_as_long_as_one(run: Run) -> None:

@@ -53,6 +53,16 @@ class TestJson:
         for encoding in ("ascii", "latin-1", "cp1252"):
             assert json.loads(self.printed({"é→😀": "é→😀"}, monkeypatch, encoding)) == {"é→😀": "é→😀"}
 
+    def test_one_space_for_each_level(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.printed({"a": [1, "é"]}, monkeypatch) == '{\n "a": [\n  1,\n  "é"\n ]\n}\n'
+        assert self.printed({"a": [float("nan"), True]}, monkeypatch) == '{\n "a": [\n  null,\n  true\n ]\n}\n'
+        assert self.printed(["é"], monkeypatch, "UTF-16-LE") == '[\n "é"\n]\n'
+
+    def test_a_stream_that_names_no_encoding_gets_ascii(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        output.print_json("é")
+        assert sys.stdout.getvalue() == '"\\u00e9"\n'  # type: ignore[attr-defined]
+
     def test_what_json_cannot_hold_is_a_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(TypeError):
             self.printed({"a": object()}, monkeypatch)
@@ -63,6 +73,150 @@ def test_ranges_and_shapes() -> None:
     assert output.ranges([3]) == "3"
     assert output.ranges([]) == ""
     assert (output.shape([4096, 14336]), output.shape([7]), output.shape(None)) == ("4096 x 14336", "7", "")
+
+
+class Terminal(io.StringIO):
+    """Text that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        ("aa bb", 5, ["aa bb"]),
+        ("aa bb", 4, ["aa", "  bb"]),
+        ("aa bb cc dd", 6, ["aa bb", "  cc", "  dd"]),
+        ("  aa bb cc", 8, ["  aa bb", "    cc"]),
+        ("a abcdefghijkl", 8, ["a", "  abcdefghijkl"]),
+        ("aa bbb-ccc", 8, ["aa", "  bbb-ccc"]),
+        ("a\nb", 80, [r"a\nb"]),
+        ("", 80, [""]),
+    ],
+)
+def test_a_line_goes_on_below_where_a_terminal_is_narrower(
+    text: str, columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between words, two further in; in a pipe it is one line."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for stream, expected in ((Terminal(), "\n".join(lines)), (io.StringIO(), text.replace("\n", r"\n"))):
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.say(text)
+        assert stream.getvalue() == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cells"),
+    [
+        ("", 0),
+        ("ab", 2),
+        ("é", 1),
+        ("日本", 4),
+        ("ａ", 2),
+        ("日a", 3),
+        ("e\u0301", 1),
+        ("e\u0301\u0301", 1),
+        ("a\u20dd", 1),
+    ],
+)
+def test_cells_of_a_text(text: str, cells: int) -> None:
+    assert output.cells_of(text) == cells
+
+
+SENTENCE = "some words that go on and on"  # 28 characters
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "right", "widest", "least"),
+    [
+        ("n", [1, 22, 333], True, 3, 3),
+        ("number of", [1, 2], True, 9, 6),  # a header is broken between its words
+        ("n", [12_345, "", "-"], True, 6, 6),
+        ("n", ["", "-"], False, 1, 1),
+        ("n", ["5.0%", "-1.5", "1e-3", "+2", "−3"], True, 4, 4),
+        ("n", ["5.0%", "abc"], False, 4, 4),
+        ("n", ["5 GB", 3], False, 4, 4),
+        ("n", [10**27], True, 37, 37),  # a figure is never broken
+        ("n", [SENTENCE], False, 28, 28),
+        ("n", [SENTENCE + "n"], False, 29, 20),
+        ("n", ["a few words and abcdefghijklmnopqrstuvwxy"], False, 41, 25),
+        ("n", ["x" * 40], False, 40, 28),
+        ("n", ["x" * 40, "some"], False, 40, 28),
+        ("a header of several words", ["x"], False, 25, 7),
+        ("a " + "h" * 24, [SENTENCE + "n"], False, 29, 24),
+        ("n", [], False, 1, 1),
+    ],
+)  # fmt: skip
+def test_how_wide_a_column_may_be(name: str, cells: list[Any], right: bool, widest: int, least: int) -> None:
+    made = output._column(name, cells)
+    assert (made.name, made.right, made.widest, made.least) == (name, right, widest, least)
+
+
+def column(name: str, least: int, widest: int = 0, *, right: bool = False) -> Any:  # noqa: ANN401
+    return output._Column(name=name, cells=(), right=right, widest=widest or least, least=least)
+
+
+@pytest.mark.parametrize(
+    ("room", "drop", "kept", "left_out"),
+    [
+        (36, (), "abcd", []),  # 10 + 8 + 6 + 6, and two between each
+        (35, (), "abc", ["d"]),
+        (28, (), "abc", ["d"]),
+        (27, (), "ab", ["d", "c"]),
+        (5, (), "ab", ["d", "c"]),  # never fewer than two
+        (35, ("b",), "acd", ["b"]),
+        (25, ("b",), "ac", ["b", "d"]),
+        (5, ("c", "b"), "ad", ["c", "b"]),
+        (35, ("e", "c"), "abd", ["c"]),
+    ],
+)
+def test_which_columns_there_is_room_for(room: int, drop: tuple[str, ...], kept: str, left_out: list[str]) -> None:
+    columns = [column("a", 10), column("b", 8), column("c", 6), column("d", 6)]
+    found, names = output.fitting(columns, drop, room)
+    assert ("".join(one.name for one in found), names) == (kept, left_out)
+
+
+@pytest.mark.parametrize(
+    ("columns", "room", "given"),
+    [
+        ([column("a", 10, 30), column("b", 10, 20)], 22, [10, 10]),
+        ([column("a", 10, 30), column("b", 10, 20)], 23, [11, 10]),
+        ([column("a", 10, 30), column("b", 10, 20)], 27, [15, 10]),  # until 30/15 is no more than 20/10
+        ([column("a", 10, 30), column("b", 10, 20)], 29, [16, 11]),
+        ([column("a", 10, 30), column("b", 10, 20)], 99, [30, 20]),
+        ([column("a", 5), column("b", 5)], 99, [5, 5]),
+        ([column("a", 10), column("b", 5, right=True)], 10, [3, 5]),  # text is broken, a figure never
+        ([column("a", 10), column("b", 8)], 15, [6, 7]),
+        ([column("a", 10), column("b", 8)], 19, [9, 8]),
+        ([column("a", 3), column("b", 9, right=True)], 5, [1, 9]),
+    ],
+    ids=str,
+)
+def test_how_wide_columns_are_drawn(columns: list[Any], room: int, given: list[int]) -> None:
+    assert output.widths(columns, room) == given
+
+
+def test_a_table_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table("Ti\ntle", ("name", "n", "is"), [("日本", 1, "a"), ("e\u0301", 1234.5, ""), ("", "", "long")])
+    assert capsys.readouterr().out == (
+        "\nTi\\ntle\n  name        n  is\n  日本        1  a\n  e\u0301     1,234.5\n                 long\n"
+    )
+    output.table("Nothing", (), [])
+    assert capsys.readouterr().out == "\nNothing\n"
+
+
+def test_how_a_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The title and the names in bold, the note dim, no other colour, no markup and no picture."""
+    monkeypatch.setenv("COLUMNS", "24")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    output.table("Title 7", ("name", "n", "note"), [("[red]a[/red]", 12, ":smile:"), ("b", 3, "x")], drop=("note",))
+    text = stream.getvalue()
+    assert text.split("\n")[:2] == ["", "\x1b[1mTitle 7\x1b[0m"]
+    assert "\n[red]a[/red]  12\nb              3\n" in "\n".join(line.rstrip() for line in text.split("\n"))
+    assert "\x1b[2mno room for note: --json" in text
+    assert {*re.findall(r"\x1b\[[0-9;]*m", text)} == {"\x1b[0m", "\x1b[1m", "\x1b[2m"}
 
 
 class TestTable:
