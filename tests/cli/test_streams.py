@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pty
 import random
@@ -10,6 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -244,3 +248,132 @@ def test_no_module_of_the_folder_one_stands_in_is_imported(tmp_path: Path) -> No
     ran = subprocess.run([*ASBUILT, "generate", "gpt2", "x"], cwd=tmp_path, capture_output=True, text=True)
     assert (ran.returncode, (tmp_path / "ran").read_text()) == (2, "")
     assert "no weights" in ran.stderr
+
+
+# Streams of this process.
+
+
+class Descriptor(io.RawIOBase):
+    """A raw file that does what it is told: takes so many bytes, none for now, or fails."""
+
+    def __init__(self, *answers: int | OSError | None, terminal: bool = False) -> None:
+        self.answers, self.terminal, self.got = list(answers), terminal, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, data: Any, /) -> int | None:  # noqa: ANN401
+        answer = self.answers.pop(0) if self.answers else len(data)
+        if isinstance(answer, OSError):
+            raise answer
+        self.got += bytes(data[: answer or 0])
+        return answer
+
+
+def over(raw: Descriptor, *, needed: bool, escaping: bool = False) -> Any:  # noqa: ANN401  a Guarded
+    made = io.TextIOWrapper(io.BufferedWriter(raw), encoding="ascii")
+    return streams.guarded(made, needed=needed, escaping=escaping)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "stdout cannot be written: No space left on device"),
+        (OSError(errno.EPIPE, "Broken pipe"), 141, "stdout cannot be written: Broken pipe"),
+        (OSError("odd"), 1, "stdout cannot be written: odd"),
+    ],
+)
+def test_what_fails_is_lost_once_and_silent_afterwards(error: OSError, code: int, said: str) -> None:
+    raw = Descriptor(2, error)
+    stream = over(raw, needed=True)
+    stream.write("abcd")
+    with pytest.raises(streams.Lost) as lost:
+        stream.flush()
+    assert (lost.value.exit_code, str(lost.value), raw.got) == (code, said, b"ab")
+    stream.write("efgh")
+    stream.flush()
+    assert raw.got == b"ab"
+    unneeded = Descriptor(2, error)
+    stream = over(unneeded, needed=False)
+    for text in ("abcd", "efgh"):
+        stream.write(text)
+        stream.flush()
+    assert unneeded.got == b"ab"
+
+
+def test_what_cannot_be_taken_for_now_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(streams, "select", SimpleNamespace(select=lambda *lists: waited.append(lists)))
+    raw = Descriptor(1, None, None, 2)
+    stream = over(raw, needed=True)
+    stream.write("abcd")
+    stream.flush()
+    assert (raw.got, waited) == (b"abcd", [([], [1], [])] * 2)
+
+
+def test_lines_appear_at_once_where_somebody_may_read_them() -> None:
+    """On a terminal, and on stderr, whose text is escaped; a pipe gets what has come together."""
+    for terminal, escaping, written in ((True, False, b"a\n"), (False, True, b"a\n"), (False, False, b"")):
+        raw = Descriptor(terminal=terminal)
+        stream = over(raw, needed=True, escaping=escaping)
+        assert stream.isatty() is terminal
+        assert stream.fileno() == 1
+        assert stream.writable()
+        assert stream.write("a\n") == 2
+        assert raw.got == written
+        stream.flush()
+        assert raw.got == b"a\n"
+
+
+def test_text_is_escaped_and_what_is_drawn_is_not() -> None:
+    """What the stream's encoding lacks is `?`; what is no terminal's is written as it is."""
+    raw = Descriptor(terminal=True)
+    stream = over(raw, needed=True, escaping=True)
+    stream.write("é\x1b[1m")
+    stream.draw("\x1b[1mb")
+    streams.draw(stream, "\x1b[0m")
+    stream.flush()
+    assert raw.got == rb"?\x1b[1m" + b"\x1b[1mb\x1b[0m"
+    plain = io.StringIO()
+    streams.draw(plain, "\x1b[0m")
+    streams.draw(None, "x")
+    assert plain.getvalue() == "\x1b[0m"
+    as_it_is = Descriptor()
+    stream = over(as_it_is, needed=True)
+    stream.write("\x1b[1m\r 5%")
+    stream.flush()
+    assert as_it_is.got == b"\x1b[1m\r 5%"
+
+
+def test_a_joiner_joins_what_was_written_before() -> None:
+    """Between two Devanagari letters it stays, alone it is no letter's."""
+    for before, shown in (
+        ("\u0915", "\u0915\u200d\u0915"),
+        ("a\u0915", "a\u0915\u200d\u0915"),
+        ("a", r"a\u200d" + "\u0915"),
+    ):
+        raw = Descriptor()
+        made = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
+        stream = streams.guarded(made, needed=True, escaping=True)
+        stream.write(before)
+        stream.write("\u200d\u0915")
+        stream.flush()
+        assert raw.got.decode() == shown
+
+
+def test_what_is_drawn_is_there_at_once() -> None:
+    raw = Descriptor()
+    stream = over(raw, needed=True)
+    streams.draw(stream, "x")
+    assert raw.got == b"x"
+
+
+def test_a_stream_that_is_no_file_stays() -> None:
+    stream: Any = io.StringIO()
+    assert streams.guarded(stream, needed=True, escaping=True) is stream

@@ -74,11 +74,16 @@ class Seen:
         lines = self.lines.get(file, {})
         line = max((seen for seen in lines if seen <= line), default=0)  # the first of a statement over several
         named = {test for test in lines.get(line, set()) if test}
-        if not named and line in lines:
-            named = {test for tests in lines.values() for test in tests if test} or set(self.seconds)
+        if not named and line in lines:  # run on import only, or in processes that tests start
+            named = self.running(lines) | (self.seconds.keys() - set().union(*map(self.running, self.lines.values())))
         quickest = sorted(named & self.seconds.keys(), key=lambda test: self.seconds[test])
         ends = itertools.accumulate(self.seconds[test] for test in quickest)
         return [test for test, end in zip(quickest, ends, strict=True) if end <= LONGEST]
+
+    @staticmethod
+    def running(lines: dict[int, set[str]]) -> set[str]:
+        """Returns the tests that run through any of a file's lines."""
+        return {test for tests in lines.values() for test in tests if test}
 
 
 class Recorder:
@@ -91,9 +96,9 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Names the context of all that runs until the next test."""
         self.measured.switch_context(item.nodeid)
-        start = time.process_time()
+        start = sum(os.times()[:4])  # with the processes that it started
         result = yield
-        self.seconds[item.nodeid] += time.process_time() - start
+        self.seconds[item.nodeid] += sum(os.times()[:4]) - start
         self.measured.switch_context("")
         return result
 
