@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
+
+import asbuilt.checkpoint.source
+import asbuilt.cli.diff
+import asbuilt.inspect
+import asbuilt.memory
+from asbuilt.catalog import find
+from asbuilt.checkpoint.load import Contents
+from asbuilt.checkpoint.source import open_model
+from asbuilt.families import write_config
+from asbuilt.inspect import Difference
 
 Run = Callable[..., Result]
 TEXT = "An as-built drawing records what was really built."  # 50 bytes, so 50 tokens of the tiny tokenizer
@@ -106,3 +120,183 @@ def test_words(run: Run, checkpoint: Path) -> None:
     for name in ("clip-vit-base-patch32", "gpt2"):
         refused = run("diff", name, name)
         assert (refused.exit_code, "no weights" in refused.stderr) == (2, True)
+
+
+# Differences that are known.
+
+FOUND = [Difference(path=f"blocks.{i}", relative=0.0) for i in range(6)]
+FOUND += [Difference(path="norm", relative=0.012345), Difference(path="head", relative=None)]
+FOUND += [Difference(path=f"more.{i}", relative=1 / 3) for i in range(9)] + [Difference(path="", relative=0.5)]
+
+
+def told(run: Run, monkeypatch: pytest.MonkeyPatch, found: list[Difference], *words: object) -> tuple[int, list[str]]:
+    """The exit code and the lines behind the header."""
+    monkeypatch.setattr(asbuilt.inspect, "diff", lambda *_: found)
+    result = run("diff", *words)
+    assert result.exit_code in (0, 1), result.output
+    return result.exit_code, result.stdout.splitlines()[1:]
+
+
+def test_twelve_paths_from_two_before_the_first(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, (title, header, *lines) = told(run, monkeypatch, FOUND, checkpoint, checkpoint)
+    assert (code, title) == (1, "they part at norm; 18 paths compared")
+    assert header.split() == ["path", "relative", "difference"]
+    assert [re.split("  +", line.strip()) for line in lines] == [
+        ["blocks.4", "0"],
+        ["blocks.5", "0"],
+        ["norm", "0.0123"],
+        ["head", "other shape"],
+        *([f"more.{i}", "0.333"] for i in range(8)),
+    ]
+    for first, shown in ((0, 12), (1, 12), (2, 12), (3, 12)):
+        moved = [Difference(path=f"p{i}", relative=float(i == first)) for i in range(20)]
+        code, (title, _, *lines) = told(run, monkeypatch, moved, checkpoint, checkpoint)
+        assert (code, title, len(lines)) == (1, f"they part at p{first}; 20 paths compared", shown)
+        assert lines[0].split()[0] == f"p{max(0, first - 2)}"
+
+
+def test_the_logits_are_called_so(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = [*FOUND[:6], Difference(path="", relative=0.25)]
+    code, (title, _, *lines) = told(run, monkeypatch, last, checkpoint, checkpoint)
+    assert (code, title) == (1, "they part at the logits; 7 paths compared")
+    assert [line.split() for line in lines] == [["blocks.4", "0"], ["blocks.5", "0"], ["logits", "0.25"]]
+    code, (title, _, *lines) = told(run, monkeypatch, last, checkpoint, checkpoint, "--tolerance", "0.2500001")
+    assert (code, title) == (0, "the same within 0.25; 7 paths compared")
+    assert [line.split() for line in lines] == [["logits", "0.25"]]
+    document = json.loads(run("diff", checkpoint, checkpoint, "--json").stdout)
+    assert document == {
+        "same": False, "first": "logits", "read": "the text's first 50 tokens of 50", "unread": [],
+        "rows": [*({"path": f"blocks.{i}", "relative": 0.0} for i in range(6)), {"path": "logits", "relative": 0.25}],
+    }  # fmt: skip
+
+
+class TestTransformers:
+    """What is handed to transformers, which is not run."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        found: list[Any] = []
+
+        def compare(model: Any, folder: Path, family: str, tokens: torch.Tensor) -> list[Difference]:  # noqa: ANN401
+            found.append((model.spec.name, folder, family, tokens.shape))
+            return [Difference(path="blocks.0", relative=0.5), Difference(path="", relative=0.25)]
+
+        monkeypatch.setattr(asbuilt.inspect, "diff_transformers", compare)
+        monkeypatch.setattr(asbuilt.inspect, "diff", lambda *_: pytest.fail("compared by ourselves"))
+        return found
+
+    def test_one_checkpoint_and_two(
+        self, run: Run, checkpoint: Path, other: Callable[[float], Path], asked: list[Any]
+    ) -> None:
+        second = other(2.0)
+        for folders in ((checkpoint,), (checkpoint, second)):
+            result = run("diff", *folders, "--transformers", "--json")
+            assert (result.exit_code, json.loads(result.stdout)["first"]) == (1, "blocks.0")
+            assert asked.pop() == (checkpoint.name, folders[-1], "llama", (1, 50))
+            assert run("diff", *folders, "--transformers", "--tolerance", 0.3).exit_code == 0  # the logits agree
+
+    def test_tensors_of_the_second_are_held_against_its_config(
+        self, run: Run, checkpoint: Path, other: Callable[[float], Path], asked: list[Any]
+    ) -> None:
+        second = other(2.0)
+        tensors = load_file(second / "model.safetensors")
+        save_file({name: t for name, t in tensors.items() if name != CHANGED}, second / "model.safetensors")
+        result = run("diff", checkpoint, second, "--transformers")
+        assert (result.exit_code, asked) == (2, [])
+        assert CHANGED in result.stderr
+
+    def test_two_models_are_there_at_once(
+        self, run: Run, checkpoint: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        needed = Contents(open_model(checkpoint)).needs("float32")
+        for free, code in ((2 * needed, 1), (2 * needed - 1, 2)):
+            monkeypatch.setattr(asbuilt.memory, "free", lambda free=free: free)
+            assert run("diff", checkpoint, "--transformers").exit_code == code
+        assert len(asked) == 1
+
+    def test_what_it_cannot_run(self, run: Run, checkpoint: Path, tmp_path: Path, asked: list[Any]) -> None:
+        """A description is no folder, and images beside a text are none of it."""
+        alone = tmp_path / "other.json"
+        alone.write_text((checkpoint / "config.json").read_text())
+        refused = run("diff", checkpoint, alone, "--transformers")
+        assert (refused.exit_code, "transformers runs checkpoint folders" in refused.stderr) == (2, True)
+        for name, said in (
+            ("clip-vit-base-patch32", "reads images beside texts, and what is compared is a text"),
+            ("vit-base-patch16-224", "reads images, and what is compared is a text"),
+        ):
+            folder = tmp_path / name
+            folder.mkdir()
+            row = find(name)
+            (folder / "config.json").write_text(json.dumps(write_config(row.family, row.spec(), {}, "float32")))
+            refused = run("diff", folder, "--transformers")
+            assert (refused.exit_code, said in refused.stderr) == (2, True), refused.output
+        assert asked == []
+
+
+@pytest.mark.parametrize("seeing", [(False, False), (False, True), (True, False), (True, True)], ids=str)
+def test_no_image_is_read(
+    run: Run, checkpoint: Path, seeing: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either of the two models that sees is enough to say so."""
+    sees = iter(seeing)
+    plain = open_model(checkpoint)
+    vision = find("gemma-3-4b-mm").spec().vision
+    tower = replace(plain, reading=replace(plain.reading, spec=Seeing(plain.spec, vision)))  # type: ignore[arg-type]
+    monkeypatch.setattr(asbuilt.checkpoint.source, "open_model", lambda *_, **__: tower if next(sees) else plain)
+    monkeypatch.setattr(asbuilt.cli.diff, "_between", lambda *_: ([Difference(path="", relative=0.0)], None))
+    result = run("diff", checkpoint, checkpoint)
+    assert result.exit_code == 0, result.output
+    more = "; no image, so nothing below vision was compared" if any(seeing) else ""
+    assert result.stderr == f"read: the text's first 50 tokens of 50{more}\n"
+    sees = iter(seeing)
+    document = json.loads(run("diff", checkpoint, checkpoint, "--json").stdout)
+    assert document["unread"] == (["vision"] if any(seeing) else [])
+
+
+class Seeing:
+    """A description that says that it sees, and is another in all else."""
+
+    def __init__(self, spec: Any, vision: Any) -> None:  # noqa: ANN401
+        self._spec, self.vision = spec, vision
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._spec, name)
+
+
+def test_fixed_ids_where_there_is_no_tokenizer(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The i-th is 7919 i modulo the smaller vocabulary; as many as the smaller context holds, at most 32."""
+    seen: list[list[int]] = []
+    monkeypatch.setattr(asbuilt.cli.diff, "_between", lambda _, ids, __: seen.append(ids) or (FOUND[:1], None))
+    (checkpoint / "tokenizer.json").unlink()
+    small = checkpoint.parent / "small"
+    shutil.copytree(checkpoint, small)
+    config = json.loads((small / "config.json").read_text())
+    for changes, n_vocab, n in (
+        ({}, 257, 32),
+        ({"vocab_size": 100}, 100, 32),
+        ({"max_position_embeddings": 20}, 257, 20),
+    ):
+        (small / "config.json").write_text(json.dumps(config | changes))
+        for pair in ((checkpoint, small), (small, checkpoint)):
+            result = run("diff", *pair)
+            assert result.stderr == f"read: {n} fixed token ids, for there is no tokenizer\n"
+            assert seen.pop() == [7919 * i % n_vocab for i in range(n)]
+
+
+def test_a_text_that_both_know(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token a byte, and the byte A has the 33rd place of the printing ones: 32."""
+    seen: list[list[int]] = []
+    monkeypatch.setattr(asbuilt.cli.diff, "_between", lambda _, ids, __: seen.append(ids) or (FOUND[:1], None))
+    small = checkpoint.parent / "small"
+    shutil.copytree(checkpoint, small)
+    config = json.loads((small / "config.json").read_text())
+    for n_vocab, code in ((33, 0), (32, 2)):
+        (small / "config.json").write_text(json.dumps(config | {"vocab_size": n_vocab}))
+        (small / "tokenizer.json").unlink(missing_ok=True)
+        for pair in ((checkpoint, small), (small, checkpoint)):  # whichever of the two has the tokenizer
+            result = run("diff", *pair, "--text", "!A")
+            assert result.exit_code == code, result.output
+            assert ("gives no tokens that both models know" in result.stderr) == (code == 2)
+    assert seen == [[0, 32]] * 2
+    empty = run("diff", checkpoint, checkpoint, "--text", "")
+    assert (empty.exit_code, "gives no tokens" in empty.stderr) == (2, True)
