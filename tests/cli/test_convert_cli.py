@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import Result
 
+import asbuilt.cli.convert
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.safetensors import read_header
 from asbuilt.cli.convert import Bar
@@ -87,3 +90,39 @@ def test_what_is_no_size(run: Run, checkpoint: Path, tmp_path: Path, text: str) 
     assert "--max-shard-size: " in refused.stderr
     assert ("has no unit" in refused.stderr) == (text in ("0", "5", "5000", "999999"))
     assert not (tmp_path / "out").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_for_every_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 bytes every second is another; the end of the line comes with the last."""
+    for whole, done, drawn in (
+        (200, range(5), "\r  0% of 200 bytes\r  1% of 200 bytes\r  2% of 200 bytes"),
+        (200, (0, 199, 200), "\r  0% of 200 bytes\r 99% of 200 bytes\r100% of 200 bytes\n"),
+        (1, (1,), "\r100% of 1 bytes\n"),
+        (0, (0,), "\r  0% of 0 bytes\n"),
+    ):
+        for stream, expected in ((Terminal(), drawn), (io.StringIO(), "")):
+            monkeypatch.setattr("sys.stderr", stream)
+            bar = Bar()
+            for n in done:
+                bar(n, whole)
+            assert stream.getvalue() == expected
+
+
+def test_what_was_written_is_said(run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([100.0, 102.5])
+    monkeypatch.setattr(asbuilt.cli.convert, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    document = json.loads(run("convert", checkpoint, tmp_path / "a", "--json").stdout)
+    nbytes = {path.name: path.stat().st_size for path in (tmp_path / "a").iterdir()}
+    assert document == {
+        "source": "tiny", "out": str(tmp_path / "a"), "files": nbytes, "bytes": sum(nbytes.values()), "seconds": 2.5,
+    }  # fmt: skip
+    assert [*document["files"]] == sorted(nbytes)
+    monkeypatch.undo()
+    text = run("convert", checkpoint, tmp_path / "b").stdout
+    kilobytes = f"{sum(nbytes.values()) / 1000:.2f} kB ({sum(nbytes.values()) / 1024:.2f} KiB)"
+    assert text == f"{tmp_path / 'b'}: {kilobytes} in {len(nbytes)} files\n"

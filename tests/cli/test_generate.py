@@ -15,7 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,8 +25,11 @@ from safetensors.torch import load_file, save_file
 
 import asbuilt.checkpoint.load
 import asbuilt.cli.generate
+import asbuilt.generate.compute
 import asbuilt.generate.decode
+import asbuilt.generate.text
 import asbuilt.memory
+import asbuilt.text.chat
 from asbuilt.checkpoint.load import Contents, load
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
@@ -227,3 +232,80 @@ def test_what_is_logged_is_not_said_twice(run: Run, checkpoint: Path, monkeypatc
     monkeypatch.setattr(logging.getLogger("asbuilt"), "handlers", [])
     result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 60, "--json")
     assert result.stderr.count("max_new_tokens clipped") == 1
+
+
+def test_what_ends_a_turn_ends_a_chat_only(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def begin(*words: object, eos_ids: tuple[int, ...], **more: object) -> Completion:
+        seen.append(eos_ids)
+        return complete(*words, eos_ids=eos_ids, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asbuilt.generate.text, "complete", begin)
+    monkeypatch.setattr(asbuilt.text.chat, "turn_ends", lambda _: (7, 9))
+    own = open_model(checkpoint).eos_ids
+    for more, ends in (((), own), (("--chat",), (*own, 7, 9))):
+        assert run("generate", checkpoint, "ab", "--max-new-tokens", 1, *more).exit_code == 0
+        assert seen.pop() == ends
+
+
+def test_memory_is_reckoned_for_what_will_be_read_and_written(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 tokens of context a prompt of 60 leaves four, and one of 64 none."""
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(asbuilt.generate.compute, "request_bytes", lambda _, *sizes: seen.append(sizes) or 0)
+    dtype = torch.float32
+    for prompt, new, chunk, sizes in (
+        ("x" * 10, 5, (), (10, 5, dtype, None, None)),
+        ("x" * 60, 50, ("--prefill-chunk", 7), (60, 4, dtype, 7, None)),
+        ("x" * 64, 50, (), (64, 0, dtype, None, None)),
+    ):
+        run("generate", checkpoint, prompt, "--max-new-tokens", new, *chunk, "--dtype", "fp32")
+        assert {*seen} == {sizes}
+        seen.clear()
+
+
+@pytest.mark.parametrize(("more", "said"), [(0, "no weights"), (1, "prompt: too long; allowed: 67108864 bytes")])
+def test_a_prompt_of_64_mib(run: Run, more: int, said: str) -> None:
+    refused = run("generate", "gpt2", input=b"x" * ((1 << 26) + more))
+    assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_prompt_is_asked_for_where_nothing_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` reads what is typed."""
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True, read=lambda _: b"typed"))
+    )
+    assert asbuilt.cli.generate._prompt("-") == "typed"
+    assert asbuilt.cli.generate._prompt("said") == "said"
+    with pytest.raises(click.UsageError, match="give a PROMPT, or pipe one in"):
+        asbuilt.cli.generate._prompt(None)
+
+    def broken(_: int) -> bytes:
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: False, read=broken)))
+    with pytest.raises(click.ClickException, match="stdin cannot be read: Bad file descriptor"):
+        asbuilt.cli.generate._prompt(None)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(click.ClickException, match="stdin is closed: give a PROMPT"):
+        asbuilt.cli.generate._prompt(None)
+
+
+def test_what_was_read_and_written_is_said_last(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens in a quarter of a second are eight a second."""
+    ticks = iter([10.0, 10.25])
+    monkeypatch.setattr(asbuilt.cli.generate, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    result = run("generate", checkpoint, "abc", "--max-new-tokens", 2)
+    assert result.stderr == "[3 tokens read, 2 written in 0.25 s: 8 tokens/s; ended by length]\n"
+    ticks = iter([10.0, 10.25])
+    said = document(run("generate", checkpoint, "abc", "--max-new-tokens", 2, "--json"))
+    assert said.keys() == {"prompt_tokens", "text", "tokens", "finish_reason", "seconds", "tokens_per_second", "dtype",
+                           "dtype_reason"}  # fmt: skip
+    assert (said["seconds"], said["tokens_per_second"], said["dtype"]) == (0.25, 8.0, "float32")
+
+
+def test_a_system_message_belongs_to_a_chat(run: Run, checkpoint: Path) -> None:
+    refused = run("generate", checkpoint, "x", "--system", "y")
+    assert (refused.exit_code, "--system needs --chat" in refused.stderr) == (2, True)

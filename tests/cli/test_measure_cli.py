@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import asbuilt.cli.measure as command
 import asbuilt.measure
 import asbuilt.memory
 from asbuilt.measure import Calibration, Report, Row
@@ -185,3 +186,44 @@ def test_the_dtype_is_the_checkpoints_where_it_is_one_of_the_two(
         assert run("convert", checkpoint, tmp_path / dtype, "--dtype", dtype).exit_code == 0
         assert run("measure", tmp_path / dtype).exit_code == 0
     assert seen == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_one_training_step_is_of_at_most_512_tokens(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A description without weights is run with random ones; a folder without them is a mistake."""
+    from asbuilt import cost
+    from asbuilt.checkpoint.source import open_model
+    from asbuilt.spec import Pass
+
+    seen: list[Model] = []
+    monkeypatch.setattr(asbuilt.measure, "measure", lambda model, **_: seen.append(model) or report([]))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 50}))
+    spec = open_model(path).spec
+    assert spec.max_positions == 1024
+    kept = cost.saved(spec, Pass(tokens=512, width=4))
+    needed = 4 * cost.total_parameters(spec) + kept.all + kept.loss
+    for have, code in ((needed, 0), (needed - 1, 2), (None, 0)):
+        monkeypatch.setattr(asbuilt.memory, "total", lambda have=have: have)
+        assert run("measure", path).exit_code == code
+    assert {model.any_weight.dtype for model in seen} == {torch.float32}
+    assert not any(model.training for model in seen)
+    without = run("measure", tmp_path)
+    assert (without.exit_code, "no weights" in without.stderr, len(seen)) == (2, True, 2)
+
+
+def test_what_it_is_at_is_said_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, said in ((True, "reading ...\nwarning: busy\n"), (False, "warning: busy\n")):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal, raising=False)
+            command._say("reading")
+            command._warn("busy")
+        assert capsys.readouterr().err == said
+
+
+def test_notes_stand_below(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = replace(report(KNOWN[:1]), notes=("one", "two"))
+    monkeypatch.setattr(asbuilt.measure, "measure", lambda *_, **__: made)
+    assert run("measure", checkpoint).stdout.splitlines()[-2:] == ["note: one", "note: two"]
+    assert json.loads(run("measure", checkpoint, "--json").stdout)["notes"] == ["one", "two"]
