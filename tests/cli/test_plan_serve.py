@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+import asbuilt.measure
 from asbuilt import cost
 from asbuilt.catalog import find, machines
+from asbuilt.cli import plan_serve, plan_train
+from asbuilt.cli.plan_serve import _spread
 from asbuilt.plan import Conventions, serve
 
 Run = Callable[..., Result]
@@ -295,3 +298,100 @@ def test_an_encoder_is_not_asked_whether_it_fits(run: Run) -> None:
     assert (late.exit_code, json.loads(late.stdout)["targets"]) == (1, {"time to first token": False})
     result = run("plan", "serve", "vit-base-patch16-224", "--gpu", "t4", "--context", 4000)
     assert (result.exit_code, "197" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "spread"),
+    [
+        ("--gpu t4 l4 m", "--gpu t4 --gpu l4 m"),
+        ("m --gpu t4 this l4", "m --gpu t4 --gpu this --gpu l4"),
+        ("--gpu=t4 l4 m l4", "--gpu=t4 --gpu l4 m l4"),
+        ("t4 --gpu t4", "t4 --gpu t4"),
+        ("--gpu t4 m --gpu l4 t4 --json", "--gpu t4 m --gpu l4 --gpu t4 --json"),
+        ("--gpu nothing t4", "--gpu nothing --gpu t4"),
+        ("--gpu t4 --json l4", "--gpu t4 --json l4"),
+        ("--gpu --json t4", "--gpu --json --gpu t4"),
+        ("--gpu", "--gpu"),
+        ("t4", "t4"),
+        ("", ""),
+    ],
+)
+def test_machines_after_one_gpu(given: str, spread: str) -> None:
+    """What names no machine is a model or an option, and ends the list."""
+    assert list(_spread(given.split())) == spread.split()
+
+
+@pytest.mark.parametrize("size", ["0", "0GB", "0GiB", " 0 "])
+def test_nothing_may_be_kept_free(run: Run, size: str) -> None:
+    words = [word for name in ("reserve", "overhead", "workspace") for word in (f"--{name}", size)]
+    said = json.loads(run("plan", "serve", "gpt2", "--gpu", "t4", *words, "--json").stdout)["conventions"]
+    assert [said[name] for name in ("reserve", "overhead", "workspace")] == [0.0] * 3
+    sizes = json.loads(run("plan", "serve", "gpt2", "--gpu", "t4", "--reserve", "1GB", "--json").stdout)["conventions"]
+    assert sizes["reserve"] == 1e9
+
+
+def test_several_plans_one_below_the_other(run: Run) -> None:
+    """What is compared, then what is to be said of each; of what to change, the best alone."""
+    words = ("plan", "serve", "llama-3-70b", "gpt2", "--gpu", "h100-sxm")
+    title, *rest = run(*words, "--markdown").stdout.split("\n\n")
+    assert title == "### 2 plans; times are theoretical minima (floors)"
+    table, second, notes = rest
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| llama-3-70b", "| gpt2"]
+    assert second == "### llama-3-70b in bf16 on h100-sxm, 8,192 tokens, cache in bf16"
+    header, line, *change = notes.strip().splitlines()
+    assert (header, line, len(change)) == ("| note |  |", "| --- | --- |", 1)
+    assert change[0].count("|") == 3
+    explained = run(*words, "--explain").stdout.splitlines()
+    titles = [i for i, text in enumerate(explained) if " on h100-sxm, " in text and not text.startswith(" ")]
+    assert [explained[i].split()[0] for i in titles] == ["llama-3-70b", "gpt2"]
+    assert titles[0] == 0
+    assert [explained[i + 1] for i in titles] == ["", ""]
+    assert explained[titles[1] - 1] == ""
+    assert explained[titles[1] - 2] != ""
+
+
+@pytest.mark.parametrize(("nbytes", "said"), [(1 << 24, "another model"), ((1 << 24) + 1, "too large")])
+def test_a_measured_run_is_at_most_16_mib(run: Run, tmp_path: Path, nbytes: int, said: str) -> None:
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps(measured("other", 1.0, 1.0)).ljust(nbytes))
+    refused = run("plan", "serve", "gpt2", "--gpu", "l4", "--efficiency", file)
+    assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+    file.write_text("[" * 100_000)
+    refused = run("plan", "serve", "gpt2", "--gpu", "l4", "--efficiency", file)
+    assert (refused.exit_code, "efficiency: not JSON" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("gpt2", "llama-3-70b", "--gpu", "h100-sxm"), 1),
+        (("llama-3-70b", "gpt2", "--gpu", "h100-sxm"), 1),
+        (("gpt2", "llama-3-8b", "--gpu", "h100-sxm"), 0),
+        (("bert-base-uncased", "gpt2", "--gpu", "t4"), 0),
+        (("bert-base-uncased", "llama-3-70b", "--gpu", "t4"), 1),
+        (("bert-base-uncased", "--gpu", "t4", "--first-token-target", "10s"), 0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_plan_must_fit(run: Run, words: tuple[str, ...], code: int) -> None:
+    assert run("plan", "serve", *words).exit_code == code
+
+
+def test_a_name_of_a_wrong_size_is_its_option(run: Run) -> None:
+    for name, value in (("reserve", "much"), ("network", "fast"), ("latency-target", "soon")):
+        refused = run("plan", "serve", "gpt2", "--gpu", "t4", f"--{name}", value)
+        assert refused.stderr.startswith(f"Error: {name}: ")
+
+
+def test_a_calibration_that_is_disturbed_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By both plans in the same words."""
+    asked: dict[str, Callable[[str], None]] = {}
+    monkeypatch.setattr(asbuilt.measure, "this_machine", lambda **said: asked.update(said))
+    for module in (plan_serve, plan_train):
+        module._machine("this")
+        asked["say"]("timing reads")
+        asked["warn"]("busy")
+        assert capsys.readouterr().err == "timing reads ...\nwarning: busy\n"
+        assert module._machine("t4").name == "t4"

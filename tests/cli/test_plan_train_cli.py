@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -113,3 +114,66 @@ def test_a_picture(run: Run, tmp_path: Path) -> None:
     assert all(f"{step['line']}, {step['bytes'] / 1e9:,.1f} GB" in drawn for step in ladder)
     refused = run(*words, tmp_path / "a.txt")
     assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+def options(run: Run, *words: object) -> dict[str, Any]:
+    result = run(*words, "--json")
+    assert result.exit_code in (0, 1), result.output
+    return json.loads(result.stdout)["options"]
+
+
+def test_options_reach_the_plan(run: Run) -> None:
+    found = options(run, *LLAMA, "--chunked-loss", "--lora", 8, "--targets", "q, v", "--tokens", "15T",
+                    "--network", "400Gb/s", "--host", "10GB/s", "--seq", "8K")  # fmt: skip
+    assert found["chunked_loss"] == 8  # where no number is said
+    assert found["targets"] == ["q", "v"]
+    assert (found["tokens"], found["network"], found["host"], found["seq"]) == (15e12, 50e9, 10e9, 8192)
+    plain = options(run, *LLAMA)
+    assert (plain["targets"], plain["tokens"], plain["chunked_loss"]) == (None, None, 1)
+
+
+@pytest.mark.parametrize("number", ["7.5e9", "7.5B", "7.5b", "7.5G", "0.0075T"])
+def test_parameters_as_they_are_said(run: Run, number: str) -> None:
+    words = ("plan", "train", "--parameters", number, "--gpu", "a100-80gb", "--json")
+    found = json.loads(run(*words).stdout)
+    assert found["parameters"]["total"] == 7_500_000_000
+    assert found["options"]["seq"] == 4096
+    assert json.loads(run(*words, "--seq", 100).stdout)["options"]["seq"] == 100
+    assert found["defaults"] == {}
+    assert "search" not in found
+
+
+def test_whose_word_is_wrong(run: Run) -> None:
+    for name, value in (("tokens", "many"), ("network", "fast"), ("host", "slow")):
+        assert run(*LLAMA, f"--{name}", value).stderr.startswith(f"Error: {name}: ")
+    refused = run("plan", "train", "--parameters", "many", "--gpu", "t4")
+    assert refused.stderr.startswith("Error: parameters: ")
+    assert run("plan", "train", "--gpu", "t4").stderr.startswith("Error: MODEL: missing")
+    assert run(*LLAMA, "--parameters", "7B").stderr.startswith("Error: MODEL: both are given")
+
+
+def test_a_whole_context_is_not_beyond_it(run: Run) -> None:
+    for seq, said in ((1024, ""), (1025, "warning: --seq 1025 is beyond the context of 1024 tokens\n")):
+        assert run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--seq", seq).stderr == said
+
+
+def test_ways_of_printing(run: Run) -> None:
+    """Tables, Markdown, or formulas line by line; a search is a table of its own, and has no formulas."""
+    words = ("plan", "train", "gpt2", "--gpu", "h100-sxm", "--gpus", 2)
+    plain, marked, explained = (run(*words, *way).stdout for way in ((), ("--markdown",), ("--explain",)))
+    first = plain.splitlines()[1]
+    assert f"### {first}" in marked.splitlines()
+    assert "| --- |" in marked
+    assert "    = parameters × bytes each" in explained.splitlines()
+    assert "| --- |" not in plain + explained
+    assert "    = parameters" not in plain + marked
+    for text in (plain, marked, explained):
+        assert r"\n" not in text
+        assert "seconds a step" not in text
+    searched = run(*words, "--search").stdout
+    assert " layouts fit of " in searched.splitlines()[1]
+    assert first not in searched
+    assert run(*words, "--search", "--explain").stdout == searched
+    assert "| options |" in run(*words, "--search", "--markdown").stdout
+    document = json.loads(run(*words, "--search", "--json").stdout)
+    assert document["search"]["layouts"]
