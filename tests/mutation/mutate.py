@@ -75,7 +75,8 @@ class Seen:
         line = max((seen for seen in lines if seen <= line), default=0)  # the first of a statement over several
         named = {test for test in lines.get(line, set()) if test}
         if not named and line in lines:  # run on import only, or in processes that tests start
-            named = self.running(lines) | (self.seconds.keys() - set().union(*map(self.running, self.lines.values())))
+            elsewhere = self.seconds.keys() - set().union(*map(self.running, self.lines.values()))
+            named = (self.running(lines) or set(self.seconds)) | elsewhere
         quickest = sorted(named & self.seconds.keys(), key=lambda test: self.seconds[test])
         ends = itertools.accumulate(self.seconds[test] for test in quickest)
         return [test for test, end in zip(quickest, ends, strict=True) if end <= LONGEST]
