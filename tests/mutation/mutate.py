@@ -43,7 +43,7 @@ PACKAGE = "src/asbuilt"
 # Tests of a folder beside those of the same name: commands are tested as commands.
 BESIDE = {
     "measure": ["tests/cli/test_measure_cli.py"],
-    "plan": ["tests/cli/test_plan_serve.py", "tests/cli/test_plan_train_cli.py"],
+    "plan": ["tests/cli/test_plan_serve.py", "tests/cli/test_plan_train_cli.py", "tests/cli/test_packed.py"],
     "catalog": ["tests/cli/test_machines_cli.py", "tests/cli/test_models.py"],
     "generate": ["tests/cli/test_generate.py"],
     "checkpoint": ["tests/cli/test_convert_cli.py"],

@@ -15,8 +15,9 @@ from asbuilt import InputError, catalog, cost, open_model
 from asbuilt.families import llama, mixtral
 from asbuilt.families.dimensions import Dimensions
 from asbuilt.plan import serve
-from asbuilt.plan.quantised import quantised
+from asbuilt.plan.quantised import quantised, read_packing
 from asbuilt.spec import Model, Rotary, Router, weights
+from asbuilt.spec.part import Weight
 
 CONFIGS = Path(__file__).parents[2].parent / "shared" / "models"
 # d_ff and d_model are no multiples of the groups, so the last group of a row is a short one
@@ -86,6 +87,106 @@ PACKED = [
 @pytest.mark.parametrize(("said", "each"), PACKED, ids=lambda x: str(x)[:60] if isinstance(x, dict) else "bytes")
 def test_bytes(said: dict[str, Any], each: Any) -> None:  # noqa: ANN401
     assert stored(said) == pytest.approx(of_matrices(each), abs=8)  # rounded up by kind
+
+
+def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": weights, **more}}}
+
+
+# Of a matrix of 258 rows of 516, 133,128 numbers: 4 bits are 66,564 bytes. A row has 5 groups of 128, 17 of 32, 33 of
+# 16, 9 of 64; there are 3 x 5 tiles of 128 and 5 x 17 of 64 by 32. Beside the bytes what is multiplied in.
+ONE_MATRIX = [
+    ({"quant_method": "gptq"}, 66_564 + 1_290 * 2.5 + 4 * 516, None),
+    ({"quant_method": "gptq", "bits": 3, "group_size": -1}, 49_923 + 258 * 2.375 + 4 * 516, None),
+    ({"quant_method": "gptq", "group_size": 1}, 66_564 + 133_128 * 2.5 + 4 * 516, None),
+    ({"quant_method": "awq"}, 66_564 + 1_290 * 2.5, None),
+    ({"quant_method": "awq", "zero_point": False}, 66_564 + 1_290 * 2, None),
+    ({"quant_method": "awq", "w_bit": 8}, 133_128 + 1_290 * 3, None),
+    ({"quant_method": "awq", "bits": 2, "w_bit": 8}, 33_282 + 1_290 * 2.25, None),
+    ({"quant_method": "auto-round"}, 66_564 + 1_290 * 2.5, None),
+    ({"quant_method": "fp8"}, 133_128 + 4, "fp8"),
+    ({"quant_method": "FP8", "weight_block_size": [128, 128]}, 133_128 + 4 * 15, "fp8"),
+    ({"quant_method": "fp8", "weight_block_size": [64, 32]}, 133_128 + 4 * 85, "fp8"),
+    ({"quant_method": "fp8", "weight_block_size": [65_536, 1]}, 133_128 + 4 * 516, "fp8"),
+    ({"quant_method": "fbgemm_fp8"}, 133_128 + 4 * 258, "fp8"),
+    ({"quant_method": "mxfp4"}, 66_564 + 258 * 17, None),
+    ({"quant_method": "bitsandbytes"}, 133_128 + 4 * 258, "int8"),
+    ({"load_in_8bit": True}, 133_128 + 4 * 258, "int8"),
+    ({"load_in_4bit": True}, 66_564 + 133_128 / 16, None),
+    ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 66_564 + 133_128 / 64 + 133_128 / 4096, None),
+    (compressed({}), 133_128 + 2, None),
+    (compressed({"num_bits": 4}), 66_564 + 2, None),
+    (compressed({"strategy": "channel", "type": "int"}, input_activations={}), 133_128 + 2 * 258, "int8"),
+    (compressed({"strategy": "channel", "symmetric": False}), 133_128 + 3 * 258, None),
+    (compressed({"strategy": "block", "block_structure": [64, 32]}), 133_128 + 4 * 85, None),
+    (compressed({"num_bits": 4, "strategy": "group", "group_size": 32}), 66_564 + 258 * 17 * 2, None),
+    (compressed({"num_bits": 4, "strategy": "group", "group_size": 1}), 66_564 + 133_128 * 2, None),
+    (compressed({"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}),
+     66_564 + 4_386 * 2.5, None),
+    (compressed({"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}),
+     66_564 + 4_386, None),
+    (compressed({"num_bits": 4, "strategy": "tensor_group", "group_size": 16}), 66_564 + 258 * 33 + 4, None),
+    (compressed({"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "type": "float"}, input_activations={}),
+     66_564 + 258 * 33 + 8, "fp4"),
+    (compressed({"num_bits": 8, "type": "float"}, input_activations={}), 133_128 + 2, "fp8"),
+    ({"quant_algo": "FP8"}, 133_128 + 8, "fp8"),
+    ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, 133_128 + 4 * 258, "fp8"),
+    ({"quant_algo": "FP8_PB_WO"}, 133_128 + 4 * 15, None),
+    ({"quant_algo": "MXFP8"}, 133_128 + 258 * 17, "fp8"),
+    ({"quant_algo": "NVFP4"}, 66_564 + 258 * 33 + 8, "fp4"),
+    ({"quant_algo": "NVFP4", "group_size": 32}, 66_564 + 258 * 17 + 8, "fp4"),
+    ({"quant_algo": "W4A16_NVFP4"}, 66_564 + 258 * 33 + 4, None),
+    ({"quant_algo": "W4A16_NVFP4", "group_size": 65_536}, 66_564 + 258 + 4, None),
+    ({"quant_algo": "MXFP4"}, 66_564 + 258 * 17, None),
+    ({"quant_algo": "W4A16_AWQ"}, 66_564 + 1_290 * 2, None),
+    ({"quant_algo": "INT4_AWQ", "group_size": 1}, 66_564 + 133_128 * 2, None),
+    ({"quant_algo": "INT4_AWQ"}, 66_564 + 1_290 * 2, None),
+    ({"quant_algo": "W8A16"}, 133_128 + 2 * 258, None),
+    ({"quant_algo": "W8A8_SQ_PER_CHANNEL"}, 133_128 + 4 * 258, "int8"),
+    ({"quant_algo": "INT8_SQ"}, 133_128 + 4 * 258, "int8"),
+    ({"group_size": 64, "bits": 4}, 66_564 + 258 * 9 * 4, None),
+    ({"group_size": 8, "bits": 2, "mode": "affine"}, 33_282 + 258 * 65 * 4, None),
+    ({"group_size": 65_536, "bits": 8}, 133_128 + 258 * 4, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "nbytes", "compute"), ONE_MATRIX, ids=lambda x: str(x)[:70])
+def test_bytes_of_one_matrix_and_of_a_stack(said: dict[str, Any], nbytes: float, compute: str | None) -> None:
+    packing = read_packing(said)
+    assert packing.rule is not None
+    assert packing.rule(Weight(shape=(258, 516), role="matrix")) == nbytes
+    assert packing.rule(Weight(shape=(3, 258, 516), role="stream_matrix")) == 3 * nbytes
+    assert packing.compute == compute
+    method, mlx = said.get("quant_method", "").lower(), packing.method == "mlx"
+    assert packing.method.startswith(method or ("modelopt" if "quant_algo" in said else ""))
+    assert (packing.heads, packing.tables) == (mlx or method == "compressed-tensors", mlx)
+    assert packing.seeing == (method not in ("gptq", "awq", "auto-round"))
+
+
+@pytest.mark.parametrize(("least", "most", "said"), [
+    (2, 8, lambda n: {"quant_method": "gptq", "bits": n}),
+    (2, 8, lambda n: {"quant_method": "awq", "bits": n}),
+    (2, 8, lambda n: {"quant_method": "auto-round", "bits": n}),
+    (2, 8, lambda n: {"group_size": 64, "bits": n}),
+    (2, 8, lambda n: compressed({"num_bits": n})),
+    (1, 65_536, lambda n: {"quant_method": "gptq", "group_size": n}),
+    (1, 65_536, lambda n: {"quant_method": "awq", "group_size": n}),
+    (1, 65_536, lambda n: {"quant_method": "auto-round", "group_size": n}),
+    (8, 65_536, lambda n: {"group_size": n, "bits": 4}),
+    (1, 65_536, lambda n: {"quant_algo": "NVFP4", "group_size": n}),
+    (1, 65_536, lambda n: compressed({"strategy": "group", "group_size": n})),
+    (1, 65_536, lambda n: {"quant_method": "fp8", "weight_block_size": [n, 128]}),
+    (1, 65_536, lambda n: {"quant_method": "fp8", "weight_block_size": [128, n]}),
+    (1, 64, lambda n: {"config_groups": {str(i): {"weights": {}, "targets": ["lm_head"]} for i in range(n)}}),
+    (1, 64, lambda n: {"quantized_layers": {f"m{i}": {"quant_algo": "NVFP4", "group_size": i + 1} for i in range(n)}}),
+])  # fmt: skip
+def test_the_first_and_the_last_number_that_is_allowed(least: int, most: int, said: Any) -> None:  # noqa: ANN401
+    for number in (least, most):
+        assert read_packing(said(number)).method
+    for number in (least - 1, most + 1):
+        with pytest.raises(InputError) as refused:
+            read_packing(said(number))
+        assert refused.value.field.startswith("quantization_config.")
 
 
 COMPUTE = [
@@ -227,6 +328,28 @@ WRONG: list[dict[str, Any]] = [
     {"quant_method": "gptq", "group_size": "wide"},
     {"quant_method": "fp8", "weight_block_size": [0, 1]},
     {"quant_method": "fp8", "weight_block_size": [128]},
+    {"quant_method": "gptq", "group_size": 0},
+    {"quant_method": "awq", "group_size": -2},
+    {"quant_method": "auto-round", "group_size": True},
+    {"quant_method": "fp8", "weight_block_size": [128, True]},
+    {"quant_method": "fp8", "weight_block_size": [128, 128, 128]},
+    {"quant_method": "fp8", "quant_algo": "FP8"},
+    {"quant_method": "fp8", "quantized_layers": {}},
+    {"quantized_layers": {}},
+    {"quantized_layers": [1]},
+    {"quantized_layers": {"lm_head": 3}},
+    {"quant_algo": 3},
+    {"quant_algo": "FP9"},
+    {"bits": 4, "group_size": 64, "mode": "mxfp4"},
+    {"bits": 4, "group_size": 64, "model.layers.0.mlp.up_proj": {"bits": 8}},
+    {"config_groups": {"a": {}}},
+    {"config_groups": {"a": {"weights": {}}, "b": 3}},
+    {"config_groups": []},
+    {"config_groups": {}},
+    {"config_groups": {"a": {"weights": {}}, "b": {"weights": {}}}},
+    {"config_groups": {"a": {"weights": {"strategy": "group"}}}},
+    {"config_groups": {"a": {"weights": {}, "targets": ["no_such_module"]}}},
+    {"quant_method": "awq", "dynamic": {"-:.*": {}}},
     {"quant_method": "compressed-tensors"},
     {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {}}}},
     {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"strategy": "magic"}}}},
@@ -279,3 +402,48 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dic
 def test_any_value_is_planned_or_refused(value: object, method: str, key: str) -> None:
     with suppress(InputError):
         assert quantised(SPEC, {"quant_method": method, key: value}, "bf16", "llama").name
+
+
+def test_nothing_that_is_sparse_and_no_modules_change_nothing() -> None:
+    """A word that all is dense, a group that names nothing, a table of exceptions that is empty."""
+    groups = {"a": {"weights": {"num_bits": 8, "strategy": "channel"}}}
+    plain = stored({"config_groups": groups})
+    assert stored({"config_groups": groups, "sparsity_config": {"format": "dense"}}) == plain
+    assert stored({"config_groups": groups, "sparsity_config": {}}) == plain
+    assert stored({"config_groups": {**groups, "b": {"weights": {"num_bits": 2}, "targets": []}}}) == plain
+
+
+def test_groups_of_layers_by_name() -> None:
+    """Of layer 1's up, 200 x 96, four bits and a byte for each 32 numbers of a row, and a float32 for the matrix."""
+    said = {"quantized_layers": {"model.layers.1.mlp.up_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 32}}}
+    assert stored(said) == 2 * cost.total_parameters(SPEC) - 2 * 19_200 + 9_600 + 200 * 3 + 4
+
+
+def test_products_of_groups_that_are_multiplied_in_different_ways_are_not_in_eight_bits() -> None:
+    eight = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}
+    other = {"weights": {"num_bits": 4}, "targets": ["re:.*q_proj"]}
+    assert quantised(SPEC, {"config_groups": {"a": eight}}, "bf16", "llama").compute == "fp8"
+    assert quantised(SPEC, {"config_groups": {"a": eight, "b": other}}, "bf16", "llama").compute == "bf16"
+
+
+@pytest.mark.parametrize(("dtype", "activation"), [
+    ("float32", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16"), ("float64", "bf16"), (None, "bf16"),
+    ("fp8", "bf16"),
+])  # fmt: skip
+def test_what_activations_are_in(dtype: str | None, activation: str) -> None:
+    held = quantised(SPEC, {"quant_method": "awq"}, dtype, "llama")
+    assert (held.activation, held.compute) == (activation, activation)
+
+
+@pytest.mark.parametrize(("said", "text", "nbytes"), [
+    ({"quant_method": "fp8"}, False, 1_048_580),
+    ({"quant_method": "fp8"}, True, 2_097_152),
+    ({"quant_method": "gptq"}, False, 2_097_152),
+])  # fmt: skip
+def test_what_becomes_of_images_may_be_left_as_it_is(said: dict[str, Any], text: bool, nbytes: int) -> None:
+    """The queries of LLaVA's tower are 1,024 x 1,024: a byte each and a float32, or two bytes each."""
+    row = catalog.find("llava-1.5-7b")
+    held = quantised(row.spec(), said, "fp16", row.family, text=text).held
+    path = "vision.tower.blocks.0.attention.body.q.weight"
+    weight, owner = next((weight, owner) for name, weight, owner in weights(row.spec()) if name == path)
+    assert held(path, weight, owner) == nbytes

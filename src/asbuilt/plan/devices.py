@@ -81,7 +81,7 @@ MOST_RUNS = 1000
 def known(spec: Model) -> Known:
     """Returns what is known of this very object; the last few models that were asked for are kept."""
     found = _known.get(id(spec))
-    if found is None or found.spec is not spec:
+    if found is None:  # the model is kept with it, so that no other one gets its id
         small = census(spec)
         found = Known(spec=spec, census=small, unplanned=tuple(_unplanned(small.small)))
         if len(_known) >= MOST_KNOWN:
@@ -110,9 +110,9 @@ def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: 
     experts, found = ep or 1, known(spec)
     _require_experts(found, experts)
     if tp is None:
-        share = (gpus or experts) // (pp or 1)
-        tp = max(d for d in range(1, min(node, MOST_DEGREE, max(1, share)) + 1)
-                 if max(1, share) % d == 0 and found.divides(d) and not (experts % d and d % experts)
+        share = max(1, (gpus or experts) // (pp or 1))
+        tp = max(d for d in range(1, min(node, MOST_DEGREE, share) + 1)
+                 if share % d == 0 and found.divides(d) and not (experts % d and d % experts)
                  and (share <= node or node % d == 0))  # fmt: skip
     else:
         _require_tensor(found, tp)
@@ -206,8 +206,7 @@ def device(spec: Model, layout: Placement, precision: Precision) -> Device:
 
 def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
     found, small, own = kept.census, kept.census.small, kept.shard(layout.tp, layout.ep)
-    if isinstance(own, InputError):
-        raise own
+    assert isinstance(own, Part), own  # place() refuses what cannot be divided
     order = found.order.get("blocks") or tuple(range(len(_layers(small))))
     kinds: dict[tuple[tuple[tuple[int, int], ...], bool, bool], int] = {}
     for i, (first, end) in enumerate(_cuts(len(order), layout.pp)):
@@ -266,10 +265,9 @@ def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _outermost(small: Part, run: Pass) -> Iterator[tuple[str, Part, Pass]]:
-    """Yields what has a part in the run and lies in no part of its own kind."""
+    """Yields what has a part in the run and lies directly in no part of its own kind."""
     kinds: dict[str, Kind] = {}
     for path, part, seen in runs(small, run):
-        around = [".".join(path.split(".")[:i]) for i in range(1, path.count(".") + 1)]
         kinds[path] = part.kind
-        if part.kind == "other" or part.kind not in {kinds.get(name) for name in around}:
+        if part.kind == "other" or part.kind != kinds.get(path.rpartition(".")[0]):
             yield path, part, seen

@@ -135,7 +135,7 @@ def held_numbers(stage: Stage, context: int, block: int, *, whole: bool) -> int:
     return stage.held[key]
 
 
-def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool = False) -> int:
+def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool) -> int:
     """Returns for how many tokens an engine with pages of `block` tokens keeps `r`, a window whole where asked.
 
     A window of w tokens lies over at most ceil((w-1)/block) + 1 pages, of which the first is partly left behind.
@@ -248,7 +248,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
                           numbers={"cache budget": budget, "context": context, "cache per user": cache}))  # fmt: skip
     left = capacity.memory - capacity.fixed(stage, context)
     many = capacity.layout.groups * capacity.layout.replicas
-    if cache + scratch:
+    if cache or scratch:
         half = 0.5 if c.count == "nearest" else 0
         lines.append(Line(
             name="users that fit", value=users, unit="users at this context",

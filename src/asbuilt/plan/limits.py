@@ -38,7 +38,7 @@ class Goal:
     `prompt` is how many tokens the first token comes after, None for a chunk.
     """
 
-    users: int = 1
+    users: int
     latency: float | None = None
     first_token: float | None = None
     prompt: int | None = None
@@ -86,9 +86,6 @@ def smallest_count(roofline: Roofline, goal: Goal, context: int) -> int | None:
 
 def _with_gpus(roofline: Roofline, count: int) -> Roofline | None:
     capacity = roofline.capacity
-    room = count * capacity.memory * capacity.conventions.utilisation
-    if capacity.layout.per_copy * capacity.weight_bytes() > 4 * room:  # far too few: not worth laying out
-        return None
     try:
         layout = place(capacity.spec, gpus=count, tp=None, pp=None, ep=None, node=capacity.conventions.node)
     except InputError:
@@ -102,11 +99,7 @@ def _changed(roofline: Roofline, **changes: Any) -> Roofline:  # noqa: ANN401  f
 
 def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
     """Returns the accelerator of the catalogue with the least memory that alone meets the goal."""
-    alone = _changed(roofline, layout=Placement())
-    weights = alone.capacity.weight_bytes()
     for machine in _by_memory(roofline.conventions.memory):
-        if machine.memory_bytes(roofline.conventions.memory) < weights:
-            continue
         alone = _changed(roofline, machine=machine, layout=Placement())
         if _rated(alone) and goal.met(alone, context):
             return machine

@@ -19,6 +19,7 @@ from asbuilt.errors import InputError, near
 from asbuilt.families import gguf_table
 from asbuilt.families.packing import FIELD, holding, left_out, listed, modules
 from asbuilt.families.patterns import matched
+from asbuilt.families.reader import is_whole
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import QUANTISED_KINDS, WIDE, Precision, precision
 from asbuilt.spec import Model, weights
@@ -34,6 +35,7 @@ SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, of a float32 one, of a
 MATRICES = ("matrix", "stream_matrix")
 # Keys that pack some modules in another way than the rest, or weights sparsely, where they hold anything.
 CHANGING = ("dynamic", "modules_in_block_to_quantize", "sparsity_config", "extra_config")
+LARGEST_GROUP = 2**16
 MOST_RULES = 64  # each is looked for among all modules
 NOTHING = "the model's description says nothing of packed weights"
 
@@ -211,6 +213,11 @@ def _whole(said: Mapping[str, Any], key: str, default: int | None, least: int, m
     return value
 
 
+def _of_a_row(said: Mapping[str, Any]) -> int:
+    """Numbers of a row that share a scale; -1 for all of them."""
+    return -1 if said.get("group_size") == -1 else _whole(said, "group_size", 128, 1, LARGEST_GROUP)
+
+
 def _grouped(bits: int, group: int, *, zeros: Fraction | int = 0, scale: int = SCALE, whole: int = 0) -> Rule:
     """Numbers of `bits`; for each `group` of a row (all of it where -1) a scale and `zeros` bytes; `whole` a matrix."""
 
@@ -235,7 +242,7 @@ def _tiled(rows: int, columns: int) -> Rule:
 
 def _gptq(said: Mapping[str, Any]) -> Packing:
     bits = _whole(said, "bits", 4, 2, 8)
-    grouped = _grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=Fraction(bits, 8))
+    grouped = _grouped(bits, _of_a_row(said), zeros=Fraction(bits, 8))
 
     def rule(weight: Weight) -> Fraction:
         """Beside scales and zero points, to which group each column belongs."""
@@ -247,21 +254,19 @@ def _gptq(said: Mapping[str, Any]) -> Packing:
 def _awq(said: Mapping[str, Any]) -> Packing:
     bits = _whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
     zeros = Fraction(bits, 8) if said.get("zero_point", True) is not False else 0
-    return Packing(
-        method="awq", seeing=False, rule=_grouped(bits, _whole(said, "group_size", 128, -1, 2**16), zeros=zeros)
-    )
+    return Packing(method="awq", seeing=False, rule=_grouped(bits, _of_a_row(said), zeros=zeros))
 
 
 def _auto_round(said: Mapping[str, Any]) -> Packing:
-    bits, group = _whole(said, "bits", 4, 2, 8), _whole(said, "group_size", 128, -1, 2**16)
-    return Packing(method="auto-round", seeing=False, rule=_grouped(bits, group, zeros=Fraction(bits, 8)))
+    bits = _whole(said, "bits", 4, 2, 8)
+    return Packing(method="auto-round", seeing=False, rule=_grouped(bits, _of_a_row(said), zeros=Fraction(bits, 8)))
 
 
 def _mlx(said: Mapping[str, Any]) -> Packing:
     """Every matrix and table, with a scale and a bias of 16 bits for each group."""
     if said.get("mode") not in (None, "affine"):
         raise InputError("not planned", field=f"{FIELD}.mode", value=said["mode"], allowed="affine")
-    rule = _grouped(_whole(said, "bits", None, 2, 8), _whole(said, "group_size", None, 8, 2**16), zeros=SCALE)
+    rule = _grouped(_whole(said, "bits", None, 2, 8), _whole(said, "group_size", None, 8, LARGEST_GROUP), zeros=SCALE)
     if any(isinstance(value, dict) for value in said.values()):
         raise InputError("layers packed otherwise cannot be planned", field=FIELD, value="mlx")
     return Packing(method="mlx", rule=rule, heads=True, tables=True)
@@ -272,13 +277,15 @@ def _fp8(said: Mapping[str, Any]) -> Packing:
     if said.get("quant_algo") is not None or "quantized_layers" in said:
         raise InputError("packed in two ways at once", field=f"{FIELD}.quant_algo", value=said.get("quant_algo"),
                          allowed="quant_method fp8 alone, or modelopt")  # fmt: skip
-    block = said.get("weight_block_size")
+    return Packing(method="fp8", compute="fp8", rule=_by_block(said.get("weight_block_size")))
+
+
+def _by_block(block: object) -> Rule:
     if block is None:
-        return Packing(method="fp8", compute="fp8", rule=_grouped(8, -1, scale=0, whole=FLOAT))
-    sizes = isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n <= 2**16 for n in block)
-    if not sizes:
+        return _grouped(8, -1, scale=0, whole=FLOAT)
+    if not isinstance(block, list) or len(block) != 2 or not all(is_whole(n) and 0 < n <= LARGEST_GROUP for n in block):
         raise InputError("not allowed", field=f"{FIELD}.weight_block_size", value=block, allowed="two whole numbers")
-    return Packing(method="fp8", compute="fp8", rule=_tiled(*block))
+    return _tiled(*block)
 
 
 def _fbgemm(said: Mapping[str, Any]) -> Packing:
@@ -348,7 +355,7 @@ def _require_few(rules: int, key: str) -> None:
 
 
 def _group(said: Mapping[str, Any]) -> int:
-    return 0 if said.get("group_size") is None else _whole(said, "group_size", None, 1, 2**16)
+    return 0 if said.get("group_size") is None else _whole(said, "group_size", None, 1, LARGEST_GROUP)
 
 
 def _algorithm(said: Mapping[str, Any]) -> tuple[str, Rule, str | None]:
@@ -396,12 +403,11 @@ def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
     if strategy == "channel":
         return _grouped(bits, -1, zeros=zeros), compute
     if strategy == "block":
-        block = rule.get("block_structure")
-        return _fp8({"weight_block_size": block}).rule or _tiled(128, 128), compute
+        return _by_block(rule.get("block_structure")), compute
     if strategy not in ("group", "tensor_group"):
         raise InputError("not planned", field=f"{FIELD}.strategy", value=strategy,
                          allowed="tensor, channel, block, group, tensor_group")  # fmt: skip
-    size = _whole(rule, "group_size", None, 1, 2**16)
+    size = _whole(rule, "group_size", None, 1, LARGEST_GROUP)
     if strategy == "tensor_group":  # NVFP4: scales of 8 bits, and a float32 for the matrix, and for its activations
         return _grouped(bits, size, scale=1, whole=2 * FLOAT if compute else FLOAT), compute
     scale = 1 if rule.get("scale_dtype") == "torch.uint8" else SCALE
