@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,25 @@ def test_a_gguf_file_s_own_formats() -> None:
     del broken.gguf.tensors["blk.1.ffn_down.weight"]
     with pytest.raises(InputError, match=r"blk\.1\.ffn_down\.weight: not in the file"):
         published(broken)
+
+
+@pytest.mark.parametrize(("matrices", "vectors", "in_"), [
+    ("F16", "F32", "fp16"), ("F32", "F16", "fp32"), ("BF16", "F32", "bf16"), ("Q8_0", "F32", "bf16"),
+])  # fmt: skip
+def test_what_a_gguf_file_s_numbers_are_multiplied_in(matrices: str, vectors: str, in_: str) -> None:
+    """As all of its matrices are held, where that is a plain format; norms are always wider."""
+    source = _gguf({})
+    assert source.gguf is not None
+    for name, tensor in source.gguf.tensors.items():
+        source.gguf.tensors[name] = replace(tensor, type=matrices if len(tensor.shape) > 1 else vectors)
+    held = published(source)
+    assert held is not None
+    assert (held.activation, held.compute) == (in_, in_)
+    one = source.gguf.tensors["blk.1.ffn_down.weight"]
+    source.gguf.tensors[one.name] = replace(one, type="Q4_K")
+    mixed = published(source)
+    assert mixed is not None
+    assert (mixed.activation, mixed.compute) == ("bf16", "bf16")
 
 
 def test_the_demo_s_file(run: Run) -> None:

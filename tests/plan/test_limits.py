@@ -42,8 +42,8 @@ def test_every_suggestion(catalogue: list[Machine]) -> None:
 
     A cache in 8 bits: 8,249,712 / 53,008. Weights in 8 bits: 196,608 numbers of matrices with a scale of four bytes for
     16,384 of them, and 257,152 bytes in bf16: 453,808; so 8,446,272 / 96,016 and / 53,008. In 4 bits: 98,304, and 2.5
-    bytes for 128 numbers, 3,840: 359,296; 8,540,784 / 96,016 and / 53,008. A card of 20 MB: 17,249,712 / 96,016. Each of
-    86 users has room for 6 pages: 73,728 + 10,000 bytes.
+    bytes for 128 numbers, 3,840: 359,296; 8,540,784 / 96,016 and / 53,008. A card of 20 MB: 17,249,712 / 96,016. Each
+    of 86 users has room for 6 pages: 73,728 + 10,000 bytes.
     """
     catalogue += [MACHINE, TWICE]
     plan = ask(users=86, prompt=None)

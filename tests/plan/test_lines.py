@@ -27,6 +27,32 @@ def test_a_total() -> None:
     assert (line.value, line.symbols, line.figures) == (3, "a + b", "1 + 2")
 
 
+@pytest.mark.parametrize(("value", "unit", "said"), [
+    (999_999, "bytes", "999,999 bytes"),
+    (1_000_000, "bytes", "1,000,000 bytes = 0.001 GB = 0.001 GiB"),
+    (-1_500_000_000, "bytes", "-1,500,000,000 bytes = -1.500 GB = -1.397 GiB"),
+    (1_000_000, "tokens", "1,000,000 tokens"),
+    (0.5, "seconds", "500 ms"),
+    (1, "seconds", "1 seconds"),
+    (1.5, "seconds", "1.5 seconds"),
+    (0.123456789, "seconds", "123.457 ms"),
+    (1234.567891234, "FLOPs", "1,234.56789 FLOPs"),
+    (3, "", "3"),
+])  # fmt: skip
+def test_figures(value: float, unit: str, said: str) -> None:
+    assert figure(Line(name="x", value=value, unit=unit)) == said
+
+
+def test_what_is_said_of_a_line_without_a_formula() -> None:
+    assert list(explain([Line(name="x", value=1, unit="", note="why")])) == ["x", "    = 1", "    note: why"]
+    same = Line(name="x", value=4, unit="", formula="2 + 2")
+    assert list(explain([same])) == ["x", "    = 2 + 2", "    = 4"]
+
+
+def test_a_total_of_nothing() -> None:
+    assert (total("all", {}).value, total("all", {}).symbols) == (0, "0")
+
+
 def test_units() -> None:
     assert "1.000 GiB" in figure(Line(name="x", value=2**30))
     assert figure(Line(name="x", value=0.0125, unit="seconds")) == "12.5 ms"

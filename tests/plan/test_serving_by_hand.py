@@ -170,6 +170,13 @@ def test_one_device_s_prompt() -> None:
     assert run.memory_seconds / US == close(12.8 + 589.824 + 224.256 + 983.04 + 4.608 + 512)
 
 
+@pytest.mark.parametrize(("prompt", "runs"), [(2048, 64), (2049, 63), (2080, 64), (4096, 64)])
+def test_a_long_prompt_is_reckoned_in_64_longer_chunks(prompt: int, runs: int) -> None:
+    """Each of which reads the head's 128,000 bytes: 2,049 tokens in 63 chunks of 33, the last one of 3."""
+    plan = ask(context=4096, prompt=prompt)
+    assert next(c for c in plan.prefill.run.components if c.kind == "head").weights == runs * 128_000
+
+
 def test_two_tensor_parallel_devices() -> None:
     """Half of all but the norms; sums after attention and ffn of every layer, 2 (2 - 1) / 2 times what is summed.
 
@@ -465,6 +472,9 @@ def test_what_other_conventions_answer() -> None:
     found = {(a.switch, a.value): (a.users, a.tokens_per_second) for a in ask().alternatives}
     more, rounded = 2 * 325_184 * 5 / 2_606_080, 2 * 325_000 * 5 / 2_606_080
     rest = 0.64 + 531.456 + 1.152
+    shown = rows_of(ask(), "Conventions that matter here")
+    assert shown["--memory binary"][:2] == ("92", "4,998")
+    assert shown["--embedding read"][:2] == ("85", "4,431")
     assert found == {
         ("memory", "binary"): (92, close(5e6 / 1_000.448)),
         ("count", "nearest"): (86, close(5e6 / 1_000.448)),
@@ -532,6 +542,8 @@ def test_the_tables_of_times() -> None:
     assert times["prefill"][2] == "1.02 ms"  # 8 sums of 100 x 128 bytes
     sweep = rows_of(ask(), "Decode by batch: the knee is at 6")
     assert sweep[1] == ("599 µs", "599 µs", "169 µs", "1,669", "1,669", "memory", "yes")
+    # 32 sequences: 4.096 + (147.456 + 2,457.6) + 1,966.08 + 1.152 + 1,024 us
+    assert sweep[32] == ("5.6 ms", "2.98 ms", "5.4 ms", "5,714", "178.6", "compute", "yes")
     assert [sweep[batch][-1] for batch in (64, 128)] == ["yes", "no"]
     exactly = ask(conventions=replace(CONVENTIONS, reserve=2_050_000))  # 6,199,712 / 96,016 = 64.57
     assert exactly.users == 64

@@ -6,13 +6,16 @@ of 100 GB/s, nodes one of 10 GB/s, the host is 5 GB/s away. A micro-batch is 2 s
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from asbuilt.catalog.machine import Link, Machine
+from asbuilt.errors import InputError
 from asbuilt.families import gpt2, llama, mixtral
 from asbuilt.plan import Options, Subject
+from asbuilt.plan.layout import Network, arrange, divisors, ring
 from asbuilt.plan.stages import every_section
 from asbuilt.plan.training import plan
 from asbuilt.plan.training_report import document
@@ -246,6 +249,12 @@ CASES: dict[str, tuple[Model, dict[str, Any], dict[str, float]]] = {
         "communication.data.bytes": 2_109_312,
         "communication.data.seconds": 210.9312e-6,  # both rings leave the node
     }),
+    # The last stage: dense 2 x 25,344 + 128 + 128,000 = 178,816 bytes of gradients, 2 x 3/4 of them; experts 147,456,
+    # of which two ranks that stand two apart, in one node of four, have the same.
+    "expert parallel in two stages": (SPARSE, {"gpus": 8, "pp": 2, "ep": 2, "accumulate": 2, "node": 4}, {
+        "communication.data.bytes": 415_680,
+        "communication.data.seconds": 4.1568e-6,
+    }),
     # Rank 4 beside every matrix of a block: 4 x (64+64 + 2 x (64+32) + 64+64 + 3 x (64+96)) = 3,712; 14,848 in all.
     "adapters": (DENSE, {"lora": 4}, {
         "state_bytes.weights": 532_608,  # 502,912 + 2 x 14,848
@@ -388,6 +397,94 @@ def test_the_first_stages_have_one_block_more() -> None:
                        rotary=Rotary(d_rotary=8))  # fmt: skip
     stages = every_section(Subject(many).shares(Options(seq=8)), 16)
     assert [section.blocks.total() for section in stages] == [8] * 14 + [7] * 2
+
+
+def test_what_is_gathered_and_scattered_of_experts() -> None:
+    """A block has dense weights of 25,344 bytes and experts of 147,456, the table 128,000, head and norm 128,128.
+
+    Of two ranks each lacks half of two blocks and of what is outside: (2 x 25,344 + 256,128 + 2 x 147,456) / 2; and
+    half of the most gradients that wait at once: (128,128 + 147,456) / 2. Experts of two that have them all are there.
+    """
+    for options, gathered, scattered in (
+        ({"gpus": 2, "zero": 3}, 300_864, 137_792),
+        ({"gpus": 2, "zero": 2}, 0, 137_792),
+        ({"gpus": 2, "zero": 1}, 0, 0),
+        ({"gpus": 2, "zero": 3, "ep": 2}, 153_408, 64_064),
+    ):
+        stage = plan(Subject(SPARSE), MACHINE, Options(**{**BASE, **options})).trial.fullest
+        assert (stage.gathered, stage.scattered) == (gathered, scattered), options
+
+
+@pytest.mark.parametrize(
+    ("spec", "ep", "said"),
+    [(DENSE, 2, "this model has no experts"), (SPARSE, 3, "divides 4 experts"), (SPARSE, 8, "divides 4 experts")],
+)
+def test_why_experts_are_not_divided(spec: Model, ep: int, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan(Subject(spec), MACHINE, Options(**{**BASE, "gpus": 24, "ep": ep}))
+
+
+def test_qlora_s_own_rank() -> None:
+    """64 (arXiv 2305.14314), where none is given."""
+    ranks = [
+        options.adapters.rank for options in (Options(qlora=True), Options(qlora=True, lora=3)) if options.adapters
+    ]
+    assert ranks == [64, 3]
+    assert Options().adapters is None
+
+
+@pytest.mark.parametrize(("gpus", "node", "size", "stride", "inside"), [
+    (8, 8, 8, 1, True), (16, 8, 8, 1, True), (16, 8, 16, 1, False), (16, 8, 2, 4, True), (16, 8, 2, 8, False),
+    (12, 8, 3, 1, False), (6, 8, 3, 1, True), (8, 8, 3, 1, True), (9, 8, 3, 1, False), (16, 8, 1, 8, True),
+])  # fmt: skip
+def test_which_rings_stay_in_a_node(gpus: int, node: int, size: int, stride: int, inside: bool) -> None:
+    for link, between in ((100.0, 10.0), (10.0, 100.0)):
+        network = Network(
+            gpus=gpus, node=node, link=link, between=between, host=1.0, named={"link": "a", "between": "b"}
+        )
+        assert network.inside(size, stride) == inside
+        assert network.bandwidth(size, stride) == (link if inside else 10.0)
+        assert network.source(size, stride) == ("a" if inside else "b")
+
+
+def test_layouts() -> None:
+    assert [divisors(n) for n in (1, 2, 12, 36)] == [[1], [1, 2], [1, 2, 3, 4, 6, 12], [1, 2, 3, 4, 6, 9, 12, 18, 36]]
+    assert [ring(n) for n in (1, 2, 4)] == [0, 0.5, 0.75]
+    made = arrange(24, tp=2, pp=3, cp=2, ep=4, zero=1)
+    assert (made.dp, made.gpus, made.replicas, made.expert_replicas) == (2, 24, 4, 1)
+    assert made.said == "--tp 2 --pp 3 --ep 4 --cp 2 --zero 1"
+    assert arrange(2).said == "--zero 0"
+    assert arrange(10**6).dp == 10**6
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("gpus", 10**6 + 1), ("gpus", 0), ("gpus", True), ("gpus", 2.0), ("tp", 0), ("pp", 0), ("cp", 0), ("ep", 0),
+    ("zero", 4), ("zero", -1), ("zero", True), ("ep", 5),
+])  # fmt: skip
+def test_layouts_that_are_none(name: str, value: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError) as refused:
+        arrange(**{"gpus": 8, name: value})
+    assert refused.value.field == name
+
+
+LARGEST = 2**31 - 1
+ENDS: list[tuple[str, Any, Any]] = [
+    ("batch", LARGEST, LARGEST + 1), ("seq", LARGEST, LARGEST + 1), ("accumulate", 1, 0), ("chunked_loss", 1, 0),
+    ("node", LARGEST, LARGEST + 1), ("batch", 1, True), ("seq", 1, 1.0), ("lora", LARGEST, LARGEST + 1),
+    ("interleave", 1, 0), ("kernel_efficiency", 1, 1.01), ("utilisation", 1e-3, 0), ("utilisation", 1, 1.01),
+    ("tokens", 1e18, 1.5e18), ("tokens", 0.5, 0), ("price", 0, -1.5e-9), ("price", 1e6, 1.5e6), ("reserve", 0, -1.5e-9),
+    ("reserve", 0.99, 1), ("network", 1e15, 1.5e15), ("network", 1, 0), ("host", 1e15, 1.5e15), ("host", 1, 0),
+    ("price", 1, math.inf), ("host", 1, math.nan), ("dtype", "fp32", "fp64"), ("gradient_dtype", "fp32", "fp8"),
+    ("optimizer", "muon", "adam"), ("checkpointing", "full", "all"), ("offload", "all", "weights"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "last", "beyond"), ENDS, ids=str)
+def test_the_last_that_is_allowed_and_the_first_that_is_not(name: str, last: Any, beyond: Any) -> None:  # noqa: ANN401
+    assert getattr(Options(**{name: last}), name) == last
+    with pytest.raises(InputError) as refused:
+        Options(**{name: beyond})
+    assert refused.value.field == name
 
 
 def test_days_and_money() -> None:
