@@ -20,7 +20,7 @@ from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import Reading, gguf_table, llama, write_config
 from asbuilt.plan import serve
 from asbuilt.plan.quantised import published
-from asbuilt.spec import Rotary, weights
+from asbuilt.spec import Model, Rotary, weights
 
 Run = Callable[..., Result]
 SPEC = llama.build(n_vocab=320, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=160, max_positions=64,
@@ -140,18 +140,18 @@ def test_a_mixture_is_planned_as_it_is_described(run: Run) -> None:
         assert moved == next(c["weights"] for c in plan["components"] if c["kind"] == part)
 
 
-def _gguf(types: dict[str, Fraction]) -> Source:
+def _gguf(types: dict[str, Fraction], family: str = "llama", spec: Model = SPEC) -> Source:
     """A file that holds its weights at so many bytes a number, by the ends of their names, else 2."""
-    shapes = {path: weight.shape for path, weight, _ in weights(SPEC)}
+    shapes = {path: weight.shape for path, weight, _ in weights(spec)}
     tensors = {}
-    for entry in gguf_table("llama", SPEC).entries:
+    for entry in gguf_table(family, spec).entries:
         for name, shape in zip(entry.names, entry.layout.stored_shapes([shapes[p] for p in entry.paths]), strict=True):
             size = 1
             for n in shape:
                 size *= n
             each = next((b for end, b in types.items() if name.endswith(end)), Fraction(2))
             tensors[name] = GGUFTensor(name=name, shape=shape, type="X", offset=0, nbytes=int(size * each))
-    reading = Reading(spec=SPEC, carried={}, dtype=None, family="llama")
+    reading = Reading(spec=spec, carried={}, dtype=None, family=family)
     file = GGUFFile(path=Path("x.gguf"), metadata={}, tensors=tensors)
     return Source(kind="gguf", name="x", reading=reading, gguf=file)
 
@@ -167,6 +167,17 @@ def test_a_gguf_file_s_own_formats() -> None:
     del broken.gguf.tensors["blk.1.ffn_down.weight"]
     with pytest.raises(InputError, match=r"blk\.1\.ffn_down\.weight: not in the file"):
         published(broken)
+
+
+def test_each_of_those_that_lie_in_one_tensor_has_its_share() -> None:
+    """GPT-2's file holds q, k and v in one: here at three bytes a number, all else at two."""
+    spec = find("gpt2").spec()
+    held = published(_gguf({"attn_qkv.weight": Fraction(3)}, "gpt2", spec))
+    assert held is not None
+    assert serve(spec, "l4", dtype=held).weight_bytes == 2 * cost.total_parameters(spec) + 12 * 3 * 768 * 768
+    path = "blocks.3.attention.body.k.weight"
+    weight, owner = next((weight, owner) for name, weight, owner in weights(spec) if name == path)
+    assert held.held("blocks.0.attention.body.k.weight", weight, owner) == 3 * 768 * 768
 
 
 @pytest.mark.parametrize(("matrices", "vectors", "in_"), [

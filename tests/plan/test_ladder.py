@@ -17,7 +17,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, ServePlan, serve
 from asbuilt.plan.ladder import held_tokens
 from asbuilt.plan.precision import cache_bytes, precision
-from asbuilt.spec import Attention, Block, Branch, GatedMLP, Model, RMSNorm
+from asbuilt.spec import Attention, Block, Branch, GatedMLP, LatentAttention, Model, RMSNorm
 from asbuilt.spec.part import Remembered
 
 
@@ -136,6 +136,17 @@ def test_scores_are_kept_by_a_library_s_kernel_alone() -> None:
     )
     assert library == 256 + 8_192 + 12_288 + 32 * 100 * 8 * 10
     assert engine == 256 + 8_192 + 12_288 + 10_240
+
+
+def test_half_a_byte_of_a_cache_is_one() -> None:
+    """Of 3 layers 13 + 6 numbers a token, in 4 bits: 28.5 bytes."""
+    attention = LatentAttention(d_model=64, n_heads=4, kv_rank=13, d_nope=10, d_rope=6, d_value=8)
+    block = Block(branches=(Branch(name="attention", norm=RMSNorm(d=64), body=attention),))
+    plan = ask(replace(DENSE, blocks=(block,) * 3), replace(CONVENTIONS, block_size=1), context=1, prompt=1,
+               kv_dtype="int4")  # fmt: skip
+    assert plan.caches is not None
+    assert (plan.caches.minimum, plan.caches.object, plan.caches.paged) == (29, 114, 29)
+    assert bytes_of(plan)["cache per user"] == 29
 
 
 DERIVED: list[tuple[Model, dict[str, Any], dict[str, Any]]] = [

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from asbuilt import InputError
 from asbuilt.catalog.machine import Link, Machine
 from asbuilt.plan import Conventions, ServePlan, serve
 from asbuilt.plan.serving_report import compare
@@ -484,6 +485,18 @@ def test_what_other_conventions_answer() -> None:
     }
 
 
+def test_other_conventions_within_a_target() -> None:
+    """In 1,100 us five are served, for which 1,000.448 are needed; with the whole table read, 128 us more, only four.
+
+    Four: 0.512 + 454.656 + 245.76 + 1.152 + 128. Six: 0.768 + 608.256 + 368.64 + 1.152 + 192.
+    """
+    plan = ask(users=None, latency_target=1.1e-3)
+    assert plan.users == 5
+    found = {(a.switch, a.value): (a.users, a.tokens_per_second) for a in plan.alternatives}
+    assert found["embedding", "read"] == (4, close(5e6 / (1_000.448 + 128)))
+    assert not {switch for switch, _ in found} & {"memory", "count"}  # there is room for more by any
+
+
 def rows_of(plan: ServePlan, title: str) -> dict[Any, tuple[Any, ...]]:
     """The rows of the table whose title starts so, by their first cell."""
     table = next(table for table in plan.tables() if table.title.startswith(title))
@@ -506,6 +519,11 @@ def test_the_answer_s_table() -> None:
     # five users of 133 pages of 16 x 768 bytes and their logits are 8,221,520 of 8,249,712; of 134, 8,282,960
     assert ask(context=2128).fits
     assert not ask(context=2129).fits
+    assert rows_of(ask(users=1), "toy in bf16")["largest context for 1 user"] == (
+        "4,096 (all that the model was made for)",
+    )
+    none = rows_of(ask(users=500_000), "toy in bf16")
+    assert none["fewest small"] == ("none of the counts tried",)
     late = rows_of(ask(tp=2, latency_target=500e-6), "toy in bf16 on 2 x small (tp 2, pp 1, ep 1)")
     assert late["fits"] == ("no: time per token beyond the target",)
     # four users: 0.512 + 227.328 + 122.88 + 1.152 + 64 us, and 40.96 of links; five take 552.32
@@ -525,6 +543,8 @@ def test_the_table_of_components() -> None:
     piped = rows_of(
         ask(pp=2), "Stored, moved and multiplied on one device in one decode run of 3 sequences at 100 tokens, 2"
     )
+    titles = [table.title for plan in (ask(), ask(pp=2)) for table in plan.tables() if table.title.startswith("Stored")]
+    assert [title.partition("at 100 tokens")[2] for title in titles] == ["", ", 2 of them a step"]
     assert piped["total"] == (
         325_248,
         325_248,
@@ -540,6 +560,9 @@ def test_the_tables_of_times() -> None:
     times = rows_of(ask(tp=2), "Theoretical minimum (floor) of the time, at 1 GB/s, 0.004 TFLOP/s in bf16")
     assert times["decode step"] == ("454 µs", "422 µs", "51.2 µs", "552 µs", "454 µs", "memory")
     assert times["prefill"][2] == "1.02 ms"  # 8 sums of 100 x 128 bytes
+    assert rows_of(ask(), "Theoretical minimum")["decode step"][2] == ""
+    assert any(table.title == "Decode by batch: at no batch do FLOPs take as long as bytes"
+               for table in ask(context=4096, prompt=1, users=1).tables())  # fmt: skip
     sweep = rows_of(ask(), "Decode by batch: the knee is at 6")
     assert sweep[1] == ("599 µs", "599 µs", "169 µs", "1,669", "1,669", "memory", "yes")
     # 32 sequences: 4.096 + (147.456 + 2,457.6) + 1,966.08 + 1.152 + 1,024 us
@@ -550,6 +573,73 @@ def test_the_tables_of_times() -> None:
     assert rows_of(exactly, "Decode by batch")[64][-1] == "yes"
     caches = rows_of(ask(), "Cache of one sequence of 100 tokens, whole model")
     assert [row[0] for row in caches.values()] == [76_800, 76_800, 86_016]
+
+
+def test_the_table_from_the_card_to_the_users() -> None:
+    rows = rows_of(ask(), "From the card to the users, one device")
+    assert {name: row[0] for name, row in rows.items()} == {
+        "device memory": 10_000_000, "− reserve": 1_000_000, "− weights": 650_368, "− activations": 49_920,
+        "− logits and sampler": 50_000, "− graphs and workspace": 50_000, "= cache budget": 8_199_712,
+        "cache per user": 86_016, "cache tokens": 9_532, "users that fit": 85,
+    }  # fmt: skip
+    assert rows["device memory"][1] == "10.00 MB (9.54 MiB)"
+    assert (str(rows["cache per user"][1])[:4], rows["cache tokens"][1]) == ("86.0", "tokens")
+    assert rows["cache tokens"][2] == "floor(max(0, cache budget) × context / cache per user)"
+    assert rows["− graphs and workspace"][2] == "given"
+
+
+def test_what_to_change_and_what_is_noted_in_tables() -> None:
+    change = rows_of(ask(users=160), "What to change, best first")
+    assert change["cache in 8 bits"][:2] == ("--kv-dtype fp8", "not enough")
+    assert change["2 devices: tp 2, pp 1"][:2] == ("--gpus 2", "fits")
+    alone = serve(DENSE, replace(MACHINE, link=None), context=4096, conventions=CONVENTIONS)
+    assert alone.warnings == ()  # one device needs no link, and 4,096 is as far as the model goes
+    assert not any(table.title == "Notes" for table in alone.tables())
+    (beyond,) = serve(DENSE, MACHINE, context=4097, conventions=CONVENTIONS).warnings
+    assert beyond.startswith("4,097 tokens are beyond the model's context of 4,096")
+    (unlinked,) = serve(DENSE, replace(MACHINE, link=None), tp=2, conventions=CONVENTIONS).warnings
+    assert "no link is known for small" in unlinked
+    notes = {line.name: line.note for line in ask().lines}
+    assert notes["decode step of 5: attention"] == "memory binds"
+    assert notes["decode step of 5: ffn"] == "compute binds"
+
+
+def test_a_model_that_makes_no_tokens() -> None:
+    """Its rows see each other, so a prompt is read at once, whatever the chunk; nothing is sampled, and nobody fits."""
+    for asked in ({}, {"users": 3}):
+        plan = serve("bert-base-uncased", "t4", context=100, prompt=100, chunk=16, **asked)
+        lines = {line.name: line for line in plan.ladder}
+        assert lines["activations"].note.startswith("prefilling 100 tokens at once, in")
+        assert lines["logits and sampler"].value == 0
+        assert plan.prefill.run.components[0].kind
+        assert next(c for c in plan.prefill.run.components if c.kind == "ffn").weights == next(
+            c for c in plan.prefill.run.components if c.kind == "ffn").stored  # fmt: skip
+        assert (plan.users, plan.users_that_fit, plan.cache_tokens, plan.counted, plan.fits) == (
+            None,
+            None,
+            None,
+            (),
+            False,
+        )
+        assert (plan.sweep, plan.knee, plan.alternatives, plan.suggestions) == ((), None, (), ())
+        assert rows_of(plan, plan.title)["fits"] == ("not asked: it makes no tokens",)
+        notes = next(table for table in plan.tables() if table.title == "Notes")
+        assert any(str(row[0]) == "refused: decode" for row in notes.rows)
+        assert any(table.title == "Stored, moved and multiplied on one device in one prefill of 100 tokens"
+                   for table in plan.tables())  # fmt: skip
+        (row,) = compare([plan]).rows
+        assert tuple(row)[3] == "not asked: it makes no tokens"
+        assert tuple(row)[5:7] == ("-", "-")
+        assert tuple(row)[8:] == ("-", "-", "-", "-", plan.prefill.bound)
+        assert [line.name for line in plan.lines][-1] == "prefill of 100"
+
+
+def test_contexts_and_kinds_of_weights_where_nothing_is_said() -> None:
+    for name, context in (("llama-3.1-8b", 8192), ("gpt2", 1024)):
+        assert serve(name, "h200").context == context
+    assert serve("llama-3.1-8b", "h200", context=128_000).context == 128_000
+    with pytest.raises(InputError, match="falcon"):  # whose files llama.cpp's quantiser makes by rules of their own
+        serve("falcon-7b", "h200", dtype="q4_k_m")
 
 
 def test_several_plans_in_one_table() -> None:
@@ -591,4 +681,6 @@ def test_where_nobody_fits() -> None:
     none = serve(DENSE, replace(MACHINE, memory_gb=0.0007), context=200, chunk=32, conventions=CONVENTIONS)
     assert (none.kv_budget_bytes, none.cache_tokens, none.users, none.largest_context) == (0, 0, 0, 0)
     assert bytes_of(none)["cache budget"] == 630_000 - 750_288
-    assert any("still too much" in said.effect for said in none.suggestions)
+    assert [(said.fits, said.users) for said in none.suggestions if "still too much" in said.effect] == [(False, 0)]
+    assert not any(said.switch == "count" for said in none.alternatives)
+    assert rows_of(none, "Decode by batch")[1][-1] == "no"

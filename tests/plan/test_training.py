@@ -168,7 +168,7 @@ def test_suggestions_hold_what_they_promise() -> None:
         ("llama-3-8b", {"gpus": 2, "batch": 4}),
         ("llama-3.1-405b", {"gpus": 64}),
     ):
-        found = plan(name, **changes)
+        found, order = plan(name, **changes), []
         assert not found.fits
         assert any(s.fits for s in found.suggestions)
         assert [s.fits for s in found.suggestions] == sorted((s.fits for s in found.suggestions), reverse=True)
@@ -178,6 +178,16 @@ def test_suggestions_hold_what_they_promise() -> None:
             again = plan(name, **(changes | fields))
             assert again.per_device_bytes == suggestion.per_device_bytes < found.per_device_bytes
             assert again.fits == suggestion.fits
+            step, before, gpus = again.trial.step, found.trial.step, again.trial.layout.gpus
+            another = bool(asked.keys() & {"optimizer", "lora", "qlora"})
+            cost = gpus * step.seconds / step.tokens if again.fits else again.per_device_bytes
+            order.append((not again.fits, gpus > found.trial.layout.gpus, another, cost))
+            said = f"{again.per_device_bytes / 1e9:,.1f} GB a device instead of {found.per_device_bytes / 1e9:,.1f}: "
+            over = again.per_device_bytes + again.trial.reserve - again.trial.memory
+            said += "fits; " if again.fits else f"still {over / 1e9:,.1f} GB too much; "
+            pace = step.tokens / step.seconds / (before.tokens / before.seconds)
+            assert suggestion.effect == f"{said}{pace:.2f}x the tokens a second"
+        assert order == sorted(order)
 
 
 def test_search_ranks_what_fits() -> None:

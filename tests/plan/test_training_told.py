@@ -12,13 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 from test_training_by_hand import BASE, DENSE, MACHINE, SPARSE, TIED
 
+from asbuilt.catalog import find
 from asbuilt.catalog.machine import Link, Machine
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
+from asbuilt.families import llama
 from asbuilt.plan import Options, Subject, train
-from asbuilt.plan.search import search
+from asbuilt.plan.search import _latest, search
 from asbuilt.plan.training import attempt, plan
-from asbuilt.plan.training_report import document, ranked_document, tables
+from asbuilt.plan.training_report import document, ranked_document, ranked_table, tables
+from asbuilt.spec import Rotary
 
 DEFAULTS = {
     "gpus": 1, "batch": 1, "seq": 4096, "accumulate": 1, "optimizer": "adamw", "dtype": "bf16", "gradient_dtype": None,
@@ -160,6 +163,182 @@ def test_the_derivation_of_a_step() -> None:
     given = Options(**{**BASE, "kernel_efficiency": 0.57, "utilisation": 0.5})
     (line,) = plan(Subject(DENSE), MACHINE, given).trial.step.lines()
     assert (line.name, line.numbers["utilisation"], line.unit) == ("one step", 0.5, "seconds")
+
+
+def bare(gigabytes: float, parameters: float = 8e9, **options: Any) -> list[tuple[str, bool]]:  # noqa: ANN401
+    """What is suggested for a number of parameters on GPUs of so much memory, and whether it is enough."""
+    machine = Machine(name="m", memory_gb=gigabytes, bandwidth=2e12, rates={"bf16": 3e14}, source="made up")
+    found = train(None, machine, parameters=parameters, **options)
+    return [(s.change, s.fits) for s in found.suggestions]
+
+
+def test_every_suggestion_for_two_gpus() -> None:
+    """8B are 128 GB, of which 66.5 may be used: ZeRO-1 leaves 80, 2 72, 3 64; halves are 64; in 8 bits 80.25."""
+    found = bare(70, gpus=2)
+    assert sorted(change for change, fits in found if fits) == ["--offload optimizer", "--pp 2", "--tp 2", "--zero 3"]
+    assert [change for change, fits in found if not fits] == ["--zero 2", "--zero 1", "--optimizer adamw-8bit"]
+
+
+def test_more_gpus_share_what_is_sharded() -> None:
+    """One GPU alone is given ZeRO-3 with more of them; what it was told to do it goes on with.
+
+    ZeRO-1 on n is 32 GB of weights and gradients and 96 / n: 44 GB on 8, 38 on 16.
+    """
+    assert ("--gpus 2 --zero 3", True) in bare(70)
+    assert [change for change, _ in bare(42, zero=1) if "--gpus" in change] == ["--gpus 16"]
+    assert [change for change, _ in bare(40, gpus=2) if "--gpus" in change] == []  # copies of 128 GB, however many
+
+
+def test_as_many_gpus_as_are_suggested() -> None:
+    """10^12 parameters are 16 x 10^12 bytes: 3,906,250,000 on each of 4,096."""
+    assert "--gpus 4096 --zero 3" in [change for change, _ in bare(3.90625, 1e12, reserve=0.0)]
+    assert not any("--gpus" in change for change, _ in bare(3.9, 1e12, reserve=0.0))
+    assert "--gpus 2 --zero 3" in [change for change, _ in bare(64, reserve=0.0)]
+
+
+@pytest.mark.parametrize(("options", "some", "none"), [
+    ({"gpus": 8, "tp": 4, "node": 8}, "--tp 8", "--tp 4"),
+    ({"gpus": 8, "tp": 4, "node": 4}, "--zero 1", "--tp 8"),
+    ({"gpus": 3}, "--zero 1", "--pp"),
+    ({"checkpointing": "full"}, "--lora 16 --qlora", "--checkpointing"),
+    ({"checkpointing": "selective"}, "--checkpointing full", "--checkpointing selective"),
+    ({"offload": "optimizer"}, "--checkpointing full", "--offload"),
+    ({"optimizer": "sgd-momentum"}, "--checkpointing full", "--optimizer"),
+    ({"optimizer": "muon"}, "--optimizer adamw-8bit", "--batch"),
+    ({"optimizer": "muon"}, "--optimizer adafactor", "--offload activations"),
+    ({"batch": 6, "accumulate": 5}, "--batch 3 --accumulate 10", "--batch 6"),
+    ({"batch": 3}, "--checkpointing full", "--batch"),
+], ids=str)  # fmt: skip
+def test_what_is_suggested_and_what_is_not(options: dict[str, Any], some: str, none: str) -> None:
+    said = changes("llama-3.1-70b", "h100-sxm", **options)
+    assert some in said
+    assert not any(none in change for change in said)
+
+
+def test_a_loss_that_is_chunked_is_chunked_further_with_more_gpus_alone() -> None:
+    said = changes("llama-3.1-70b", "h100-sxm", chunked_loss=4)
+    assert [change.partition(" ")[0] for change in said if "--chunked" in change] == ["--gpus"]
+    assert "--chunked-loss 8" in changes("llama-3.1-70b", "h100-sxm")
+
+
+def test_layouts_of_a_model_with_an_encoder_are_searched_without_stages_and_rings() -> None:
+    found = search(Subject(find("t5-small").spec()), MACHINE, Options(gpus=4, accumulate=4, seq=32), most=100)
+    assert {(t.layout.tp, t.layout.dp) for t in found.trials} == {(1, 4), (2, 2), (4, 1)}
+    assert {(t.layout.pp, t.layout.cp) for t in found.trials} == {(1, 1)}
+
+
+def test_of_options_said_twice_the_last_counts() -> None:
+    assert _latest(["--zero 1", "--batch 2 --accumulate 4", "--checkpointing full", "--batch 1 --accumulate 8"]) == [
+        "--zero 1", "--batch 1", "--accumulate 8", "--checkpointing full",
+    ]  # fmt: skip
+
+
+def test_what_just_fits() -> None:
+    """5,242,624 bytes, as in test_training_by_hand.py; and a twentieth of a byte of the reserve is a byte."""
+    fits = []
+    for nbytes in (5_242_624, 5_242_623):
+        machine = replace(MACHINE, memory_gb=nbytes / 1e9)
+        fits.append(plan(Subject(DENSE), machine, Options(**{**BASE, "reserve": 0.0})).fits)
+    assert fits == [True, False]
+    odd = plan(Subject(DENSE), replace(MACHINE, memory_gb=1.000000001), Options(**BASE))
+    assert odd.trial.reserve == 50_000_001
+
+
+def test_the_ends_of_stages_and_of_numbers() -> None:
+    for options in ({"gpus": 4, "pp": 4}, {"gpus": 32, "cp": 32}):
+        assert plan(Subject(DENSE), MACHINE, Options(**{**BASE, **options})).per_device_bytes > 0
+    assert train(None, MACHINE, parameters=1e15).parameters == 10**15
+    t5 = find("t5-small").spec()
+    assert train(t5, MACHINE, seq=32, dtype="bf16").per_device_bytes > 0
+    for refused, field in (
+        (lambda: plan(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 5, "pp": 5})), "pp"),
+        (lambda: train(None, MACHINE, parameters=1.5e15), "parameters"),
+        (lambda: train(None, MACHINE, parameters=0.9), "parameters"),
+        (lambda: train(None, MACHINE), "model"),
+        (lambda: train("falcon-7b", MACHINE, gpus=2, tp=2), "tp"),  # 71 heads
+        (lambda: train(t5, MACHINE, seq=32, gpus=2, pp=2), "pp"),
+        (lambda: train(t5, MACHINE, seq=32, gpus=2, cp=2), "cp"),
+    ):
+        with pytest.raises(InputError) as error:
+            refused()
+        assert error.value.field == field
+
+
+def test_the_length_where_none_is_given() -> None:
+    for name, options, seq in (
+        ("gpt2", {}, 1024),
+        ("llama-3.1-8b", {}, 4096),
+        ("gpt2", {"seq": 5}, 5),
+        ("gpt2", {"options": Options(seq=77)}, 77),
+        ("gpt2", {"options": Options()}, 4096),
+    ):
+        assert train(name, "h100-sxm", **options).trial.options.seq == seq
+    assert train(None, "h100-sxm", parameters=1e9).trial.options.seq == 4096
+
+
+def test_what_is_noted_of_each_line() -> None:
+    """What is shared out, what a block keeps, and which moment needs the most room."""
+
+    def lines(spec: Any, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+        return {line.name: line for line in plan(Subject(spec), MACHINE, Options(**{**BASE, **options})).ladder}
+
+    for zero, shared in ((0, set()), (1, {"master weights", "first moment", "second moment"}),
+                         (2, {"gradients", "master weights", "first moment", "second moment"}),
+                         (3, {"weights", "gradients", "master weights", "first moment", "second moment"})):  # fmt: skip
+        found = lines(DENSE, gpus=2, zero=zero)
+        assert {name for name, line in found.items() if line.note == f"shared out by ZeRO-{zero}"} == shared
+        assert not any("shared" in line.note for line in lines(DENSE, zero=zero).values())
+    experts = lines(SPARSE, gpus=2, ep=2, zero=3)["weights"]
+    assert experts.note == "shared out by ZeRO-3"
+    assert experts.symbols == "ceil(parameters × bytes each / ranks) + experts' parameters × bytes each"
+    alone = lines(DENSE)
+    assert alone["activations"].symbols == "micro-batches at once × (blocks × kept by one)"
+    assert alone["activations"].note == "checkpointing none: all that autograd saves"
+    assert lines(DENSE, checkpointing="full")["activations"].note == "checkpointing full: each block's input"
+    assert lines(DENSE, checkpointing="selective")["activations"].note.startswith("checkpointing selective: all but")
+    assert alone["the loss"].symbols == "at once × logits"
+    assert "the head's gradient" in lines(DENSE, chunked_loss=8)
+    assert lines(DENSE, offload="all")["in the host's memory"].value == -3_449_600 + 432_128 - 432_128
+    small = llama.build(n_vocab=50, d_model=64, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
+                        rotary=Rotary(d_rotary=16), name="small")  # fmt: skip
+    assert "a block's backward pass" in lines(small, checkpointing="full")
+    halves = lines(DENSE, chunked_loss=2)["the loss"]
+    # 3 x 128,000 of the logits of half of the rows, and the gradient of 64 rows of 64 numbers in two bytes
+    assert (halves.value, halves.symbols) == (392_192, "at once × logits + gradient of the head's input")
+
+
+def test_the_run_in_a_table() -> None:
+    """6 x 251,456 FLOPs a token by 6ND, 78,053,376 / 64 with full scores, 75,005,952 / 64 with masked pairs skipped."""
+    step, run_ = tables(plan(Subject(DENSE), MACHINE, Options(**{**BASE, "tokens": 256e6})))[2:4]
+    assert {row[0]: row[1] for row in run_.rows} == {
+        "tokens": "256,000,000", "Chinchilla-optimal tokens": "5,029,120", "FLOPs, 6ND": "386,236,416,000,000",
+        "FLOPs, exact, full scores": "312,213,504,000,000",
+        "FLOPs, exact, masked pairs skipped": "300,023,808,000,000",
+        "days, at least": "0.01",
+    }  # fmt: skip
+    assert [row[4] for row in step.rows if str(row[0]).startswith("model FLOPs")] == [
+        "61.5% of 1 TFLOP/s bf16", "49.7% of 1 TFLOP/s bf16", "47.8% of 1 TFLOP/s bf16",
+    ]  # fmt: skip
+
+
+def test_suggestions_and_what_is_not_counted_in_tables() -> None:
+    machine = replace(MACHINE, memory_gb=70)
+    found = tables(train(None, machine, parameters=8e9, gpus=2))
+    assert [table.title for table in found[4:]] == [
+        "Not counted: a number of parameters does not say it, name a MODEL", "What would change it, best first",
+    ]  # fmt: skip
+    assert {row[0]: row[1] for row in found[5].rows}.items() >= {"--zero 3": "yes", "--zero 2": "no"}.items()
+    assert found[1].title == "It does not fit"
+    assert [table.title for table in tables(train(None, machine, parameters=1e9))][1:2] == ["What is counted fits"]
+    assert len(tables(plan(Subject(DENSE), MACHINE, Options(**BASE)))) == 4
+
+
+def test_ranked_layouts_in_a_table() -> None:
+    ranked = search(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 2, "accumulate": 4, "node": 2}))
+    table = ranked_table(ranked)
+    assert table.title.startswith(f"{ranked.fitting} layouts fit of {ranked.tried} tried")
+    row = next(row for row in table.rows if row[0] == "--gpus 2 --zero 1 --accumulate 4 --checkpointing none")
+    assert row[1:] == ("0.0", "0.0006036", "424,144")  # 603.568 us; 512 tokens on two
 
 
 def test_what_is_left_of_the_memory() -> None:

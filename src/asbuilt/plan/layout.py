@@ -22,12 +22,12 @@ class Layout:
     too, 3 (FSDP) the weights too.
     """
 
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    cp: int = 1
-    zero: int = 0
+    dp: int
+    tp: int
+    pp: int
+    ep: int
+    cp: int
+    zero: int
 
     @property
     def gpus(self) -> int:

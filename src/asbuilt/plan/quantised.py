@@ -126,7 +126,8 @@ def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
         missing = next((name for name in entry.names if name not in file.tensors), None)
         if missing is not None:
             raise InputError("not in the file", field=f"{file.path}: {missing}")
-        stored, whole = sum(file.tensors[name].nbytes for name in entry.names), sum(sizes[path] for path in entry.paths)
+        stored = sum(file.tensors[name].nbytes for name in entry.names)
+        whole = sum(sizes[path] for path in entry.paths)
         held |= {path: Fraction(stored * sizes[path], whole) for path in entry.paths}
     types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
     plain = {"F32": "fp32", "F16": "fp16"}.get(types.pop(), "bf16") if len(types) == 1 else "bf16"

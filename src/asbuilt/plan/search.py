@@ -153,7 +153,7 @@ def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
         yield f"--checkpointing {way}", {"checkpointing": way}, False
     if o.chunked_loss == 1:
         yield f"--chunked-loss {CHUNKS}", {"chunked_loss": CHUNKS}, False
-    if o.batch > 1 and o.batch % 2 == 0:
+    if o.batch % 2 == 0:
         halved = {"batch": o.batch // 2, "accumulate": 2 * o.accumulate}
         yield f"--batch {o.batch // 2} --accumulate {2 * o.accumulate}", halved, False
     for name in ("tp", "pp", "cp", "ep"):

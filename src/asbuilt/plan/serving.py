@@ -318,11 +318,11 @@ def decodes(spec: Model) -> bool:
 def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
     capacity, context, goal = roofline.capacity, asked.context, asked.goal
     tokens = decodes(capacity.spec)
-    room = int(min(capacity.users(context), LARGEST_USERS)) if tokens else 0
+    room = int(min(capacity.users(context), LARGEST_USERS)) if tokens else None
     most = limits.most_users(roofline, goal, context) if tokens else 0
     batch = asked.users or max(1, most)
-    group = math.ceil(batch / (capacity.layout.groups * capacity.layout.replicas)) if tokens else 1
-    steps = ladder(capacity, context, group if asked.users or most else 0)
+    sampled = batch if tokens and (asked.users or most) else 0
+    steps = ladder(capacity, context, math.ceil(sampled / (capacity.layout.groups * capacity.layout.replicas)))
     budget = int(steps[-1].value)
     prefill = _prefill(roofline, goal.prompt_at(roofline, context))
     decode = _decode(roofline, batch, context) if tokens else None
@@ -332,12 +332,12 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
         roofline=roofline,
         fits=tokens and most >= goal.users,
         ladder=steps,
-        counted=counted(capacity, context, budget, room) if tokens else (),
+        counted=() if room is None else counted(capacity, context, budget, room),
         weight_bytes=capacity.weight_bytes(),
         kv_budget_bytes=max(0, budget),
         cache_tokens=cached_tokens(capacity, capacity.tightest(context), context, budget) if tokens else None,
         users=most if tokens else None,
-        users_that_fit=room if tokens else None,
+        users_that_fit=room,
         prefill=prefill,
         decode=decode,
         targets=targets,

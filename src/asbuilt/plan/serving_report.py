@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -76,11 +75,7 @@ def _run(run: Run) -> dict[str, Any]:
 def _decode(step: Decode) -> dict[str, Any]:
     names = ("batch", "seconds_per_step", "overlapped_seconds", "tokens_per_second", "tokens_per_second_per_user",
              "memory_tokens_per_second", "compute_tokens_per_second", "bound")  # fmt: skip
-    return {name: _finite(getattr(step, name)) for name in names}
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {name: getattr(step, name) for name in names}
 
 
 def tables(plan: ServePlan) -> list[Table]:

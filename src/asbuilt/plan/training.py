@@ -80,7 +80,7 @@ class Subject:
     def shares(self, options: Options) -> Shares:
         """Returns one device's share of each piece; raises InputError for a degree that the model does not allow."""
         o = options
-        pp = o.pp if self.model is None else 0
+        pp = o.pp if self.model is None else None
         self._check_stages(o)
         key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, o.sequence_parallel)
         if key not in self._kept:
@@ -116,7 +116,7 @@ class Subject:
             raise InputError(said, field="ep", value=o.ep, allowed=allowed)
         if self.model is None:
             self._check_bare(o)
-        elif o.tp > 1 and not self.divides(o.tp):
+        elif not self.divides(o.tp):
             allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
             raise InputError("not every part can be divided so", field="tp", value=o.tp,
                              allowed=", ".join(map(str, allowed)))  # fmt: skip
@@ -152,7 +152,7 @@ class Subject:
         """Training FLOPs per token by convention, of all devices together; nothing is run again."""
         found: dict[str, float] = {"6ND": SIX * self.active}
         if self.model is not None:
-            alone = replace(options, gpus=1, batch=1, tp=1, pp=1, ep=1, cp=1, interleave=None)
+            alone = replace(options, batch=1, tp=1, ep=1, cp=1)
             (whole,) = sections(self.shares(alone), 1)
             for name, causal in (("exact", False), ("exact_causal", True)):
                 made = sum(count * piece.work.training(causal=causal) for piece, count in whole.counted)
