@@ -606,8 +606,8 @@ def test_what_to_change_and_what_is_noted_in_tables() -> None:
 
 def test_a_model_that_makes_no_tokens() -> None:
     """Its rows see each other, so a prompt is read at once, whatever the chunk; nothing is sampled, and nobody fits."""
-    for asked in ({}, {"users": 3}):
-        plan = serve("bert-base-uncased", "t4", context=100, prompt=100, chunk=16, **asked)
+    for users in (None, 3):
+        plan = serve("bert-base-uncased", "t4", context=100, prompt=100, chunk=16, users=users)
         lines = {line.name: line for line in plan.ladder}
         assert lines["activations"].note.startswith("prefilling 100 tokens at once, in")
         assert lines["logits and sampler"].value == 0

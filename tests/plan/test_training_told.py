@@ -265,14 +265,10 @@ def test_the_ends_of_stages_and_of_numbers() -> None:
 
 
 def test_the_length_where_none_is_given() -> None:
-    for name, options, seq in (
-        ("gpt2", {}, 1024),
-        ("llama-3.1-8b", {}, 4096),
-        ("gpt2", {"seq": 5}, 5),
-        ("gpt2", {"options": Options(seq=77)}, 77),
-        ("gpt2", {"options": Options()}, 4096),
-    ):
-        assert train(name, "h100-sxm", **options).trial.options.seq == seq
+    assert [train(name, "h100-sxm").trial.options.seq for name in ("gpt2", "llama-3.1-8b")] == [1024, 4096]
+    assert train("gpt2", "h100-sxm", seq=5).trial.options.seq == 5
+    for seq in (77, 4096):
+        assert train("gpt2", "h100-sxm", options=Options(seq=seq)).trial.options.seq == seq
     assert train(None, "h100-sxm", parameters=1e9).trial.options.seq == 4096
 
 
