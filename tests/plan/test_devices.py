@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def experts(many: int) -> MixtureOfExperts:
                             router=Router(d_model=24, n_experts=many, top_k=2))  # fmt: skip
 
 
-def model(*feedforward: Part, attention: Part = ATTENTION) -> Model:
+def model(*feedforward: Any, attention: Attention = ATTENTION) -> Model:  # noqa: ANN401
     blocks = tuple(
         Block(branches=tuple(Branch(name=name, norm=RMSNorm(d=24), body=body)
                              for name, body in (("attention", attention), ("ffn", ffn))))

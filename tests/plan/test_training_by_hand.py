@@ -16,7 +16,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import gpt2, llama, mixtral
 from asbuilt.plan import Options, Subject
 from asbuilt.plan.layout import Network, arrange, divisors, ring
-from asbuilt.plan.stages import every_section
+from asbuilt.plan.stages import Stage, every_section
 from asbuilt.plan.training import plan
 from asbuilt.plan.training_report import document
 from asbuilt.spec import Model, Rotary
@@ -413,6 +413,44 @@ def test_what_is_gathered_and_scattered_of_experts() -> None:
     ):
         stage = plan(Subject(SPARSE), MACHINE, Options(**{**BASE, **options})).trial.fullest
         assert (stage.gathered, stage.scattered) == (gathered, scattered), options
+
+
+def test_a_stage_of_one_block_gathers_no_second_one() -> None:
+    """Four stages over two ranks each: of 61,696 bytes of a block, 25,344 and 147,456 of a sparse one, half."""
+    for spec, gathered in ((DENSE, [94_848, 30_848, 30_848, 94_912]), (SPARSE, [150_400, 86_400, 86_400, 150_464])):
+        options = Options(**{**BASE, "gpus": 8, "pp": 4, "zero": 3})
+        every = every_section(Subject(spec).shares(options), 4)
+        stages = [Stage(section=section, layout=options.layout, job=options.job(1)) for section in every]
+        assert [stage.gathered for stage in stages] == gathered
+
+
+def test_tables_of_positions_are_kept_for_each_micro_batch_in_flight() -> None:
+    """32 cosines and sines of 16, in two bytes: 2,048. Of 4 stages of 2 chunks the second has 9 chunks in flight, four
+    and a half micro-batches, the third 2 x 2 - 1 + 4 = 7."""
+    spec = llama.build(n_vocab=1000, d_model=64, n_layers=8, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
+                       rotary=Rotary(d_rotary=16), name="eight")  # fmt: skip
+    options = Options(**{**BASE, "gpus": 4, "pp": 4, "accumulate": 8})
+    every = every_section(Subject(spec).shares(options), 4)
+    stages = [Stage(section=section, layout=options.layout, job=options.job(2)) for section in every]
+    assert [stage.outside for stage in stages[1:3]] == [5 * 2_048, 4 * 2_048]
+    assert [stage.in_flight for stage in stages[1:3]] == [4.5, 3.5]
+
+
+def test_experts_have_a_momentum_and_no_moments_by_muon() -> None:
+    """Matrices of the blocks 49,152 + 1,024 of routers + 294,912; tables and head 128,000 and norms 576 by AdamW."""
+    for options, each in (({}, (1_380_352, 514_304, 514_304)), ({"gpus": 2, "zero": 1}, (690_176, 257_152, 257_152))):
+        stage = plan(Subject(SPARSE), MACHINE, Options(**{**BASE, **options, "optimizer": "muon"})).trial.fullest
+        pieces = stage.state.optimizer
+        assert (pieces["momentum"], pieces["first moment"], pieces["second moment"]) == each
+
+
+def test_a_vocabulary_that_is_not_divided() -> None:
+    """17 numbers on two devices: each has all of them, for half of the 64 rows or for all."""
+    spec = llama.build(n_vocab=17, d_model=64, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
+                       rotary=Rotary(d_rotary=16), name="few")  # fmt: skip
+    for sequence, nbytes in ((True, 2_176), (False, 4_352)):
+        options = Options(**{**BASE, "gpus": 2, "tp": 2, "sequence_parallel": sequence})
+        assert plan(Subject(spec), MACHINE, options).logits_bytes == nbytes
 
 
 @pytest.mark.parametrize(

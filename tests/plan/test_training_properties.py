@@ -173,7 +173,7 @@ def test_pipeline_is_1f1b_played_through(stages: int, micro: int) -> None:
     options = Options(gpus=stages, pp=stages, accumulate=micro)
     trial = attempt(subject, H100, options)
     every = every_section(subject.shares(options), stages)
-    assert [Stage(section=s, layout=options.layout, job=options.job).in_flight for s in every] == most
+    assert [Stage(section=s, layout=options.layout, job=options.job(1)).in_flight for s in every] == most
     assert abs(trial.step.bubble - float(idle)) < 1e-12
 
 

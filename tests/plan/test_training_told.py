@@ -160,6 +160,9 @@ def test_the_derivation_of_a_step() -> None:
     }  # fmt: skip
     assert lines["communication: pipeline"].numbers == {"bytes one device sends": 65_536, "bytes a second": 100e9}
     assert lines["one step"].note == "at least: a floor"
+    for way, more in (("none", ""), ("selective", ""), ("full", ", every block run again")):
+        first = plan(Subject(DENSE), MACHINE, Options(**{**BASE, "checkpointing": way})).trial.step.lines()[0]
+        assert first.note == f"training FLOPs, masked pairs skipped{more}"
     given = Options(**{**BASE, "kernel_efficiency": 0.57, "utilisation": 0.5})
     (line,) = plan(Subject(DENSE), MACHINE, given).trial.step.lines()
     assert (line.name, line.numbers["utilisation"], line.unit) == ("one step", 0.5, "seconds")
@@ -551,6 +554,8 @@ def test_a_tied_table_needs_three_gradients_when_all_else_is_gone() -> None:
     stage = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2)).trial.fullest
     assert (stage.activations, stage.outside) == (16_576, 552)
     assert stage.gradient_room == stage.room == 3 * 128_000 - 16_576 - 552
+    away = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, offload="activations")).trial.fullest
+    assert away.gradient_room == 3 * 128_000 - 552
     split = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, gpus=2, pp=2)).trial
     last = next(stage for stage in split.stages if stage.section.last)
     assert last.gradient_room == 128_000 + 2 * 1000 * 2  # one beside the old one, and the logits' in bf16

@@ -138,9 +138,8 @@ class Options:
             return None
         return Lora(rank=self.lora or QLORA_RANK, targets=self.targets, nf4=self.qlora)
 
-    @property
-    def job(self) -> Job:
-        """What the stages need to know."""
+    def job(self, interleave: int) -> Job:
+        """Returns what the stages need to know, each of them cut into so many chunks."""
         return Job(
             recipe=self.recipe,
             batch=self.batch,
@@ -150,8 +149,8 @@ class Options:
             lora=self.adapters,
             offload=self.offload,
             chunks=self.chunked_loss,
-            sequence_parallel=self.sequence_parallel,
             width=DTYPES[self.dtype],
+            interleave=interleave,
         )
 
     @property

@@ -32,8 +32,8 @@ class Lora:
     """
 
     rank: int
-    targets: tuple[str, ...] | None = None
-    nf4: bool = False
+    targets: tuple[str, ...] | None
+    nf4: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,10 @@ class Slice:
     """
 
     run: Pass
-    cp: int = 1
-    tp: int = 1
-    ep: int = 1
-    sequence: bool = True
+    cp: int
+    tp: int
+    ep: int
+    sequence: bool
 
     @property
     def local(self) -> Pass:
@@ -199,7 +199,6 @@ def _joined(a: Piece, b: Piece) -> Piece:
         experts=a.experts + b.experts,
         kept={way: a.kept[way] + b.kept[way] for way in CHECKPOINTING},
         shared=a.shared | b.shared,
-        room=max(a.room, b.room),
         work=a.work + b.work,
         reduced=a.reduced + b.reduced,
         sent=a.sent + b.sent,
@@ -267,7 +266,7 @@ class _Fold:
             experts=self._state_of(path, part, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
-            room=part.works(run) if inside else 0,
+            room=part.works(run),
             work=self._work(path, whole, part),
             reduced=sums if self.at.tp > 1 else 0,
             sent=self._sent(path, part),
@@ -401,7 +400,7 @@ def check_targets(spec: Model, lora: Lora | None) -> None:
     """Raises InputError for a target that no matrix of the blocks is named by."""
     if lora is None:
         return
-    every = Lora(rank=lora.rank)
+    every = replace(lora, targets=None)
     known = {
         label(path): None
         for block in dict.fromkeys(child for _, child in children(spec) if isinstance(child, Block))

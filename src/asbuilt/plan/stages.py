@@ -35,14 +35,13 @@ class Job:
     recipe: Recipe
     batch: int
     seq: int
-    accumulate: int = 1
-    checkpointing: Checkpointing = "none"
-    lora: Lora | None = None
-    offload: Offload = "none"
-    chunks: int = 1
-    sequence_parallel: bool = True
-    width: int = 2
-    interleave: int = 1
+    accumulate: int
+    checkpointing: Checkpointing
+    lora: Lora | None
+    offload: Offload
+    chunks: int
+    width: int
+    interleave: int
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -211,7 +210,7 @@ class Stage:
         if self.layout.zero < 2 or not self.shares.rows:
             return 0
         one, spread = self._block("gradients")
-        whole = max(one, *(piece.dense.gradients for piece in self.section.outer), 0)
+        whole = max([one, *(piece.dense.gradients for piece in self.section.outer)])
         dense, experts = self.section.dense.gradients, self.section.experts.gradients
         return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, spread, self.layout.expert_replicas)
 

@@ -71,7 +71,7 @@ class Subject:
     def stages(self, options: Options) -> list[Stage]:
         """Returns the stages that differ; raises InputError for a degree that model or GPUs do not allow."""
         layout, shares = options.layout, self.shares(options)
-        job = replace(options.job, interleave=chunks(options, len(shares.blocks)))
+        job = options.job(chunks(options, len(shares.blocks)))
         key = (id(shares), layout.pp)
         if key not in self._sections:
             self._sections[key] = sections(shares, layout.pp)
