@@ -68,9 +68,9 @@ def model(body: Any, n_vocab: int = 50, **more: Any) -> Model:  # noqa: ANN401  
                     "head": head, "max_positions": 512, **more})  # fmt: skip
 
 
-def peak(spec: Model, kernel: str, *, last: bool = True) -> int:
+def peak(spec: Model, kernel: str, *, last: bool = True, tokens: int = TOKENS) -> int:
     built = strategies.randomised(spec, 0, torch.float32)
-    ids = torch.arange(BATCH * TOKENS).view(BATCH, TOKENS) * 7 % spec.n_vocab
+    ids = torch.arange(BATCH * tokens).view(BATCH, tokens) * 7 % spec.n_vocab
 
     def forward() -> None:
         built(ids, kernel=kernel, last=last)  # type: ignore[arg-type]
@@ -111,6 +111,14 @@ def test_works_is_the_peak_of_the_reference_kernel(name: str) -> None:
     spec = model(PARTS[name])
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last", kernel="reference")
     assert 0.9 < spec.works(run) / peak(spec, "reference") <= 1.01
+
+
+def test_works_of_one_head_counts_its_mask() -> None:
+    """512 x 512 scores in float32, twice for each of two texts, and beside them their mask, made in two steps."""
+    one = Attention(d_model=WIDTH, n_heads=1, n_kv_heads=1, d_head=64)
+    spec = model(one)
+    run = Pass(tokens=512, batch=BATCH, width=4, logits="last", kernel="reference")
+    assert 0.98 < spec.works(run) / peak(spec, "reference", tokens=512) <= 1.01
 
 
 @pytest.mark.parametrize("more", [{}, {"capacity": 16}, {"bias": True}, {"gating": "none", "activation": "gelu"},
