@@ -147,6 +147,8 @@ def test_half_a_byte_of_a_cache_is_one() -> None:
     assert plan.caches is not None
     assert (plan.caches.minimum, plan.caches.object, plan.caches.paged) == (29, 114, 29)
     assert bytes_of(plan)["cache per user"] == 29
+    assert plan.decode is not None
+    assert next(c.cache for c in plan.decode.run.components if c.kind == "attention") == 5 * 29 - 2  # 142.5
 
 
 DERIVED: list[tuple[Model, dict[str, Any], dict[str, Any]]] = [

@@ -169,6 +169,9 @@ def test_one_device_s_prompt() -> None:
     }
     assert run.compute_seconds / US == close((14_745_600 + 7_756_800 + 24_576_000 + 512_000) / 4e3)
     assert run.memory_seconds / US == close(12.8 + 589.824 + 224.256 + 983.04 + 4.608 + 512)
+    # of the last chunk's ffn bytes and FLOPs take as long: then it is the bytes that bind
+    assert next(c.binding for c in run.components if c.kind == "ffn") == (245_760, 23_592_960, 0)
+    assert next(c.bound for c in ask(context=4, prompt=4).prefill.run.components if c.kind == "ffn") == "memory"
 
 
 @pytest.mark.parametrize(("prompt", "runs"), [(2048, 64), (2049, 63), (2080, 64), (4096, 64)])
@@ -244,7 +247,9 @@ def test_two_stages() -> None:
     assert plan.decode.batch == 5
     assert (plan.decode.run.rows, plan.decode.run.times, plan.decode.run.link_seconds) == (3, 2, 0)
     assert plan.decode.overlapped_seconds / US == close(2 * 440.448)  # bytes bind in every component
-    # a prompt passes both, and its rows are handed on once: 100 x 128 bytes
+    # a prompt passes both, and its rows are handed on once: 100 x 128 bytes; what is stored is the first one's
+    assert {c.kind: c.stored for c in plan.prefill.run.components} == {
+        "embedding": 128_000, "attention": 73_728, "ffn": 122_880, "norm": 512, "head": 0}  # fmt: skip
     assert plan.prefill.seconds / US == close(12_299.008 + 128)
     assert plan.prefill.run.link_seconds / US == close(128)
 
@@ -351,6 +356,28 @@ def test_experts_over_four_devices() -> None:
     apart = ask(SPARSE, tp=1, ep=4, conventions=replace(CONVENTIONS, node=2))
     assert apart.decode is not None
     assert apart.decode.run.link_seconds == close(5 * plan.decode.run.link_seconds)
+
+
+def test_a_branch_is_summed_once() -> None:
+    """Of experts with a shared one beside them each device adds up its own before they are summed."""
+    body = MixtureOfExperts(d_model=64, d_ff=40, n_experts=8, activation="silu",
+                            router=Router(d_model=64, n_experts=8, top_k=2),
+                            shared=GatedMLP(d_model=64, d_ff=40, activation="silu"))  # fmt: skip
+    plan = ask(model(body), tp=2)
+    assert plan.decode is not None
+    assert plan.decode.run.link_seconds / US == close(51.2)
+
+
+def test_small_numbers_of_parameters_are_not_rounded() -> None:
+    """Table and head of 40, a block of 96 + 4, a norm of 4: 184."""
+    block = Block(
+        branches=(Branch(name="ffn", norm=RMSNorm(d=4), body=GatedMLP(d_model=4, d_ff=8, activation="silu")),)
+    )
+    spec = Model(name="tiny", embedding=TokenEmbedding(n_vocab=10, d_model=4), blocks=(block,), norm=RMSNorm(d=4),
+                 head=Head(d_model=4, n_vocab=10), max_positions=4096)  # fmt: skip
+    plan = ask(spec, replace(CONVENTIONS, flops="2n-rounded"), users=1)
+    assert plan.decode is not None
+    assert sum(c.flops for c in plan.decode.run.components) == close(2 * 184)
 
 
 def test_experts_and_tensors_together() -> None:
