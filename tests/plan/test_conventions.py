@@ -23,13 +23,15 @@ def test_what_is_assumed_where_nothing_is_said() -> None:
 
 ALLOWED: list[tuple[str, Any]] = [
     ("utilisation", 1), ("utilisation", 0.01), ("block_size", 1), ("block_size", 1_048_576), ("node", 1),
-    ("node", 1_048_576), ("network", 0.5),
+    ("node", 1_048_576), ("network", 0.5), ("reserve", 0), ("reserve", 0.5), ("overhead", 0), ("workspace", 0),
+    ("workspace", 0.5),
 ]  # fmt: skip
 REFUSED: list[tuple[str, Any]] = [
     ("utilisation", 0), ("utilisation", 1.01), ("block_size", 0), ("block_size", 1_048_577), ("node", 0),
-    ("node", 1_048_577), ("network", 0), ("network", math.inf), ("network", math.nan), ("memory", "Vendor"),
-    ("embedding", ""), ("flops", "3n"), ("scores", "half"), ("count", "ceiling"), ("windows", "none"),
-    ("kernel", "fused"),
+    ("node", 1_048_577), ("network", 0), ("network", math.inf), ("network", math.nan), ("reserve", -1),
+    ("reserve", math.nan), ("overhead", math.inf), ("overhead", -0.5), ("workspace", -1), ("workspace", math.inf),
+    ("block_size", 16.0), ("block_size", True), ("node", "8"), ("node", 1.5), ("memory", "Vendor"), ("embedding", ""),
+    ("flops", "3n"), ("scores", "half"), ("count", "ceiling"), ("windows", "none"), ("kernel", "fused"),
 ]  # fmt: skip
 
 

@@ -90,6 +90,10 @@ def test_which_layout_is_chosen(
 REFUSED = [
     (DENSE, (0, None, None, None), "gpus", "1 to 1,048,576"),
     (DENSE, (1_048_577, 1, 1, None), "gpus", "1 to 1,048,576"),
+    (DENSE, (2.0, None, None, None), "gpus", "1 to 1,048,576"),
+    (DENSE, (None, True, None, None), "tp", "1 to 1,048,576"),
+    (DENSE, (None, None, "2", None), "pp", "1 to 1,048,576"),
+    (SPARSE, (None, None, None, 0), "ep", "1 to 1,048,576"),
     (DENSE, (None, 5, None, None), "tp", "1, 2, 3, 4, 6, 12"),
     (DENSE, (None, 1, 7, None), "pp", "1 to 6"),
     (DENSE, (7, 2, None, None), "gpus", "a multiple of 2, "),
@@ -103,7 +107,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "asked", "field", "allowed"), REFUSED, ids=brief)
-def test_degrees_that_are_refused(spec: Model, asked: tuple[int | None, ...], field: str, allowed: str) -> None:
+def test_degrees_that_are_refused(spec: Model, asked: tuple[Any, ...], field: str, allowed: str) -> None:
     gpus, tp, pp, ep = asked
     with pytest.raises(InputError) as refused:
         place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep)

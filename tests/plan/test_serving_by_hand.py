@@ -678,6 +678,19 @@ def test_several_plans_in_one_table() -> None:
     assert large[4] == "16.06"  # GB: 8,030,261,248 numbers of two bytes
 
 
+def test_every_line_and_its_unit() -> None:
+    assert [(line.name, line.unit) for line in ask(pp=2).lines] == [
+        ("device memory", "bytes"), ("reserve", "bytes"), ("weights", "bytes"), ("activations", "bytes"),
+        ("logits and sampler", "bytes"), ("graphs and workspace", "bytes"), ("cache budget", "bytes"),
+        ("cache per user", "bytes"), ("cache tokens", "tokens"), ("users that fit", "users at this context"),
+        ("prefill of 100: embedding", "seconds"), ("prefill of 100: norm", "seconds"),
+        ("prefill of 100: attention", "seconds"), ("prefill of 100: ffn", "seconds"),
+        ("prefill of 100: head", "seconds"), ("prefill of 100", "seconds"), ("decode step of 5: norm", "seconds"),
+        ("decode step of 5: attention", "seconds"), ("decode step of 5: ffn", "seconds"),
+        ("decode step of 5: head", "seconds"), ("decode step of 5", "seconds"), ("tokens/s", "tokens/s"),
+    ]  # fmt: skip
+
+
 def test_lines_say_what_is_assumed_and_what_was_given() -> None:
     lines = {line["line"]: line for line in ask(tp=2).document()["ladder"]}
     assert lines["reserve"]["source"] == "utilisation: an assumption, as engines default"

@@ -223,6 +223,11 @@ CASES: dict[str, tuple[Model, dict[str, Any], dict[str, float]]] = {
         "step.breakdown_seconds.computing": 37.502976e-6,
         "state_bytes.master": 251_456,  # ZeRO's ranks are those of the context too
     }),
+    "a slow ring, twice": (DENSE, {"gpus": 4, "cp": 4, "network": 1e8, "zero": 1, "accumulate": 2}, {
+        "communication.context.seconds": 1_474.56e-6,
+        "step.breakdown_seconds.context": 1_399.554048e-6,
+        "step.breakdown_seconds.computing": 75.005952e-6,
+    }),
     "context parallel with windows, blocks run again": (SPARSE, {"gpus": 2, "cp": 2, "checkpointing": "full"}, {
         # of the other's 16 tokens a window reaches 8: 2,048 bytes of 4 blocks, forward, again, and twice backward
         "communication.context.bytes": 32_768,

@@ -275,6 +275,27 @@ def test_the_length_where_none_is_given() -> None:
     assert train(None, "h100-sxm", parameters=1e9).trial.options.seq == 4096
 
 
+def test_every_line_and_its_unit() -> None:
+    made = plan(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 2, "tp": 2, "price": 2.0}))
+    assert [(line.name, line.unit) for line in made.lines] == [
+        ("logits", "bytes"), ("weights", "bytes"), ("gradients", "bytes"), ("master weights", "bytes"),
+        ("first moment", "bytes"), ("second moment", "bytes"), ("activations", "bytes"),
+        ("outside the blocks", "bytes"), ("the loss", "bytes"), ("per device", "bytes"), ("memory", "bytes"),
+        ("reserve", "bytes"), ("left", "bytes"),
+        ("computing one micro-batch", "seconds"), ("communication: tensor", "seconds"), ("one micro-batch", "seconds"),
+        ("the pipeline's bubble", "of the micro-batches' time"), ("one step", "seconds"),
+        ("model FLOPs utilisation, 6ND", "of the dense rate"), ("model FLOPs utilisation, exact", "of the dense rate"),
+        ("model FLOPs utilisation, exact_causal", "of the dense rate"), ("Chinchilla-optimal tokens", "tokens"),
+        ("FLOPs, 6ND", "FLOPs"), ("days", "days"), ("money", ""),
+    ]  # fmt: skip
+    sources = {line.name: line.source for line in made.lines if line.source}
+    assert sources["the loss"].startswith("three float32 tensors")
+    assert sources["reserve"].startswith("5% of the memory")
+    assert sources["Chinchilla-optimal tokens"].startswith("20 tokens per parameter")
+    assert sources["computing one micro-batch"].startswith("57% of the dense rate")
+    assert sources["communication: tensor"] == "wire, made up"
+
+
 def test_what_is_noted_of_each_line() -> None:
     """What is shared out, what a block keeps, and which moment needs the most room."""
 

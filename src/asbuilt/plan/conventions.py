@@ -9,6 +9,7 @@ from typing import Literal
 
 from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
 from asbuilt.errors import InputError
+from asbuilt.families.reader import is_whole
 
 GIB = 2**30
 # Assumptions. An engine takes this share of the device; the rest is for the driver's context and other processes.
@@ -112,10 +113,14 @@ class Conventions:
                 raise InputError("not allowed", field=name, value=getattr(self, name), allowed=", ".join(allowed))
         if not 0 < self.utilisation <= 1:
             raise InputError("out of bounds", field="utilisation", value=self.utilisation, allowed="above 0, at most 1")
-        if not 1 <= self.block_size <= 2**20:
-            raise InputError("out of bounds", field="block-size", value=self.block_size, allowed="1 to 2^20 tokens")
-        if not 1 <= self.node <= 2**20:
-            raise InputError("out of bounds", field="node", value=self.node, allowed="1 to 2^20 devices")
+        for name in ("reserve", "overhead", "workspace"):
+            size = getattr(self, name)
+            if size is not None and not 0 <= size < math.inf:
+                raise InputError("out of bounds", field=name, value=size, allowed="bytes, from 0")
+        for name, what in (("block_size", "tokens"), ("node", "devices")):
+            many = getattr(self, name)
+            if not is_whole(many) or not 1 <= many <= 2**20:
+                raise InputError("out of bounds", field=name.replace("_", "-"), value=many, allowed=f"1 to 2^20 {what}")
         if not 0 < self.network < math.inf:
             raise InputError("out of bounds", field="network", value=self.network, allowed="a rate above 0")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from asbuilt.cost.folded import Census, Folded, census
 from asbuilt.errors import InputError
+from asbuilt.families.reader import is_whole
 from asbuilt.plan.conventions import NODE
 from asbuilt.plan.precision import Precision
 from asbuilt.spec import Kind, Model, Part, Pass, runs, walk
@@ -105,7 +106,7 @@ def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: 
     that does not fit the model or the number of devices.
     """
     for name, value in (("gpus", gpus), ("tp", tp), ("pp", pp), ("ep", ep)):
-        if value is not None and not 1 <= value <= MOST_GPUS:
+        if value is not None and not (is_whole(value) and 1 <= value <= MOST_GPUS):
             raise InputError("out of bounds", field=name, value=value, allowed=f"1 to {MOST_GPUS:,}")
     experts, found = ep or 1, known(spec)
     _require_experts(found, experts)
