@@ -157,8 +157,9 @@ def test_bytes_of_one_matrix_and_of_a_stack(said: dict[str, Any], nbytes: float,
     assert packing.rule(Weight(shape=(258, 516), role="matrix")) == nbytes
     assert packing.rule(Weight(shape=(3, 258, 516), role="stream_matrix")) == 3 * nbytes
     assert packing.compute == compute
-    method, mlx = said.get("quant_method", "").lower(), packing.method == "mlx"
-    assert packing.method.startswith(method or ("modelopt" if "quant_algo" in said else ""))
+    method, mlx = said.get("quant_method", "").lower(), "quant_method" not in said and "bits" in said
+    algorithm = f"modelopt {said.get('quant_algo')}" if "quant_algo" in said else "mlx" if mlx else "bitsandbytes"
+    assert packing.method == (method or algorithm)
     assert (packing.heads, packing.tables) == (mlx or method == "compressed-tensors", mlx)
     assert packing.seeing == (method not in ("gptq", "awq", "auto-round"))
 

@@ -7,6 +7,7 @@ of 100 GB/s, nodes one of 10 GB/s, the host is 5 GB/s away. A micro-batch is 2 s
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -427,6 +428,14 @@ def test_a_stage_of_one_block_gathers_no_second_one() -> None:
         every = every_section(Subject(spec).shares(options), 4)
         stages = [Stage(section=section, layout=options.layout, job=options.job(1)) for section in every]
         assert [stage.gathered for stage in stages] == gathered
+
+
+def test_of_unlike_blocks_the_largest_is_gathered() -> None:
+    """Two blocks without experts, 61,696 bytes, and two with: 25,344 and 147,456. Of two ranks each lacks half of
+    256,128 + 2 x 61,696 + 2 x 147,456, and of the gradients 128,128 + 147,456."""
+    mixed = replace(SPARSE, blocks=DENSE.blocks[:2] + SPARSE.blocks[:2])
+    stage = plan(Subject(mixed), MACHINE, Options(**{**BASE, "gpus": 2, "zero": 3})).trial.fullest
+    assert (stage.gathered, stage.scattered) == (337_216, 137_792)
 
 
 def test_tables_of_positions_are_kept_for_each_micro_batch_in_flight() -> None:

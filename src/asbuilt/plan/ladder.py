@@ -144,7 +144,7 @@ def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool) -> int:
     pages = math.ceil(tokens / block)
     if longest <= 1 or block == 1:  # a state has no pages
         return tokens if whole and longest > 1 else r.tokens_kept(tokens)
-    if longest < ENDLESS and not whole:
+    if not whole:
         pages = min(pages, math.ceil((longest - 1) / block) + 1)
     return pages * block
 

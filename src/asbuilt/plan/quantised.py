@@ -219,7 +219,7 @@ def _of_a_row(said: Mapping[str, Any]) -> int:
     return -1 if said.get("group_size") == -1 else _whole(said, "group_size", 128, 1, LARGEST_GROUP)
 
 
-def _grouped(bits: int, group: int, *, zeros: Fraction | int = 0, scale: int = SCALE, whole: int = 0) -> Rule:
+def _grouped(bits: int, group: int = -1, *, zeros: Fraction | int = 0, scale: int = SCALE, whole: int = 0) -> Rule:
     """Numbers of `bits`; for each `group` of a row (all of it where -1) a scale and `zeros` bytes; `whole` a matrix."""
 
     def nbytes(weight: Weight) -> Fraction:
@@ -283,14 +283,14 @@ def _fp8(said: Mapping[str, Any]) -> Packing:
 
 def _by_block(block: object) -> Rule:
     if block is None:
-        return _grouped(8, -1, scale=0, whole=FLOAT)
+        return _grouped(8, scale=0, whole=FLOAT)
     if not isinstance(block, list) or len(block) != 2 or not all(is_whole(n) and 0 < n <= LARGEST_GROUP for n in block):
         raise InputError("not allowed", field=f"{FIELD}.weight_block_size", value=block, allowed="two whole numbers")
     return _tiled(*block)
 
 
 def _fbgemm(said: Mapping[str, Any]) -> Packing:
-    return Packing(method="fbgemm_fp8", compute="fp8", rule=_grouped(8, -1, scale=FLOAT))
+    return Packing(method="fbgemm_fp8", compute="fp8", rule=_grouped(8, scale=FLOAT))
 
 
 def _mxfp4(said: Mapping[str, Any]) -> Packing:
@@ -303,15 +303,15 @@ def _bitsandbytes(said: Mapping[str, Any]) -> Packing:
         double = said.get("bnb_4bit_use_double_quant") is True
         scale = Fraction(1, 64) + Fraction(FLOAT, 64 * 256) if double else Fraction(FLOAT, 64)
         return Packing(method="bitsandbytes", rule=lambda weight: weight.size * (Fraction(1, 2) + scale))
-    return Packing(method="bitsandbytes", compute="int8", rule=_grouped(8, -1, scale=FLOAT))
+    return Packing(method="bitsandbytes", compute="int8", rule=_grouped(8, scale=FLOAT))
 
 
 # Microscaling formats have a scale of 8 bits for each 32 numbers (OCP MX v1.0); NVFP4 one of 8 bits for each 16 and a
 # float32 for the matrix. With fp8 and NVFP4 activations a matrix has a float32 for those too.
 MXFP4 = _grouped(4, 32, scale=1)
 ALGORITHMS: dict[str, tuple[Callable[[int], Rule], str | None]] = {
-    "FP8": (lambda group: _grouped(8, -1, scale=0, whole=2 * FLOAT), "fp8"),
-    "FP8_PER_CHANNEL_PER_TOKEN": (lambda group: _grouped(8, -1, scale=FLOAT), "fp8"),
+    "FP8": (lambda group: _grouped(8, scale=0, whole=2 * FLOAT), "fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": (lambda group: _grouped(8, scale=FLOAT), "fp8"),
     "FP8_PB_WO": (lambda group: _tiled(128, 128), None),
     "MXFP8": (lambda group: _grouped(8, 32, scale=1), "fp8"),
     "NVFP4": (lambda group: _grouped(4, group or 16, scale=1, whole=2 * FLOAT), "fp4"),
@@ -319,9 +319,9 @@ ALGORITHMS: dict[str, tuple[Callable[[int], Rule], str | None]] = {
     "MXFP4": (lambda group: MXFP4, None),
     "W4A16_AWQ": (lambda group: _grouped(4, group or 128), None),
     "INT4_AWQ": (lambda group: _grouped(4, group or 128), None),
-    "W8A16": (lambda group: _grouped(8, -1), None),
-    "W8A8_SQ_PER_CHANNEL": (lambda group: _grouped(8, -1, scale=FLOAT), "int8"),
-    "INT8_SQ": (lambda group: _grouped(8, -1, scale=FLOAT), "int8"),
+    "W8A16": (lambda group: _grouped(8), None),
+    "W8A8_SQ_PER_CHANNEL": (lambda group: _grouped(8, scale=FLOAT), "int8"),
+    "INT8_SQ": (lambda group: _grouped(8, scale=FLOAT), "int8"),
 }
 
 
@@ -400,9 +400,9 @@ def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
     if group.get("input_activations") is not None:
         compute = {("float", 8): "fp8", ("int", 8): "int8", ("float", 4): "fp4"}.get((str(rule.get("type")), bits))
     if strategy == "tensor":
-        return _grouped(bits, -1, scale=0, whole=SCALE), compute
+        return _grouped(bits, scale=0, whole=SCALE), compute
     if strategy == "channel":
-        return _grouped(bits, -1, zeros=zeros), compute
+        return _grouped(bits, zeros=zeros), compute
     if strategy == "block":
         return _by_block(rule.get("block_structure")), compute
     if strategy not in ("group", "tensor_group"):
