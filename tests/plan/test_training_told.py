@@ -376,6 +376,11 @@ def test_tables() -> None:
     assert memory.title == "dense on 2 x hand: the fullest device, pipeline stage 2 of 2"
     assert memory.rows[0] == ("weights", 251_520, "0.000", "0.000", "0.0", "parameters × bytes each")
     assert memory.rows[-1][:4] == ("per device", 3_014_912, "0.003", "0.003")
+    assert [row[0] for row in memory.rows] == [
+        "weights", "gradients", "master weights", "first moment", "second moment", "activations", "outside the blocks",
+        "the loss", "per device",
+    ]  # fmt: skip
+    assert memory.rows[-2][4] == "0.0"  # of a GB so far
     assert against.title == "It fits"
     assert against.rows == [
         ("device memory", "1.000", "0.931"), ("left alone (5%)", "0.050", "0.047"), ("training", "0.003", "0.003"),
