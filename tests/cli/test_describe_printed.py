@@ -167,6 +167,11 @@ def test_the_same_number_is_said_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert "the same without" not in text
 
 
+def test_two_sequences_are_more_than_one(capsys: pytest.CaptureFixture[str]) -> None:
+    _print(FULL | {"batch": 2})
+    assert "  2 of them                             108,000  108.00 kB" in capsys.readouterr().out
+
+
 def test_packing_that_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
     _print(FULL | {"packed": {"format": None, "weight_bytes": None, "problem": "weights: unheard of"}})
     text = capsys.readouterr().out
