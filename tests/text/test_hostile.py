@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import resource
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from asbuilt.text import chat
 from asbuilt.text.chat import encode_chat
 from asbuilt.text.tokenizer import Tokenizer
 from asbuilt.text.tokenizer_worker import Distant, load
+from asbuilt.text.worker import WorkerError
 
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": False}
@@ -88,6 +91,25 @@ def test_one_message_within_the_budget(case: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
     assert len(str(caught.value)) < 1000
     assert spent() - before < SECONDS
+
+
+@pytest.mark.parametrize("doublings", [19, 20])
+def test_a_panic_where_no_memory_is_left_does_not_wait_for_itself(
+    doublings: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rust's backtrace takes memory; without any it locked itself in. Whoever waited for it is let go after a while."""
+    monkeypatch.setenv("RUST_BACKTRACE", "1")
+    folder = write(tmp_path, tokenizer_json(normalizer=rules(*[DOUBLING] * doublings, MAP)))
+    distant = Distant(folder / "tokenizer.json", 4096)
+    distant.facts()
+    assert distant._worker.pid is not None
+    rescue = threading.Timer(60, os.kill, (distant._worker.pid, signal.SIGTERM))
+    rescue.start()
+    try:
+        with pytest.raises(WorkerError, match=r"out of bounds|MiB of memory"):
+            distant.encode("a", False, False)
+    finally:
+        rescue.cancel()
 
 
 def test_a_text_that_was_too_much_ends_nothing_else(tmp_path: Path) -> None:

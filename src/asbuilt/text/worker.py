@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -78,13 +79,15 @@ class Worker:
         return said["answer"]
 
     def _start(self) -> subprocess.Popen[str]:
-        # -P keeps the folder we stand in off the import path.
+        # -P keeps the folder we stand in off the import path. A panic in Rust that may print its backtrace reads the
+        # library's symbols for it, and where no memory is left for them it waits for itself without end.
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-c", START.format(self._module), str(ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
+            env=os.environ | {"RUST_BACKTRACE": "0"},
         )
         self._close.detach()
         self._close = weakref.finalize(self, _end, process)
