@@ -28,7 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
@@ -60,6 +60,7 @@ LONGEST = 240  # seconds of tests that one error is tried with, the quickest of 
 # Processor seconds beyond three times what the tests took without an error, and so many times as long by the clock: a
 # busy machine is not to be taken for a test that hangs.
 PATIENCE, PACE = 20, 10
+IDLE = 60  # seconds in which neither a test nor a process that it started has worked: it waits for what never comes
 
 
 @dataclass
@@ -271,14 +272,27 @@ def _in_child(copy: Path, work: Callable[[], int], limit: int) -> int:
         finally:
             os._exit(code)
     end = time.monotonic() + PACE * limit
-    while time.monotonic() < end:
+    worked, since = 0, time.monotonic()
+    while time.monotonic() < min(end, since + IDLE):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
+        if time.monotonic() > since + 1 and (now := _worked(child)) != worked:
+            worked, since = now, time.monotonic()
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return -1
+
+
+def _worked(group: int) -> float:
+    """Returns what the processes of a group have worked, another number at each call where the system does not say."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            _, _, of_group, *said = stat.read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, said[8:10])) if int(of_group) == group else 0
+    return ticks if Path("/proc/self/stat").exists() else time.monotonic()
 
 
 def _as_a_test_run(copy: Path, work: Callable[[], int]) -> int:
