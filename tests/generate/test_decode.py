@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from strategies import CONTEXT, models, scripted, texts
 
+from asbuilt.catalog import find
 from asbuilt.errors import InputError
 from asbuilt.generate import decode
 from asbuilt.generate.cache import Cache
-from asbuilt.generate.decode import generate
+from asbuilt.generate.decode import check_prompt, generate, require_text
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.modules import Model
 from asbuilt.spec.part import Kernel
@@ -162,3 +163,16 @@ def test_what_cannot_be_is_refused_before_anything_runs(field: str, call: Callab
         call(tiny())
     assert caught.value.field == field
     assert caught.value.allowed
+
+
+def test_what_continues_no_text_is_told_why() -> None:
+    """A masked language model has a head, a stack without one decodes: neither says which token comes next."""
+    masked = find("bert-base-uncased").spec()
+    with pytest.raises(InputError, match="its tokens see those after them"):
+        check_prompt(masked, [1, 2])
+    with pytest.raises(InputError, match="it has no head"):
+        check_prompt(replace(find("llama-2-7b").spec(), head=None), [1, 2])
+    for name, made in (("vit-base-patch16-224", "labels"), ("clip-vit-base-patch32", "vectors")):
+        with pytest.raises(InputError, match=f"gives {made}, not the next token"):
+            require_text(find(name).spec())
+    require_text(find("llama-2-7b").spec())

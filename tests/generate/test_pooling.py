@@ -18,6 +18,7 @@ from torch import Tensor
 
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
+from asbuilt.generate import pooling
 from asbuilt.generate.embed import embed
 from asbuilt.generate.pooling import MODES, OLDER, Pooling, read_pooling
 
@@ -295,3 +296,9 @@ def test_vectors_that_are_no_numbers(value: float, folder: Path) -> None:
     result = CliRunner().invoke(cli, ["embed", str(folder), "a cat", "dog", "--json"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "vectors: not finite numbers" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"])
+def test_activations_are_the_modules_that_files_name(name: str) -> None:
+    x = torch.linspace(-3, 3, 25)
+    torch.testing.assert_close(pooling.ACTIVATIONS[name](x), getattr(torch.nn, name)()(x))

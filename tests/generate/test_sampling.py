@@ -214,3 +214,19 @@ def test_what_is_out_of_range_is_named(field: str, make: Callable[[], Sampling])
         make()
     assert caught.value.field == field
     assert caught.value.allowed
+
+
+@pytest.mark.parametrize("many", [4, 8 * CANDIDATES])
+def test_the_likeliest_always_stays(many: int) -> None:
+    """Of a share so small that 1 - p is 1 in float32, whichever way the sums are taken."""
+    scores = torch.zeros(2, many)
+    scores[:, 3] = 50.0
+    kept = sampling.keep_top_p(scores, 1e-9)
+    assert kept.argmax(-1).tolist() == [3, 3]
+    assert (kept > sampling.NEVER).sum(-1).tolist() == [1, 1]
+
+
+def test_a_share_that_is_met_exactly() -> None:
+    """Of four equally likely tokens two are half: no third one is needed."""
+    assert int((sampling.keep_top_p(torch.zeros(1, 4), 0.5) > sampling.NEVER).sum()) == 2
+    assert int((sampling.keep_top_p(torch.zeros(1, 4), 0.501) > sampling.NEVER).sum()) == 3

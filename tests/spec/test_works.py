@@ -68,8 +68,10 @@ def model(body: Any, n_vocab: int = 50, **more: Any) -> Model:  # noqa: ANN401  
                     "head": head, "max_positions": 512, **more})  # fmt: skip
 
 
-def peak(spec: Model, kernel: str, *, last: bool = True, tokens: int = TOKENS) -> int:
-    built = strategies.randomised(spec, 0, torch.float32)
+def peak(
+    spec: Model, kernel: str, *, last: bool = True, tokens: int = TOKENS, dtype: torch.dtype = torch.float32
+) -> int:
+    built = strategies.randomised(spec, 0, dtype)
     ids = torch.arange(BATCH * tokens).view(BATCH, tokens) * 7 % spec.n_vocab
 
     def forward() -> None:
@@ -111,6 +113,13 @@ def test_works_is_the_peak_of_the_reference_kernel(name: str) -> None:
     spec = model(PARTS[name])
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last", kernel="reference")
     assert 0.9 < spec.works(run) / peak(spec, "reference") <= 1.01
+
+
+def test_works_of_narrow_scores_counts_them_widened() -> None:
+    """Latent attention whose 2 x 8 x 256 x 256 scores are there in 2 bytes and twice in 4: what is packed is small."""
+    spec = model(latent())
+    run = Pass(tokens=256, batch=BATCH, width=2, logits="last", kernel="reference")
+    assert 0.75 < spec.works(run) / peak(spec, "reference", tokens=256, dtype=torch.bfloat16) < 1.05
 
 
 def test_works_of_one_head_counts_its_mask() -> None:
