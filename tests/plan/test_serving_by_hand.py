@@ -380,6 +380,20 @@ def test_small_numbers_of_parameters_are_not_rounded() -> None:
     assert sum(c.flops for c in plan.decode.run.components) == close(2 * 184)
 
 
+def test_half_a_byte_of_a_table_is_one() -> None:
+    """Of 11 rows of 5 numbers in 4 bits one is 2.5 bytes, and all are 27.5."""
+    block = Block(
+        branches=(Branch(name="ffn", norm=RMSNorm(d=5), body=GatedMLP(d_model=5, d_ff=8, activation="silu")),)
+    )
+    spec = Model(name="odd", embedding=TokenEmbedding(n_vocab=11, d_model=5), blocks=(block,), norm=RMSNorm(d=5),
+                 head=Head(d_model=5, n_vocab=11), max_positions=4096)  # fmt: skip
+    for embedding, found in (("lookup", (0, 3)), ("read", (28, 3))):
+        plan = ask(spec, replace(CONVENTIONS, embedding=embedding), users=1, dtype="int4")
+        assert plan.decode is not None
+        table = next(c for c in plan.decode.run.components if c.kind == "embedding")
+        assert (table.weights, table.lookups) == found
+
+
 def test_experts_and_tensors_together() -> None:
     """tp 4, ep 2: each of two groups of experts is divided by two; sums after attention and after experts."""
     plan = ask(SPARSE, tp=4, ep=2)

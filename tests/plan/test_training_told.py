@@ -472,6 +472,20 @@ def test_several_changes_together() -> None:
     assert (again.fits, again.per_device_bytes) == (True, first.per_device_bytes)
 
 
+def test_as_many_changes_together_as_it_takes() -> None:
+    """Weights and gradients are 1,005,824 bytes, what is outside 19,200: with the loss whole, 768,000, or all of the
+    activations, 432,128, no two changes leave less than 1,250,000. The third leaves 1,219,072; halves fit 1,200,000.
+    """
+    three = "--offload optimizer --chunked-loss 8 --checkpointing full"
+    for nbytes, change in ((1_250_000, three), (1_200_000, f"{three} --batch 1 --accumulate 2")):
+        found = plan(Subject(DENSE), replace(MACHINE, memory_gb=nbytes / 1e9), Options(**{**BASE, "reserve": 0.0}))
+        first, *others = found.suggestions
+        assert (first.change, first.fits) == (change, True)
+        assert all(s.change.startswith("--gpus") for s in others if s.fits)
+    assert not any(s.fits for s in plan(Subject(DENSE), replace(MACHINE, memory_gb=1e-3), Options(**BASE)).suggestions
+                   if "--gpus" not in s.change and "lora" not in s.change)  # fmt: skip
+
+
 def test_of_two_changes_together_those_that_cost_least() -> None:
     """Halved micro-batches and sharded state run nothing again; with every block run again it would fit as well."""
     first = train("llama-3-8b", "h100-sxm", gpus=8, batch=4).suggestions[0]
@@ -565,7 +579,7 @@ def test_half_precision_is_two_bytes_wide() -> None:
 
 def test_eight_bit_moments_by_their_publication() -> None:
     """bitsandbytes: under 4,096 numbers 4 bytes each, otherwise one, and 4 for each 256 (arXiv 2110.02861)."""
-    for size, each in ((4095, 16_380), (4096, 4096 + 4 * 16), (5000, 5000 + 4 * 20)):
+    for size, each in ((4095, 16_380), (4096, 4096 + 4 * 16), (4112, 4112 + 4 * 17), (5000, 5000 + 4 * 20)):
         found = train(None, MACHINE, parameters=size, optimizer="adamw-8bit").state.optimizer
         assert found == {"first moment": each, "second moment": each}
 
