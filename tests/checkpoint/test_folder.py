@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load, stored_bytes, stored_parameters
-from asbuilt.checkpoint.safetensors import read_folder, read_header
+from asbuilt.checkpoint.safetensors import BITS, read_folder, read_header
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
@@ -166,3 +167,8 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> N
     tiny.write(tmp_path, "llama", 9)
     with pytest.raises(InputError, match="device"):
         load(tmp_path, device=device)
+
+
+def test_a_type_is_as_wide_as_its_name_says() -> None:
+    named = {name: int(re.findall(r"\d+", name)[0]) for name in BITS if name != "BOOL"}
+    assert {"BOOL": 8, **named} == BITS

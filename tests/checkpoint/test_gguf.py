@@ -288,6 +288,33 @@ def test_every_lie_is_named(lie: str, tmp_path: Path) -> None:
         read_header(path)
 
 
+# An entry is no less than its name's length, one byte of it, a type and a byte; a tensor than name, rank, one size,
+# type and offset.
+LEAST_KEY, LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 4 + 8
+
+
+@pytest.mark.parametrize(
+    ("what", "least", "most"), [("metadata count", LEAST_KEY, 4096), ("tensor count", LEAST_TENSOR, 16384)]
+)
+def test_counts_are_held_to_what_is_left_and_to_what_is_published(
+    what: str, least: int, most: int, tmp_path: Path
+) -> None:
+    def said(count: int, left: int) -> str:
+        path = tmp_path / "file.gguf"
+        numbers = (count, 0) if what == "tensor count" else (0, count)
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *numbers) + bytes(left))
+        with pytest.raises(InputError) as refused:
+            read_header(path)
+        return str(refused.value)
+
+    # the tensor count stands first, and is followed by the other count's 8 bytes
+    beside = 8 if what == "tensor count" else 0
+    assert f"declares 10 entries, and {10 * least - 1} bytes are left" in said(10, 10 * least - 1 - beside)
+    assert "declares" not in said(10, 10 * least - beside)
+    assert f"{what} is too large" in said(most + 1, 0)
+    assert "too large" not in said(most, 0)
+
+
 def test_the_assembler_of_lies_can_tell_the_truth(tmp_path: Path) -> None:
     path = tmp_path / "true.gguf"
     values = struct.pack("<8f", *range(8))

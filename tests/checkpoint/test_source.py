@@ -190,3 +190,17 @@ def test_a_gguf_of_more_blocks_than_tensors(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(InputError, match=r"a.gguf: llama.block_count: more blocks .*got 3.*allowed: at most 2"):
         open_model(tmp_path / "a.gguf")
+
+
+def test_what_stands_beside_a_config_is_read_with_its_folder(folder: Path) -> None:
+    """Generation settings of the folder alone; what packs the weights only beside a file that is called config.json."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert open_model(folder).eos_ids == (7, 9, 1)
+    assert open_model(folder / "config.json").eos_ids == (1,)
+    packed = {"quantization": {"quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(packed))
+    (folder / "another.json").write_bytes((folder / "config.json").read_bytes())
+    wanted = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    assert open_model(folder).reading.quantization == wanted
+    assert open_model(folder / "config.json").reading.quantization == wanted
+    assert open_model(folder / "another.json").reading.quantization is None
