@@ -137,6 +137,7 @@ def test_row_can_be_written_as_a_config(name: str) -> None:
     assert read_config(write_config(entry.family, spec, {}, entry.dtype), name).spec == spec
     assert spec.name == name
     assert entry.source
+    assert not entry.source.endswith(("/", ", ", " "))  # the config that is meant is named to its end
 
 
 @pytest.mark.parametrize(

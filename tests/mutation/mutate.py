@@ -76,16 +76,10 @@ class Seen:
         line = max((seen for seen in lines if seen <= line), default=0)  # the first of a statement over several
         named = {test for test in lines.get(line, set()) if test}
         if not named and line in lines:  # run on import only, or in processes that tests start
-            elsewhere = self.seconds.keys() - set().union(*map(self.running, self.lines.values()))
-            named = (self.running(lines) or set(self.seconds)) | elsewhere
+            named = set(self.seconds)
         quickest = sorted(named & self.seconds.keys(), key=lambda test: self.seconds[test])
         ends = itertools.accumulate(self.seconds[test] for test in quickest)
         return [test for test, end in zip(quickest, ends, strict=True) if end <= LONGEST]
-
-    @staticmethod
-    def running(lines: dict[int, set[str]]) -> set[str]:
-        """Returns the tests that run through any of a file's lines."""
-        return {test for tests in lines.values() for test in tests if test}
 
 
 class Recorder:
