@@ -611,6 +611,10 @@ def test_the_whole_document() -> None:
         "communication", "suggestions", "options", "conventions", "assumptions",
     }  # fmt: skip
     assert (found["fits"], found["model"], found["gpu"], found["gpus"]) == (True, "dense", "hand", 4)
+    assert found["conventions"].keys() == {
+        "not_counted", "per_device_bytes", "ladder", "state_bytes", "activation_bytes", "logits_bytes", "flops_total",
+        "flops", "days", "step", "mfu", "communication", "layout", "batch", "units",
+    }  # fmt: skip
     assert found["parameters"] == {"total": 251_456, "active": 251_456}
     assert found["state_bytes"] == {
         "weights": 502_912, "gradients": 502_912, "master": 251_456, "optimizer": 502_912,
