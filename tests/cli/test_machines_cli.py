@@ -8,6 +8,7 @@ from collections.abc import Callable
 from click.testing import Result
 
 from asbuilt.catalog import machines
+from asbuilt.cli.machines import _figure
 
 Run = Callable[..., Result]
 
@@ -77,3 +78,7 @@ def test_what_a_machine_has_not_is_null(run: Run) -> None:
     assert row["link"] is None
     memory = next(line for line in run("machines").stdout.splitlines() if line.split()[:1] == ["m4-max"])
     assert memory.split() == ["m4-max", "Apple", "128", "96.00", "96.00", "546"]
+
+
+def test_six_digits_of_a_figure() -> None:
+    assert [_figure(x) for x in (1234.5678, 989.4, 67.0, 0.5)] == ["1,234.57", "989.4", "67", "0.5"]

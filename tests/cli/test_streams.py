@@ -37,6 +37,12 @@ def test_a_full_disk_is_one_message(words: str) -> None:
     assert (ran.returncode, ran.stderr) == (1, NOWHERE + "No space left on device\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_message_that_nobody_can_read_is_silence() -> None:
+    ran = shell("describe nothing", "2>/dev/full")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", "")
+
+
 @pytest.mark.parametrize(
     ("words", "redirected", "code", "said"),
     [
