@@ -63,6 +63,17 @@ def test_what_a_child_died_of(child: Worker, number: signal.Signals, said: str) 
     assert child.ask(rendering("{{ x }}", x="é")) == "é"
 
 
+def test_a_child_that_waits_is_not_waited_for(child: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock it may take 60 times its processor time; here a fifth of a second of two."""
+    assert worker.WAIT == 60
+    monkeypatch.setattr(worker, "WAIT", 0.1)
+    twice = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(WorkerError, match=r"^the template was not ready after 0 s$"):
+        child.ask(rendering(twice, seconds=2))
+    monkeypatch.undo()
+    assert child.ask(rendering()) == "a"
+
+
 def test_ctrl_c_is_not_the_child_s(child: Worker) -> None:
     before = child.pid
     assert before is not None

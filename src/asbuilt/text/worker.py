@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 START = "import sys; sys.path.insert(0, sys.argv[1]); from asbuilt.text import {0}; del sys.path[0]; {0}.main()"
 MOST_SAID = 400
+# Seconds by the clock that a child may take for each of processor time: others may have the processor, or it hangs.
+WAIT = 60
 ENDED_BY_TIME = tuple(getattr(signal, name, None) for name in ("SIGPROF", "SIGXCPU"))
 ENDED_BY_MEMORY = tuple(getattr(signal, name, None) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGKILL"))
 
@@ -59,7 +61,8 @@ class Worker:
             return self._exchange(process, request)
 
     def _exchange(self, process: subprocess.Popen[str], request: Request) -> Any:  # noqa: ANN401
-        line = json.dumps(request.said | {"seconds": request.seconds, "memory": request.memory})
+        limits = {"seconds": request.seconds, "memory": request.memory, "wait": WAIT * request.seconds}
+        line = json.dumps(request.said | limits)
         answer = ""
         try:
             assert process.stdin
@@ -103,6 +106,8 @@ class Worker:
         code = self.close()
         if -code in ENDED_BY_TIME:
             return f"{self._what} took more than {request.seconds:.1f} s of processor time"
+        if -code == getattr(signal, "SIGALRM", None):
+            return f"{self._what} was not ready after {WAIT * request.seconds:.0f} s"
         if -code in ENDED_BY_MEMORY:
             return f"{self._what} asked for more than {request.memory >> 20} MiB of memory"
         return f"the process that tries {self._what} ended with code {code}"
@@ -143,7 +148,7 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         request = json.loads(line)
-        _limit(request["seconds"], request["memory"])
+        _limit(request["seconds"], request["memory"], request["wait"])
         try:
             said = {"answer": answer(request)}
         except MemoryError:
@@ -155,13 +160,14 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
         print(json.dumps(said), flush=True)
 
 
-def _limit(seconds: float, memory: int) -> None:
-    """Limits processor time and memory from here on; memory -1 is no limit.
+def _limit(seconds: float, memory: int, wait: float = 0) -> None:
+    """Limits processor time, memory and time by the clock from here on; memory -1 is no limit, nor are 0 seconds.
 
     Where the system knows no such limit (Windows; macOS has none of memory), what the libraries bound is all there is.
     """
     with contextlib.suppress(AttributeError, ValueError, OSError):
         signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, wait)
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
