@@ -137,6 +137,7 @@ def test_the_import_statement_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 def test_which_signals_are_taken_and_given_back() -> None:
     """`nohup` has SIGHUP ignored, and so it stays; after the end the others end the process at once."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in the background ignore it
     signals.install()
     taken = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     assert taken == [signals._stop, signals._stop, signals._remind]

@@ -107,7 +107,7 @@ def test_every_kind_of_part_is_tried() -> None:
 KEPT = {
     "activated", "ahead", "before", "by distance", "capped", "chosen", "chosen scores", "dense", "distances", "dropped",
     "gate", "gate cut", "hidden", "input", "k", "latent", "logsumexp", "mask", "mean", "mixed", "mixed and zeros",
-    "opened", "order", "places", "positions", "probabilities", "probabilities cast", "projected", "q", "q latent",
+    "opened", "order", "places", "pooled", "positions", "probabilities", "probabilities cast", "projected", "q", "q latent",
     "queries", "results", "rows", "rstd", "scale", "scores", "source", "sums", "tokens", "types", "up", "up cut", "v",
     "weights",
 }  # fmt: skip
@@ -118,8 +118,9 @@ def test_what_products_and_kept_tensors_are_called(name: str) -> None:
     """A product with a weight is called as the weight is, but where what it makes says more."""
     makes = {"distances": "positions", "labels": "head", "logits": "head", "patches": "embedding", "projection": "head"}
     model = find(name).spec()
-    for kernel in ("fused", "reference"):
-        run = Pass(tokens=4, source=None if model.encoder is None else 3, kernel=kernel, width=2)  # type: ignore[arg-type]
+    for kernel, logits in (("fused", "pooled"), ("fused", "all"), ("reference", "all")):
+        source = None if model.encoder is None else 3
+        run = Pass(tokens=4, source=source, kernel=kernel, width=2, logits=logits)  # type: ignore[arg-type]
         for _, part, seen in runs(model, run):
             for saved in part.saves(seen):
                 assert saved.name in KEPT or any(mark in saved.name for mark in ("(", "sinusoids")), saved
@@ -144,3 +145,84 @@ def test_yarn_whose_ramp_begins_below_the_first_pair() -> None:
     plain = [10000 ** (-2 * i / 8) for i in range(4)]
     wanted = [plain[0], plain[1] * (0.5 / 4 + 0.5), plain[2] / 4, plain[3] / 4]
     assert Rotary(d_rotary=8, scaling=scaling).inverse_frequencies() == pytest.approx(wanted)
+
+
+# Not as many times as many for twice the batch: what all rows share, what is drawn between every two of them, and
+# bytes of a fixed width (choices of experts, masks).
+SHARED = {"scale", "factor", "positions", "ahead", "projected", "distances", "cosines"}
+FIXED_WIDTH = {"MixtureOfExperts", "Router", "Model", "Vision", "Contrast"}
+UNLIKE = ("gpt2", "llama-3.2-1b", "bert-base-uncased", "t5-small", "transformer-base", "vit-base-patch16-224",
+          "gemma-2-2b", "bloom-560m", "palm-8b", "chinchilla-70b", "deepseek-v2", "gpt-oss-20b", "switch-base-8",
+          "clip-vit-base-patch32", "llava-1.5-7b", "falcon-7b", "phi-2", "command-r-35b")  # fmt: skip
+
+
+@pytest.mark.parametrize("logits", ["all", "last", "pooled"])
+@pytest.mark.parametrize("name", UNLIKE)
+def test_twice_the_batch_and_twice_the_width_are_twice_as_much(name: str, logits: Any) -> None:  # noqa: ANN401
+    model = find(name).spec()
+    first = replace(model, blocks=model.blocks[:1]) if name != "clip-vit-base-patch32" else model
+
+    def declared(batch: int, width: int) -> dict[str, tuple[Part, Pass]]:
+        source = None if model.encoder is None else 5
+        run = Pass(tokens=6, batch=batch, source=source, width=width, logits=logits)
+        return {path: (part, seen) for path, part, seen in runs(first, run)}
+
+    once, twice, wide = declared(2, 4), declared(4, 4), declared(2, 8)
+    with_experts = {path.rsplit(".", 1 + n)[0] for path, (part, _) in once.items() for n in range(3)
+                    if type(part).__name__ == "MixtureOfExperts"}  # fmt: skip
+    for path, (part, run) in once.items():
+        kind = type(part).__name__
+        if kind not in ("Rotary", "Model", "Vision", "Contrast"):
+            assert part.works(twice[path][1]) == 2 * part.works(run), path
+        if kind not in FIXED_WIDTH and path not in with_experts:
+            assert part.works(wide[path][1]) == 2 * part.works(run), path
+        more = {saved.name: saved.size for saved in part.saves(twice[path][1])}
+        for saved in part.saves(run):
+            shared = saved.shared or saved.name in SHARED or saved.name == "mask"
+            assert shared or more[saved.name] == 2 * saved.size, (path, saved)
+        flops = [(product.name, product.flops) for product in part.multiplies(twice[path][1])]
+        for product, (called, doubled) in zip(part.multiplies(run), flops, strict=True):
+            assert called in ("cosines", "distances") or doubled == 2 * product.flops, (path, product)
+
+
+def test_room_of_cross_attention_by_hand() -> None:
+    """2 texts of 5 tokens read 2 of 7: 3 heads of 4, of vectors of 8 and 10, in 2 bytes; the reference keeps scores.
+
+    q 2 x 5 x 12 x 2 = 240, k and v 2 x (2 x 7 x 12 x 2) = 672; 2 x 5 x 3 x 7 = 210 scores twice in 2 bytes and twice
+    in 4, 2,520; the result 2 x 5 x 8 x 2 = 160. In 4 bytes 480 + 1,344 + 210 x 8 + 320.
+    """
+    part = spec.CrossAttention(d_model=8, d_source=10, n_heads=3, d_head=4)
+    run = Pass(tokens=5, batch=2, source=7, width=2, kernel="reference")
+    assert part.works(run) == 240 + 672 + 2520 + 160
+    assert part.works(replace(run, width=4)) == 480 + 1344 + 1680 + 320
+    assert part.works(replace(run, kernel="fused")) == 240 + 672 + 240 + 160
+
+
+def test_a_predictor_is_as_wide_as_its_embedding() -> None:
+    (predictor, *_) = find("deepseek-v3").spec().predictors
+    narrow = find("gpt2").spec()
+    for field, value in (("block", narrow.blocks[0]), ("head", replace(predictor.head, d_model=768)),
+                         ("norm", narrow.norm), ("token_norm", narrow.norm), ("stream_norm", narrow.norm)):  # fmt: skip
+        with pytest.raises(InputError, match=f"Predictor.{field}"):
+            replace(predictor, **{field: value})
+
+
+def test_llama_3s_ramp_by_hand() -> None:
+    """A pair that turns a radian a token turns 16 / 2 pi = 2.546 times in 16: between 1 and 4, 0.5155 of the way."""
+    scaling = spec.Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16)
+    way = (16 / (2 * math.pi) - 1) / 3
+    (found,) = Rotary(d_rotary=2, scaling=scaling).inverse_frequencies()
+    assert found == pytest.approx((1 - way) / 8 + way)
+    assert way == pytest.approx(0.5155, abs=1e-4)
+
+
+def test_a_stack_has_blocks_and_a_tower_no_images_of_its_own() -> None:
+    model = find("llava-1.5-7b").spec()
+    with pytest.raises(InputError, match="1 to 1024"):
+        replace(model, blocks=())
+    assert model.vision is not None
+    run = Pass(tokens=700, images=1)
+    for name in ("tower", "projector"):
+        seen = model.vision.child_run(name, run)
+        assert seen is not None
+        assert seen.images == 0
