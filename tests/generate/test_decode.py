@@ -18,7 +18,7 @@ from asbuilt.catalog import find
 from asbuilt.errors import InputError
 from asbuilt.generate import decode
 from asbuilt.generate.cache import Cache
-from asbuilt.generate.decode import check_prompt, generate, require_text
+from asbuilt.generate.decode import check_prompt, check_start, generate, require_text
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.modules import Model
 from asbuilt.spec.part import Kernel
@@ -176,3 +176,5 @@ def test_what_continues_no_text_is_told_why() -> None:
         with pytest.raises(InputError, match=f"gives {made}, not the next token"):
             require_text(find(name).spec())
     require_text(find("llama-2-7b").spec())
+    with pytest.raises(InputError, match="has no encoder"):
+        check_start(find("llama-2-7b").spec(), [1])

@@ -107,9 +107,9 @@ def test_every_kind_of_part_is_tried() -> None:
 KEPT = {
     "activated", "ahead", "before", "by distance", "capped", "chosen", "chosen scores", "dense", "distances", "dropped",
     "gate", "gate cut", "hidden", "input", "k", "latent", "logsumexp", "mask", "mean", "mixed", "mixed and zeros",
-    "opened", "order", "places", "pooled", "positions", "probabilities", "probabilities cast", "projected", "q", "q latent",
-    "queries", "results", "rows", "rstd", "scale", "scores", "source", "sums", "tokens", "types", "up", "up cut", "v",
-    "weights",
+    "opened", "order", "places", "pooled", "positions", "probabilities", "probabilities cast", "projected", "q",
+    "q latent", "queries", "results", "rows", "rstd", "scale", "scores", "source", "sums", "tokens", "types", "up",
+    "up cut", "v", "weights",
 }  # fmt: skip
 
 
