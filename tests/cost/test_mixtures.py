@@ -9,6 +9,7 @@ import pytest
 from asbuilt import InputError, cost
 from asbuilt.catalog import find
 from asbuilt.cost.dtypes import BLOCKS
+from asbuilt.cost.mixtures import MIXTURES
 from asbuilt.cost.mixtures import held as find_held
 from asbuilt.families import llama, mixtral
 from asbuilt.families.dimensions import Dimensions
@@ -125,6 +126,25 @@ LAYERS = [
 @pytest.mark.parametrize(("name", "end", "bits"), LAYERS)
 def test_which_layers_get_more(name: str, end: str, bits: list[float]) -> None:
     assert _bits(_tiny(), name, end) == bits
+
+
+# Bits a number of the type that a file type is called after, or that llama.cpp begins from (iq2_s, iq2_m, iq3_xs).
+BASES = {
+    "mostly_iq1_s": 1.5625, "mostly_iq1_m": 1.75, "mostly_iq2_xxs": 2.0625, "mostly_iq2_xs": 2.3125,
+    "mostly_iq2_s": 2.3125, "iq2_m": 2.5625, "mostly_iq3_xxs": 3.0625, "iq3_xs": 3.4375, "mostly_iq3_s": 3.4375,
+    "iq3_m": 3.4375, "mostly_iq4_nl": 4.5, "mostly_iq4_xs": 4.25, "mostly_tq1_0": 1.6875, "mostly_tq2_0": 2.0625,
+    "mostly_q2_k": 2.625, "q2_k_s": 2.625, "q2_k_l": 2.625, "q3_k_s": 3.4375, "q3_k_m": 3.4375, "q3_k_l": 3.4375,
+    "q3_k_xl": 3.4375, "q4_k_s": 4.5, "q4_k_m": 4.5, "q4_k_l": 4.5, "q5_k_s": 5.5, "q5_k_m": 5.5, "q5_k_l": 5.5,
+    "mostly_q6_k": 6.5625, "q6_k_l": 6.5625, "mostly_q4_0": 4.5, "mostly_q4_1": 5.0, "mostly_q5_0": 5.5,
+    "mostly_q5_1": 6.0, "mostly_q8_0": 8.5, "mxfp4_moe": 8.5,
+}  # fmt: skip
+
+
+def test_what_each_file_type_begins_from() -> None:
+    assert MIXTURES.keys() == BASES.keys()
+    for name, bits in BASES.items():
+        assert _bits(_tiny(), name, "gate.weight")[0] == bits, name
+    assert _bits(_tiny(), "mostly_iq3_xxs", "q.weight") == [IQ2_S] * 16
 
 
 def test_values_that_many_queries_read_get_more() -> None:
