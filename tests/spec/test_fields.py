@@ -16,8 +16,21 @@ from hypothesis import given
 from asbuilt import cost, spec
 from asbuilt.catalog import find, names
 from asbuilt.errors import InputError
-from asbuilt.spec import DynamicNTK, LongRope, Model, Part, Pass, Predictor, Rotary, walk
-from asbuilt.spec.part import runs
+from asbuilt.spec import (
+    Attention,
+    DynamicNTK,
+    LayerNorm,
+    LongRope,
+    Model,
+    Part,
+    Pass,
+    Predictor,
+    RMSNorm,
+    Rotary,
+    walk,
+)
+from asbuilt.spec.part import Role, runs
+from asbuilt.spec.show import show
 
 # What is not given; what is None or empty by default is left out. A spec that was saved without them means these.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -226,3 +239,61 @@ def test_a_stack_has_blocks_and_a_tower_no_images_of_its_own() -> None:
         seen = model.vision.child_run(name, run)
         assert seen is not None
         assert seen.images == 0
+
+
+def test_slopes_of_alibi_are_the_papers() -> None:
+    """Press et al. 2022: halves for 8 heads; for 6 those of 4, and of 8 every other one."""
+    assert spec.Alibi(n_heads=8).slopes == tuple(2.0**-i for i in range(1, 9))
+    assert spec.Alibi(n_heads=6).slopes == (2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3)
+    assert spec.Alibi(n_heads=112).slopes[62:66] == pytest.approx((2**-7.875, 2**-8, 2**-0.0625, 2**-0.1875))
+
+
+def test_what_norms_hold() -> None:
+    vector = (5,)
+    assert {name: w.shape for name, w in LayerNorm(d=5).holds().items()} == {"weight": vector, "bias": vector}
+    assert {*LayerNorm(d=5, gain=False).holds()} == {"bias"}
+    assert {*LayerNorm(d=5, bias=False).holds()} == {"weight"}
+    assert {*RMSNorm(d=5).holds()} == {*RMSNorm(d=5, gain="offset").holds()} == {"weight"}
+    assert RMSNorm(d=5, gain="none").holds() == {}
+
+
+def test_equal_blocks_are_written_once() -> None:
+    model = find("llama-2-7b").spec()
+    text = spec.dumps(model)
+    assert text.count('"repeat": 32') == 1
+    assert spec.loads(text) == model
+
+
+def test_one_layer_that_sees_ahead_is_enough_for_no_decoding() -> None:
+    model = find("gpt2").spec()
+    branches = tuple(
+        replace(branch, body=replace(branch.body, causal=False)) if isinstance(branch.body, Attention) else branch
+        for branch in model.blocks[3].branches
+    )
+    ahead = replace(model.blocks[3], branches=branches)
+    assert model.decodes
+    assert not replace(model, blocks=(*model.blocks[:3], ahead, *model.blocks[4:])).decodes
+
+
+SHOWN = """\
+Model(
+  name='toy',
+  embedding=TokenEmbedding(n_vocab=5, d_model=8),
+  blocks=[
+    2 × Block(branches=[Branch(name='x', norm=RMSNorm(d=8), body=MLP(d_model=8, d_ff=9, activation='relu'))]),
+  ],
+  max_positions=4,
+)"""
+
+
+def test_a_part_is_shown_with_what_is_in_it_indented() -> None:
+    body = spec.MLP(d_model=8, d_ff=9, activation="relu")
+    block = spec.Block(branches=(spec.Branch(name="x", norm=RMSNorm(d=8), body=body),))
+    embedding = spec.TokenEmbedding(n_vocab=5, d_model=8)
+    assert show(Model(name="toy", embedding=embedding, blocks=(block,) * 2, max_positions=4)) == SHOWN
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_every_weight_has_a_role_that_there_is(name: str) -> None:
+    for path, weight, _ in spec.weights(find(name).spec()):
+        assert weight.role in typing.get_args(Role), path
