@@ -297,3 +297,35 @@ def test_a_part_is_shown_with_what_is_in_it_indented() -> None:
 def test_every_weight_has_a_role_that_there_is(name: str) -> None:
     for path, weight, _ in spec.weights(find(name).spec()):
         assert weight.role in typing.get_args(Role), path
+
+
+def test_maps_into_the_stream_are_known_as_such() -> None:
+    """They alone are drawn smaller the deeper the stack."""
+    model = find("llama-2-7b").spec()
+    roles = {path.split(".")[-2]: weight.role for path, weight, _ in spec.weights(model) if path.startswith("blocks.0")}
+    assert roles == {"norm": "gain", "o": "stream_matrix", "down": "stream_matrix",
+                     **dict.fromkeys(("q", "k", "v", "gate", "up"), "matrix")}  # fmt: skip
+    narrow = spec.TokenEmbedding(n_vocab=9, d_model=8, d_table=4).holds()
+    assert {name: w.shape for name, w in narrow.items()} == {"weight": (9, 4), "project.weight": (8, 4)}
+
+
+def test_the_scale_of_latent_scores_by_hand() -> None:
+    """DeepSeek-V2: 128 + 64 numbers a head, and YaRN's factor of 40 with mscale 1: (0.1 ln 40 + 1)^2."""
+    (latent, *_) = (part for _, part in walk(find("deepseek-v2").spec()) if isinstance(part, spec.LatentAttention))
+    assert latent.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2, rel=1e-4)
+    assert replace(latent, mscale=None).scale == pytest.approx(192**-0.5)
+
+
+def test_what_an_encoder_and_a_projector_see() -> None:
+    model = find("t5-small").spec()
+    seen = model.child_run("encoder", Pass(tokens=3, source=7))
+    assert seen is not None
+    assert (seen.tokens, seen.source_tokens, seen.images, seen.logits) == (
+        7,
+        Pass(tokens=7, source=0).source_tokens,
+        0,
+        "all",
+    )
+    merging = spec.MLPProjector(widths=(32, 8, 8), activation="gelu", merge=2)
+    assert [merging.fits(patches, side) for patches, side in ((16, 4), (15, 4), (9, 3))] == [True, False, False]
+    assert replace(merging, merge=1).fits(9, 3)

@@ -90,6 +90,7 @@ class Distant:
             said={"load": str(path.absolute()), "nbytes": nbytes},
             seconds=LOAD_SECONDS + LOAD_SECONDS_PER_BYTE * nbytes,
             memory=LOAD_MEMORY + LOAD_MEMORY_PER_BYTE * nbytes,
+            keeps=True,
         )
         self._worker = Worker("tokenizer_worker", "the tokenizer", load)
         self._load = load

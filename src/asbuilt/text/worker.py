@@ -35,11 +35,16 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked, and the processor time and bytes, beyond what the child holds already, that it may take."""
+    """What is asked, and the processor time and bytes that it may take.
+
+    The bytes are beyond those of the child at its start, or after the last request that `keeps` what it makes: what
+    others leave behind, a library's cache say, counts among the next one's.
+    """
 
     said: dict[str, Any]
     seconds: float
     memory: int
+    keeps: bool = False
 
 
 class Worker:
@@ -62,7 +67,7 @@ class Worker:
 
     def _exchange(self, process: subprocess.Popen[str], request: Request) -> Any:  # noqa: ANN401
         limits = {"seconds": request.seconds, "memory": request.memory, "wait": WAIT * request.seconds}
-        line = json.dumps(request.said | limits)
+        line = json.dumps(request.said | limits | {"keeps": request.keeps})
         answer = ""
         try:
             assert process.stdin
@@ -146,9 +151,10 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    held = _held()
     for line in sys.stdin:
         request = json.loads(line)
-        _limit(request["seconds"], request["memory"], request["wait"])
+        _limit(request["seconds"], request["memory"], held, request["wait"])
         try:
             said = {"answer": answer(request)}
         except MemoryError:
@@ -157,11 +163,14 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
             # a stranger's message may be a megabyte
             said = {"error": (str(error).strip() or type(error).__name__)[:MOST_SAID]}
         _limit(0, -1)
+        held = _held() if request["keeps"] else held
         print(json.dumps(said), flush=True)
 
 
-def _limit(seconds: float, memory: int, wait: float = 0) -> None:
-    """Limits processor time, memory and time by the clock from here on; memory -1 is no limit, nor are 0 seconds.
+def _limit(seconds: float, memory: int, held: int | None = None, wait: float = 0) -> None:
+    """Limits processor time, memory beyond `held`, and time by the clock, from here on.
+
+    No limits are memory -1, memory where it is not known what is held, and 0 seconds.
 
     Where the system knows no such limit (Windows; macOS has none of memory), what the libraries bound is all there is.
     """
@@ -172,11 +181,14 @@ def _limit(seconds: float, memory: int, wait: float = 0) -> None:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = hard if memory < 0 else _held() + memory
+        soft = hard if memory < 0 or held is None else held + memory
         resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
-def _held() -> int:
-    """Returns the bytes of data that this process holds, as the limit counts them."""
-    status = Path("/proc/self/status").read_text()
+def _held() -> int | None:
+    """Returns the bytes of data that this process holds, as the limit counts them; None where it is not known."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
     return 1024 * int(status.partition("VmData:")[2].split()[0])
