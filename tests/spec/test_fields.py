@@ -329,3 +329,14 @@ def test_what_an_encoder_and_a_projector_see() -> None:
     merging = spec.MLPProjector(widths=(32, 8, 8), activation="gelu", merge=2)
     assert [merging.fits(patches, side) for patches, side in ((16, 4), (15, 4), (9, 3))] == [True, False, False]
     assert replace(merging, merge=1).fits(9, 3)
+
+
+def test_a_tied_head_is_as_wide_as_its_table_and_patches_are_counted_with_their_class() -> None:
+    model = find("gpt2").spec()
+    assert isinstance(model.head, spec.TiedHead)
+    with pytest.raises(InputError, match="d_table"):
+        replace(model, head=replace(model.head, d_table=4))
+    patches = find("vit-base-patch16-224").spec().embedding
+    assert isinstance(patches, spec.PatchEmbedding)
+    assert (patches.n_patches, patches.n_tokens) == (196, 197)
+    assert replace(patches, class_token="none").n_tokens == 196
