@@ -121,7 +121,7 @@ def test_how_much_longer_small_calls_take_within_a_model(
     between = calibration.rates["fp32"].between
     assert between.seconds[place] == pytest.approx(rest / alone, rel=0.04)
     # keys and values are half as wide as queries; gate, up and down are three times as wide; 8 width tokens
-    block = width * width * (2 + 2 * 0.5 + 3 * 3) if width > 64 else 0
+    block = width * width * (2 + 2 * 0.5 + 3 * 3)
     assert between.axes[0][place] == 4 * (layers * block + 8 * width * width)
 
 

@@ -84,7 +84,8 @@ def measured(machine: Mapping[str, str | int | float]) -> Calibration:
     others, probe = timing.Others(), Probe()
     looks, rates = [probe()], {}
     for name, dtype in DTYPES.items():
-        rates[name] = _rates(dtype)
+        found = _rates(dtype)  # the memory that its operands came from is free again
+        rates[name] = replace(found, between=_between(found, dtype))
         looks.append(probe())
     # an idle machine may be fast for seconds, and a neighbour slow it down for as long: the middle one of each
     probes = {name: statistics.median(look[name] for look in looks) for name in looks[0]}
@@ -180,7 +181,7 @@ def _rates(dtype: torch.dtype) -> Rates:
     for (name, works), few_seconds, seconds in zip(LINES.items(), starts, rates, strict=True):
         start = few_seconds / len(works)
         lines[name] = Line(start=start, rate=moved / max(seconds - start, LEAST * seconds))
-    rates = Rates(
+    return Rates(
         vector=Table(VECTOR, tuple(row)),
         matrix=Table(MATRIX, tuple(product)),
         attention=Table(ATTENTION, tuple(attention)),
@@ -190,7 +191,6 @@ def _rates(dtype: torch.dtype) -> Rates:
         product_rate=2 * math.prod(axis[-1] for axis in MATRIX) / product[-1],
         row_rate=math.prod(axis[-1] for axis in VECTOR) * dtype.itemsize / row[-1],
     )
-    return replace(rates, between=_between(rates, dtype))
 
 
 def _one_after_another(x: Tensor, works: Sequence[Callable[[Tensor], object]]) -> Prepare:

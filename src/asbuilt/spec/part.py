@@ -272,12 +272,9 @@ class Part:
 
 def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     """Yields (path, part) for `part` and everything below it, parents first; the root's path is empty."""
-    left = [(path, part)]
-    while left:
-        path, part = left.pop()
-        yield path, part
-        below = [(f"{path}.{name}" if path else name, child) for name, child in part.children()]
-        left += reversed(below)
+    yield path, part
+    for name, child in part.children():
+        yield from walk(child, f"{path}.{name}" if path else name)
 
 
 def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
@@ -289,13 +286,11 @@ def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
 
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
     """Yields (path, part, the run as that part sees it), in the order of `walk`; parts that do not run are left out."""
-    left = [(path, part, run)]
-    while left:
-        path, part, run = left.pop()
-        yield path, part, run
-        below = [(f"{path}.{name}" if path else name, child, part.child_run(name, run))
-                 for name, child in part.children()]  # fmt: skip
-        left += [(path, child, seen) for path, child, seen in reversed(below) if seen is not None]
+    yield path, part, run
+    for name, child in part.children():
+        seen = part.child_run(name, run)
+        if seen is not None:
+            yield from runs(child, seen, f"{path}.{name}" if path else name)
 
 
 def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
