@@ -42,8 +42,10 @@ def whole_catalogue(*, documents: bool) -> tuple[int, float]:
 def main() -> None:
     serve("gpt2", "t4").document()  # imports
     first = first_plans()
-    print(f"one plan: median {statistics.median(first) * 1e3:.1f} ms, longest {max(first) * 1e3:.1f} ms of CPU "
-          f"(at most {ONE * 1e3:.0f})")  # fmt: skip
+    print(
+        f"one plan: median {statistics.median(first) * 1e3:.1f} ms, longest {max(first) * 1e3:.1f} ms of CPU "
+        f"(at most {ONE * 1e3:.0f})"
+    )
     for documents, what in ((False, "plans alone"), (True, "with limits, sweep, knee and suggestions")):
         plans, seconds = whole_catalogue(documents=documents)
         print(f"{plans:,} plans, all models on all machines, {what}: {seconds:.2f} s of CPU (at most {ALL:.0f})")

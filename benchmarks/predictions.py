@@ -32,8 +32,17 @@ ROUNDS = 3
 
 
 def dimensions(name: str) -> Dimensions:
-    return Dimensions(n_vocab=16384, d_model=512, n_layers=8, n_heads=8, n_kv_heads=4, d_ff=1408, max_positions=CONTEXT,
-                      rotary=Rotary(d_rotary=64), name=name)  # fmt: skip
+    return Dimensions(
+        n_vocab=16384,
+        d_model=512,
+        n_layers=8,
+        n_heads=8,
+        n_kv_heads=4,
+        d_ff=1408,
+        max_positions=CONTEXT,
+        rotary=Rotary(d_rotary=64),
+        name=name,
+    )
 
 
 def a_gpt2() -> Model:
@@ -41,16 +50,35 @@ def a_gpt2() -> Model:
 
 
 def a_gpt_neox() -> Model:
-    return gpt_neox.build(n_vocab=16384, d_model=512, n_layers=8, n_heads=8, d_ff=2048, max_positions=CONTEXT,
-                          rotary=Rotary(d_rotary=16), name="gpt-neox-like")  # fmt: skip
+    return gpt_neox.build(
+        n_vocab=16384,
+        d_model=512,
+        n_layers=8,
+        n_heads=8,
+        d_ff=2048,
+        max_positions=CONTEXT,
+        rotary=Rotary(d_rotary=16),
+        name="gpt-neox-like",
+    )
 
 
 def a_gemma3() -> Model:
     """Windows of 128 on five of six layers, normed on both sides."""
     rotary = Rotary(d_rotary=64)
     layers = tuple((rotary, None if i % 6 == 5 else 128) for i in range(12))
-    return gemma.build(n_vocab=16384, d_model=512, n_heads=8, n_kv_heads=4, d_head=64, d_ff=1408, max_positions=CONTEXT,
-                       layers=layers, sandwich=True, head_norms=True, name="gemma3-like")  # fmt: skip
+    return gemma.build(
+        n_vocab=16384,
+        d_model=512,
+        n_heads=8,
+        n_kv_heads=4,
+        d_head=64,
+        d_ff=1408,
+        max_positions=CONTEXT,
+        layers=layers,
+        sandwich=True,
+        head_norms=True,
+        name="gemma3-like",
+    )
 
 
 def a_mixtral() -> Model:
@@ -117,9 +145,16 @@ def rows(dtype: str, counted: bool) -> Iterator[tuple[str, ...]]:
             reached = f"{row.measured / floor[row.figure]:.0%}" if row.figure in floor and not counted else ""
             error = "0" if row.predicted == row.measured else f"{row.error:+.2%}"
             allowed = f"within {row.tolerance:.0%}" if row.tolerance else "exact"
-            yield (spec.name, dtype, row.figure, f"{row.predicted:,.4g}" if row.timed else f"{row.predicted:,}",
-                   f"{row.measured:,.4g}" if row.timed else f"{row.measured:,}", error,
-                   allowed if row.ok else f"MISSED: {allowed}", reached)  # fmt: skip
+            yield (
+                spec.name,
+                dtype,
+                row.figure,
+                f"{row.predicted:,.4g}" if row.timed else f"{row.predicted:,}",
+                f"{row.measured:,.4g}" if row.timed else f"{row.measured:,}",
+                error,
+                allowed if row.ok else f"MISSED: {allowed}",
+                reached,
+            )
 
 
 def main() -> None:

@@ -118,8 +118,13 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
     )
     own = st.tuples(*[st.sampled_from((0.5, 1.0, 3.0))] * (d_rotary // 2))
     stored = st.builds(FrequencyFactors, factors=own)
-    long = st.builds(LongRope, short_factors=own, long_factors=own, original_context=originals,
-                     attention_factor=st.sampled_from((1.0, 1.3)))  # fmt: skip
+    long = st.builds(
+        LongRope,
+        short_factors=own,
+        long_factors=own,
+        original_context=originals,
+        attention_factor=st.sampled_from((1.0, 1.3)),
+    )
     kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long]
     if d_rotary > 2:
         kinds.append(st.builds(DynamicNTK, factor=factors, original_context=originals))
@@ -180,8 +185,11 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
 def latents(draw: DrawFn, d_model: int) -> LatentAttention:
     """Latent attention with and without ranks, norms, positions; values narrower, as wide and wider than keys."""
     d_rope, q_rank, kv_rank = 2 * draw(st.integers(1, 2)), draw(st.none() | st.integers(1, 7)), draw(st.integers(1, 7))
-    positions = draw(st.none() | rotaries(d_rope).map(lambda rotary: replace(rotary, d_rotary=d_rope, scaling=None))
-                     | st.builds(Rotary, d_rotary=st.just(d_rope), scaling=scalings(d_rope)))  # fmt: skip
+    positions = draw(
+        st.none()
+        | rotaries(d_rope).map(lambda rotary: replace(rotary, d_rotary=d_rope, scaling=None))
+        | st.builds(Rotary, d_rotary=st.just(d_rope), scaling=scalings(d_rope))
+    )
     yarn = positions is not None and isinstance(positions.scaling, YaRN)
     return LatentAttention(
         d_model=d_model,
@@ -304,8 +312,13 @@ def blocks(draw: DrawFn, d_model: int) -> Block:
 @cache
 def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
     """Computed positions, as many as the context or more."""
-    return st.builds(Sinusoids, n_positions=st.integers(CONTEXT, CONTEXT + 3), d_model=st.just(d_model),
-                     theta=st.sampled_from((10.0, 10000.0)), layout=st.sampled_from(SINUSOID_LAYOUTS))  # fmt: skip
+    return st.builds(
+        Sinusoids,
+        n_positions=st.integers(CONTEXT, CONTEXT + 3),
+        d_model=st.just(d_model),
+        theta=st.sampled_from((10.0, 10000.0)),
+        layout=st.sampled_from(SINUSOID_LAYOUTS),
+    )
 
 
 @st.composite
@@ -369,8 +382,9 @@ def stacks(
             drawn = replace(drawn, positions=None)
         body = replace(drawn, causal=causal, chunk=drawn.chunk if causal else None)
         if table is not None:
-            buckets = RelativeBuckets(n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))),
-                                      both_ways=draw(st.booleans()))  # fmt: skip
+            buckets = RelativeBuckets(
+                n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))), both_ways=draw(st.booleans())
+            )
             heads = {"n_heads": table.n_heads, "n_kv_heads": 1, "q_norm": None, "k_norm": None, "rotate_first": False}
             body = replace(body, positions=buckets, **heads)
         kinds = [replace(own, body=body)]
@@ -386,9 +400,16 @@ def stacks(
 @cache
 def crossings(name: str, d_model: int, d_source: int) -> SearchStrategy[Branch]:
     """A branch of cross-attention."""
-    body = st.builds(CrossAttention, d_model=st.just(d_model), d_source=st.just(d_source), n_heads=st.integers(1, 3),
-                     d_head=st.integers(1, 7), bias=st.booleans(), output_bias=st.booleans(),
-                     scale=st.none() | st.just(0.7))  # fmt: skip
+    body = st.builds(
+        CrossAttention,
+        d_model=st.just(d_model),
+        d_source=st.just(d_source),
+        n_heads=st.integers(1, 3),
+        d_head=st.integers(1, 7),
+        bias=st.booleans(),
+        output_bias=st.booleans(),
+        scale=st.none() | st.just(0.7),
+    )
     return st.builds(Branch, name=st.just(name), body=body, norm=maybe_norms(d_model), post_norm=maybe_norms(d_model))
 
 
@@ -424,15 +445,25 @@ def translators(draw: DrawFn) -> ModelSpec:
 @cache
 def transforms(d_model: int) -> SearchStrategy[HeadTransform]:
     """What a masked language model's head begins with."""
-    return st.builds(HeadTransform, d_model=st.just(d_model), activation=st.sampled_from(ACTIVATIONS), eps=EPS,
-                     bias=st.booleans(), norm_bias=st.booleans())  # fmt: skip
+    return st.builds(
+        HeadTransform,
+        d_model=st.just(d_model),
+        activation=st.sampled_from(ACTIVATIONS),
+        eps=EPS,
+        bias=st.booleans(),
+        norm_bias=st.booleans(),
+    )
 
 
 @cache
 def masked_heads(d_model: int, n_vocab: int) -> SearchStrategy[Head | TiedHead | None]:
     """Either head, with and without a transform, or none."""
-    fields = {"d_model": st.just(d_model), "n_vocab": st.just(n_vocab), "bias": st.booleans(),
-              "transform": st.none() | transforms(d_model)}  # fmt: skip
+    fields = {
+        "d_model": st.just(d_model),
+        "n_vocab": st.just(n_vocab),
+        "bias": st.booleans(),
+        "transform": st.none() | transforms(d_model),
+    }
     return st.none() | st.builds(Head, **fields) | st.builds(TiedHead, **fields)
 
 
@@ -513,10 +544,12 @@ def seers(draw: DrawFn) -> ModelSpec:
     text, tower = draw(specs(max_blocks=2)), draw(towers("none"))
     assert isinstance(tower.embedding, PatchEmbedding)
     both_ways = draw(st.booleans()) and all(
-        isinstance(part, Attention) and part.chunk is None
+        isinstance(part, Attention)
+        and part.chunk is None
         and not isinstance(part.positions, Alibi | RelativeProjection)
-        for _, part in walk(text) if isinstance(part, Mixer)
-    )  # fmt: skip
+        for _, part in walk(text)
+        if isinstance(part, Mixer)
+    )
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
     vision = Vision(

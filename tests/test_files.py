@@ -133,8 +133,10 @@ def test_json_within_its_bounds_is_read() -> None:
     assert parse_json("[" * 64 + "]" * 64, "here")
     assert parse_json("[0,0]", "here", most_values=4) == [0, 0]
     assert parse_json('[Infinity, 1e999, {"a": 1, "a": 2}]', "here", finite=False, unique=False) == [
-        float("inf"), float("inf"), {"a": 2}
-    ]  # fmt: skip
+        float("inf"),
+        float("inf"),
+        {"a": 2},
+    ]
 
 
 def test_links_out_of_a_folder_are_seen_and_those_of_the_hubs_cache_are_not_out(tmp_path: Path) -> None:

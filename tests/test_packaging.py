@@ -32,6 +32,17 @@ def test_the_source_distribution_is_the_package_alone(tmp_path: Path) -> None:
     with tarfile.open(made) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in names if ".egg-info" not in name} == {
-        "", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg", "src", "src/asbuilt",
-        "src/asbuilt/__init__.py", "src/asbuilt/py.typed", "src/asbuilt/spec", "src/asbuilt/spec/__init__.py",
-    }  # fmt: skip
+        "",
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+        "setup.cfg",
+        "src",
+        "src/asbuilt",
+        "src/asbuilt/__init__.py",
+        "src/asbuilt/py.typed",
+        "src/asbuilt/spec",
+        "src/asbuilt/spec/__init__.py",
+    }

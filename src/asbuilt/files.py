@@ -61,16 +61,24 @@ def read_regular(path: Path, limit: int, field: str = "") -> bytes:
         except OSError as error:
             raise _unreadable(path, field, error) from error
     if len(data) > limit:
-        raise InputError("too large", field=field or str(path), value=str(path) if field else None,
-                         allowed=f"at most {limit:,} bytes")  # fmt: skip
+        raise InputError(
+            "too large",
+            field=field or str(path),
+            value=str(path) if field else None,
+            allowed=f"at most {limit:,} bytes",
+        )
     return data
 
 
 def _require(status: os.stat_result, path: Path, field: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
-        raise InputError(f"{kind}, not a file", field=field or str(path), value=str(path) if field else None,
-                         allowed="a regular file")  # fmt: skip
+        raise InputError(
+            f"{kind}, not a file",
+            field=field or str(path),
+            value=str(path) if field else None,
+            allowed="a regular file",
+        )
 
 
 def _unreadable(path: Path, field: str, error: OSError | ValueError) -> InputError:

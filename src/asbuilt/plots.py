@@ -150,10 +150,20 @@ def _by_batch(axes: Axes, plan: ServePlan) -> None:
     if not batches:
         return _nothing(axes, "nothing is decoded")
     axes.loglog(batches, [s.seconds_per_step * 1e3 for s in plan.sweep], color="black", label="a step")
-    axes.loglog(batches, [s.run.memory_seconds * 1e3 for s in plan.sweep], color=COLOURS[0], linestyle="--",
-                label="bytes / bandwidth")  # fmt: skip
-    axes.loglog(batches, [s.run.compute_seconds * 1e3 for s in plan.sweep], color=COLOURS[5], linestyle=":",
-                label="FLOPs / rate")  # fmt: skip
+    axes.loglog(
+        batches,
+        [s.run.memory_seconds * 1e3 for s in plan.sweep],
+        color=COLOURS[0],
+        linestyle="--",
+        label="bytes / bandwidth",
+    )
+    axes.loglog(
+        batches,
+        [s.run.compute_seconds * 1e3 for s in plan.sweep],
+        color=COLOURS[5],
+        linestyle=":",
+        label="FLOPs / rate",
+    )
     if plan.users:
         axes.axvline(
             plan.users,

@@ -11,8 +11,11 @@ import re
 import unicodedata
 
 # What Python calls printable and nobody sees: fillers, a joiner and selectors that hide what a name is.
-UNSEEN = {*map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0)), *map(chr, range(0xFE00, 0xFE10)),
-          *map(chr, range(0xE0100, 0xE01F0))}  # fmt: skip
+UNSEEN = {
+    *map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0)),
+    *map(chr, range(0xFE00, 0xFE10)),
+    *map(chr, range(0xE0100, 0xE01F0)),
+}
 JOINERS = ("\u200c", "\u200d")
 # Of category Cf and seen all the same: signs that go before Arabic, Syriac and Kaithi numbers.
 PREPENDED = {*map(chr, range(0x0600, 0x0606)), *map(chr, (0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))}

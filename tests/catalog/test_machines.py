@@ -75,8 +75,17 @@ def test_memory_by_convention() -> None:
 
 
 # GiB that PyTorch names as the total capacity in published out-of-memory messages; of TPUs, what XLA names
-TOLD = {"a100-80gb": 79.2, "h100-sxm": 79.19, "rtx-3090": 23.58, "l40s": 44.4, "h200": 139.8, "b200": 178.35,
-        "mi300x": 191.98, "mi250x": 63.98, "tpu-v6e": 31.25}  # fmt: skip
+TOLD = {
+    "a100-80gb": 79.2,
+    "h100-sxm": 79.19,
+    "rtx-3090": 23.58,
+    "l40s": 44.4,
+    "h200": 139.8,
+    "b200": 178.35,
+    "mi300x": 191.98,
+    "mi250x": 63.98,
+    "tpu-v6e": 31.25,
+}
 
 
 @pytest.mark.parametrize("name", TOLD)
@@ -192,8 +201,16 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str) -> None:
         machines.resolve(str(tmp_path / "absent.toml"))
 
 
-HUGE = ["memory = 1" + "0" * 5000, "memory = 1" + "0" * 4000, "memory = 0x" + "f" * 5000, "memory = 1e400",
-        "memory = inf", "memory = nan", "memory = " + "[" * 2000, "a" * 70_000]  # fmt: skip
+HUGE = [
+    "memory = 1" + "0" * 5000,
+    "memory = 1" + "0" * 4000,
+    "memory = 0x" + "f" * 5000,
+    "memory = 1e400",
+    "memory = inf",
+    "memory = nan",
+    "memory = " + "[" * 2000,
+    "a" * 70_000,
+]
 
 
 @pytest.mark.parametrize("text", HUGE, ids=lambda text: text[:20])
@@ -261,10 +278,28 @@ def test_a_small_bare_number_of_bytes_wants_a_unit(text: str, per_second: bool) 
 
 
 # bytes/s; B is a byte, b a bit: an adapter of 400 Gb/s is 50 GB/s
-RATES = [("400Gb/s", 50e9), ("400Gbit/s", 50e9), ("400 Gbps", 50e9), ("400gbps", 50e9), ("400 Gbits/s", 50e9),
-         ("400000Mb/s", 50e9), ("3.2Tb/s", 400e9), ("400Gib/s", 400 * 2**30 / 8), ("50GB/s", 50e9), ("50GBps", 50e9),
-         ("50GiB/s", 50 * 2**30), ("50 GB", 50e9), ("50GBytes/s", 50e9), ("50e9", 50e9), (50e9, 50e9),
-         ("400G", None), ("400gb/s", None), ("400GBPS", None), ("400", None), ("-3GB/s", None)]  # fmt: skip
+RATES = [
+    ("400Gb/s", 50e9),
+    ("400Gbit/s", 50e9),
+    ("400 Gbps", 50e9),
+    ("400gbps", 50e9),
+    ("400 Gbits/s", 50e9),
+    ("400000Mb/s", 50e9),
+    ("3.2Tb/s", 400e9),
+    ("400Gib/s", 400 * 2**30 / 8),
+    ("50GB/s", 50e9),
+    ("50GBps", 50e9),
+    ("50GiB/s", 50 * 2**30),
+    ("50 GB", 50e9),
+    ("50GBytes/s", 50e9),
+    ("50e9", 50e9),
+    (50e9, 50e9),
+    ("400G", None),
+    ("400gb/s", None),
+    ("400GBPS", None),
+    ("400", None),
+    ("-3GB/s", None),
+]
 
 
 @pytest.mark.parametrize(("text", "rate"), RATES, ids=str)
@@ -296,8 +331,16 @@ def test_links_in_bits_reach_the_machine(tmp_path: Path) -> None:
         assert (machine.bandwidth, machine.link.bandwidth) == (2e12, 50e9)
 
 
-TIMES = [("20ms", 0.02), ("0.02s", 0.02), ("20 ms", 0.02), ("20000us", 0.02), ("20000µs", 0.02), ("2e-2 s", 0.02),
-         ("2 sec", 2), ("1 second", 1)]  # fmt: skip
+TIMES = [
+    ("20ms", 0.02),
+    ("0.02s", 0.02),
+    ("20 ms", 0.02),
+    ("20000us", 0.02),
+    ("20000µs", 0.02),
+    ("2e-2 s", 0.02),
+    ("2 sec", 2),
+    ("1 second", 1),
+]
 
 
 @pytest.mark.parametrize(("text", "seconds"), TIMES)
@@ -313,8 +356,18 @@ def test_a_bare_time_wants_a_unit() -> None:
             parse_time(text, "latency-target")
 
 
-TOKENS = [("8192", 8192), ("128k", 128_000), ("128K", 131_072), ("128Ki", 131_072), ("128ki", 131_072),
-          ("131,072", 131_072), ("1.5k", 1500), ("1m", 1_000_000), ("1M", 1_048_576), (7, 7)]  # fmt: skip
+TOKENS = [
+    ("8192", 8192),
+    ("128k", 128_000),
+    ("128K", 131_072),
+    ("128Ki", 131_072),
+    ("128ki", 131_072),
+    ("131,072", 131_072),
+    ("1.5k", 1500),
+    ("1m", 1_000_000),
+    ("1M", 1_048_576),
+    (7, 7),
+]
 
 
 @pytest.mark.parametrize(("text", "tokens"), TOKENS, ids=str)
@@ -376,9 +429,20 @@ def test_names_that_tools_print(printed: str) -> None:
 
 
 # other chips of nearly the same name, and slices of one
-@pytest.mark.parametrize("printed", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H800",
-                                     "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA H200 NVL", "Tesla V100-PCIE-16GB",
-                                     "NVIDIA", "", "GPU 0:"])  # fmt: skip
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA H800",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA H200 NVL",
+        "Tesla V100-PCIE-16GB",
+        "NVIDIA",
+        "",
+        "GPU 0:",
+    ],
+)
 def test_names_that_are_another_machine_s(printed: str) -> None:
     with pytest.raises(InputError, match="no such machine"):
         machines.resolve(printed)
@@ -386,9 +450,24 @@ def test_names_that_are_another_machine_s(printed: str) -> None:
 
 @pytest.mark.parametrize("machine", ROWS, ids=lambda m: m.name)
 def test_the_source_names_what_the_row_is_of(machine: Machine) -> None:
-    sold = {"v": "NVIDIA", "t4": "NVIDIA", "a": "NVIDIA", "l": "NVIDIA", "rtx": "NVIDIA", "h": "NVIDIA", "g": "NVIDIA",
-            "b": "NVIDIA", "mi": "AMD", "rx": "AMD", "epyc": "AMD", "gaudi": "Intel", "xeon": "Intel", "tpu": "Google",
-            "m": "Apple", "cpu": "generic"}  # fmt: skip
+    sold = {
+        "v": "NVIDIA",
+        "t4": "NVIDIA",
+        "a": "NVIDIA",
+        "l": "NVIDIA",
+        "rtx": "NVIDIA",
+        "h": "NVIDIA",
+        "g": "NVIDIA",
+        "b": "NVIDIA",
+        "mi": "AMD",
+        "rx": "AMD",
+        "epyc": "AMD",
+        "gaudi": "Intel",
+        "xeon": "Intel",
+        "tpu": "Google",
+        "m": "Apple",
+        "cpu": "generic",
+    }
     starts = [start for start in sold if machine.name.startswith(start)]
     assert machine.vendor == sold[max(starts, key=len)]
     plain = "".join(c for c in machine.source.lower() if c.isalnum())

@@ -72,8 +72,16 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if tree:
                 return [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
             siblings = [{"rfilename": name, "size": size, "blobId": name} for name, size in sizes.items()]
-            return {"_id": "x", "id": repo, "sha": self.sha, "private": False, "siblings": siblings, "tags": [],
-                    "downloads": 0, "likes": 0}  # fmt: skip
+            return {
+                "_id": "x",
+                "id": repo,
+                "sha": self.sha,
+                "private": False,
+                "siblings": siblings,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+            }
 
         def say(self, document: object) -> None:
             data = json.dumps(document).encode()

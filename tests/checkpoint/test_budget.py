@@ -95,37 +95,70 @@ GGUFS: dict[str, tuple[Callable[[], bytes], str]] = {
     "6 million truth values": (lambda: array(7, SMALL, bytes(SMALL)), "too much memory"),
     "4 million texts": (lambda: array(8, SMALL // 2, text(b"a") * (SMALL // 2)), "too much memory"),
     "a million texts in turn": (
-        lambda: array(8, 1 << 20, text("é€ab".encode()) * (1 << 20)), "too much memory|missing"),
-    "texts that grow": (
-        lambda: array(8, 40, text("🎉".encode() + b"a" * ((1 << 20) - 8)) * 40), "too much memory"),
+        lambda: array(8, 1 << 20, text("é€ab".encode()) * (1 << 20)),
+        "too much memory|missing",
+    ),
+    "texts that grow": (lambda: array(8, 40, text("🎉".encode() + b"a" * ((1 << 20) - 8)) * 40), "too much memory"),
     "a million arrays": (lambda: array(9, 1 << 20, struct.pack("<IQ", 0, 0) * (1 << 20)), "too much memory"),
     "as many arrays as there may be": (
-        lambda: array(9, 205_000, struct.pack("<IQ", 0, 0) * 205_000), r"missing|embedding_length"),
+        lambda: array(9, 205_000, struct.pack("<IQ", 0, 0) * 205_000),
+        r"missing|embedding_length",
+    ),
     "131,072 tensors": (
         lambda: gguf([ARCHITECTURE], [(b"t%d" % i, (8,), 0, 32 * i) for i in range(1 << 17)], 32 << 17),
-        "tensor count is too large"),
+        "tensor count is too large",
+    ),
     "16,384 tensors": (
         lambda: gguf([ARCHITECTURE, *SIZES], [(b"t%d" % i, (8,), 0, 32 * i) for i in range(1 << 14)], 32 << 14),
-        r"16384 unexpected"),
+        r"16384 unexpected",
+    ),
     "131,072 keys": (
-        lambda: gguf([key(b"k%d" % i, 0, b"\1") for i in range(1 << 17)], [], 0), "metadata count is too large"),
+        lambda: gguf([key(b"k%d" % i, 0, b"\1") for i in range(1 << 17)], [], 0),
+        "metadata count is too large",
+    ),
     "4,000 unknown keys": (
-        lambda: gguf([ARCHITECTURE, *SIZES, *(key(b"k%d" % i, 0, b"\1") for i in range(4000))], [], 0), "unknown key"),
+        lambda: gguf([ARCHITECTURE, *SIZES, *(key(b"k%d" % i, 0, b"\1") for i in range(4000))], [], 0),
+        "unknown key",
+    ),
     "10,000 blocks of one tensor": (
-        lambda: gguf([ARCHITECTURE, *SIZES[1:], key(b"llama.block_count", 4, struct.pack("<I", 10_000))],
-                     [(b"token_embd.weight", (32, 8), 0, 0)], 1024), "more blocks than the file has tensors"),
+        lambda: gguf(
+            [ARCHITECTURE, *SIZES[1:], key(b"llama.block_count", 4, struct.pack("<I", 10_000))],
+            [(b"token_embd.weight", (32, 8), 0, 0)],
+            1024,
+        ),
+        "more blocks than the file has tensors",
+    ),
     "tensors in one place": (
         lambda: gguf([ARCHITECTURE, *SIZES], [(b"t%d" % i, (1 << 20,), 8, 0) for i in range(9000)], 1_114_112),
-        "shares bytes"),
-}  # fmt: skip
-SIZES = [key(b"llama.block_count", 4, struct.pack("<I", 1))] + [
-    key(f"llama.{name}".encode(), 4, struct.pack("<I", n))
-    for name, n in (("context_length", 16), ("embedding_length", 32), ("feed_forward_length", 32),
-                    ("attention.head_count", 2), ("attention.head_count_kv", 1), ("vocab_size", 8))
-] + [key(b"llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5))]  # fmt: skip
+        "shares bytes",
+    ),
+}
+SIZES = (
+    [key(b"llama.block_count", 4, struct.pack("<I", 1))]
+    + [
+        key(f"llama.{name}".encode(), 4, struct.pack("<I", n))
+        for name, n in (
+            ("context_length", 16),
+            ("embedding_length", 32),
+            ("feed_forward_length", 32),
+            ("attention.head_count", 2),
+            ("attention.head_count_kv", 1),
+            ("vocab_size", 8),
+        )
+    ]
+    + [key(b"llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5))]
+)
 
-CONFIG = {"model_type": "llama", "vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-          "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 8,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+}
 
 
 @pytest.mark.parametrize("name", GGUFS)
@@ -146,19 +179,34 @@ FOLDERS: dict[str, tuple[Callable[[], dict[str, bytes]], str]] = {
     "a header of 32 MiB": (lambda: {"model.safetensors": header("{" + " " * (32 << 20) + "}")}, "header length"),
     "a header of 8 MiB": (lambda: {"model.safetensors": header("{" + " " * ((8 << 20) - 2) + "}")}, "missing"),
     "a header of 70,000 tensors": (
-        lambda: {"model.safetensors": header({f"{i}": EMPTY for i in range(70_000)})}, "missing|too many values"),
+        lambda: {"model.safetensors": header({f"{i}": EMPTY for i in range(70_000)})},
+        "missing|too many values",
+    ),
     "a header of lists": (
-        lambda: {"model.safetensors": header('{"a":[' + "[]," * 2_000_000 + "[]]}")}, "too many values"),
+        lambda: {"model.safetensors": header('{"a":[' + "[]," * 2_000_000 + "[]]}")},
+        "too many values",
+    ),
     "a header of empty objects": (
-        lambda: {"model.safetensors": header('{"a":[' + "{}," * 260_000 + "{}]}")}, "not a tensor|too many values"),
+        lambda: {"model.safetensors": header('{"a":[' + "{}," * 260_000 + "{}]}")},
+        "not a tensor|too many values",
+    ),
     "an index of a million names": (
-        lambda: {"model.safetensors.index.json": json.dumps({"weight_map": {f"{i}": SHARD for i in range(10**6)}}
-                                                           ).encode(), SHARD: header({})}, "too large|too many values"),
+        lambda: {
+            "model.safetensors.index.json": json.dumps({"weight_map": {f"{i}": SHARD for i in range(10**6)}}).encode(),
+            SHARD: header({}),
+        },
+        "too large|too many values",
+    ),
     "an index of 200,000 shards": (
-        lambda: {"model.safetensors.index.json":
-                 json.dumps({"weight_map": {f"{i}": f"{i}.safetensors" for i in range(200_000)}}).encode(),
-                 "0.safetensors": header({"0": EMPTY})}, r"1.safetensors: cannot be read"),
-}  # fmt: skip
+        lambda: {
+            "model.safetensors.index.json": json.dumps(
+                {"weight_map": {f"{i}": f"{i}.safetensors" for i in range(200_000)}}
+            ).encode(),
+            "0.safetensors": header({"0": EMPTY}),
+        },
+        r"1.safetensors: cannot be read",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -18,10 +18,19 @@ from asbuilt.nn.modules import Model
 from asbuilt.spec import Model as Spec
 
 CONFIG = {
-    "model_type": "glm4_moe", "vocab_size": 11, "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "n_routed_experts": 4,
-    "moe_intermediate_size": 3, "num_experts_per_tok": 2, "num_nextn_predict_layers": 0,
-}  # fmt: skip
+    "model_type": "glm4_moe",
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 3,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 0,
+}
 PATH, NAME = "blocks.1.ffn.body.router.correction", "model.layers.1.mlp.gate.e_score_correction_bias"
 
 

@@ -122,8 +122,9 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
 
 def make(seed: int, *, tied: bool = False) -> PreTrainedModel:
     """A llama whose rows are whole blocks of every format."""
-    return tiny.build("llama", seed, tied=tied, hidden_size=96, head_dim=D_HEAD, intermediate_size=160,
-                      vocab_size=len(TOKENS))  # fmt: skip
+    return tiny.build(
+        "llama", seed, tied=tied, hidden_size=96, head_dim=D_HEAD, intermediate_size=160, vocab_size=len(TOKENS)
+    )
 
 
 KINDS = st.sampled_from([gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0")])

@@ -336,8 +336,12 @@ def test_the_assembler_of_lies_can_tell_the_truth(tmp_path: Path) -> None:
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
-    for path, said in ((tmp_path, "not a file"), (tmp_path / "none.gguf", "cannot be read"),
-                       (tmp_path / "pipe.gguf", "not a file"), (Path("/dev/zero"), "not a file")):  # fmt: skip
+    for path, said in (
+        (tmp_path, "not a file"),
+        (tmp_path / "none.gguf", "cannot be read"),
+        (tmp_path / "pipe.gguf", "not a file"),
+        (Path("/dev/zero"), "not a file"),
+    ):
         with pytest.raises(InputError, match=said):
             read_header(path)
 

@@ -19,8 +19,14 @@ from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
 
-NEVER = {"pytorch_model.bin": b"pickle", "modeling_mine.py": b"raise SystemExit", "model.onnx": b"1",
-         "data/train.json": b"[]", "other.safetensors": b"1", "README.md": b"# mine"}  # fmt: skip
+NEVER = {
+    "pytorch_model.bin": b"pickle",
+    "modeling_mine.py": b"raise SystemExit",
+    "model.onnx": b"1",
+    "data/train.json": b"[]",
+    "other.safetensors": b"1",
+    "README.md": b"# mine",
+}
 
 
 @pytest.fixture

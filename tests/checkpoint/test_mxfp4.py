@@ -25,10 +25,17 @@ from asbuilt.families.table import Mxfp4
 
 E, F, M = 3, 32, 64
 CONFIG: dict[str, Any] = {
-    "model_type": "gpt_oss", "vocab_size": 11, "hidden_size": M, "intermediate_size": F, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_local_experts": E,
+    "model_type": "gpt_oss",
+    "vocab_size": 11,
+    "hidden_size": M,
+    "intermediate_size": F,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "num_local_experts": E,
     "num_experts_per_tok": 2,
-}  # fmt: skip
+}
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 SIZES = st.integers(1, 3)
 

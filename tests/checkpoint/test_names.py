@@ -19,9 +19,14 @@ from asbuilt.families.table import is_ignored
 
 V = 61
 LIKE_LLAMA: dict[str, Any] = {
-    "vocab_size": V, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "max_position_embeddings": 32, "tie_word_embeddings": True,
-}  # fmt: skip
+    "vocab_size": V,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
 KEYS: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 6}
 TURNED: dict[str, Any] = {"rotary_pct": 1.0}
 BERT = {key: LIKE_LLAMA[key] for key in LIKE_LLAMA if key != "tie_word_embeddings"}
@@ -37,22 +42,30 @@ WITH_HEAD: dict[str, tuple[Any, Any, str]] = {
     "mpt": (hf.MptForCausalLM, hf.MptConfig(vocab_size=V, d_model=12, n_heads=2, n_layers=2, max_seq_len=32), ""),
     "opt": (
         hf.OPTForCausalLM,
-        hf.OPTConfig(vocab_size=V, hidden_size=12, ffn_dim=20, num_hidden_layers=2, num_attention_heads=2,
-                     word_embed_proj_dim=12, max_position_embeddings=16),
+        hf.OPTConfig(
+            vocab_size=V,
+            hidden_size=12,
+            ffn_dim=20,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            word_embed_proj_dim=12,
+            max_position_embeddings=16,
+        ),
         "model.",
     ),
-}  # fmt: skip
+}
 ALONE: dict[str, tuple[Any, Any, str]] = {
     "bert": (hf.BertForMaskedLM, hf.BertConfig(**BERT), "bert."),
     "roberta": (hf.RobertaForMaskedLM, hf.RobertaConfig(**BERT), "roberta."),
     "modernbert": (hf.ModernBertForMaskedLM, hf.ModernBertConfig(**BERT, pad_token_id=0), "model."),
     "vit": (
         hf.ViTForImageClassification,
-        hf.ViTConfig(hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2, image_size=8,
-                     patch_size=4),
+        hf.ViTConfig(
+            hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
+        ),
         "vit.",
     ),
-}  # fmt: skip
+}
 
 
 def drawn(kind: Any, config: Any) -> Any:  # noqa: ANN401  classes of transformers
@@ -118,9 +131,12 @@ def t5(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "names",
-    [["decoder.embed_tokens.weight"], ["encoder.embed_tokens.weight"],
-     ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]],
-)  # fmt: skip
+    [
+        ["decoder.embed_tokens.weight"],
+        ["encoder.embed_tokens.weight"],
+        ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"],
+    ],
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_table_stored_only_under_the_name_of_its_ties(tmp_path: Path, names: list[str], tied: bool) -> None:
     tensors = t5(tmp_path / "made", tied=tied)
@@ -162,7 +178,11 @@ def test_metadata_of_null_is_none(tmp_path: Path) -> None:
 def test_what_carries_nothing_is_known_with_the_prefix_and_without() -> None:
     """BertForMaskedLM leaves a pooler aside, whose name begins as the other names of its file do."""
     table = tensor_table("bert", read_config({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "x").spec)
-    for name, ignored in (("bert.pooler.dense.weight", True), ("pooler.dense.weight", True),
-                          ("cls.seq_relationship.bias", True), ("bert.poolers.dense.weight", False),
-                          ("encoder.pooler.dense.weight", False)):  # fmt: skip
+    for name, ignored in (
+        ("bert.pooler.dense.weight", True),
+        ("pooler.dense.weight", True),
+        ("cls.seq_relationship.bias", True),
+        ("bert.poolers.dense.weight", False),
+        ("encoder.pooler.dense.weight", False),
+    ):
         assert is_ignored(table, name) is ignored, name

@@ -19,8 +19,18 @@ from asbuilt.families import llama
 from asbuilt.nn import build
 from asbuilt.spec import Rotary
 
-SPEC = llama.build(n_vocab=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=40, max_positions=16,
-                   rotary=Rotary(d_rotary=8), tied=False, name="tiny")  # fmt: skip
+SPEC = llama.build(
+    n_vocab=64,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=40,
+    max_positions=16,
+    rotary=Rotary(d_rotary=8),
+    tied=False,
+    name="tiny",
+)
 # By hand: two tables 64 x 32; per layer q and o 32 x 32, k and v 16 x 32, three of 32 x 40, two norms; the last norm.
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 40 + 2 * 32) + 32
 
@@ -53,14 +63,22 @@ def test_a_file_that_is_mostly_holes_is_a_message(tmp_path: Path, monkeypatch: p
     """A table of 8.5 GB, which loading holds twice, on a machine with 6 free: the file takes no room on the disk."""
     wide = 2_125_000_000 // 64
     config = {"model_type": "gpt2", "vocab_size": wide, "n_embd": 64, "n_layer": 1, "n_head": 1, "n_positions": 8}
-    stated = {
-        "wte.weight": (wide, 64), "wpe.weight": (8, 64), "ln_f.weight": (64,), "ln_f.bias": (64,)
-    }  # fmt: skip
+    stated = {"wte.weight": (wide, 64), "wpe.weight": (8, 64), "ln_f.weight": (64,), "ln_f.bias": (64,)}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for name, shape in {"ln_1.weight": (64,), "ln_1.bias": (64,), "ln_2.weight": (64,), "ln_2.bias": (64,),
-                        "attn.c_attn.weight": (64, 192), "attn.c_attn.bias": (192,), "attn.c_proj.weight": (64, 64),
-                        "attn.c_proj.bias": (64,), "mlp.c_fc.weight": (64, 256), "mlp.c_fc.bias": (256,),
-                        "mlp.c_proj.weight": (256, 64), "mlp.c_proj.bias": (64,)}.items():  # fmt: skip
+    for name, shape in {
+        "ln_1.weight": (64,),
+        "ln_1.bias": (64,),
+        "ln_2.weight": (64,),
+        "ln_2.bias": (64,),
+        "attn.c_attn.weight": (64, 192),
+        "attn.c_attn.bias": (192,),
+        "attn.c_proj.weight": (64, 64),
+        "attn.c_proj.bias": (64,),
+        "mlp.c_fc.weight": (64, 256),
+        "mlp.c_fc.bias": (256,),
+        "mlp.c_proj.weight": (256, 64),
+        "mlp.c_proj.bias": (64,),
+    }.items():
         stated[f"h.0.{name}"] = shape
     header, end = {}, 0
     for name, shape in stated.items():

@@ -45,8 +45,9 @@ def converting(folder: Path, out: Path, step: str) -> subprocess.Popen[str]:
         f"def step(self, done, total): {step}\n"
         "convert.Bar.__call__ = step; sys.argv[0] = 'asbuilt'; main()"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, "convert", folder, out], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "convert", folder, out], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "\n"
     return process
@@ -109,8 +110,10 @@ def test_tensors_are_cast_and_written_piece_by_piece(made: Path, monkeypatch: py
 
 
 def test_a_lack_of_memory_names_the_tensor(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to " \
-           "allocate 17179869184 bytes. Error code 12 (Cannot allocate memory)"  # fmt: skip
+    said = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 17179869184 bytes. Error code 12 (Cannot allocate memory)"
+    )
 
     def fail(*_: object) -> None:
         raise RuntimeError(said)
@@ -132,8 +135,13 @@ def test_names_of_code_are_left_behind(made: Path) -> None:
     (made / "modeling_x.py").write_text("raise SystemExit")
     out = made.with_name("out")
     convert(made, out)
-    save(load(made), made.with_name("saved"), family="llama", carried=open_model(made).reading.carried,
-         tokenizer_from=made)  # fmt: skip
+    save(
+        load(made),
+        made.with_name("saved"),
+        family="llama",
+        carried=open_model(made).reading.carried,
+        tokenizer_from=made,
+    )
     for folder in (out, made.with_name("saved")):
         config = json.loads((folder / "config.json").read_text())
         assert ("auto_map" in config, config["bos_token_id"]) == (False, 7)
@@ -237,8 +245,12 @@ def test_every_tensor_is_aligned_to_its_elements_and_the_order_within_a_width_is
 
 def test_shards_are_filled_up_to_the_limit_and_not_beyond() -> None:
     five = [Place(name=str(i), dtype=torch.float32, shape=(n,)) for i, n in enumerate((2, 2, 1, 9, 1))]
-    for limit, names in ((16, [["0", "1"], ["2"], ["3"], ["4"]]), (20, [["0", "1", "2"], ["3"], ["4"]]),
-                         (15.9, [["0"], ["1", "2"], ["3"], ["4"]]), (60, [["0", "1", "2", "3", "4"]])):  # fmt: skip
+    for limit, names in (
+        (16, [["0", "1"], ["2"], ["3"], ["4"]]),
+        (20, [["0", "1", "2"], ["3"], ["4"]]),
+        (15.9, [["0"], ["1", "2"], ["3"], ["4"]]),
+        (60, [["0", "1", "2", "3", "4"]]),
+    ):
         assert [[place.name for place in shard] for shard in saving.plan_shards(iter(five), limit)] == names
 
 

@@ -53,8 +53,18 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "tiny"
     n_vocab = write_tokenizer(tmp_path / "text")
     rotary = Rotary(d_rotary=8)
-    spec = llama.build(n_vocab=n_vocab, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=40,
-                       max_positions=CONTEXT, rotary=rotary, tied=False, name="tiny")  # fmt: skip
+    spec = llama.build(
+        n_vocab=n_vocab,
+        d_model=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=40,
+        max_positions=CONTEXT,
+        rotary=rotary,
+        tied=False,
+        name="tiny",
+    )
     save(build(spec, seed=random.randrange(2**32)), folder, family="llama", carried={})
     for file in (tmp_path / "text").iterdir():
         file.rename(folder / file.name)

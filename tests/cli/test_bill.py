@@ -38,14 +38,27 @@ NORM = RMSNorm(d=M)
 
 
 def model(*blocks: Block) -> Model:
-    return Model(name="toy", embedding=TokenEmbedding(n_vocab=11, d_model=M), blocks=blocks, norm=NORM,
-                 max_positions=16, head=Head(d_model=M, n_vocab=11))  # fmt: skip
+    return Model(
+        name="toy",
+        embedding=TokenEmbedding(n_vocab=11, d_model=M),
+        blocks=blocks,
+        norm=NORM,
+        max_positions=16,
+        head=Head(d_model=M, n_vocab=11),
+    )
 
 
 def block(ffn: Any) -> Block:  # noqa: ANN401  any body
     """Two heads of 6 over one of keys, whose queries and keys are normalised and turned."""
-    mixer = Attention(d_model=M, n_heads=2, n_kv_heads=1, d_head=6, positions=Rotary(d_rotary=4),
-                      q_norm=RMSNorm(d=6), k_norm=RMSNorm(d=6))  # fmt: skip
+    mixer = Attention(
+        d_model=M,
+        n_heads=2,
+        n_kv_heads=1,
+        d_head=6,
+        positions=Rotary(d_rotary=4),
+        q_norm=RMSNorm(d=6),
+        k_norm=RMSNorm(d=6),
+    )
     return Block(branches=(Branch(name="attention", body=mixer, norm=NORM), Branch(name="ffn", body=ffn, norm=NORM)))
 
 
@@ -103,8 +116,18 @@ def test_one_token_s_way_step_by_step() -> None:
 
 
 def test_the_way_through_an_encoder_comes_first() -> None:
-    config = {"model_type": "t5", "d_model": M, "d_kv": 3, "num_heads": 2, "d_ff": 10, "num_layers": 3,
-              "num_decoder_layers": 2, "vocab_size": 11, "n_positions": 16, "tie_word_embeddings": True}  # fmt: skip
+    config = {
+        "model_type": "t5",
+        "d_model": M,
+        "d_kv": 3,
+        "num_heads": 2,
+        "d_ff": 10,
+        "num_layers": 3,
+        "num_decoder_layers": 2,
+        "vocab_size": 11,
+        "n_positions": 16,
+        "tie_word_embeddings": True,
+    }
     found = described(read_config(config, "toy").spec)["shapes"]
     told = [(kind["path"], kind["blocks"], kind["count"]) for kind in found]
     assert told == [("encoder.blocks", [0, 1, 2], 3), ("blocks", [0, 1], 2)]
@@ -139,9 +162,23 @@ def test_what_the_document_holds_beside_the_figures() -> None:
     assert not any(found["stored_extra"].values())
     assert found["packed"] is None
     assert found["conventions"].keys() == {
-        "flops", "scores", "lookup", "units", "parameters", "defaults", "notes", "active_parameters", "quantization",
-        "stored_extra", "encoder", "cache", "weights", "activations", "pooler", "decode",
-    }  # fmt: skip
+        "flops",
+        "scores",
+        "lookup",
+        "units",
+        "parameters",
+        "defaults",
+        "notes",
+        "active_parameters",
+        "quantization",
+        "stored_extra",
+        "encoder",
+        "cache",
+        "weights",
+        "activations",
+        "pooler",
+        "decode",
+    }
 
 
 # Images.
@@ -178,15 +215,23 @@ def test_a_model_of_images_is_as_long_as_one(run: Run) -> None:
 
 def test_a_whole_context_is_not_beyond_it(run: Run, checkpoint: Path) -> None:
     assert run("describe", checkpoint, "--seq", 64).stderr == ""
-    assert run("describe", checkpoint, "--seq", 65).stderr == (
-        "warning: --seq 65 is beyond the context of 64 tokens\n"
-    )  # fmt: skip
+    assert run("describe", checkpoint, "--seq", 65).stderr == ("warning: --seq 65 is beyond the context of 64 tokens\n")
 
 
 # Files.
 
-SPEC = llama.build(n_vocab=320, d_model=64, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=160, max_positions=64,
-                   rotary=Rotary(d_rotary=16), tied=False, name="tiny")  # fmt: skip
+SPEC = llama.build(
+    n_vocab=320,
+    d_model=64,
+    n_layers=1,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=160,
+    max_positions=64,
+    rotary=Rotary(d_rotary=16),
+    tied=False,
+    name="tiny",
+)
 
 
 def gguf(types: tuple[str, ...], *, without: int = 0) -> Source:

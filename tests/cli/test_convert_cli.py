@@ -119,8 +119,12 @@ def test_what_was_written_is_said(run: Run, checkpoint: Path, tmp_path: Path, mo
     document = json.loads(run("convert", checkpoint, tmp_path / "a", "--json").stdout)
     nbytes = {path.name: path.stat().st_size for path in (tmp_path / "a").iterdir()}
     assert document == {
-        "source": "tiny", "out": str(tmp_path / "a"), "files": nbytes, "bytes": sum(nbytes.values()), "seconds": 2.5,
-    }  # fmt: skip
+        "source": "tiny",
+        "out": str(tmp_path / "a"),
+        "files": nbytes,
+        "bytes": sum(nbytes.values()),
+        "seconds": 2.5,
+    }
     assert [*document["files"]] == sorted(nbytes)
     monkeypatch.undo()
     text = run("convert", checkpoint, tmp_path / "b").stdout

@@ -53,9 +53,18 @@ def test_llama_3_8b(run: Run) -> None:
     document = said(run("describe", "llama-3-8b", "--json"))
     assert document["family"] == "llama"
     assert document["parameters"] == {
-        "total": 8_030_261_248, "active": 8_030_261_248, "embedding": 525_336_576, "attention": 1_342_177_280,
-        "ffn": 5_637_144_576, "ssm": 0, "norm": 266_240, "router": 0, "projector": 0, "head": 525_336_576, "other": 0,
-    }  # fmt: skip
+        "total": 8_030_261_248,
+        "active": 8_030_261_248,
+        "embedding": 525_336_576,
+        "attention": 1_342_177_280,
+        "ffn": 5_637_144_576,
+        "ssm": 0,
+        "norm": 266_240,
+        "router": 0,
+        "projector": 0,
+        "head": 525_336_576,
+        "other": 0,
+    }
     assert document["flops"]["seq"] == 1024
     assert document["flops"]["products_per_token"] == 15_009_316_864
     assert document["flops"]["scores_per_token"] == 536_870_912

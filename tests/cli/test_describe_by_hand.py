@@ -59,17 +59,36 @@ def block(mixer: Any, ffn: Any) -> Block:  # noqa: ANN401  any body
 
 
 def model(*blocks: Block, tied: bool = False) -> Model:
-    return Model(name="toy", embedding=TokenEmbedding(n_vocab=V, d_model=M), blocks=blocks, norm=NORM, max_positions=16,
-                 head=(TiedHead if tied else Head)(d_model=M, n_vocab=V))  # fmt: skip
+    return Model(
+        name="toy",
+        embedding=TokenEmbedding(n_vocab=V, d_model=M),
+        blocks=blocks,
+        norm=NORM,
+        max_positions=16,
+        head=(TiedHead if tied else Head)(d_model=M, n_vocab=V),
+    )
 
 
-def cached(per_token: int, *, unbounded: int | None = None, window: int = 0, at_seq: int | None = None,
-           source: int = 0, expanded: int | None = None) -> dict[str, int]:  # fmt: skip
+def cached(
+    per_token: int,
+    *,
+    unbounded: int | None = None,
+    window: int = 0,
+    at_seq: int | None = None,
+    source: int = 0,
+    expanded: int | None = None,
+) -> dict[str, int]:
     at_seq = S * per_token if at_seq is None else at_seq
-    return {"bytes_per_token": per_token, "bytes_per_token_unbounded": per_token if unbounded is None else unbounded,
-            "window_bytes": window, "fixed_bytes": 0, "bytes_per_source_token": source, "bytes_at_seq": at_seq,
-            "bytes_per_token_expanded": per_token if expanded is None else expanded,
-            "bytes_at_seq_batch": B * at_seq}  # fmt: skip
+    return {
+        "bytes_per_token": per_token,
+        "bytes_per_token_unbounded": per_token if unbounded is None else unbounded,
+        "window_bytes": window,
+        "fixed_bytes": 0,
+        "bytes_per_source_token": source,
+        "bytes_at_seq": at_seq,
+        "bytes_per_token_expanded": per_token if expanded is None else expanded,
+        "bytes_at_seq_batch": B * at_seq,
+    }
 
 
 def sparse() -> Hand:
@@ -80,17 +99,28 @@ def sparse() -> Hand:
     own, each = M * 6 * (4 + 2 + 2) + 4 * 6 * M, 3 * M * 10
     return Hand(
         spec=model(*(block(attention, experts),) * 2),
-        parameters={"embedding": V * M, "attention": 2 * own, "ffn": 2 * 4 * each, "router": 2 * 4 * M,
-                    "norm": 5 * M, "head": V * M},
+        parameters={
+            "embedding": V * M,
+            "attention": 2 * own,
+            "ffn": 2 * 4 * each,
+            "router": 2 * 4 * M,
+            "norm": 5 * M,
+            "head": V * M,
+        },
         active=2 * V * M + 2 * (own + 2 * each + 4 * M) + 5 * M,
         products=2 * (2 * (own + 2 * each + 4 * M) + V * M),
         scores=Fraction(2 * 4 * 24 * S),
         causal=Fraction(2 * 4 * 24 * (S + 1), 2),
         cache=cached(2 * 2 * 12 * 2),
         # three tokens hit 4 x (1 - 1/2^3) of the experts
-        moved={"attention": 2 * own * 2, "ffn": 2 * 4 * each * 2 * 7 // 8, "router": 2 * 4 * M * 2, "norm": 5 * M * 2,
-               "head": V * M * 2},
-    )  # fmt: skip
+        moved={
+            "attention": 2 * own * 2,
+            "ffn": 2 * 4 * each * 2 * 7 // 8,
+            "router": 2 * 4 * M * 2,
+            "norm": 5 * M * 2,
+            "head": V * M * 2,
+        },
+    )
 
 
 def windowed() -> Hand:
@@ -112,31 +142,60 @@ def windowed() -> Hand:
 
 def latent() -> Hand:
     """Queries through 7 numbers; keys and values of 3 heads, 4 + 2 and 5 wide, through latents of 6 (DeepSeek-V2)."""
-    part = LatentAttention(d_model=M, n_heads=3, q_rank=7, kv_rank=6, d_nope=4, d_rope=2, d_value=5,
-                           positions=Rotary(d_rotary=2), q_norm=RMSNorm(d=7), kv_norm=RMSNorm(d=6))  # fmt: skip
+    part = LatentAttention(
+        d_model=M,
+        n_heads=3,
+        q_rank=7,
+        kv_rank=6,
+        d_nope=4,
+        d_rope=2,
+        d_value=5,
+        positions=Rotary(d_rotary=2),
+        q_norm=RMSNorm(d=7),
+        kv_norm=RMSNorm(d=6),
+    )
     own, ffn = M * 7 + 7 * 3 * 6 + M * (6 + 2) + 6 * 3 * (4 + 5) + 3 * 5 * M, 3 * M * 10
     return Hand(
         spec=model(*(block(part, GatedMLP(d_model=M, d_ff=10, activation="silu")),) * 2),
-        parameters={"embedding": V * M, "attention": 2 * own, "ffn": 2 * ffn, "norm": 5 * M + 2 * (7 + 6),
-                    "head": V * M},
+        parameters={
+            "embedding": V * M,
+            "attention": 2 * own,
+            "ffn": 2 * ffn,
+            "norm": 5 * M + 2 * (7 + 6),
+            "head": V * M,
+        },
         active=2 * V * M + 2 * (own + ffn + 7 + 6) + 5 * M,
         products=2 * (2 * (own + ffn) + V * M),
         scores=Fraction(2 * 2 * 3 * (6 + 5) * S),
         causal=Fraction(2 * 2 * 3 * (6 + 5) * (S + 1), 2),
         cache=cached(2 * (6 + 2) * 2, expanded=2 * 3 * (6 + 5) * 2),
         moved={"attention": 2 * own * 2, "ffn": 2 * ffn * 2, "norm": (5 * M + 26) * 2, "head": V * M * 2},
-    )  # fmt: skip
+    )
 
 
 def both_sides() -> Hand:
     """T5: 2 heads of 3, 32 buckets of distances a stack, one layer in the encoder and two in the decoder."""
-    config = {"model_type": "t5", "d_model": M, "d_kv": 3, "num_heads": 2, "d_ff": 10, "num_layers": 1,
-              "num_decoder_layers": 2, "vocab_size": V, "n_positions": 16, "tie_word_embeddings": True}  # fmt: skip
+    config = {
+        "model_type": "t5",
+        "d_model": M,
+        "d_kv": 3,
+        "num_heads": 2,
+        "d_ff": 10,
+        "num_layers": 1,
+        "num_decoder_layers": 2,
+        "vocab_size": V,
+        "n_positions": 16,
+        "tie_word_embeddings": True,
+    }
     own, ffn = 4 * M * 6, 2 * M * 10
     return Hand(
         spec=read_config(config, "toy").spec,
-        parameters={"embedding": V * M, "attention": 5 * own + 2 * 32 * 2, "ffn": 3 * ffn,
-                    "norm": (2 + 1 + 2 * 3 + 1) * M},
+        parameters={
+            "embedding": V * M,
+            "attention": 5 * own + 2 * 32 * 2,
+            "ffn": 3 * ffn,
+            "norm": (2 + 1 + 2 * 3 + 1) * M,
+        },
         active=V * M + 5 * own + 128 + 3 * ffn + 10 * M,
         products=2 * (5 * own + 3 * ffn + V * M),
         scores=Fraction(5 * 4 * 6 * S),
@@ -144,7 +203,7 @@ def both_sides() -> Hand:
         cache=cached(2 * 12 * 2, source=2 * 12 * 2, at_seq=S * 2 * 48),
         # a step runs the decoder alone, and of cross-attention queries and results, half of its weights
         moved={"attention": (2 * own + own + 64) * 2, "ffn": 2 * ffn * 2, "norm": 7 * M * 2, "head": V * M * 2},
-    )  # fmt: skip
+    )
 
 
 TOYS: list[Callable[[], Hand]] = [sparse, windowed, latent, both_sides]
@@ -168,9 +227,14 @@ def test_a_whole_document_by_hand(toy: Callable[[], Hand]) -> None:
     assert found["parameters"] == {"total": total, "active": hand.active, **zeros, **hand.parameters}
     assert found["parameters_stored"] == total
     forward, causal = hand.products + hand.scores, hand.products + hand.causal
-    flops = {"products_per_token": hand.products, "scores_per_token": hand.scores,
-             "scores_per_token_causal": hand.causal, "forward_per_token": forward, "forward_per_token_causal": causal,
-             "training_per_token": 3 * forward}  # fmt: skip
+    flops = {
+        "products_per_token": hand.products,
+        "scores_per_token": hand.scores,
+        "scores_per_token_causal": hand.causal,
+        "forward_per_token": forward,
+        "forward_per_token_causal": causal,
+        "training_per_token": 3 * forward,
+    }
     assert found["flops"] == {"seq": S, **{key: pytest.approx(float(value), rel=1e-12) for key, value in flops.items()}}
     assert len({float(value) for value in flops.values()}) == len(flops)  # none passes for another
     plain = {name: found["weight_bytes"][name] for name in ("fp32", "bf16", "fp8", "int8", "int4")}

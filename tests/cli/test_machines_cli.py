@@ -40,10 +40,14 @@ def test_the_table_names_every_machine(run: Run) -> None:
 
 
 H100 = {
-    "name": "h100-sxm", "vendor": "NVIDIA", "kind": "accelerator", "memory_bytes": 80 * 10**9,
+    "name": "h100-sxm",
+    "vendor": "NVIDIA",
+    "kind": "accelerator",
+    "memory_bytes": 80 * 10**9,
     "reported_bytes": 81_559 * 2**20,  # what nvidia-smi prints, MiB
-    "bandwidth": 3.35e12, "link": {"kind": "NVLink 4", "bandwidth": 450e9},  # 900 GB/s both ways together
-}  # fmt: skip
+    "bandwidth": 3.35e12,
+    "link": {"kind": "NVLink 4", "bandwidth": 450e9},  # 900 GB/s both ways together
+}
 # dense, so half of what the data sheet prints with sparsity
 RATES = {"fp32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12, "int8": 1978.9e12}
 

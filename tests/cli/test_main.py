@@ -63,9 +63,14 @@ SAID = "Error: stdout cannot be written: No space left on device\n"
     ids=str,
 )
 def test_the_exit_code_of_the_process(
-    error: BaseException, asked: int, code: int, said: str, process: list[str], monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    asked: int,
+    code: int,
+    said: str,
+    process: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     signals._Asked.number = asked
     names: list[str] = []
     monkeypatch.setattr(cli, "main", lambda prog_name: names.append(prog_name) or raising(error)())

@@ -140,9 +140,14 @@ def test_the_document_is_the_table(run: Run, checkpoint: Path, monkeypatch: pyte
     document = json.loads(known(run, checkpoint, monkeypatch, KNOWN, "--json").stdout)
     assert (document["model"], document["dtype"], document["ok"]) == ("m", "fp32", False)
     assert document["rows"][3] == {
-        "figure": "its loss", "unit": "bytes", "predicted": 1000, "measured": 1011, "error": pytest.approx(0.011),
-        "tolerance": 0.01, "ok": False,
-    }  # fmt: skip
+        "figure": "its loss",
+        "unit": "bytes",
+        "predicted": 1000,
+        "measured": 1011,
+        "error": pytest.approx(0.011),
+        "tolerance": 0.01,
+        "ok": False,
+    }
     assert document["rows"][6]["error"] is None
     assert [one["ok"] for one in document["rows"]] == [True, False, True, False, False, True, False]
     assert document["machine"]["machine"]["threads"] >= 1

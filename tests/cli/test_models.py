@@ -42,9 +42,14 @@ def test_rows_as_published(run: Run) -> None:
     rows = {row["name"]: row for row in document["models"]}
     assert document["cache_dtype"] == "bf16"
     assert rows["llama-3-8b"] | {"source": ""} == {
-        "name": "llama-3-8b", "family": "llama", "parameters": 8_030_261_248, "dtype": "bfloat16", "source": "",
-        "cache_bytes_per_token": 2 * 8 * 128 * 32 * 2, "context": 8192,
-    }  # fmt: skip
+        "name": "llama-3-8b",
+        "family": "llama",
+        "parameters": 8_030_261_248,
+        "dtype": "bfloat16",
+        "source": "",
+        "cache_bytes_per_token": 2 * 8 * 128 * 32 * 2,
+        "context": 8192,
+    }
     assert "arXiv 2407.21783" in rows["llama-3-8b"]["source"]
     latent = rows["deepseek-v3"]
     assert (latent["parameters"], latent["cache_bytes_per_token"]) == (671_026_404_352, (512 + 64) * 61 * 2)

@@ -17,8 +17,14 @@ from asbuilt.cli.opening import defaults_line, opened, opened_all
 from asbuilt.errors import InputError
 
 Run = Callable[..., Result]
-SMALL: dict[str, Any] = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 50,
-                         "n_positions": 16}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 24,
+    "n_head": 3,
+    "vocab_size": 50,
+    "n_positions": 16,
+}
 
 
 @pytest.fixture

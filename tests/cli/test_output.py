@@ -34,8 +34,10 @@ class TestJson:
         nan, inf = float("nan"), float("inf")
         said = self.printed({"a": nan, "b": [1.5, inf, [-inf, (nan, 2)]], "c": {"d": nan}}, monkeypatch)
         assert json.loads(said, parse_constant=pytest.fail) == {
-            "a": None, "b": [1.5, None, [None, [None, 2]]], "c": {"d": None}
-        }  # fmt: skip
+            "a": None,
+            "b": [1.5, None, [None, [None, 2]]],
+            "c": {"d": None},
+        }
 
     def test_texts_come_back_as_they_were_and_nothing_in_them_is_obeyed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         every = "|".join(
@@ -147,7 +149,7 @@ SENTENCE = "some words that go on and on"  # 28 characters
         ("a " + "h" * 24, [SENTENCE + "n"], False, 29, 24),
         ("n", [], False, 1, 1),
     ],
-)  # fmt: skip
+)
 def test_how_wide_a_column_may_be(name: str, cells: list[Any], right: bool, widest: int, least: int) -> None:
     made = output._column(name, cells)
     assert (made.name, made.right, made.widest, made.least) == (name, right, widest, least)
@@ -306,12 +308,15 @@ class TestTable:
 
 
 COMMANDS = [
-    ("describe", "llama-3-8b"), ("describe", "deepseek-v3", "--seq", "128K"), ("models",), ("machines",),
+    ("describe", "llama-3-8b"),
+    ("describe", "deepseek-v3", "--seq", "128K"),
+    ("models",),
+    ("machines",),
     ("plan", "serve", "deepseek-v3", "--gpu", "h200", "--gpus", 8),
     ("plan", "serve", "llama-3-8b", "gpt2", "--gpu", "h100-sxm", "rtx-4090"),
     ("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", "--gpus", 64, "--tp", 4, "--zero", 3),
     ("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", "--gpus", 16, "--search"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(map(str, words)))

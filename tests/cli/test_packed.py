@@ -23,8 +23,18 @@ from asbuilt.plan.quantised import published
 from asbuilt.spec import Model, Rotary, weights
 
 Run = Callable[..., Result]
-SPEC = llama.build(n_vocab=320, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=160, max_positions=64,
-                   rotary=Rotary(d_rotary=16), tied=False, name="tiny")  # fmt: skip
+SPEC = llama.build(
+    n_vocab=320,
+    d_model=64,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=160,
+    max_positions=64,
+    rotary=Rotary(d_rotary=16),
+    tied=False,
+    name="tiny",
+)
 # q, k, v, o of each of 2 layers; gate, up and down
 MATRICES = 2 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 160 * 64)
 PLAIN = 2 * cost.total_parameters(SPEC)
@@ -180,9 +190,15 @@ def test_each_of_those_that_lie_in_one_tensor_has_its_share() -> None:
     assert held.held("blocks.0.attention.body.k.weight", weight, owner) == 3 * 768 * 768
 
 
-@pytest.mark.parametrize(("matrices", "vectors", "in_"), [
-    ("F16", "F32", "fp16"), ("F32", "F16", "fp32"), ("BF16", "F32", "bf16"), ("Q8_0", "F32", "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("matrices", "vectors", "in_"),
+    [
+        ("F16", "F32", "fp16"),
+        ("F32", "F16", "fp32"),
+        ("BF16", "F32", "bf16"),
+        ("Q8_0", "F32", "bf16"),
+    ],
+)
 def test_what_a_gguf_file_s_numbers_are_multiplied_in(matrices: str, vectors: str, in_: str) -> None:
     """As all of its matrices are held, where that is a plain format; norms are always wider."""
     source = _gguf({})

@@ -35,12 +35,15 @@ def test_it_does_not_fit(run: Run) -> None:
     assert run("plan", "serve", "llama-3-70b", "--gpu", "h100-sxm", "--gpus", 2).exit_code == 0
 
 
-@pytest.mark.parametrize("words", [
-    ("--gpu", "h100-sxm", "h200", "m1"),
-    ("--gpu=h100-sxm", "h200", "m1"),
-    ("--gpu", "h100-sxm", "--gpu", "h200", "m1"),
-    ("--gpu", "h100-sxm", "--gpu", "h200", "--gpu", "m1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpu", "h100-sxm", "h200", "m1"),
+        ("--gpu=h100-sxm", "h200", "m1"),
+        ("--gpu", "h100-sxm", "--gpu", "h200", "m1"),
+        ("--gpu", "h100-sxm", "--gpu", "h200", "--gpu", "m1"),
+    ],
+)
 def test_several_models_and_machines(run: Run, words: tuple[str, ...]) -> None:
     for order in (("llama-3-8b", "gpt2", *words), (*words, "llama-3-8b", "gpt2"), ("llama-3-8b", *words, "gpt2")):
         plans = json.loads(run("plan", "serve", *order, "--json").stdout)["plans"]
@@ -55,9 +58,10 @@ def test_switches_reach_the_plan(run: Run) -> None:
     words = ("--memory", "vendor", "--utilisation", "1", "--reserve", "3GB", "--overhead", "3GB", "--count", "nearest")
     document = json.loads(run("plan", "serve", "llama-3-8b", "--gpu", "a100-80gb", *words, "--json").stdout)
     assert document["users"] == 54
-    assert document["conventions"] == Conventions(
-        memory="vendor", utilisation=1.0, reserve=3e9, overhead=3e9, count="nearest"
-    ).plain()  # fmt: skip
+    assert (
+        document["conventions"]
+        == Conventions(memory="vendor", utilisation=1.0, reserve=3e9, overhead=3e9, count="nearest").plain()
+    )
 
 
 def test_degrees_reach_the_plan(run: Run) -> None:
@@ -211,8 +215,12 @@ def measured(name: str, decode: float, prefill: float) -> dict[str, object]:
         {"figure": "prefill, 512 tokens", "measured": prefill},
         {"figure": "decode after 128 tokens", "measured": decode},
     ]
-    return {"model": name, "dtype": "bf16", "rows": rows,
-            "machine": {"machine": machine, "read_bandwidth": 1e10, "rates": rates}}  # fmt: skip
+    return {
+        "model": name,
+        "dtype": "bf16",
+        "rows": rows,
+        "machine": {"machine": machine, "read_bandwidth": 1e10, "rates": rates},
+    }
 
 
 def test_efficiency_of_a_measured_run(run: Run, tmp_path: Path) -> None:
@@ -240,8 +248,16 @@ def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from asbuilt.measure.rates import Calibration, Rates, Table
 
     flat = Table(((1, 2),), (1.0, 1.0))
-    known_rates = Rates(vector=flat, matrix=flat, attention=flat, attention_read=flat, lines={}, between=flat,
-                        product_rate=2e11, row_rate=1e10)  # fmt: skip
+    known_rates = Rates(
+        vector=flat,
+        matrix=flat,
+        attention=flat,
+        attention_read=flat,
+        lines={},
+        between=flat,
+        product_rate=2e11,
+        row_rate=1e10,
+    )
     rates: dict[str, Rates] = dict.fromkeys(("fp32", "bf16"), known_rates)
     known: dict[str, str | int | float] = {"processor": "a processor", "threads": 2, "memory_bytes": 8 * 2**30}
     found = Calibration(machine=known, read_bandwidth=1.5e10, rates=rates, probes={}, others=None)
@@ -274,9 +290,18 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     (tmp_path / "matplotlib.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
     )
-    words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-             "from asbuilt.cli.main import main; main()", "plan", "serve", "gpt2", "--gpu", "t4", "--plot",
-             str(tmp_path / "x.svg")]  # fmt: skip
+    words = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom asbuilt.cli.main import main; main()",
+        "plan",
+        "serve",
+        "gpt2",
+        "--gpu",
+        "t4",
+        "--plot",
+        str(tmp_path / "x.svg"),
+    ]
     ran = subprocess.run(words, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "pip install 'asbuilt[plots]'" in ran.stderr
@@ -372,7 +397,7 @@ def test_a_measured_run_is_at_most_16_mib(run: Run, tmp_path: Path, nbytes: int,
         (("bert-base-uncased", "--gpu", "t4", "--first-token-target", "10s"), 0),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_plan_must_fit(run: Run, words: tuple[str, ...], code: int) -> None:
     assert run("plan", "serve", *words).exit_code == code
 

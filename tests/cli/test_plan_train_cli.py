@@ -33,8 +33,11 @@ def test_what_fits(run: Run) -> None:
 
 def test_parameters_in_place_of_a_model(run: Run) -> None:
     for number in ("7.5e9", "7.5B"):
-        found = json.loads(run("plan", "train", "--parameters", number, "--gpu", "a100-80gb", "--gpus", 64,
-                               "--zero", 3, "--json").stdout)  # fmt: skip
+        found = json.loads(
+            run(
+                "plan", "train", "--parameters", number, "--gpu", "a100-80gb", "--gpus", 64, "--zero", 3, "--json"
+            ).stdout
+        )
         assert found["state_bytes"]["total"] == 1_875_000_000
 
 
@@ -59,22 +62,42 @@ def test_search(run: Run) -> None:
 
 @pytest.mark.parametrize("way", [(), ("--markdown",), ("--explain",), ("--chunked-loss",), ("--chunked-loss", "4")])
 def test_printed(run: Run, way: tuple[str, ...]) -> None:
-    result = run(*LLAMA, "--gpus", 16, "--tp", 2, "--pp", 2, "--zero", 1, "--accumulate", 8, "--price", 2,
-                 "--tokens", "15T", *way)  # fmt: skip
+    result = run(
+        *LLAMA,
+        "--gpus",
+        16,
+        "--tp",
+        2,
+        "--pp",
+        2,
+        "--zero",
+        1,
+        "--accumulate",
+        8,
+        "--price",
+        2,
+        "--tokens",
+        "15T",
+        *way,
+    )
     assert result.exit_code == 0, result.output
     assert "master weights" in result.stdout
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--gpus", "3", "--tp", "3"), ("tp", "1, 2, 4, 8")),
-    (("--gpus", "7", "--pp", "2"), ("gpus", "multiple of 2")),
-    (("--optimizer", "adam"), ("optimizer", "adamw")),
-    (("--zero", "7"), ("zero", "0, 1, 2, 3")),
-    (("--lora", "8", "--targets", "query"), ("targets", "q, k, v")),
-    (("--tokens", "many"), ("tokens",)),
-    (("--network", "fast"), ("network",)),
-    (("--parameters", "7e9"), ("MODEL", "--parameters")),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "3", "--tp", "3"), ("tp", "1, 2, 4, 8")),
+        (("--gpus", "7", "--pp", "2"), ("gpus", "multiple of 2")),
+        (("--optimizer", "adam"), ("optimizer", "adamw")),
+        (("--zero", "7"), ("zero", "0, 1, 2, 3")),
+        (("--lora", "8", "--targets", "query"), ("targets", "q, k, v")),
+        (("--tokens", "many"), ("tokens",)),
+        (("--network", "fast"), ("network",)),
+        (("--parameters", "7e9"), ("MODEL", "--parameters")),
+    ],
+    ids=str,
+)
 def test_wrong_input(run: Run, words: tuple[str, ...], said: tuple[str, ...]) -> None:
     result = run(*LLAMA, *words)
     assert result.exit_code == 2
@@ -123,8 +146,23 @@ def options(run: Run, *words: object) -> dict[str, Any]:
 
 
 def test_options_reach_the_plan(run: Run) -> None:
-    found = options(run, *LLAMA, "--chunked-loss", "--lora", 8, "--targets", "q, v", "--tokens", "15T",
-                    "--network", "400Gb/s", "--host", "10GB/s", "--seq", "8K")  # fmt: skip
+    found = options(
+        run,
+        *LLAMA,
+        "--chunked-loss",
+        "--lora",
+        8,
+        "--targets",
+        "q, v",
+        "--tokens",
+        "15T",
+        "--network",
+        "400Gb/s",
+        "--host",
+        "10GB/s",
+        "--seq",
+        "8K",
+    )
     assert found["chunked_loss"] == 8  # where no number is said
     assert found["targets"] == ["q", "v"]
     assert (found["tokens"], found["network"], found["host"], found["seq"]) == (15e12, 50e9, 10e9, 8192)

@@ -110,8 +110,14 @@ def stopped(words: list[str], number: signal.Signals, delay: float, *, times: in
     """Sends the signal `delay` seconds after `main` began; returns the exit code as a shell has it, and stderr."""
     reading, writing = os.pipe()
     command = [sys.executable, "-c", STARTED, str(writing), *words]
-    with subprocess.Popen(command, pass_fds=[writing], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal) as ran:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        pass_fds=[writing],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=as_in_a_terminal,
+    ) as ran:
         os.close(writing)
         os.read(reading, 1)
         os.close(reading)

@@ -15,8 +15,18 @@ from asbuilt.spec import Block, Branch, LatentAttention, Model, Pass, Rotary, Ro
 
 
 def _one(d_ff: int, *, tied: bool = False) -> Model:
-    return llama.build(n_vocab=11, d_model=8, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=d_ff, max_positions=32,
-                       rotary=Rotary(d_rotary=2), tied=tied, name="tiny")  # fmt: skip
+    return llama.build(
+        n_vocab=11,
+        d_model=8,
+        n_layers=1,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=d_ff,
+        max_positions=32,
+        rotary=Rotary(d_rotary=2),
+        tied=tied,
+        name="tiny",
+    )
 
 
 def _two() -> Model:
@@ -93,7 +103,11 @@ def test_moved_and_folded() -> None:
     run = Pass(tokens=1, batch=3, past=4)
     moved = cost.moved(SPEC, run, "bf16", "fp8")
     assert {kind: n for kind, n in moved.weights.items() if n} == {
-        "attention": 768, "ffn": 2 * FFN, "norm": 80, "head": 176}  # fmt: skip
+        "attention": 768,
+        "ffn": 2 * FFN,
+        "norm": 80,
+        "head": 176,
+    }
     assert (moved.lookups, moved.cache, moved.total) == (3 * 8 * 2, 3 * (5 + 3) * 8, 768 + 1536 + 80 + 176 + 48 + 192)
     assert cost.moved(SPEC, run, "fp32", "bf16").total == 2 * (moved.total - moved.lookups) + 2 * moved.lookups
     assert cost.weight_bytes(SPEC, "bf16") == 2736
@@ -112,8 +126,18 @@ def test_a_tied_table_is_read_whole_and_looked_up() -> None:
 
 def test_experts() -> None:
     """Four experts of which each token takes two: of one token half is read, of n tokens 1 - (1/2)^n are."""
-    dimensions = Dimensions(n_vocab=11, d_model=8, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=12, max_positions=32,
-                            rotary=Rotary(d_rotary=2), tied=False, name="tiny")  # fmt: skip
+    dimensions = Dimensions(
+        n_vocab=11,
+        d_model=8,
+        n_layers=1,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=12,
+        max_positions=32,
+        rotary=Rotary(d_rotary=2),
+        tied=False,
+        name="tiny",
+    )
     spec = mixtral.build(dimensions, Router(d_model=8, n_experts=4, top_k=2))
     experts = 4 * 3 * 8 * 12
     rest = 88 + ATTENTION + 24 + 88 + 4 * 8
@@ -135,17 +159,34 @@ def test_rows() -> None:
     assert (rows["blocks.0.ffn.body"].flops_per_token, rows["blocks.1.ffn.body"].flops_per_token) == (576, 960)
     twice = cost.rows(replace(SPEC, blocks=(SPEC.blocks[0],) * 3), RUN, "fp8")
     assert [(row.path, row.count, row.cache_bytes_per_token) for row in twice if row.kind == "attention"] == [
-        ("blocks.0-2.attention.body", 3, 8)]  # fmt: skip
+        ("blocks.0-2.attention.body", 3, 8)
+    ]
     width = SPEC.d_model
-    latent = LatentAttention(d_model=width, n_heads=2, kv_rank=5, d_nope=3, d_rope=4, d_value=3,
-                             positions=Rotary(d_rotary=4))  # fmt: skip
+    latent = LatentAttention(
+        d_model=width, n_heads=2, kv_rank=5, d_nope=3, d_rope=4, d_value=3, positions=Rotary(d_rotary=4)
+    )
     block = Block(branches=(Branch(name="attention", body=latent),))
     halves = [row.cache_bytes_per_token for row in cost.rows(replace(SPEC, blocks=(block,)), RUN, "int4")]
     assert max(halves) == 5  # 5 + 4 numbers of half a byte, rounded up
 
 
-ALIASES = {"float64": 8, "double": None, "float32": 4, "f32": 4, "bfloat16": 2, "float16": 2, "f16": 2, "half": 2,
-           "float8": 1, "FP64": 8, "fp32": 4, "BF16": 2, "fp8": 1, "int8": 1, "int4": 0.5}  # fmt: skip
+ALIASES = {
+    "float64": 8,
+    "double": None,
+    "float32": 4,
+    "f32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "f16": 2,
+    "half": 2,
+    "float8": 1,
+    "FP64": 8,
+    "fp32": 4,
+    "BF16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "int4": 0.5,
+}
 
 
 @pytest.mark.parametrize(("name", "nbytes"), ALIASES.items())

@@ -15,7 +15,7 @@ from asbuilt import cost
 from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build, built_parameters
-from asbuilt.nn.step import Sight, Step
+from asbuilt.nn.step import AttentionPattern, Step
 from asbuilt.spec import (
     KINDS,
     Attention,
@@ -92,7 +92,7 @@ def test_a_pooled_pass_is_what_is_declared(spec: Model, batch: int, tokens: int,
     with torch.inference_mode():
         model.pooled(ids, kernel=kernel)  # type: ignore[arg-type]
         peak = measured.peak_bytes(lambda: model.pooled(ids, kernel=kernel))  # type: ignore[arg-type]
-    assert 0.5 * peak <= spec.works(run) <= 2 * peak or tokens == 1
+    assert 0.5 * peak <= spec.peak_bytes(run) <= 2 * peak or tokens == 1
 
 
 @given(ANY, TOKENS)
@@ -107,8 +107,7 @@ def test_training_is_three_times_forward(spec: Model, tokens: int) -> None:
 @given(ANY, TOKENS, st.integers(0, 20))
 def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -> None:
     seen = Pass(tokens=tokens, past=past if spec.decodes else 0)
-    attentions = [(part, run) for _, part, run in runs(spec, seen)
-                  if isinstance(part, Attention)]  # fmt: skip
+    attentions = [(part, run) for _, part, run in runs(spec, seen) if isinstance(part, Attention)]
     for part, run in attentions:
         positions = range(run.past, run.past + run.tokens)
         keys = [(q, k) for q in positions for k in range(q + 1 if part.causal else run.past + run.tokens)]
@@ -213,7 +212,7 @@ def test_works_is_never_less_than_half_nor_twice_the_peak(spec: Model, batch: in
         forward()
         peak = measured.peak_bytes(forward)
     run = Pass(tokens=tokens, batch=batch, width=4, logits="last", kernel=kernel)  # type: ignore[arg-type]
-    assert 0.5 * peak <= spec.works(run) <= 2 * peak
+    assert 0.5 * peak <= spec.peak_bytes(run) <= 2 * peak
 
 
 def test_longer_runs_work_more() -> None:
@@ -221,18 +220,18 @@ def test_longer_runs_work_more() -> None:
 
     spec = find("gpt2").spec()
     run = Pass(tokens=64, logits="last")
-    assert spec.works(replace(run, tokens=128)) > spec.works(run)
+    assert spec.peak_bytes(replace(run, tokens=128)) > spec.peak_bytes(run)
 
 
 @given(strategies.specs(), BATCH, st.integers(1, 20), KERNELS)
 def test_what_is_made_again_is_among_what_is_saved(spec: Model, batch: int, tokens: int, kernel: str) -> None:
     run = Pass(tokens=tokens, batch=batch, kernel=kernel)  # type: ignore[arg-type]
     bill, kept = cost.saved(spec, run), cost.saved_tensors(spec, run)
-    dropped = cost.remade_tensors(spec) & kept.keys()
+    dropped = cost.recomputed_tensors(spec) & kept.keys()
     assert bill.all - bill.selective == sum(kept[key].nbytes(2) for key in dropped)
     # names that no kernel keeps would be slips of the pen: scores are kept by the reference kernel alone
     scores = {"mask", "capped", "probabilities", "probabilities cast"}
-    missed = cost.remade_tensors(spec) - cost.saved_tensors(spec, run).keys()
+    missed = cost.recomputed_tensors(spec) - cost.saved_tensors(spec, run).keys()
     assert {key.rpartition(":")[2] for key in missed} <= scores
 
 
@@ -249,13 +248,13 @@ def test_room_to_make_relative_scores_is_the_allocators_peak(
     def make() -> None:
         step = Step((1, tokens), torch.device("cpu"))
         step.relative_BH = numbers
-        step.mask(Sight(causal=causal, relative=part), dtype)
+        step.mask(AttentionPattern(causal=causal, relative=part), dtype)
 
     with torch.inference_mode():
         make()
         peak = measured.peak_bytes(make)
     attention = Attention(d_model=4, n_heads=heads, n_kv_heads=heads, d_head=4, positions=part, causal=causal)
-    _, kept, beside = attention.mask_works(Pass(tokens=tokens, width=dtype.itemsize))
+    _, kept, beside = attention.mask_peak(Pass(tokens=tokens, width=dtype.itemsize))
     projected = 3 * tokens * heads * 4 * dtype.itemsize  # q, k and v, which are there by then
     assert peak - 8 * tokens <= kept + beside - projected <= peak
     assert kept == heads * tokens**2 * dtype.itemsize

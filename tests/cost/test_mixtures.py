@@ -58,11 +58,28 @@ def test_published_files(model: str, dtype: str, published: int, metadata: int) 
 # GB of Llama-3.1-70B's files as bartowski's model card has them, rounded to two digits after the point; of each,
 # 0.008 GB are metadata.
 SEVENTY = {
-    "mostly_q6_k": 57.89, "q5_k_l": 50.60, "q5_k_m": 49.95, "q5_k_s": 48.66, "q4_k_l": 43.30, "q4_k_m": 42.52,
-    "q4_k_s": 40.35, "q3_k_xl": 38.06, "mostly_iq4_xs": 37.90, "q3_k_l": 37.14, "q3_k_m": 34.27, "iq3_m": 31.94,
-    "q3_k_s": 30.91, "iq3_xs": 29.31, "q2_k_l": 27.40, "mostly_q2_k": 26.38, "iq2_m": 24.12, "mostly_iq2_s": 22.24,
-    "mostly_iq2_xs": 21.14, "mostly_iq2_xxs": 19.10, "mostly_iq1_m": 16.75,
-}  # fmt: skip
+    "mostly_q6_k": 57.89,
+    "q5_k_l": 50.60,
+    "q5_k_m": 49.95,
+    "q5_k_s": 48.66,
+    "q4_k_l": 43.30,
+    "q4_k_m": 42.52,
+    "q4_k_s": 40.35,
+    "q3_k_xl": 38.06,
+    "mostly_iq4_xs": 37.90,
+    "q3_k_l": 37.14,
+    "q3_k_m": 34.27,
+    "iq3_m": 31.94,
+    "q3_k_s": 30.91,
+    "iq3_xs": 29.31,
+    "q2_k_l": 27.40,
+    "mostly_q2_k": 26.38,
+    "iq2_m": 24.12,
+    "mostly_iq2_s": 22.24,
+    "mostly_iq2_xs": 21.14,
+    "mostly_iq2_xxs": 19.10,
+    "mostly_iq1_m": 16.75,
+}
 
 
 def test_every_mixture_of_a_published_70b() -> None:
@@ -72,21 +89,43 @@ def test_every_mixture_of_a_published_70b() -> None:
 
 
 def _tiny(*, n_kv_heads: int = 8, n_layers: int = 16, d_ff: int = 512, d_model: int = 256, tied: bool = False) -> Model:
-    return llama.build(n_vocab=512, d_model=d_model, n_layers=n_layers, n_heads=8, n_kv_heads=n_kv_heads, d_ff=d_ff,
-                       max_positions=64, rotary=Rotary(d_rotary=d_model // 8), tied=tied, name="tiny")  # fmt: skip
+    return llama.build(
+        n_vocab=512,
+        d_model=d_model,
+        n_layers=n_layers,
+        n_heads=8,
+        n_kv_heads=n_kv_heads,
+        d_ff=d_ff,
+        max_positions=64,
+        rotary=Rotary(d_rotary=d_model // 8),
+        tied=tied,
+        name="tiny",
+    )
 
 
 def _of_eight(experts: int = 8) -> Model:
-    dimensions = Dimensions(n_vocab=512, d_model=256, n_layers=8, n_heads=8, n_kv_heads=8, d_ff=512, max_positions=64,
-                            rotary=Rotary(d_rotary=32), name="tiny")  # fmt: skip
+    dimensions = Dimensions(
+        n_vocab=512,
+        d_model=256,
+        n_layers=8,
+        n_heads=8,
+        n_kv_heads=8,
+        d_ff=512,
+        max_positions=64,
+        rotary=Rotary(d_rotary=32),
+        name="tiny",
+    )
     return mixtral.build(dimensions, Router(d_model=256, n_experts=experts, top_k=2))
 
 
 def _bits(spec: Model, name: str, end: str, joined: bool = False) -> list[float]:
     """Bits of one number in each layer's weight of that name."""
     held = find_held(spec, name, joined=joined)
-    return [8 * float(held(path, weight, owner)) / weight.size
-            for path, weight, owner in weights(spec) if path.endswith(end)]  # fmt: skip
+    return [
+        8 * float(held(path, weight, owner)) / weight.size
+        for path, weight, owner in weights(spec)
+        if path.endswith(end)
+    ]
 
 
 Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0 = 2.625, 3.4375, 4.5, 5.5, 6.5625, 8.5
@@ -130,14 +169,42 @@ def test_which_layers_get_more(name: str, end: str, bits: list[float]) -> None:
 
 # Bits a number of the type that a file type is called after, or that llama.cpp begins from (iq2_s, iq2_m, iq3_xs).
 BASES = {
-    "mostly_iq1_s": 1.5625, "mostly_iq1_m": 1.75, "mostly_iq2_xxs": 2.0625, "mostly_iq2_xs": 2.3125,
-    "mostly_iq2_s": 2.3125, "iq2_m": 2.5625, "mostly_iq3_xxs": 3.0625, "iq3_xs": 3.4375, "mostly_iq3_s": 3.4375,
-    "iq3_m": 3.4375, "mostly_iq4_nl": 4.5, "mostly_iq4_xs": 4.25, "mostly_tq1_0": 1.6875, "mostly_tq2_0": 2.0625,
-    "mostly_q2_k": 2.625, "q2_k_s": 2.625, "q2_k_l": 2.625, "q3_k_s": 3.4375, "q3_k_m": 3.4375, "q3_k_l": 3.4375,
-    "q3_k_xl": 3.4375, "q4_k_s": 4.5, "q4_k_m": 4.5, "q4_k_l": 4.5, "q5_k_s": 5.5, "q5_k_m": 5.5, "q5_k_l": 5.5,
-    "mostly_q6_k": 6.5625, "q6_k_l": 6.5625, "mostly_q4_0": 4.5, "mostly_q4_1": 5.0, "mostly_q5_0": 5.5,
-    "mostly_q5_1": 6.0, "mostly_q8_0": 8.5, "mxfp4_moe": 8.5,
-}  # fmt: skip
+    "mostly_iq1_s": 1.5625,
+    "mostly_iq1_m": 1.75,
+    "mostly_iq2_xxs": 2.0625,
+    "mostly_iq2_xs": 2.3125,
+    "mostly_iq2_s": 2.3125,
+    "iq2_m": 2.5625,
+    "mostly_iq3_xxs": 3.0625,
+    "iq3_xs": 3.4375,
+    "mostly_iq3_s": 3.4375,
+    "iq3_m": 3.4375,
+    "mostly_iq4_nl": 4.5,
+    "mostly_iq4_xs": 4.25,
+    "mostly_tq1_0": 1.6875,
+    "mostly_tq2_0": 2.0625,
+    "mostly_q2_k": 2.625,
+    "q2_k_s": 2.625,
+    "q2_k_l": 2.625,
+    "q3_k_s": 3.4375,
+    "q3_k_m": 3.4375,
+    "q3_k_l": 3.4375,
+    "q3_k_xl": 3.4375,
+    "q4_k_s": 4.5,
+    "q4_k_m": 4.5,
+    "q4_k_l": 4.5,
+    "q5_k_s": 5.5,
+    "q5_k_m": 5.5,
+    "q5_k_l": 5.5,
+    "mostly_q6_k": 6.5625,
+    "q6_k_l": 6.5625,
+    "mostly_q4_0": 4.5,
+    "mostly_q4_1": 5.0,
+    "mostly_q5_0": 5.5,
+    "mostly_q5_1": 6.0,
+    "mostly_q8_0": 8.5,
+    "mxfp4_moe": 8.5,
+}
 
 
 def test_what_each_file_type_begins_from() -> None:
@@ -207,9 +274,22 @@ def test_a_tied_table_takes_the_heads_format_and_odd_rows_eight_bits() -> None:
 
 # What llama.cpp makes of rows that are no multiple of 256 but one of 32 (bits a number); of others, 16.
 FALLBACKS = {
-    "iq1_s": 4.5, "iq1_m": 4.5, "iq2_xxs": 4.5, "iq2_xs": 4.5, "iq2_s": 4.5, "iq3_xxs": 4.5, "iq3_s": 4.5,
-    "iq4_xs": 4.5, "q2_k": 4.5, "q3_k": 4.5, "tq1_0": 4.5, "tq2_0": 4.5, "q4_k": 5.5, "q5_k": 6.0, "q6_k": 8.5,
-}  # fmt: skip
+    "iq1_s": 4.5,
+    "iq1_m": 4.5,
+    "iq2_xxs": 4.5,
+    "iq2_xs": 4.5,
+    "iq2_s": 4.5,
+    "iq3_xxs": 4.5,
+    "iq3_s": 4.5,
+    "iq4_xs": 4.5,
+    "q2_k": 4.5,
+    "q3_k": 4.5,
+    "tq1_0": 4.5,
+    "tq2_0": 4.5,
+    "q4_k": 5.5,
+    "q5_k": 6.0,
+    "q6_k": 8.5,
+}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -225,8 +305,18 @@ def test_rows_that_no_block_divides(name: str) -> None:
 
 def test_a_published_model_of_odd_rows() -> None:
     """Qwen2.5-0.5B: rows of 896, which 256 does not divide, but for what comes down, of 4,864 = 19 x 256."""
-    spec = llama.build(n_vocab=151936, d_model=896, n_layers=24, n_heads=14, n_kv_heads=2, d_ff=4864,
-                       max_positions=64, rotary=Rotary(d_rotary=64), tied=True, name="odd")  # fmt: skip
+    spec = llama.build(
+        n_vocab=151936,
+        d_model=896,
+        n_layers=24,
+        n_heads=14,
+        n_kv_heads=2,
+        d_ff=4864,
+        max_positions=64,
+        rotary=Rotary(d_rotary=64),
+        tied=True,
+        name="odd",
+    )
     vectors = 4 * 896 * 49
     down = 24 * 896 * 4864
     rest = cost.total_parameters(spec) - down - 896 * 49

@@ -123,9 +123,17 @@ def test_loading_passes_over_it_too(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_too() -> None:
-    metadata = {"general.architecture": "gpt2", "gpt2.odd": 1, "gpt2.context_length": 8, "gpt2.embedding_length": 4,
-                "gpt2.block_count": 1, "gpt2.feed_forward_length": 16, "gpt2.attention.head_count": 2,
-                "gpt2.attention.layer_norm_epsilon": 1e-5, "gpt2.vocab_size": 9}  # fmt: skip
+    metadata = {
+        "general.architecture": "gpt2",
+        "gpt2.odd": 1,
+        "gpt2.context_length": 8,
+        "gpt2.embedding_length": 4,
+        "gpt2.block_count": 1,
+        "gpt2.feed_forward_length": 16,
+        "gpt2.attention.head_count": 2,
+        "gpt2.attention.layer_norm_epsilon": 1e-5,
+        "gpt2.vocab_size": 9,
+    }
     file = GGUFFile(path=Path("x.gguf"), metadata=metadata, tensors={})
     with pytest.raises(InputError, match=r"--allow-unread gpt2\.odd"):
         read_gguf(file, "x")

@@ -121,8 +121,11 @@ BAD: list[tuple[str, str, object]] = [
     *((name, "architectures", ["LlamaForCausalLM"]) for name in AKIN),
     *((name, "sliding_window", value) for name in (*WINDOWED, "mistral", "starcoder2") for value in (0, -1, 8.0, True)),
     *((name, "use_sliding_window", None) for name in WINDOWED),
-    *((name, "layer_types", value) for name in WINDOWED
-      for value in ([FULL], [FULL] * 4, [FULL, FULL, "chunked"], [FULL, FULL, SLIDING], "full", [FULL, FULL, []])),
+    *(
+        (name, "layer_types", value)
+        for name in WINDOWED
+        for value in ([FULL], [FULL] * 4, [FULL, FULL, "chunked"], [FULL, FULL, SLIDING], "full", [FULL, FULL, []])
+    ),
     *((name, "max_window_layers", value) for name in ("qwen2", "qwen3") for value in (-1, None, 1.0)),
     ("qwen2", "attention_bias", False),
     ("qwen3", "head_dim", None),
@@ -136,10 +139,13 @@ BAD: list[tuple[str, str, object]] = [
     ("starcoder2", "use_bias", 1),
     ("cohere", "use_qk_norm", True),
     *(("cohere", "logit_scale", value) for value in (None, 0, -0.0625, "0.0625")),
-    *(("granite", f"{name}_multiplier", value) for name in ("embedding", "attention", "residual")
-      for value in (None, 0, -1.0, True)),
+    *(
+        ("granite", f"{name}_multiplier", value)
+        for name in ("embedding", "attention", "residual")
+        for value in (None, 0, -1.0, True)
+    ),
     *(("granite", "logits_scaling", value) for value in (None, 0, -8.0, 1e-320)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("family", "key", "value"), BAD)
@@ -153,16 +159,26 @@ def test_bad_values_are_one_message_naming_the_key(family: str, key: str, value:
 OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "qwen2": {"use_sliding_window": st.booleans(), "max_window_layers": st.integers(0, 5)},
     "mistral": {"sliding_window": st.none() | st.integers(1, 9)},
-    "smollm3": {"no_rope_layer_interval": st.integers(1, 5), "use_sliding_window": st.booleans(),
-                "attention_bias": st.booleans(), "mlp_bias": st.booleans(), "sliding_window": st.none() | st.just(7)},
+    "smollm3": {
+        "no_rope_layer_interval": st.integers(1, 5),
+        "use_sliding_window": st.booleans(),
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "sliding_window": st.none() | st.just(7),
+    },
     "olmo2": {"attention_bias": st.booleans()},
     "olmo": {"attention_bias": st.booleans(), "clip_qkv": st.none()},
     "starcoder2": {"use_bias": st.booleans(), "sliding_window": st.none() | st.integers(1, 9)},
     "cohere": {"attention_bias": st.booleans(), "logit_scale": st.floats(1e-3, 8.0), "use_qk_norm": st.just(False)},
-    "granite": {"attention_bias": st.booleans(), "mlp_bias": st.booleans(),
-                "embedding_multiplier": st.integers(1, 20), "attention_multiplier": st.floats(1e-3, 2.0),
-                "residual_multiplier": st.floats(1e-3, 2.0), "logits_scaling": st.integers(1, 20) | st.floats(0.1, 50)},
-}  # fmt: skip
+    "granite": {
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "embedding_multiplier": st.integers(1, 20),
+        "attention_multiplier": st.floats(1e-3, 2.0),
+        "residual_multiplier": st.floats(1e-3, 2.0),
+        "logits_scaling": st.integers(1, 20) | st.floats(0.1, 50),
+    },
+}
 OWN["qwen3"] = OWN["qwen2"] | OWN["olmo2"] | {"sliding_window": st.integers(1, 9)}
 EPS = {"olmo": "rms_norm_eps", "starcoder2": "norm_epsilon", "cohere": "layer_norm_eps"}
 

@@ -49,8 +49,14 @@ def test_refused_by_name(said: dict[str, Any], named: str) -> None:
 
 def test_modernbert_layers_by_the_older_key() -> None:
     sizes = {key: SMALL[key] for key in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")}
-    said = sizes | {"model_type": "modernbert", "num_hidden_layers": 5, "global_attn_every_n_layers": 2,
-                    "global_rope_theta": 500.0, "local_rope_theta": 50.0, "local_attention": 6}  # fmt: skip
+    said = sizes | {
+        "model_type": "modernbert",
+        "num_hidden_layers": 5,
+        "global_attn_every_n_layers": 2,
+        "global_rope_theta": 500.0,
+        "local_rope_theta": 50.0,
+        "local_attention": 6,
+    }
     spec = read_config(said, "small").spec
     bodies: list[Any] = [block.branches[0].body for block in spec.blocks]
     assert [body.window for body in bodies] == [None, 4, None, 4, None]
@@ -65,8 +71,10 @@ def test_early_names_and_what_is_stored_again(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     first = load(tmp_path)
-    early = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-             for name, tensor in tensors.items()}  # fmt: skip
+    early = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    }
     early["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
     early["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
     early["cls.seq_relationship.weight"] = torch.zeros(2, 8)

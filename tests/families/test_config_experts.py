@@ -114,9 +114,12 @@ def test_one_token_uses_the_chosen_experts(family: str) -> None:
 
 
 GLM: Config = SIZES | {
-    "model_type": "glm4_moe", "n_routed_experts": 6, "moe_intermediate_size": 7, "head_dim": 8,
+    "model_type": "glm4_moe",
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 7,
+    "head_dim": 8,
     "partial_rotary_factor": 0.5,
-}  # fmt: skip
+}
 
 
 def test_dense_layers_come_first_and_shared_experts_are_one_wide_one() -> None:
@@ -179,8 +182,12 @@ def test_glm_refuses_by_name(key: str, value: object) -> None:
         spec_of(GLM | {key: value})
 
 
-LLAMA4: Config = SIZES | {"model_type": "llama4_text", "num_local_experts": 5, "head_dim": 8,
-                          "intermediate_size_mlp": 17}  # fmt: skip
+LLAMA4: Config = SIZES | {
+    "model_type": "llama4_text",
+    "num_local_experts": 5,
+    "head_dim": 8,
+    "intermediate_size_mlp": 17,
+}
 GPT_OSS: Config = SIZES | {"model_type": "gpt_oss", "num_local_experts": 5, "head_dim": 8}
 
 

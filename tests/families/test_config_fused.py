@@ -87,8 +87,13 @@ def test_falcon_ignores_num_kv_heads_under_multi_query(said: int) -> None:
 
 def test_falcon_of_the_newer_generation_heeds_num_kv_heads() -> None:
     """The 40B: 8 key heads for 128 heads, a norm for each branch."""
-    config = config_of("falcon-7b") | {"hidden_size": 8192, "num_attention_heads": 128, "num_hidden_layers": 60,
-                                       "new_decoder_architecture": True, "num_kv_heads": 8}  # fmt: skip
+    config = config_of("falcon-7b") | {
+        "hidden_size": 8192,
+        "num_attention_heads": 128,
+        "num_hidden_layers": 60,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 8,
+    }
     del config["ffn_hidden_size"]
     spec = reading(config)
     assert not any(isinstance(part, Parallel) for _, part in walk(spec))

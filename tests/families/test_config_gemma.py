@@ -140,9 +140,12 @@ BAD: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3_text", "rope_scaling", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {}}),
     ("gemma3_text", "rope_scaling.rope_type", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     ("gemma3_text", "rope_parameters", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
-    ("gemma3_text", f"rope_parameters.{SLIDING}.rope_theta",
-     {"rope_local_base_freq": 1e4, "rope_parameters": {SLIDING: {"rope_theta": 2e4}}}),
-]  # fmt: skip
+    (
+        "gemma3_text",
+        f"rope_parameters.{SLIDING}.rope_theta",
+        {"rope_local_base_freq": 1e4, "rope_parameters": {SLIDING: {"rope_theta": 2e4}}},
+    ),
+]
 
 
 @pytest.mark.parametrize(("family", "key", "changes"), BAD)

@@ -144,8 +144,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rope_scaling.factor", {"rope_scaling": {"rope_type": "linear"}}),
     *(("rope_scaling.factor", {"rope_scaling": {"type": "linear", "factor": f}}) for f in (0, -1, "2", None, 1e300)),
     ("low_freq_factor", {"rope_scaling": {"type": "linear", "factor": 2.0, "low_freq_factor": 1.0}}),
-    ("rope_scaling.original_max_position_embeddings",
-     {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}),
+    (
+        "rope_scaling.original_max_position_embeddings",
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}},
+    ),
     ("rope_scaling.factor", {"rope_scaling": {"type": "dynamic"}}),
     ("rope_scaling.rope_type", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}),
     ("rope_scaling.factor", {"rope_scaling": {"rope_type": "yarn"}}),
@@ -156,17 +158,23 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("mscale_all_dims", {"rope_scaling": YARN | {"mscale_all_dims": 1.0}}),
     ("rope_scaling.high_freq_factor", {"rope_scaling": LLAMA3 | {"high_freq_factor": 0.9}}),
     ("rope_scaling.low_freq_factor", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
-    ("rope_scaling.original_max_position_embeddings",
-     {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}}),
+    (
+        "rope_scaling.original_max_position_embeddings",
+        {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}},
+    ),
     ("original_max_position_embeddings", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 65}),
     ("rope_parameters.rope_theta", {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 2e4}}),
     ("rope_scaling", {"rope_scaling": YARN, "rope_parameters": LLAMA3}),
-    ("rope_scaling.long_factor",
-     {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 1.0}}),
+    (
+        "rope_scaling.long_factor",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 1.0}},
+    ),
     ("rope_scaling.short_factor", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 7}}),
-    ("rope_scaling.attention_factor",
-     {"rope_scaling": {"type": "longrope", "short_factor": [2.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0}}),
-]  # fmt: skip
+    (
+        "rope_scaling.attention_factor",
+        {"rope_scaling": {"type": "longrope", "short_factor": [2.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0}},
+    ),
+]
 
 
 @pytest.mark.parametrize(("key", "changes"), BAD)

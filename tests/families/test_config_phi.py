@@ -85,10 +85,19 @@ def test_code_beside_the_weights_is_carried_and_never_imported() -> None:
 BAD: list[tuple[str, str, dict[str, Any]]] = [
     *((family, "num_attention_heads", {"num_attention_heads": 5}) for family in FAMILIES),
     *((family, "num_key_value_heads", {"num_key_value_heads": 3}) for family in FAMILIES),
-    *((family, "partial_rotary_factor", {"partial_rotary_factor": value})
-      for family in FAMILIES for value in (0, 0.2, 1.5, None)),
-    *((family, "partial_rotary_factor", {"partial_rotary_factor": 0.5,
-                                         "rope_parameters": {"partial_rotary_factor": 0.25}}) for family in FAMILIES),
+    *(
+        (family, "partial_rotary_factor", {"partial_rotary_factor": value})
+        for family in FAMILIES
+        for value in (0, 0.2, 1.5, None)
+    ),
+    *(
+        (
+            family,
+            "partial_rotary_factor",
+            {"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}},
+        )
+        for family in FAMILIES
+    ),
     ("phi", "head_dim", {"head_dim": 32}),
     ("phi", "sliding_window", {"sliding_window": 8}),
     ("phi", "qk_layernorm", {"qk_layernorm": None}),
@@ -99,10 +108,15 @@ BAD: list[tuple[str, str, dict[str, Any]]] = [
     ("phi3", "rope_scaling.rope_type", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
     ("phi3", "rope_scaling.short_factor", {"rope_scaling": {"type": "longrope"} | LISTS | {"short_factor": [1.0] * 7}}),
     ("phi3", "rope_scaling.long_factor", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8}}),
-    ("phi3", "original_max_position_embeddings",
-     {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 8} | LISTS,
-      "original_max_position_embeddings": 16}),
-]  # fmt: skip
+    (
+        "phi3",
+        "original_max_position_embeddings",
+        {
+            "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 8} | LISTS,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("family", "key", "changes"), BAD)

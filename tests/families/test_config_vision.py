@@ -17,32 +17,58 @@ from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.save import save
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
-from asbuilt.families.seeing import SPELLINGS
+from asbuilt.families.multimodal import SPELLINGS
 from asbuilt.families.table import respelled
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
 from asbuilt.spec import Model, Pass, Vision
 
-TOWER: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2,
-                         "image_size": 4, "patch_size": 2}  # fmt: skip
-TEXT: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2,
-                        "vocab_size": 11, "max_position_embeddings": 16}  # fmt: skip
+TOWER: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 4,
+    "patch_size": 2,
+}
+TEXT: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 11,
+    "max_position_embeddings": 16,
+}
 VIT = TOWER | {"model_type": "vit", "num_labels": 3}
 CLIP = {"model_type": "clip", "text_config": TEXT, "vision_config": TOWER}
 LLAVA = {"model_type": "llava", "image_token_index": 7, "text_config": TEXT, "vision_config": TOWER}
-GEMMA3 = {"model_type": "gemma3", "image_token_index": 7, "mm_tokens_per_image": 1,
-          "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4},
-          "vision_config": TOWER | {"vision_use_head": False}}  # fmt: skip
-LLAMA4 = {"model_type": "llama4", "image_token_index": 7,
-          "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2},
-          "vision_config": TOWER | {"intermediate_size": 32, "vision_output_dim": 4096}}  # fmt: skip
+GEMMA3 = {
+    "model_type": "gemma3",
+    "image_token_index": 7,
+    "mm_tokens_per_image": 1,
+    "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4},
+    "vision_config": TOWER | {"vision_use_head": False},
+}
+LLAMA4 = {
+    "model_type": "llama4",
+    "image_token_index": 7,
+    "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2},
+    "vision_config": TOWER | {"intermediate_size": 32, "vision_output_dim": 4096},
+}
 CONFIGS = {"vit": VIT, "clip": CLIP, "llava": LLAVA, "gemma3": GEMMA3, "llama4": LLAMA4}
 
 
 @pytest.mark.parametrize(
-    ("name", "images"), [("vit-base-patch16-224", 0), ("clip-vit-base-patch32", 2), ("llava-1.5-7b", 1),
-                         ("gemma-3-4b-mm", 1), ("gemma-3-4b-mm", 0), ("llama-4-scout", 1)]
-)  # fmt: skip
+    ("name", "images"),
+    [
+        ("vit-base-patch16-224", 0),
+        ("clip-vit-base-patch32", 2),
+        ("llava-1.5-7b", 1),
+        ("gemma-3-4b-mm", 1),
+        ("gemma-3-4b-mm", 0),
+        ("llama-4-scout", 1),
+    ],
+)
 def test_flops_at_published_size_are_the_counters(name: str, images: int) -> None:
     spec = find(name).spec()
     tokens = 600 if isinstance(spec.vision, Vision) else 32
@@ -50,31 +76,57 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
     assert cost.flops(spec, run).forward == measured.flops(spec, run.tokens, images=images)
 
 
-@pytest.mark.parametrize(("family", "key", "value"), [
-    ("vit", "image_size", [4, 6]), ("vit", "patch_size", 5), ("vit", "hidden_act", "tanh"), ("vit", "id2label", []),
-    ("vit", "architectures", ["ViTForMaskedImageModeling"]), ("vit", "num_patches", 4),
-    ("vit", "pooler_act", "relu"), ("vit", "pooler_output_size", 9),
-    ("clip", "text_config_dict", {"d_model": 8}), ("clip", "text_config", {"model_type": "bert"}),
-    ("clip", "vision_config", 3),
-    ("clip", "text_config", {"rope_theta": 1.0}), ("clip", "projection_dim", 0),
-    ("llava", "vision_feature_layer", [-2, -5]), ("llava", "vision_feature_layer", 3),
-    ("llava", "image_token_index", 11),
-    ("llava", "text_config", {"model_type": "qwen2"}), ("llava", "vision_feature_select_strategy", "cls"),
-    ("gemma3", "mm_tokens_per_image", 9), ("gemma3", "vision_config", TOWER), ("gemma3", "tie_word_embeddings", False),
-    ("llama4", "vision_config", TOWER), ("llama4", "text_config", {"model_type": "llama"}),
-    ("llama4", "tie_word_embeddings", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("vit", "image_size", [4, 6]),
+        ("vit", "patch_size", 5),
+        ("vit", "hidden_act", "tanh"),
+        ("vit", "id2label", []),
+        ("vit", "architectures", ["ViTForMaskedImageModeling"]),
+        ("vit", "num_patches", 4),
+        ("vit", "pooler_act", "relu"),
+        ("vit", "pooler_output_size", 9),
+        ("clip", "text_config_dict", {"d_model": 8}),
+        ("clip", "text_config", {"model_type": "bert"}),
+        ("clip", "vision_config", 3),
+        ("clip", "text_config", {"rope_theta": 1.0}),
+        ("clip", "projection_dim", 0),
+        ("llava", "vision_feature_layer", [-2, -5]),
+        ("llava", "vision_feature_layer", 3),
+        ("llava", "image_token_index", 11),
+        ("llava", "text_config", {"model_type": "qwen2"}),
+        ("llava", "vision_feature_select_strategy", "cls"),
+        ("gemma3", "mm_tokens_per_image", 9),
+        ("gemma3", "vision_config", TOWER),
+        ("gemma3", "tie_word_embeddings", False),
+        ("llama4", "vision_config", TOWER),
+        ("llama4", "text_config", {"model_type": "llama"}),
+        ("llama4", "tie_word_embeddings", True),
+    ],
+)
 def test_refused_by_name(family: str, key: str, value: object) -> None:
     with pytest.raises(InputError, match=key.removesuffix("_config")):
         read_config({**CONFIGS[family], key: value}, "model")
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("intermediate_size", 31), ("vision_output_dim", 4095), ("projector_input_dim", 5),
-    ("pixel_shuffle_ratio", 0.4), ("pixel_shuffle_ratio", 0.25),
-    ("norm_eps", 1e-6), ("hidden_act", "relu"), ("multi_modal_projector_bias", True), ("vision_feature_layer", -2),
-    ("num_attention_heads", 4), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}), ("num_queries", 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intermediate_size", 31),
+        ("vision_output_dim", 4095),
+        ("projector_input_dim", 5),
+        ("pixel_shuffle_ratio", 0.4),
+        ("pixel_shuffle_ratio", 0.25),
+        ("norm_eps", 1e-6),
+        ("hidden_act", "relu"),
+        ("multi_modal_projector_bias", True),
+        ("vision_feature_layer", -2),
+        ("num_attention_heads", 4),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("num_queries", 3),
+    ],
+)
 def test_a_llama4_tower_is_refused_by_name(key: str, value: object) -> None:
     config = LLAMA4 | {"vision_config": {**LLAMA4["vision_config"], key: value}}  # type: ignore[dict-item]
     with pytest.raises(InputError, match=key):
@@ -119,8 +171,11 @@ def test_names_of_every_release_are_read(family: str, way: int, tmp_path: Path) 
     file = tmp_path / "model.safetensors"
     stored = load_file(file)
     entries = tensor_table(family, spec).entries
-    other = {a: b for e, r in zip(entries, respelled(entries, SPELLINGS[way]), strict=True)
-             for a, b in zip(e.names, r.names, strict=True)}  # fmt: skip
+    other = {
+        a: b
+        for e, r in zip(entries, respelled(entries, SPELLINGS[way]), strict=True)
+        for a, b in zip(e.names, r.names, strict=True)
+    }
     assert any(a != b for a, b in other.items())
     save_file({other[name]: tensor for name, tensor in stored.items()}, file)
     again = load(tmp_path, dtype="float32")

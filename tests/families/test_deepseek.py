@@ -296,8 +296,17 @@ def test_a_prediction_layer_is_loaded_and_saved(tmp_path: Path) -> None:
     """Under the names of the layer after the last, every tensor bit by bit, and counted as stored."""
     tensors = written(THIRD, tmp_path / "first")
     at = "model.layers.3"
-    for name in ("enorm", "hnorm", "eh_proj", "embed_tokens", "shared_head.norm", "shared_head.head",
-                 "self_attn.kv_b_proj", "mlp.experts.5.down_proj", "input_layernorm"):  # fmt: skip
+    for name in (
+        "enorm",
+        "hnorm",
+        "eh_proj",
+        "embed_tokens",
+        "shared_head.norm",
+        "shared_head.head",
+        "self_attn.kv_b_proj",
+        "mlp.experts.5.down_proj",
+        "input_layernorm",
+    ):
         assert f"{at}.{name}.weight" in tensors
     assert f"{at}.mlp.gate.e_score_correction_bias" in tensors
     source = open_model(tmp_path / "first")

@@ -98,9 +98,19 @@ def test_shortest_is_the_same_float32(stored: float) -> None:
 
 def test_llama_header_equals_the_config() -> None:
     reading = read_gguf(header(LLAMA), "x")
-    config = {"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "rms_norm_eps": 1e-5,
-              "max_position_embeddings": 128, "rope_theta": 500000.0, "tie_word_embeddings": True}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 128,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    }
     assert reading.spec == read_config(config, "x").spec
     assert reading.carried == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     written = write_config("llama", reading.spec, reading.carried, reading.dtype)
@@ -109,8 +119,16 @@ def test_llama_header_equals_the_config() -> None:
 
 def test_gpt2_header_equals_the_config() -> None:
     file = header(GPT2, "position_embd.weight", "output.weight", position_embd_weight=(48, 64))
-    config = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_ctx": 32,
-              "n_positions": 48, "tie_word_embeddings": False}  # fmt: skip
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 100,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_ctx": 32,
+        "n_positions": 48,
+        "tie_word_embeddings": False,
+    }
     assert read_gguf(file, "x").spec == read_config(config, "x").spec
 
 
@@ -155,8 +173,12 @@ def store(path: Path, factors: list[float]) -> Path:
 @pytest.mark.parametrize("d_head", [64, 128])
 def test_published_divisors_are_named(tmp_path: Path, factor: float, d_head: int) -> None:
     path = store(tmp_path / "freqs", float32_divisors(factor, d_head, 500000.0))
-    file = header(LLAMA | {"llama.attention.key_length": d_head, "llama.rope.dimension_count": d_head},
-                  "rope_freqs.weight", path=path, rope_freqs_weight=(d_head // 2,))  # fmt: skip
+    file = header(
+        LLAMA | {"llama.attention.key_length": d_head, "llama.rope.dimension_count": d_head},
+        "rope_freqs.weight",
+        path=path,
+        rope_freqs_weight=(d_head // 2,),
+    )
     rotary = first_attention(read_gguf(file, "x").spec).positions
     assert isinstance(rotary, Rotary)
     named = Llama3Scaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)

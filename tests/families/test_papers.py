@@ -19,8 +19,14 @@ from asbuilt.families import read_config, tensor_table, write_config
 from asbuilt.nn.modules import Model
 
 HEADS, D_HEAD, D_MODEL, D_FF, N_VOCAB, LAYERS, TOKENS = 3, 4, 10, 7, 11, 2, 9
-SIZES = {"vocab_size": N_VOCAB, "hidden_size": D_MODEL, "num_attention_heads": HEADS, "head_dim": D_HEAD,
-         "num_hidden_layers": LAYERS, "intermediate_size": D_FF}  # fmt: skip
+SIZES = {
+    "vocab_size": N_VOCAB,
+    "hidden_size": D_MODEL,
+    "num_attention_heads": HEADS,
+    "head_dim": D_HEAD,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": D_FF,
+}
 PALM: dict[str, Any] = {"model_type": "palm", **SIZES}
 CHINCHILLA: dict[str, Any] = {"model_type": "chinchilla", **SIZES}
 
@@ -97,8 +103,14 @@ SIZE = st.integers(1, 9)
 @given(SIZE, SIZE, SIZE, SIZE, SIZE, SIZE)
 def test_counts_by_hand(v: int, m: int, n: int, h: int, d: int, f: int) -> None:
     m, d = 2 * m, 2 * d
-    sizes = {"vocab_size": v, "hidden_size": m, "num_hidden_layers": n, "num_attention_heads": h, "head_dim": d,
-             "intermediate_size": f}  # fmt: skip
+    sizes = {
+        "vocab_size": v,
+        "hidden_size": m,
+        "num_hidden_layers": n,
+        "num_attention_heads": h,
+        "head_dim": d,
+        "intermediate_size": f,
+    }
     palm = cost.total_parameters(read_config({"model_type": "palm", **sizes}, "x").spec)
     assert palm == v * m + n * (2 * m * h * d + 2 * m * d + 3 * m * f + m) + m
     chinchilla = cost.total_parameters(read_config({"model_type": "chinchilla", **sizes}, "x").spec)

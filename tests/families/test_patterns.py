@@ -21,11 +21,26 @@ NAMES = [f"model.layers.{i}.{name}" for i in range(12) for name in MODULES] + ["
 
 # as llm-compressor, Kimi, Qwen and GLM have published them, and other turns that such expressions take
 PUBLISHED = [
-    ".*lm_head", ".*mlp.gate$", r".*mlp\.gate$", ".*self_attn.*", "vision_tower.*", r"model\.layers\.(1|10)\..*",
-    r".*\.[0-9]+\.mlp.*", "^(?!.*experts).*", r".*mlp\.(gate|up|gate_up|down)_proj.*", r"model.layers.\d{2}.*",
-    r".*(gate|down)(_proj)?$", r".*layers\.\d+\.mlp\.(?=shared).*", "(?:model|lm)_?.*?d", "[^.]+$", r"[a-z_\-]+",
-    r".*\.layers\.\d{1,2}\.mlp\.experts\.\d+\.\w+", "$", "lm_head|.*embed.*", r"\D+\d\D*",
-]  # fmt: skip
+    ".*lm_head",
+    ".*mlp.gate$",
+    r".*mlp\.gate$",
+    ".*self_attn.*",
+    "vision_tower.*",
+    r"model\.layers\.(1|10)\..*",
+    r".*\.[0-9]+\.mlp.*",
+    "^(?!.*experts).*",
+    r".*mlp\.(gate|up|gate_up|down)_proj.*",
+    r"model.layers.\d{2}.*",
+    r".*(gate|down)(_proj)?$",
+    r".*layers\.\d+\.mlp\.(?=shared).*",
+    "(?:model|lm)_?.*?d",
+    "[^.]+$",
+    r"[a-z_\-]+",
+    r".*\.layers\.\d{1,2}\.mlp\.experts\.\d+\.\w+",
+    "$",
+    "lm_head|.*embed.*",
+    r"\D+\d\D*",
+]
 
 
 @pytest.mark.parametrize("expression", PUBLISHED)
@@ -65,13 +80,27 @@ def test_a_plain_name_is_whole_pieces() -> None:
     assert matched(["layers.1.mlp.gat", "model.layers"], NAMES, "ignore") == {n for n in NAMES if ".layers." in n}
     assert matched(["lm_head.weight"], NAMES, "ignore") == {"lm_head"}
     assert matched(["language_model.lm_head"], ["language_model.lm_head", "lm_head", "lm"], "x") == {
-        "language_model.lm_head", "lm_head"}  # fmt: skip
+        "language_model.lm_head",
+        "lm_head",
+    }
     assert matched([], NAMES, "ignore") == set()
 
 
-HOSTILE = [r"(a+)+$", r"((a|b)*c)*$", r"((.*)*)*x", "(a|a)*b" * 20, "((a*b*)*c*)*" * 30, "(((a{200}){200}){200}){200}",
-           "(((({200}){200}){200}){200})".replace("({200})", "((|){200})"), "(?!" * 15 + "a" + ")" * 15,
-           "(" * 250 + ")" * 250, "[" * 400, "a{99999999}", "a{1,200}" * 60, "(?=(?=(?=.*.*.*.*)))*x"]  # fmt: skip
+HOSTILE = [
+    r"(a+)+$",
+    r"((a|b)*c)*$",
+    r"((.*)*)*x",
+    "(a|a)*b" * 20,
+    "((a*b*)*c*)*" * 30,
+    "(((a{200}){200}){200}){200}",
+    "(((({200}){200}){200}){200})".replace("({200})", "((|){200})"),
+    "(?!" * 15 + "a" + ")" * 15,
+    "(" * 250 + ")" * 250,
+    "[" * 400,
+    "a{99999999}",
+    "a{1,200}" * 60,
+    "(?=(?=(?=.*.*.*.*)))*x",
+]
 
 
 @pytest.mark.parametrize("expression", HOSTILE, ids=lambda e: e[:20])

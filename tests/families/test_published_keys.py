@@ -16,31 +16,52 @@ from asbuilt.families.common import ACTIVATION_NAMES
 from asbuilt.nn.modules import ACTIVATIONS
 from asbuilt.spec import Router, walk
 
-LLAMA4_TEXT = {"attn_temperature_tuning": 4, "cache_implementation": "hybrid", "_attn_implementation_autoset": True,
-               "for_llm_compressor": False}  # fmt: skip
+LLAMA4_TEXT = {
+    "attn_temperature_tuning": 4,
+    "cache_implementation": "hybrid",
+    "_attn_implementation_autoset": True,
+    "for_llm_compressor": False,
+}
 KEYS: list[tuple[str, dict[str, Any]]] = [
     ("gemma-2-2b", {"sliding_window_size": 4096, "cache_implementation": "hybrid", "_attn_implementation": "eager"}),
-    ("starcoder2-3b", {"attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True,
-                       "scale_attn_weights": True, "layer_norm_epsilon": 1e-5}),
+    (
+        "starcoder2-3b",
+        {
+            "attention_softmax_in_fp32": True,
+            "scale_attention_softmax_in_fp32": True,
+            "scale_attn_weights": True,
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
     ("transformer-base", {"_num_labels": 3, "add_bias_logits": False, "normalize_embedding": False}),
     ("switch-base-8", {"batch_prioritized_routing": False, "num_selected_experts": 1}),
-    ("clip-vit-base-patch32", {"text_config": {"tie_word_embeddings": True},
-                               "vision_config": {"tie_word_embeddings": True, "num_beams": 1}}),
+    (
+        "clip-vit-base-patch32",
+        {"text_config": {"tie_word_embeddings": True}, "vision_config": {"tie_word_embeddings": True, "num_beams": 1}},
+    ),
     ("gpt2", {"n_special": 0, "predict_special_tokens": True}),
     ("qwen2.5-7b", {"attention_bias": True, "qkv_bias": True, "use_mrope": False, "is_causal": True}),
     ("qwen3-8b", {"qkv_bias": False, "use_qk_norm": True}),
     ("qwen3-30b-a3b", {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}),
     ("phi-3-mini", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}),
     ("phi-2", {"attention_bias": False, "rotary_dim": 32}),
-    ("llama-3-8b", {"internal_version": "7b-alpha-v2.33", "activation": "swiglu", "transformers.js_config": {"a": 1},
-                    "model_max_length": 8192, "rope_scaling": {"type": "default", "factor": 1.0}}),
+    (
+        "llama-3-8b",
+        {
+            "internal_version": "7b-alpha-v2.33",
+            "activation": "swiglu",
+            "transformers.js_config": {"a": 1},
+            "model_max_length": 8192,
+            "rope_scaling": {"type": "default", "factor": 1.0},
+        },
+    ),
     ("opt-1.3b", {"learned_embeddings": True, "scale_embeddings": False}),
     ("gpt-neox-20b", {"custom_pipelines": {"text-generation": {"impl": "x.X"}}}),
     ("bert-base-uncased", {"is_causal": False}),
     ("falcon-7b", {"ff_factor": 4}),
     ("t5-base", {"scalable_attention": True}),
     ("llama-4-scout", {"text_config": LLAMA4_TEXT, "vision_config": {"_attn_implementation_autoset": True}}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "keys"), KEYS, ids=[name for name, _ in KEYS])
@@ -51,16 +72,31 @@ def test_keys_of_published_configs_are_known(name: str, keys: dict[str, Any]) ->
     assert read_config(config | more, name).spec == entry.spec()
 
 
-@pytest.mark.parametrize(("name", "key", "value"), [
-    ("switch-base-8", "num_selected_experts", 2), ("switch-base-8", "batch_prioritized_routing", True),
-    ("starcoder2-3b", "scale_attn_weights", False), ("gpt2", "n_special", 3), ("qwen2.5-7b", "attention_bias", False),
-    ("qwen2.5-7b", "qkv_bias", False), ("qwen2.5-7b", "use_mrope", True), ("qwen2.5-7b", "is_causal", False),
-    ("qwen3-8b", "qkv_bias", True), ("qwen3-8b", "use_qk_norm", False), ("llama-3-8b", "is_causal", False),
-    ("qwen3-30b-a3b", "shared_expert_intermediate_size", 768), ("phi-3-mini", "full_attn_mod", 2),
-    ("phi-3-mini", "interpolate_factor", 2), ("phi-3-mini", "lm_head_bias", True), ("phi-3-mini", "mlp_bias", True),
-    ("phi-2", "rotary_dim", 64), ("llama-3-8b", "activation", "geglu"), ("falcon-7b", "ff_factor", 2),
-    ("bert-base-uncased", "is_causal", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("switch-base-8", "num_selected_experts", 2),
+        ("switch-base-8", "batch_prioritized_routing", True),
+        ("starcoder2-3b", "scale_attn_weights", False),
+        ("gpt2", "n_special", 3),
+        ("qwen2.5-7b", "attention_bias", False),
+        ("qwen2.5-7b", "qkv_bias", False),
+        ("qwen2.5-7b", "use_mrope", True),
+        ("qwen2.5-7b", "is_causal", False),
+        ("qwen3-8b", "qkv_bias", True),
+        ("qwen3-8b", "use_qk_norm", False),
+        ("llama-3-8b", "is_causal", False),
+        ("qwen3-30b-a3b", "shared_expert_intermediate_size", 768),
+        ("phi-3-mini", "full_attn_mod", 2),
+        ("phi-3-mini", "interpolate_factor", 2),
+        ("phi-3-mini", "lm_head_bias", True),
+        ("phi-3-mini", "mlp_bias", True),
+        ("phi-2", "rotary_dim", 64),
+        ("llama-3-8b", "activation", "geglu"),
+        ("falcon-7b", "ff_factor", 2),
+        ("bert-base-uncased", "is_causal", True),
+    ],
+)
 def test_those_that_would_matter_are_refused(name: str, key: str, value: object) -> None:
     entry = find(name)
     with pytest.raises(InputError, match=key):
@@ -106,18 +142,40 @@ def test_an_attn_factor_changes_nothing_and_is_noted() -> None:
 
 def test_opt_350m_and_phi_4_mini_as_published() -> None:
     """Totals of the published checkpoints. OPT-350M: tables 512 wide, a matrix to 1024, one from it, no last norm."""
-    opt = {"model_type": "opt", "do_layer_norm_before": False, "ffn_dim": 4096, "hidden_size": 1024,
-           "vocab_size": 50272, "max_position_embeddings": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
-           "word_embed_proj_dim": 512, "_remove_final_layer_norm": False}  # fmt: skip
+    opt = {
+        "model_type": "opt",
+        "do_layer_norm_before": False,
+        "ffn_dim": 4096,
+        "hidden_size": 1024,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "word_embed_proj_dim": 512,
+        "_remove_final_layer_norm": False,
+    }
     block = 4 * (1024 * 1024 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 2 * 2 * 1024
     assert 50272 * 512 + 2 * 512 * 1024 + 2050 * 1024 + 24 * block == 331_196_416
     assert total_parameters(read_config(opt, "x").spec) == 331_196_416
     factors = [1.0] * 48
-    phi = {"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
-           "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 200064, "tie_word_embeddings": True,
-           "partial_rotary_factor": 0.75, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
-           "rope_scaling": {"type": "longrope", "short_factor": factors, "long_factor": factors},
-           "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}  # fmt: skip
+    phi = {
+        "model_type": "phi3",
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 200064,
+        "tie_word_embeddings": True,
+        "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {"type": "longrope", "short_factor": factors, "long_factor": factors},
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+    }
     block = 3072 * 128 * (24 + 2 * 8 + 24) + 3 * 3072 * 8192 + 2 * 3072
     assert 200064 * 3072 + 32 * block + 3072 == 3_836_021_760
     assert total_parameters(read_config(phi, "x").spec) == 3_836_021_760

@@ -193,9 +193,16 @@ def test_what_can_be_done_without_a_family() -> None:
 
 def test_sizes_that_a_config_does_not_say_are_listed() -> None:
     """transformers' LlamaConfig and its defaults; keys heads are as many as heads unless they are said."""
-    llama = {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 2048, "vocab_size": 32000,
-             "num_hidden_layers": 32, "num_key_value_heads": 32, "intermediate_size": 11008,
-             "tie_word_embeddings": False}  # fmt: skip
+    llama = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "tie_word_embeddings": False,
+    }
     assert read_config({"model_type": "llama"}, "x").defaults == llama
     assert read_config({"model_type": "llama", **llama}, "x").defaults == {}
     for key, value in llama.items():
@@ -215,13 +222,22 @@ def test_sizes_that_a_config_does_not_say_are_listed() -> None:
 
 
 # Qwen2-72B, arXiv 2407.10671, table 1
-QWEN2_72B = {"model_type": "qwen2", "hidden_size": 8192, "intermediate_size": 29568, "num_attention_heads": 64,
-             "num_key_value_heads": 8, "num_hidden_layers": 80, "vocab_size": 152064,
-             "max_position_embeddings": 131072, "tie_word_embeddings": False}  # fmt: skip
+QWEN2_72B = {
+    "model_type": "qwen2",
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 80,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-                                 "num_hidden_layers"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"]
+)
 def test_a_default_of_another_model_is_refused(key: str) -> None:
     """Class defaults are the sizes of one model (7B here): beside others a missing one is no answer but a guess."""
     config = {name: value for name, value in QWEN2_72B.items() if name != key}
@@ -237,7 +253,11 @@ def test_a_default_that_goes_for_a_whole_family_or_lies_in_an_object_is_taken_an
     no_groups = {n: v for n, v in QWEN2_72B.items() if n != "num_key_value_heads"} | {"model_type": "llama"}
     assert read_config(no_groups, "x").defaults == {"num_key_value_heads": 64}
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
-    gemma = {"model_type": "gemma3", "text_config": text, "mm_tokens_per_image": 196,
-             "vision_config": {"vision_use_head": False}}  # fmt: skip
+    gemma = {
+        "model_type": "gemma3",
+        "text_config": text,
+        "mm_tokens_per_image": 196,
+        "vision_config": {"vision_use_head": False},
+    }
     defaults = read_config(gemma, "x").defaults
     assert (defaults["text_config.num_attention_heads"], defaults["text_config.num_key_value_heads"]) == (8, 4)

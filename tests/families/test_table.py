@@ -98,8 +98,12 @@ def test_adjacent_pairs_are_the_halves_laced(heads: int, pairs: int, columns: in
 def test_interleaved_rows_come_group_by_group(groups: int, sizes: list[int], columns: int) -> None:
     built = numbered([(groups * size, columns) for size in sizes])
     (stored,) = Interleave(groups, tuple(sizes)).save(built)
-    rows = [tensor[group * size + i] for group in range(groups)
-            for tensor, size in zip(built, sizes, strict=True) for i in range(size)]  # fmt: skip
+    rows = [
+        tensor[group * size + i]
+        for group in range(groups)
+        for tensor, size in zip(built, sizes, strict=True)
+        for i in range(size)
+    ]
     assert torch.equal(stored, torch.stack(rows))
 
 

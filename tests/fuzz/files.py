@@ -31,9 +31,17 @@ from asbuilt.errors import InputError
 
 SLOWEST, LARGEST = 1.0, 100 << 20  # seconds of one case, bytes of all
 N_VOCAB, D_MODEL, D_FF, N_LAYERS = 8, 32, 32, 2
-CONFIG = {"model_type": "llama", "vocab_size": N_VOCAB, "hidden_size": D_MODEL, "intermediate_size": D_FF,
-          "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1,
-          "max_position_embeddings": 16, "tie_word_embeddings": True}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": N_VOCAB,
+    "hidden_size": D_MODEL,
+    "intermediate_size": D_FF,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": True,
+}
 # Names of llama in a block and their (rows, columns), in GGUF and in a folder.
 BLOCK: dict[tuple[str, str], tuple[int, ...]] = {
     ("attn_norm", "input_layernorm"): (32,),
@@ -48,12 +56,37 @@ BLOCK: dict[tuple[str, str], tuple[int, ...]] = {
 }
 SMALL = bytes(byte & 63 for byte in range(256))  # no number made of such bytes is infinite or none at all
 COUNTS = (0, 1, 2, 3, 31, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
-NAMES = ("", "x", "split.no", "split.count", "split.tensors.count", "general.alignment", "general.architecture",
-         "llama.block_count", "token_embd.weight", "rope_freqs.weight", "model.embed_tokens.weight", "a" * 5000,
-         "é\ud800", "blk.0.attn_q.bias", "\x1b[2J", "__metadata__", "../../x")  # fmt: skip
+NAMES = (
+    "",
+    "x",
+    "split.no",
+    "split.count",
+    "split.tensors.count",
+    "general.alignment",
+    "general.architecture",
+    "llama.block_count",
+    "token_embd.weight",
+    "rope_freqs.weight",
+    "model.embed_tokens.weight",
+    "a" * 5000,
+    "é\ud800",
+    "blk.0.attn_q.bias",
+    "\x1b[2J",
+    "__metadata__",
+    "../../x",
+)
 # A block of each GGUF type is one element in so many bytes; of quantised ones 32 or 256 elements.
-GGUF_TYPES = {0: (1, 4), 1: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 26: (1, 4), 28: (1, 8), 30: (1, 2),
-              39: (32, 17)}  # fmt: skip
+GGUF_TYPES = {
+    0: (1, 4),
+    1: (1, 2),
+    2: (32, 18),
+    8: (32, 34),
+    12: (256, 144),
+    26: (1, 4),
+    28: (1, 8),
+    30: (1, 2),
+    39: (32, 17),
+}
 
 
 @dataclass
@@ -102,8 +135,15 @@ class GGUF:
 
 def gguf_model(draw: random.Random) -> GGUF:
     """Returns a small valid llama, each matrix in a type of its own."""
-    said = {"block_count": 2, "context_length": 16, "embedding_length": 32, "feed_forward_length": 32,
-            "attention.head_count": 2, "attention.head_count_kv": 1, "vocab_size": 8}  # fmt: skip
+    said = {
+        "block_count": 2,
+        "context_length": 16,
+        "embedding_length": 32,
+        "feed_forward_length": 32,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "vocab_size": 8,
+    }
     items = [Item(b"general.architecture", 8, struct.pack("<Q", 5) + b"llama")]
     items += [Item(f"llama.{key}".encode(), 4, struct.pack("<I", value)) for key, value in said.items()]
     items.append(Item(b"llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)))
@@ -157,9 +197,11 @@ def other_item(model: GGUF, draw: random.Random) -> None:
 def more_items(model: GGUF, draw: random.Random) -> None:
     deep = b"".join(struct.pack("<IQ", 9, 1) for _ in range(draw.randrange(9))) + struct.pack("<IQ", 0, 1) + b"\x01"
     wide = struct.pack("<IQ", 9, 200) + (struct.pack("<IQ", 0, 1) + b"\x01") * 200
-    split = [Item(b"split.no", 2, struct.pack("<H", draw.randrange(3))),
-             Item(b"split.count", 2, struct.pack("<H", draw.randrange(4))),
-             Item(b"split.tensors.count", 5, struct.pack("<i", draw.choice((-1, 0, 20, 2**31 - 1))))]  # fmt: skip
+    split = [
+        Item(b"split.no", 2, struct.pack("<H", draw.randrange(3))),
+        Item(b"split.count", 2, struct.pack("<H", draw.randrange(4))),
+        Item(b"split.tensors.count", 5, struct.pack("<i", draw.choice((-1, 0, 20, 2**31 - 1)))),
+    ]
     alignment = Item(b"general.alignment", 4, struct.pack("<I", draw.choice((0, 8, 24, 32, 64, 2**20, 2**31))))
     nested = Item(b"general.x", 9, draw.choice((deep, wide)))
     model.items += draw.choice((split, split[: draw.randrange(1, 3)], [alignment], [nested], [deepcopy(alignment)] * 2))
@@ -177,8 +219,9 @@ def other_tensor(model: GGUF, draw: random.Random) -> None:
         case 2:
             tensor.ne = [draw.choice((1, 2, 32, 256)) for _ in range(draw.randrange(6))]
         case 3:
-            tensor.offset = draw.choice((*COUNTS, tensor.offset + 32, max(0, tensor.offset - 32),
-                                         draw.choice(model.tensors).offset))  # fmt: skip
+            tensor.offset = draw.choice(
+                (*COUNTS, tensor.offset + 32, max(0, tensor.offset - 32), draw.choice(model.tensors).offset)
+            )
         case 4:
             tensor.name = draw.choice(NAMES).encode("utf-8", "surrogatepass")
         case 5:
@@ -204,8 +247,28 @@ class Folder:
 
 
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "F8_E4M3": 1}
-STRANGE: tuple[Any, ...] = (None, -1, 0, 1, 2**31, 2**63, 2**64, 10**70, 1.5, 1e400, True, "", "F32", [], [1], [0, 4],
-                            {}, {"a": 1}, [[1]], "\ud800")  # fmt: skip
+STRANGE: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    10**70,
+    1.5,
+    1e400,
+    True,
+    "",
+    "F32",
+    [],
+    [1],
+    [0, 4],
+    {},
+    {"a": 1},
+    [[1]],
+    "\ud800",
+)
 
 
 def folder_model(draw: random.Random) -> Folder:

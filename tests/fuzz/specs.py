@@ -28,8 +28,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import Reading, families_that_write
 from asbuilt.spec import Model, loads, to_dict
 
-NAMES = ("gemma-2-2b", "deepseek-v2", "t5-small", "llama-4-scout", "gpt-oss-20b",
-         "bert-base-uncased")  # fmt: skip
+NAMES = ("gemma-2-2b", "deepseek-v2", "t5-small", "llama-4-scout", "gpt-oss-20b", "bert-base-uncased")
 REPEATS = (0, 2, 127, 10**5, 10**9, -1, True, 1.5)
 
 

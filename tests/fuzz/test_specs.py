@@ -37,9 +37,14 @@ def test_the_fuzzer_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 MLP = {"part": "MLP", "d_model": 4, "d_ff": 8, "activation": "relu"}
 BRANCH = {"part": "Branch", "name": "ffn", "body": MLP}
 BLOCK: dict[str, Any] = {"part": "Block", "branches": [BRANCH]}
-SPEC: dict[str, Any] = {"part": "Model", "name": "x", "max_positions": 8, "blocks": [BLOCK],
-                        "embedding": {"part": "TokenEmbedding", "n_vocab": 5, "d_model": 4},
-                        "head": {"part": "Head", "n_vocab": 5, "d_model": 4}}  # fmt: skip
+SPEC: dict[str, Any] = {
+    "part": "Model",
+    "name": "x",
+    "max_positions": 8,
+    "blocks": [BLOCK],
+    "embedding": {"part": "TokenEmbedding", "n_vocab": 5, "d_model": 4},
+    "head": {"part": "Head", "n_vocab": 5, "d_model": 4},
+}
 
 
 def with_scale(digits: str) -> str:
@@ -70,7 +75,7 @@ HOSTILE = {
     "a list in a norm's place": json.dumps(SPEC | {"norm": [1]}),
     "a norm among blocks": json.dumps(SPEC | {"blocks": [BLOCK, {"part": "RMSNorm", "d": 4}]}),
     "a block in the head's place": json.dumps(SPEC | {"head": BLOCK}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
@@ -97,18 +102,21 @@ def test_a_stack_deeper_than_any_is_refused_at_once(family: str) -> None:
     assert time.process_time() - began < 1.0
 
 
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"model_type": "llama", "num_hidden_layers": 10_000}, "num_hidden_layers"),
-    ({"model_type": "llama", "num_hidden_layers": True}, "num_hidden_layers"),
-    ({"model_type": "llama", "hidden_size": 2**31}, "hidden_size"),
-    ({"model_type": "llama", "quantization_config": {"quant_method": ["fp8"]}}, "quantization_config"),
-    ({"model_type": "llama", "quantization_config": {"quant_method": {"a": 1}}}, "quantization_config"),
-    ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 5e-324}}, "pixel_shuffle_ratio"),
-    ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 0.0}}, "pixel_shuffle_ratio"),
-    ({"model_type": "llama", "rope_theta": float("inf")}, "rope_theta"),
-    ({"model_type": "llama", "intermediate_size": float("nan")}, "intermediate_size"),
-    ({"model_type": "llama", "vocab_size": 10**400}, "vocab_size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "llama", "num_hidden_layers": 10_000}, "num_hidden_layers"),
+        ({"model_type": "llama", "num_hidden_layers": True}, "num_hidden_layers"),
+        ({"model_type": "llama", "hidden_size": 2**31}, "hidden_size"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": ["fp8"]}}, "quantization_config"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": {"a": 1}}}, "quantization_config"),
+        ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 5e-324}}, "pixel_shuffle_ratio"),
+        ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 0.0}}, "pixel_shuffle_ratio"),
+        ({"model_type": "llama", "rope_theta": float("inf")}, "rope_theta"),
+        ({"model_type": "llama", "intermediate_size": float("nan")}, "intermediate_size"),
+        ({"model_type": "llama", "vocab_size": 10**400}, "vocab_size"),
+    ],
+)
 def test_a_hostile_config_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         read_config(changes, "x")

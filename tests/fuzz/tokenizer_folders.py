@@ -39,41 +39,98 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, 
 GROW = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 SPACES = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 NORMALIZERS: list[Any] = [
-    None, GROW, {"type": "NFKD"}, {"type": "Prepend", "prepend": "▁"}, {"type": "Lowercase"}, {"type": "StripAccents"},
-    {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-     "lowercase": True},
-    {"type": "Replace", "pattern": {"Regex": "(a|b)+c?"}, "content": "cab"}, {"type": "Nmt"},
-    {"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
-]  # fmt: skip
+    None,
+    GROW,
+    {"type": "NFKD"},
+    {"type": "Prepend", "prepend": "▁"},
+    {"type": "Lowercase"},
+    {"type": "StripAccents"},
+    {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    },
+    {"type": "Replace", "pattern": {"Regex": "(a|b)+c?"}, "content": "cab"},
+    {"type": "Nmt"},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+]
 CUTS: list[Any] = [
-    None, BYTES, SPACES, {"type": "Whitespace"}, {"type": "BertPreTokenizer"}, {"type": "Digits", "individual_digits": True},
+    None,
+    BYTES,
+    SPACES,
+    {"type": "Whitespace"},
+    {"type": "BertPreTokenizer"},
+    {"type": "Digits", "individual_digits": True},
     {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
     {"type": "Split", "pattern": {"Regex": r"\p{L}+|\s+(?!\S)|."}, "behavior": "MergedWithNext", "invert": True},
-    {"type": "Punctuation", "behavior": "Contiguous"}, {"type": "CharDelimiterSplit", "delimiter": "a"},
-    {"type": "UnicodeScripts"}, {"type": "FixedLength", "length": 2},
-]  # fmt: skip
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    {"type": "CharDelimiterSplit", "delimiter": "a"},
+    {"type": "UnicodeScripts"},
+    {"type": "FixedLength", "length": 2},
+]
 VOCAB = {token: i for i, token in enumerate(["<u>", *"abcdeĠ▁ 1", "ab", "##b", "##c", "<0x41>"])}
 MODELS: list[Any] = [
-    {"type": "BPE", "dropout": None, "unk_token": "<u>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
-     "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": VOCAB, "merges": [["a", "b"]]},
-    {"type": "WordPiece", "unk_token": "<u>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
-     "vocab": VOCAB},
+    {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": "<u>",
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "vocab": VOCAB,
+        "merges": [["a", "b"]],
+    },
+    {
+        "type": "WordPiece",
+        "unk_token": "<u>",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": VOCAB,
+    },
     {"type": "WordLevel", "unk_token": "<u>", "vocab": VOCAB},
-    {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [[token, -float(i)] for token, i in VOCAB.items()]},
-]  # fmt: skip
+    {
+        "type": "Unigram",
+        "unk_id": 0,
+        "byte_fallback": False,
+        "vocab": [[token, -float(i)] for token, i in VOCAB.items()],
+    },
+]
 PIECES = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
 BEHIND: list[Any] = [
-    None, BYTES,
-    {"type": "TemplateProcessing", "single": PIECES, "pair": PIECES,
-     "special_tokens": {"<s>": {"id": "<s>", "ids": [20], "tokens": ["<s>"]}}},
+    None,
+    BYTES,
+    {
+        "type": "TemplateProcessing",
+        "single": PIECES,
+        "pair": PIECES,
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [20], "tokens": ["<s>"]}},
+    },
     {"type": "BertProcessing", "sep": ["<s>", 20], "cls": ["<s>", 20]},
-    {"type": "RobertaProcessing", "sep": ["<s>", 20], "cls": ["<s>", 20], "trim_offsets": True,
-     "add_prefix_space": False},
-]  # fmt: skip
-DECODERS: list[Any] = [None, BYTES, SPACES, GROW, {"type": "WordPiece", "prefix": "##", "cleanup": True},
-    {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    {"type": "CTC", "pad_token": "a", "word_delimiter_token": "b", "cleanup": True}, {"type": "BPEDecoder", "suffix": "b"},
-]  # fmt: skip
+    {
+        "type": "RobertaProcessing",
+        "sep": ["<s>", 20],
+        "cls": ["<s>", 20],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    },
+]
+DECODERS: list[Any] = [
+    None,
+    BYTES,
+    SPACES,
+    GROW,
+    {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    {"type": "CTC", "pad_token": "a", "word_delimiter_token": "b", "cleanup": True},
+    {"type": "BPEDecoder", "suffix": "b"},
+]
 LISTED = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -82,18 +139,31 @@ LISTED = {
 }
 POOLS = {"normalizer": NORMALIZERS, "pre_tokenizer": CUTS, "post_processor": BEHIND, "decoder": DECODERS}
 ADDED = [
-    {"id": 20 + i, "content": content, "single_word": False, "lstrip": i == 1, "rstrip": False, "normalized": i == 2,
-     "special": i < 2}
+    {
+        "id": 20 + i,
+        "content": content,
+        "single_word": False,
+        "lstrip": i == 1,
+        "rstrip": False,
+        "normalized": i == 2,
+        "special": i < 2,
+    }
     for i, content in enumerate(("<s>", "</s>", "<tool>"))
-]  # fmt: skip
+]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 BESIDE = {
-    "tokenizer_config": {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "add_bos_token": True,
-                         "chat_template": TEMPLATE, "model_max_length": 512, "tokenizer_class": "LlamaTokenizer"},
+    "tokenizer_config": {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "add_bos_token": True,
+        "chat_template": TEMPLATE,
+        "model_max_length": 512,
+        "tokenizer_class": "LlamaTokenizer",
+    },
     "generation_config": {"eos_token_id": [21, 22], "pad_token_id": 0},
     "config": {"eos_token_id": 21, "text_config": {"eos_token_id": [21]}},
     "special_tokens_map": {"bos_token": "<s>", "unk_token": "<u>"},
-}  # fmt: skip
+}
 TEXTS = ["", "ab cab 1", "a" * 30 + "!", "é<s>日本 🎉</s>", "a" * 40 + "b", "abc " * 300, "\ufdfa\x00\ud7ff"]
 
 

@@ -43,8 +43,9 @@ def test_a_long_prompt_is_read_in_float32_where_bf16_is_emulated(machine: Machin
     assert found.dtype == FP32
     assert found.why == "float32 is 5.5 times as fast as bfloat16 on this processor"
     assert found.needed == 32_000_000_000
-    assert found.warning == ("stored in bfloat16, computing in float32, which is 5.5 times as fast as bfloat16 on "
-                             "this processor")  # fmt: skip
+    assert found.warning == (
+        "stored in bfloat16, computing in float32, which is 5.5 times as fast as bfloat16 on this processor"
+    )
 
 
 def test_a_short_prompt_and_a_long_answer_stay_narrow_there(machine: Machine) -> None:
@@ -120,12 +121,18 @@ def spec(encoder: bool = False) -> Model:
     if encoder:
         branches.append(Branch(name="cross", body=CrossAttention(d_model=8, d_source=8, n_heads=2, d_head=4)))
     branches.append(Branch(name="ffn", body=MLP(d_model=8, d_ff=16, activation="relu")))
-    reads = Model(embedding=TokenEmbedding(n_vocab=9, d_model=8), max_positions=40,
-                  blocks=(Block(branches=(Branch(name="ffn", body=branches[-1].body),)),))  # fmt: skip
+    reads = Model(
+        embedding=TokenEmbedding(n_vocab=9, d_model=8),
+        max_positions=40,
+        blocks=(Block(branches=(Branch(name="ffn", body=branches[-1].body),)),),
+    )
     return Model(
-        embedding=TokenEmbedding(n_vocab=9, d_model=8), blocks=(Block(branches=tuple(branches)),) * 2,
-        head=Head(d_model=8, n_vocab=9), max_positions=40, encoder=reads if encoder else None,
-    )  # fmt: skip
+        embedding=TokenEmbedding(n_vocab=9, d_model=8),
+        blocks=(Block(branches=tuple(branches)),) * 2,
+        head=Head(d_model=8, n_vocab=9),
+        max_positions=40,
+        encoder=reads if encoder else None,
+    )
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -133,11 +140,11 @@ def test_a_request_takes_its_cache_and_its_busiest_pass(dtype: torch.dtype) -> N
     described, w = spec(), dtype.itemsize
     held = Cache(described, batch=1, capacity=25, dtype=dtype).nbytes
     assert held == 25 * 2 * 2 * 4 * w  # k and v of 4 numbers in 2 layers
-    whole = described.works(Pass(tokens=20, logits="last", width=w))
+    whole = described.peak_bytes(Pass(tokens=20, logits="last", width=w))
     assert request_bytes(described, 20, 5, dtype, None, None) == held + whole
     assert request_bytes(described, 20, 5, dtype, 99, None) == held + whole
     chunked = request_bytes(described, 20, 5, dtype, 4, None)
-    assert chunked == held + described.works(Pass(tokens=4, past=16, logits="last", width=w)) < held + whole
+    assert chunked == held + described.peak_bytes(Pass(tokens=4, past=16, logits="last", width=w)) < held + whole
 
 
 def test_a_source_is_counted_too() -> None:
@@ -145,5 +152,5 @@ def test_a_source_is_counted_too() -> None:
     held = Cache(described, batch=1, capacity=6, source=30, dtype=BF16).nbytes
     assert held == 6 * 2 * 2 * 4 * 2 + 30 * 2 * 2 * 8 * 2
     more = request_bytes(described, 1, 5, BF16, None, 30)
-    assert more == held + described.works(Pass(tokens=1, source=30, logits="last", width=2))
+    assert more == held + described.peak_bytes(Pass(tokens=1, source=30, logits="last", width=2))
     assert more > cost.cache(described, 6, "bf16", 30).at_seq

@@ -56,8 +56,14 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Callable[[li
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                        intermediate_size=24, max_position_embeddings=12)  # fmt: skip
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=12,
+    )
     model = BertModel(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -107,8 +113,11 @@ def test_each_pooling(mode: str, older: bool, folder: Path, theirs: tuple[Path, 
     """Texts of three lengths in one batch; each alone and unpadded by hand."""
     key = next(key for key, name in OLDER.items() if name == mode)
     write(folder, "modules.json", modules("Pooling"))
-    write(folder, "1_Pooling/config.json", {key: True, "word_embedding_dimension": 16} if older else
-          {"pooling_mode": mode, "embedding_dimension": 16})  # fmt: skip
+    write(
+        folder,
+        "1_Pooling/config.json",
+        {key: True, "word_embedding_dimension": 16} if older else {"pooling_mode": mode, "embedding_dimension": 16},
+    )
     close(embed(folder, TEXTS), [BY_HAND[mode](theirs[1](ids(text)), 0) for text in TEXTS])
 
 
@@ -132,8 +141,11 @@ def test_the_default_prompt_and_leaving_it_out(mode: str, folder: Path, theirs: 
     prompts = {"prompts": {"query": "query: ", "doc": "a "}, "default_prompt_name": "query"}
     write(folder, "config_sentence_transformers.json", prompts)
     asked: list[tuple[dict[str, Any], str, int]] = [  # a prompt's tokens are [CLS] and its own
-        ({}, "query: ", 3), ({"prompt_name": "doc"}, "a ", 2), ({"prompt": "on "}, "on ", 2), ({"prompt": ""}, "", 0),
-    ]  # fmt: skip
+        ({}, "query: ", 3),
+        ({"prompt_name": "doc"}, "a ", 2),
+        ({"prompt": "on "}, "on ", 2),
+        ({"prompt": ""}, "", 0),
+    ]
     for include in (True, False):
         write(folder, "1_Pooling/config.json", {"pooling_mode": mode, "include_prompt": include})
         for how, prompt, skip in asked:
@@ -202,8 +214,15 @@ def test_a_decoder_whose_folder_says_how(tmp_path: Path) -> None:
     """Its last token's state, the norm behind the blocks included."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                         intermediate_size=24, max_position_embeddings=12, tie_word_embeddings=True)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=12,
+        tie_word_embeddings=True,
+    )
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)

@@ -43,8 +43,15 @@ GROWING = DynamicNTK(factor=3.0, original_context=ORIGINAL)
 def spec(scaling: Scaling = LONG, mixer: str = "attention", causal: bool = True) -> Model:
     """Two layers, so that the second one's keys depend on what the first one made of the angles."""
     rotary = Rotary(d_rotary=4, theta=50.0, scaling=scaling)
-    body = Attention(d_model=WIDTH, n_heads=2, n_kv_heads=1, d_head=6, positions=rotary, causal=causal,
-                     window=4 if mixer == "window" else None)  # fmt: skip
+    body = Attention(
+        d_model=WIDTH,
+        n_heads=2,
+        n_kv_heads=1,
+        d_head=6,
+        positions=rotary,
+        causal=causal,
+        window=4 if mixer == "window" else None,
+    )
     if mixer == "latent":
         body = LatentAttention(d_model=WIDTH, n_heads=2, kv_rank=5, d_nope=3, d_rope=4, d_value=3, positions=rotary)
     ffn = MLP(d_model=WIDTH, d_ff=9, activation="relu")
@@ -169,8 +176,12 @@ def test_the_cost_is_the_declared_one_and_a_prefill_of_the_past(scaling: Scaling
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 1, dtype=torch.long, device="meta"), cache=cache, kernel="reference")
     step = cost.flops(described, Pass(tokens=1, past=ORIGINAL, batch=2)).forward
-    past = cost.flops(described, Pass(tokens=read_again(rotaries_by_length(described), ORIGINAL, ORIGINAL + 1),
-                                      logits="last")).forward - 2 * WIDTH * 31  # fmt: skip
+    past = (
+        cost.flops(
+            described, Pass(tokens=read_again(rotaries_by_length(described), ORIGINAL, ORIGINAL + 1), logits="last")
+        ).forward
+        - 2 * WIDTH * 31
+    )
     assert counter.get_total_flops() == step + 2 * past
     assert cache.reread == 2 * ORIGINAL
     assert cache.nbytes == 2 * cost.cache(described, ORIGINAL + 1, "fp32").at_seq

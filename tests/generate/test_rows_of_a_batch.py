@@ -36,11 +36,21 @@ def translator() -> Model:
         return Branch(name="attention", body=body)
 
     positions = LearnedPositions(n_positions=24, d_model=D)
-    reads = Spec(embedding=TokenEmbedding(n_vocab=19, d_model=D), positions=positions, max_positions=24,
-                 blocks=(Block(branches=(attention(False),)),))  # fmt: skip
+    reads = Spec(
+        embedding=TokenEmbedding(n_vocab=19, d_model=D),
+        positions=positions,
+        max_positions=24,
+        blocks=(Block(branches=(attention(False),)),),
+    )
     cross = Branch(name="cross", body=CrossAttention(d_model=D, d_source=D, n_heads=2, d_head=3))
-    spec = Spec(embedding=TokenEmbedding(n_vocab=19, d_model=D), positions=positions, max_positions=24, encoder=reads,
-                blocks=(Block(branches=(attention(True), cross)),), head=Head(d_model=D, n_vocab=19))  # fmt: skip
+    spec = Spec(
+        embedding=TokenEmbedding(n_vocab=19, d_model=D),
+        positions=positions,
+        max_positions=24,
+        encoder=reads,
+        blocks=(Block(branches=(attention(True), cross)),),
+        head=Head(d_model=D, n_vocab=19),
+    )
     return randomised(spec, 5)
 
 

@@ -12,9 +12,17 @@ from asbuilt.nn.modules import Model
 
 V, M, F, LAYERS, H, K, D = 1000, 64, 160, 2, 4, 2, 16
 CONTEXT = 96
-CONFIG = {"model_type": "llama", "vocab_size": V, "hidden_size": M, "intermediate_size": F, "num_hidden_layers": LAYERS,
-          "num_attention_heads": H, "num_key_value_heads": K, "max_position_embeddings": CONTEXT,
-          "tie_word_embeddings": False}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": V,
+    "hidden_size": M,
+    "intermediate_size": F,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": H,
+    "num_key_value_heads": K,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+}
 MATRICES = LAYERS * (2 * M * H * D + 2 * M * K * D + 3 * M * F)
 PARAMETERS = 2 * V * M + MATRICES + (2 * LAYERS + 1) * M
 

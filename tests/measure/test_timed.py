@@ -135,8 +135,16 @@ def test_a_model_takes_its_work_and_its_starts_as_often_as_is_said() -> None:
     """One product of 8 x 2 numbers, one sum of 16 bytes, one view; all by hand."""
     flat = Table(((1, 2), (1, 2)), (3.0,) * 4)
     lines = {"arithmetic": Line(start=0.5, rate=4.0), "view": Line(start=0.25, rate=1.0)}
-    rates = Rates(vector=flat, matrix=flat, attention=flat, attention_read=flat, lines=lines,
-                  between=Table(((16, 64),), (2.0, 8.0)), product_rate=1, row_rate=1)  # fmt: skip
+    rates = Rates(
+        vector=flat,
+        matrix=flat,
+        attention=flat,
+        attention_read=flat,
+        lines=lines,
+        between=Table(((16, 64),), (2.0, 8.0)),
+        product_rate=1,
+        row_rate=1,
+    )
     calls = (
         Call("mm", "vector", 32, (8, 2), matrix=32),
         Call("add", "numbers", 16),

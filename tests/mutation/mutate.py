@@ -48,7 +48,7 @@ BESIDE = {
     "generate": ["tests/cli/test_generate.py"],
     "checkpoint": ["tests/cli/test_convert_cli.py"],
     "cost": ["tests/cli/test_describe.py"],
-    "spec": ["tests/cost"],
+    "spec": ["tests/cost", "tests/nn", "tests/families/test_totals.py", "tests/checkpoint/test_names.py"],
     "nn": ["tests/cost/test_declarations.py", "tests/generate"],
     "kernels": ["tests/nn", "tests/cost/test_declarations.py"],
     "cli": [],
@@ -229,8 +229,9 @@ def _recorded(paths: Sequence[str], copies: Queue[Path]) -> Seen:
         measured.stop()
         data = measured.get_data()
         names = {file: str(Path(file).relative_to(copy)) for file in data.measured_files()}
-        lines = {name: {n: set(tests) for n, tests in data.contexts_by_lineno(file).items()}
-                 for file, name in names.items()}  # fmt: skip
+        lines = {
+            name: {n: set(tests) for n, tests in data.contexts_by_lineno(file).items()} for file, name in names.items()
+        }
         kept.write_bytes(pickle.dumps(Seen(dict(recorder.seconds), lines)))
         return code
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from asbuilt.kernels import norm as norm_kernel
 from asbuilt.nn import build
-from asbuilt.nn.linear import Together
+from asbuilt.nn.linear import FusedLinears
 from asbuilt.nn.modules import Model
 from asbuilt.spec import MLP, Attention, Block, Branch, GatedMLP, Head, LayerNorm, TokenEmbedding, weights
 from asbuilt.spec import Model as Spec
@@ -59,7 +59,7 @@ def logits(model: Model) -> torch.Tensor:
         return model(torch.arange(10)[None])
 
 
-def together(model: Model) -> list[Together]:
+def together(model: Model) -> list[FusedLinears]:
     return [group for module in model.modules() for group in getattr(module, "_together", [])]
 
 

@@ -189,8 +189,9 @@ def test_active_parameters_are_those_of_one_token(part: MixtureOfExperts) -> Non
 BAD: dict[str, Callable[[], object]] = {
     "top_k": lambda: Router(d_model=4, n_experts=2, top_k=3),
     "scoring": lambda: Router(d_model=4, n_experts=2, top_k=1, scoring="relu"),  # type: ignore[arg-type]
-    "router": lambda: MixtureOfExperts(d_model=4, d_ff=3, n_experts=3, activation="silu",
-                                       router=Router(d_model=4, n_experts=2, top_k=1)),
+    "router": lambda: MixtureOfExperts(
+        d_model=4, d_ff=3, n_experts=3, activation="silu", router=Router(d_model=4, n_experts=2, top_k=1)
+    ),
     "shared": lambda: mixture(2, 1, shared=GatedMLP(d_model=5, d_ff=3, activation="silu")),
     "shared_gate": lambda: mixture(2, 1, shared_gate=True),
     "eps": lambda: Router(d_model=4, n_experts=2, top_k=1, eps=1e-20),
@@ -201,10 +202,15 @@ BAD: dict[str, Callable[[], object]] = {
     "gating": lambda: mixture(2, 1, gating="half"),
     "weighs": lambda: mixture(2, 1, weighs="nothing"),
     "limit": lambda: ClampedGate(alpha=1.0, limit=0.0),
-    "activation": lambda: MixtureOfExperts(d_model=4, d_ff=3, n_experts=2, activation="gelu",
-                                           router=Router(d_model=4, n_experts=2, top_k=1),
-                                           gating=ClampedGate(alpha=1.0, limit=7.0)),
-}  # fmt: skip
+    "activation": lambda: MixtureOfExperts(
+        d_model=4,
+        d_ff=3,
+        n_experts=2,
+        activation="gelu",
+        router=Router(d_model=4, n_experts=2, top_k=1),
+        gating=ClampedGate(alpha=1.0, limit=7.0),
+    ),
+}
 
 
 @pytest.mark.parametrize("field", BAD)

@@ -37,8 +37,9 @@ def test_queries_of_a_narrow_model_are_turned_by_wide_angles() -> None:
     """At position 5000 in bf16: (1, 0) turned by 5000 and by 50 radians, each number rounded once."""
     rotary, position = Rotary(d_rotary=4), 5000
     step = Step((1, 1), torch.device("cpu"), past=(position,))
-    turned = rotate(torch.tensor([[[[1.0, 1.0, 0.0, 0.0]]]], dtype=torch.bfloat16), step.turn(rotary, torch.bfloat16),
-                    "halves")  # fmt: skip
+    turned = rotate(
+        torch.tensor([[[[1.0, 1.0, 0.0, 0.0]]]], dtype=torch.bfloat16), step.turn(rotary, torch.bfloat16), "halves"
+    )
     # cos and sin of 5000 rad (4.8677 beyond 795 whole turns) and of 50 rad, by a pocket calculator
     want = torch.tensor([0.154667, 0.964966, -0.987967, -0.262375], dtype=torch.bfloat16)
     assert torch.equal(turned.flatten(), want)
@@ -72,8 +73,9 @@ def test_an_embedding_is_scaled_by_a_factor_rounded_to_its_dtype() -> None:
 def test_the_attention_factor_is_on_cos_and_on_sin() -> None:
     yarn = YaRN(factor=4.0, original_context=64, attention_factor=1.3)
     plain = YaRN(factor=4.0, original_context=64, attention_factor=1.0)
-    made, bare = (tables(Rotary(d_rotary=4, scaling=s), torch.tensor([[3, 9]]), (10,), torch.float64)
-                  for s in (yarn, plain))  # fmt: skip
+    made, bare = (
+        tables(Rotary(d_rotary=4, scaling=s), torch.tensor([[3, 9]]), (10,), torch.float64) for s in (yarn, plain)
+    )
     torch.testing.assert_close(made.cos, 1.3 * bare.cos)
     torch.testing.assert_close(made.sin, 1.3 * bare.sin)
 

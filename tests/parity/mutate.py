@@ -124,8 +124,14 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
 def _predictor(spec: Model) -> Predictor:
     norm = RMSNorm(d=spec.d_model)
     embedding = TokenEmbedding(n_vocab=spec.n_vocab, d_model=spec.d_model)
-    return Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=spec.blocks[-1], norm=norm,
-                     head=Head(d_model=spec.d_model, n_vocab=spec.n_vocab))  # fmt: skip
+    return Predictor(
+        embedding=embedding,
+        token_norm=norm,
+        stream_norm=norm,
+        block=spec.blocks[-1],
+        norm=norm,
+        head=Head(d_model=spec.d_model, n_vocab=spec.n_vocab),
+    )
 
 
 def _tower(head: Projection | None) -> Model:

@@ -17,10 +17,18 @@ from asbuilt.checkpoint.load import load
 transformers.utils.logging.disable_progress_bar()
 TOKENS = 700  # bf16 has every fourth whole number from 512 on: angles computed in it are off by radians
 SHARED: dict[str, Any] = {
-    "vocab_size": 53, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 1024, "pad_token_id": None,
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+    "vocab_size": 53,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 1024,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHARED, tie_word_embeddings=False),
     "gemma": GemmaConfig(**SHARED),  # its factor on embeddings, sqrt(48), is rounded to bf16

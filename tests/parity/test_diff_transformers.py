@@ -1,4 +1,4 @@
-"""`asbuilt diff --transformers` of every family that reads text: the same, and parted where a weight was changed."""
+"""`asbuilt diff --transformers` of every family that reads text: the same, and diverging where a weight was changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import ParityCase, asbuilt_loads, transformers_saves
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
-from asbuilt.inspect import Difference, diff_transformers, parted
+from asbuilt.inspect import Difference, diff_transformers, first_divergence
 
 TOLERANCE = 1e-4
 FAMILIES = [family for family in CASES if family not in ("vit", "clip")]  # they read images
@@ -35,7 +35,7 @@ def test_every_family_is_the_same_and_parts_where_it_was_changed(family: str, fo
     ids = torch.tensor([[i for i in range(model.spec.n_vocab) if i != padding][:11]])
     found = diff_transformers(model, folder, family, ids)
     places = [d.path for d in found]
-    assert parted(found, TOLERANCE) is None, found
+    assert first_divergence(found, TOLERANCE) is None, found
     assert places[-1] == ""
     # of relative buckets' numbers, which all layers share, some sides' blocks hold more than ours
     shared = model.spec.relative is not None
@@ -46,7 +46,7 @@ def test_every_family_is_the_same_and_parts_where_it_was_changed(family: str, fo
     last = next(p for n, p in reversed(list(model.named_parameters())) if n.startswith(block) and p.ndim > 1)
     with torch.no_grad():
         last.copy_(last.flip(-1))
-    at = parted(diff_transformers(model, folder, family, ids), TOLERANCE)
+    at = first_divergence(diff_transformers(model, folder, family, ids), TOLERANCE)
     assert at is not None
     assert at.path.startswith(block[:-1])
 
@@ -74,11 +74,17 @@ def test_what_later_places_take_back_is_no_difference() -> None:
         return [Difference(path=path, relative=relative) for path, relative in places]
 
     scaled = found(("embedding", 0.9), ("blocks.0.attention.norm", 0.0), ("blocks.0", 0.0), ("", 0.0))
-    assert parted(scaled, TOLERANCE) is None
-    below = found(("embedding", 0.9), ("blocks.0.attention.norm", 0.0), ("blocks.0.attention.body.q", 0.1),
-                  ("blocks.0.attention.body.k", 0.0), ("blocks.0", 0.1), ("", 0.1))  # fmt: skip
-    at = parted(below, TOLERANCE)
+    assert first_divergence(scaled, TOLERANCE) is None
+    below = found(
+        ("embedding", 0.9),
+        ("blocks.0.attention.norm", 0.0),
+        ("blocks.0.attention.body.q", 0.1),
+        ("blocks.0.attention.body.k", 0.0),
+        ("blocks.0", 0.1),
+        ("", 0.1),
+    )
+    at = first_divergence(below, TOLERANCE)
     assert at is not None
     assert at.path == "blocks.0.attention.body.q"
     head = found(("blocks.0.attention.norm", 0.0), ("blocks.0", 0.0), ("head", 0.2), ("", 0.2))
-    assert parted(head, TOLERANCE) == head[2]
+    assert first_divergence(head, TOLERANCE) == head[2]

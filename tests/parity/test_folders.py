@@ -84,9 +84,14 @@ def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path)
 
 # Several spellings say the same here, so these are compared by what comes out.
 SPELLED = (
-    "hidden_act", "hidden_activation", "activation_function", "projector_hidden_act",
-    "rope_parameters", "feed_forward_proj", "dense_act_fn",
-)  # fmt: skip
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "projector_hidden_act",
+    "rope_parameters",
+    "feed_forward_proj",
+    "dense_act_fn",
+)
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -46,12 +46,19 @@ def test_cached_decoding(case: ParityCase, drawn: str, tmp_path: Path) -> None:
     mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
     inputs = case.kind.inputs(rng, mine.spec)
     written = inputs["decoder_input_ids"][:, : min(16, cacheable(mine.spec))]
-    want = [other(**inputs | {"decoder_input_ids": written[:, : t + 1]}, use_cache=False).logits[:, -1:]
-            for t in range(written.shape[1])]  # fmt: skip
+    want = [
+        other(**inputs | {"decoder_input_ids": written[:, : t + 1]}, use_cache=False).logits[:, -1:]
+        for t in range(written.shape[1])
+    ]
     read = {"source_BS": inputs["input_ids"], "source_valid_BS": inputs["attention_mask"].bool()}
     for kernel in KERNELS:
-        cache = Cache(mine.spec, batch=len(written), capacity=written.shape[1], dtype=torch.float32,
-                      source=inputs["input_ids"].shape[1])  # fmt: skip
+        cache = Cache(
+            mine.spec,
+            batch=len(written),
+            capacity=written.shape[1],
+            dtype=torch.float32,
+            source=inputs["input_ids"].shape[1],
+        )
         each = enumerate(written.split(1, 1))
         steps = [mine(step, cache=cache, kernel=kernel, **({} if t else read)) for t, step in each]
         check(case.family, f"{drawn}, cached, {kernel}", {"head": torch.cat(steps, 1)}, {"head": torch.cat(want, 1)})
@@ -73,8 +80,14 @@ def test_greedy_decoding(case: ParityCase, drawn: str, tmp_path: Path) -> None:
     sources = [row[keep.bool()].tolist() for row, keep in zip(source, mask, strict=True)]
     have = torch.tensor(list(generate(mine, sources, start=start, max_new_tokens=new))).T
     # its cache has as many layers as the encoder, and some decoders here have more
-    settings = {"do_sample": False, "use_cache": False, "eos_token_id": None, "pad_token_id": 0,
-                "forced_eos_token_id": None, "num_beams": 1}  # fmt: skip
+    settings = {
+        "do_sample": False,
+        "use_cache": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "forced_eos_token_id": None,
+        "num_beams": 1,
+    }
     begun = torch.tensor([start, start])
     want = other.generate(source, attention_mask=mask, decoder_input_ids=begun, max_new_tokens=new, **settings)  # type: ignore[operator]
     assert torch.equal(have, want[:, len(start) :])

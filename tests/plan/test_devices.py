@@ -33,18 +33,29 @@ MLP = GatedMLP(d_model=24, d_ff=48, activation="silu")
 
 
 def experts(many: int) -> MixtureOfExperts:
-    return MixtureOfExperts(d_model=24, d_ff=48, n_experts=many, activation="silu",
-                            router=Router(d_model=24, n_experts=many, top_k=2))  # fmt: skip
+    return MixtureOfExperts(
+        d_model=24, d_ff=48, n_experts=many, activation="silu", router=Router(d_model=24, n_experts=many, top_k=2)
+    )
 
 
 def model(*feedforward: Any, attention: Attention = ATTENTION) -> Model:  # noqa: ANN401
     blocks = tuple(
-        Block(branches=tuple(Branch(name=name, norm=RMSNorm(d=24), body=body)
-                             for name, body in (("attention", attention), ("ffn", ffn))))
+        Block(
+            branches=tuple(
+                Branch(name=name, norm=RMSNorm(d=24), body=body)
+                for name, body in (("attention", attention), ("ffn", ffn))
+            )
+        )
         for ffn in feedforward
-    )  # fmt: skip
-    return Model(name="twelve", embedding=TokenEmbedding(n_vocab=48, d_model=24), blocks=blocks, norm=RMSNorm(d=24),
-                 head=Head(d_model=24, n_vocab=48), max_positions=64)  # fmt: skip
+    )
+    return Model(
+        name="twelve",
+        embedding=TokenEmbedding(n_vocab=48, d_model=24),
+        blocks=blocks,
+        norm=RMSNorm(d=24),
+        head=Head(d_model=24, n_vocab=48),
+        max_positions=64,
+    )
 
 
 # Twelve heads and six layers; of the sparse one twelve experts a layer.
@@ -130,7 +141,7 @@ def test_experts_alone_are_divided() -> None:
 class Silent(GatedMLP):
     """Does not say what room it works in."""
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """Nothing."""
         return 0
 
@@ -164,11 +175,11 @@ def test_what_cannot_be_planned_is_named() -> None:
     silent = Silent(d_model=24, d_ff=48, activation="silu")
     assert [row[:3] for row in unplanned(model(silent, silent, MLP))] == [
         ("blocks.0.ffn.body", "Silent", "activations"),
-    ]  # fmt: skip
+    ]
     forgetful = Forgetful(d_model=24, n_heads=12, n_kv_heads=12, d_head=4)
     assert [row[:3] for row in unplanned(model(MLP, attention=forgetful))] == [
         ("blocks.0.attention.body", "Forgetful", "decode"),
-    ]  # fmt: skip
+    ]
     assert [row[1:3] for row in unplanned(model(Plain()))] == [("Plain", "activations")]
     (row,) = unplanned(replace(DENSE, head=None))
     assert row[:3] == ("", "Model", "decode")

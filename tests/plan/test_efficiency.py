@@ -14,8 +14,12 @@ from asbuilt.plan.efficiency import from_measured
 def measured(*rows: object, **more: object) -> dict[str, Any]:
     machine = {"processor": "a processor", "threads": 2, "memory_bytes": 2**30}
     rates = {dtype: {"product_rate": 4e9} for dtype in ("fp32", "bf16")}
-    return {"model": "toy", "dtype": "bf16", "rows": list(rows),
-            "machine": {"machine": machine, "read_bandwidth": 1e9, "rates": rates}} | more  # fmt: skip
+    return {
+        "model": "toy",
+        "dtype": "bf16",
+        "rows": list(rows),
+        "machine": {"machine": machine, "read_bandwidth": 1e9, "rates": rates},
+    } | more
 
 
 DECODE, PREFILL = (
@@ -41,19 +45,23 @@ def test_shares() -> None:
     assert from_measured(first, DENSE, "toy")[0] == pytest.approx(800 * (STEP - 127 * 0.768e-6))
 
 
-@pytest.mark.parametrize(("document", "field"), [
-    (measured(DECODE, PREFILL, model="another"), "efficiency"),
-    ([], "efficiency"),
-    (measured(DECODE), "efficiency: rows"),
-    (measured(PREFILL), "efficiency: rows"),
-    (measured(rows="decode after 128 tokens"), "efficiency: rows"),
-    (measured(DECODE | {"measured": 0}, PREFILL), "efficiency: rows"),
-    (measured(DECODE | {"measured": 1e12}, PREFILL), "efficiency: rows"),
-    (measured(DECODE | {"measured": "800"}, PREFILL), "efficiency: rows"),
-    (measured(DECODE | {"figure": "decode after 0 tokens"}, PREFILL), "efficiency: rows"),
-    (measured(DECODE, PREFILL | {"figure": "prefill, many tokens"}), "efficiency: rows"),
-    (measured(DECODE, PREFILL, dtype="bf17"), "dtype"),
-], ids=lambda value: str(value)[-60:])  # fmt: skip
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (measured(DECODE, PREFILL, model="another"), "efficiency"),
+        ([], "efficiency"),
+        (measured(DECODE), "efficiency: rows"),
+        (measured(PREFILL), "efficiency: rows"),
+        (measured(rows="decode after 128 tokens"), "efficiency: rows"),
+        (measured(DECODE | {"measured": 0}, PREFILL), "efficiency: rows"),
+        (measured(DECODE | {"measured": 1e12}, PREFILL), "efficiency: rows"),
+        (measured(DECODE | {"measured": "800"}, PREFILL), "efficiency: rows"),
+        (measured(DECODE | {"figure": "decode after 0 tokens"}, PREFILL), "efficiency: rows"),
+        (measured(DECODE, PREFILL | {"figure": "prefill, many tokens"}), "efficiency: rows"),
+        (measured(DECODE, PREFILL, dtype="bf17"), "dtype"),
+    ],
+    ids=lambda value: str(value)[-60:],
+)
 def test_what_is_no_such_run(document: Any, field: str) -> None:  # noqa: ANN401
     with pytest.raises(InputError) as refused:
         from_measured(document, DENSE, "toy")

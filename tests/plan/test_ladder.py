@@ -82,9 +82,13 @@ def test_pages_of_a_window(block: int) -> None:
 
 NOTHING_CACHED = replace(
     DENSE,
-    blocks=(Block(branches=(Branch(name="ffn", norm=RMSNorm(d=64),
-                                   body=GatedMLP(d_model=64, d_ff=160, activation="silu")),)),) * 4,
-)  # fmt: skip
+    blocks=(
+        Block(
+            branches=(Branch(name="ffn", norm=RMSNorm(d=64), body=GatedMLP(d_model=64, d_ff=160, activation="silu")),)
+        ),
+    )
+    * 4,
+)
 
 
 def test_without_a_cache() -> None:
@@ -142,8 +146,9 @@ def test_half_a_byte_of_a_cache_is_one() -> None:
     """Of 3 layers 13 + 6 numbers a token, in 4 bits: 28.5 bytes."""
     attention = LatentAttention(d_model=64, n_heads=4, kv_rank=13, d_nope=10, d_rope=6, d_value=8)
     block = Block(branches=(Branch(name="attention", norm=RMSNorm(d=64), body=attention),))
-    plan = ask(replace(DENSE, blocks=(block,) * 3), replace(CONVENTIONS, block_size=1), context=1, prompt=1,
-               kv_dtype="int4")  # fmt: skip
+    plan = ask(
+        replace(DENSE, blocks=(block,) * 3), replace(CONVENTIONS, block_size=1), context=1, prompt=1, kv_dtype="int4"
+    )
     assert plan.caches is not None
     assert (plan.caches.minimum, plan.caches.object, plan.caches.paged) == (29, 114, 29)
     assert bytes_of(plan)["cache per user"] == 29
@@ -177,8 +182,15 @@ def test_derivations_by_every_convention(
         {"reported_gib": 0.0095, "process_gib": 0.009, "process_source": "told"},
     ):
         machine = replace(MACHINE, source="sheet", **known)
-        plan = serve(spec, machine, context=100, users=5, chunk=32,
-                     conventions=replace(CONVENTIONS, memory=memory, **switches), **asked)  # fmt: skip
+        plan = serve(
+            spec,
+            machine,
+            context=100,
+            users=5,
+            chunk=32,
+            conventions=replace(CONVENTIONS, memory=memory, **switches),
+            **asked,
+        )
         for line in plan.lines:
             assert worked_out(line) == pytest.approx(line.value, rel=1e-9), line
         first = plan.ladder[0]
@@ -188,22 +200,33 @@ def test_derivations_by_every_convention(
 
 def test_memory_by_convention() -> None:
     """Of a card sold as 10 MB: what a process is told, else what is reported, else the vendor's number."""
-    known = Machine(name="m", memory_gb=0.01, reported_gib=0.0095, process_gib=0.009, bandwidth=1e9,
-                    rates={"bf16": 4e9})  # fmt: skip
+    known = Machine(
+        name="m", memory_gb=0.01, reported_gib=0.0095, process_gib=0.009, bandwidth=1e9, rates={"bf16": 4e9}
+    )
     for machine, found in (
         (known, (9_663_676, 10_200_547, 10_000_000, 10_737_418)),
         (replace(known, process_gib=None), (10_200_547, 10_200_547, 10_000_000, 10_737_418)),
         (replace(known, process_gib=None, reported_gib=None), (10_000_000, 10_000_000, 10_000_000, 10_737_418)),
     ):
-        made = [serve(DENSE, machine, context=100, conventions=Conventions(memory=memory)).ladder[0].value
-                for memory in ("process", "reported", "vendor", "binary")]  # fmt: skip
+        made = [
+            serve(DENSE, machine, context=100, conventions=Conventions(memory=memory)).ladder[0].value
+            for memory in ("process", "reported", "vendor", "binary")
+        ]
         assert tuple(made) == found
 
 
-@pytest.mark.parametrize(("name", "nbytes", "activation", "compute"), [
-    ("fp64", 8, "fp64", "fp64"), ("fp32", 4, "fp32", "fp32"), ("bf16", 2, "bf16", "bf16"), ("fp16", 2, "fp16", "fp16"),
-    ("fp8", 1, "bf16", "fp8"), ("int8", 1, "bf16", "bf16"), ("int4", 0.5, "bf16", "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "nbytes", "activation", "compute"),
+    [
+        ("fp64", 8, "fp64", "fp64"),
+        ("fp32", 4, "fp32", "fp32"),
+        ("bf16", 2, "bf16", "bf16"),
+        ("fp16", 2, "fp16", "fp16"),
+        ("fp8", 1, "bf16", "fp8"),
+        ("int8", 1, "bf16", "bf16"),
+        ("int4", 0.5, "bf16", "bf16"),
+    ],
+)
 def test_what_is_multiplied_in_what(name: str, nbytes: float, activation: str, compute: str) -> None:
     held = precision(name)
     assert (held.name, held.activation, held.compute) == (name, activation, compute)

@@ -70,11 +70,17 @@ def test_what_suffices_comes_before_what_does_not(catalogue: list[Machine]) -> N
     """Of 160 users weights in 8 bits hold 87, a cache in 8 bits 155, and both 159."""
     found = suggested(ask(users=160, prompt=None))
     assert [option for _, option, fits, _ in found if fits] == [
-        "--dtype int4:128 --kv-dtype fp8", "--gpus 2", "--context 48", "--users 85",
-    ]  # fmt: skip
+        "--dtype int4:128 --kv-dtype fp8",
+        "--gpus 2",
+        "--context 48",
+        "--users 85",
+    ]
     assert [option for _, option, fits, _ in found if not fits] == [
-        "--kv-dtype fp8", "--dtype fp8:128", "--dtype fp8:128 --kv-dtype fp8", "--dtype int4:128",
-    ]  # fmt: skip
+        "--kv-dtype fp8",
+        "--dtype fp8:128",
+        "--dtype fp8:128 --kv-dtype fp8",
+        "--dtype int4:128",
+    ]
     assert sorted((fits for *_, fits, _ in found), reverse=True) == [fits for *_, fits, _ in found]
 
 
@@ -169,16 +175,38 @@ def test_what_just_meets_a_target_meets_it() -> None:
 
 
 LAST: list[dict[str, Any]] = [
-    {"context": 1_000_000_000, "prompt": 1}, {"users": 1_000_000_000}, {"chunk": 1_000_000_000}, {"prompt": 100},
-    {"prompt": 1}, {"bandwidth_efficiency": 1}, {"compute_efficiency": 1}, {"latency_target": 1e-9}, {"chunk": 1},
-    {"first_token_target": 0.5}, {"users": 1}, {"bandwidth_efficiency": 0.5}, {"compute_efficiency": 0.5},
-]  # fmt: skip
+    {"context": 1_000_000_000, "prompt": 1},
+    {"users": 1_000_000_000},
+    {"chunk": 1_000_000_000},
+    {"prompt": 100},
+    {"prompt": 1},
+    {"bandwidth_efficiency": 1},
+    {"compute_efficiency": 1},
+    {"latency_target": 1e-9},
+    {"chunk": 1},
+    {"first_token_target": 0.5},
+    {"users": 1},
+    {"bandwidth_efficiency": 0.5},
+    {"compute_efficiency": 0.5},
+]
 BEYOND: list[dict[str, Any]] = [
-    {"context": 1_000_000_001, "prompt": 1}, {"users": 1_000_000_001}, {"chunk": 1_000_000_001}, {"prompt": 101},
-    {"prompt": 0}, {"context": True, "prompt": 1}, {"users": 2.0}, {"bandwidth_efficiency": 1.01},
-    {"compute_efficiency": 1.01}, {"bandwidth_efficiency": 0}, {"latency_target": 0}, {"latency_target": -1.0},
-    {"first_token_target": 0.0}, {"first_token_target": float("inf")}, {"users": 0}, {"chunk": 0},
-]  # fmt: skip
+    {"context": 1_000_000_001, "prompt": 1},
+    {"users": 1_000_000_001},
+    {"chunk": 1_000_000_001},
+    {"prompt": 101},
+    {"prompt": 0},
+    {"context": True, "prompt": 1},
+    {"users": 2.0},
+    {"bandwidth_efficiency": 1.01},
+    {"compute_efficiency": 1.01},
+    {"bandwidth_efficiency": 0},
+    {"latency_target": 0},
+    {"latency_target": -1.0},
+    {"first_token_target": 0.0},
+    {"first_token_target": float("inf")},
+    {"users": 0},
+    {"chunk": 0},
+]
 
 
 @pytest.mark.parametrize("asked", LAST, ids=str)

@@ -9,12 +9,21 @@ from asbuilt.plan.lines import Line, figure, number, total
 
 
 def test_an_explained_line() -> None:
-    line = Line(name="weights", value=16, formula="{parameters} × {bytes each}",
-                numbers={"parameters": 8, "bytes each": 2}, source="declared")  # fmt: skip
+    line = Line(
+        name="weights",
+        value=16,
+        formula="{parameters} × {bytes each}",
+        numbers={"parameters": 8, "bytes each": 2},
+        source="declared",
+    )
     said = list(explain([line]))
     assert said == [
-        "weights", "    = parameters × bytes each", "    = 8 × 2", "    = 16 bytes", "    constants: declared",
-    ]  # fmt: skip
+        "weights",
+        "    = parameters × bytes each",
+        "    = 8 × 2",
+        "    = 16 bytes",
+        "    constants: declared",
+    ]
 
 
 def test_a_formula_names_its_numbers() -> None:
@@ -27,18 +36,21 @@ def test_a_total() -> None:
     assert (line.value, line.symbols, line.figures) == (3, "a + b", "1 + 2")
 
 
-@pytest.mark.parametrize(("value", "unit", "said"), [
-    (999_999, "bytes", "999,999 bytes"),
-    (1_000_000, "bytes", "1,000,000 bytes = 0.001 GB = 0.001 GiB"),
-    (-1_500_000_000, "bytes", "-1,500,000,000 bytes = -1.500 GB = -1.397 GiB"),
-    (1_000_000, "tokens", "1,000,000 tokens"),
-    (0.5, "seconds", "500 ms"),
-    (1, "seconds", "1 seconds"),
-    (1.5, "seconds", "1.5 seconds"),
-    (0.123456789, "seconds", "123.457 ms"),
-    (1234.567891234, "FLOPs", "1,234.56789 FLOPs"),
-    (3, "", "3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (999_999, "bytes", "999,999 bytes"),
+        (1_000_000, "bytes", "1,000,000 bytes = 0.001 GB = 0.001 GiB"),
+        (-1_500_000_000, "bytes", "-1,500,000,000 bytes = -1.500 GB = -1.397 GiB"),
+        (1_000_000, "tokens", "1,000,000 tokens"),
+        (0.5, "seconds", "500 ms"),
+        (1, "seconds", "1 seconds"),
+        (1.5, "seconds", "1.5 seconds"),
+        (0.123456789, "seconds", "123.457 ms"),
+        (1234.567891234, "FLOPs", "1,234.56789 FLOPs"),
+        (3, "", "3"),
+    ],
+)
 def test_figures(value: float, unit: str, said: str) -> None:
     assert figure(Line(name="x", value=value, unit=unit)) == said
 

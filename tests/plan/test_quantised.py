@@ -21,8 +21,18 @@ from asbuilt.spec.part import Weight
 
 CONFIGS = Path(__file__).parents[2].parent / "shared" / "models"
 # d_ff and d_model are no multiples of the groups, so the last group of a row is a short one
-SPEC = llama.build(n_vocab=300, d_model=96, n_layers=3, n_heads=6, n_kv_heads=2, d_ff=200, max_positions=64,
-                   rotary=Rotary(d_rotary=16), tied=False, name="tiny")  # fmt: skip
+SPEC = llama.build(
+    n_vocab=300,
+    d_model=96,
+    n_layers=3,
+    n_heads=6,
+    n_kv_heads=2,
+    d_ff=200,
+    max_positions=64,
+    rotary=Rotary(d_rotary=16),
+    tied=False,
+    name="tiny",
+)
 MATRICES = [w.shape for _, w, owner in weights(SPEC) if owner.kind in ("attention", "ffn") and len(w.shape) == 2]
 REST = 2 * (cost.total_parameters(SPEC) - sum(math.prod(shape) for shape in MATRICES))
 
@@ -36,52 +46,118 @@ def of_matrices(each: Any) -> int:  # noqa: ANN401
 
 
 PACKED = [
-    ({"quant_method": "gptq", "bits": 4, "group_size": 64},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 64) * (2 + 0.5) + 4 * i),
-    ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2.5),
+    (
+        {"quant_method": "gptq", "bits": 4, "group_size": 64},
+        lambda o, i: o * i / 2 + o * math.ceil(i / 64) * (2 + 0.5) + 4 * i,
+    ),
+    (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
+        lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2.5,
+    ),
     ({"quant_method": "awq", "bits": 4, "group_size": -1, "zero_point": False}, lambda o, i: o * i / 2 + o * 2),
-    ({"quant_method": "fp8", "weight_block_size": [64, 32]},
-     lambda o, i: o * i + 4 * math.ceil(o / 64) * math.ceil(i / 32)),
+    (
+        {"quant_method": "fp8", "weight_block_size": [64, 32]},
+        lambda o, i: o * i + 4 * math.ceil(o / 64) * math.ceil(i / 32),
+    ),
     ({"quant_method": "fp8"}, lambda o, i: o * i + 4),
     ({"quant_method": "fbgemm_fp8"}, lambda o, i: o * i + 4 * o),
     ({"load_in_8bit": True, "quant_method": "bitsandbytes"}, lambda o, i: o * i + 4 * o),
     ({"load_in_4bit": True}, lambda o, i: o * i * (0.5 + 4 / 64)),
     ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, lambda o, i: o * i * (0.5 + 1 / 64 + 4 / 64 / 256)),
-    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
-      "config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 16,
-                                                "symmetric": False, "type": "int"}}}},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 16) * 2.5),
-    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "tensor", "type": "float"}}}},
-     lambda o, i: o * i + 2),
-    ({"quant_method": "compressed-tensors", "ignore": ["re:.*lm_head"], "format": "nvfp4-pack-quantized",
-      "config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16,
-                                                "type": "float"}, "input_activations": {"num_bits": 4}}}},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 8),
-    ({"config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "type": "float",
-                                                "scale_dtype": "torch.uint8"}}}, "ignore": ["lm_head"]},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 32)),
-    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "block", "type": "float",
-                                                "block_structure": [64, 32]}}}},
-     lambda o, i: o * i + 4 * math.ceil(o / 64) * math.ceil(i / 32)),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "weights": {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False, "type": "int"}
+                }
+            },
+        },
+        lambda o, i: o * i / 2 + o * math.ceil(i / 16) * 2.5,
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "tensor", "type": "float"}}},
+        },
+        lambda o, i: o * i + 2,
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["re:.*lm_head"],
+            "format": "nvfp4-pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "weights": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "type": "float"},
+                    "input_activations": {"num_bits": 4},
+                }
+            },
+        },
+        lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 8,
+    ),
+    (
+        {
+            "config_groups": {
+                "group_0": {
+                    "weights": {
+                        "num_bits": 4,
+                        "strategy": "group",
+                        "group_size": 32,
+                        "type": "float",
+                        "scale_dtype": "torch.uint8",
+                    }
+                }
+            },
+            "ignore": ["lm_head"],
+        },
+        lambda o, i: o * i / 2 + o * math.ceil(i / 32),
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "weights": {"num_bits": 8, "strategy": "block", "type": "float", "block_structure": [64, 32]}
+                }
+            },
+        },
+        lambda o, i: o * i + 4 * math.ceil(o / 64) * math.ceil(i / 32),
+    ),
     ({"quant_algo": "FP8", "exclude_modules": ["lm_head"]}, lambda o, i: o * i + 8),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 8),
+    (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"},
+        lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 8,
+    ),
     ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 4),
     ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, lambda o, i: o * i + o * math.ceil(i / 32)),
-    ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
-     lambda o, i: o * i + 4 * math.ceil(o / 128) * math.ceil(i / 128)),
+    (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+        lambda o, i: o * i + 4 * math.ceil(o / 128) * math.ceil(i / 128),
+    ),
     ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, lambda o, i: o * i + 4 * o),
-    ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32},
-     lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2),
+    (
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32},
+        lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2,
+    ),
     ({"quant_method": "auto-round", "bits": 4, "group_size": 32}, lambda o, i: o * i / 2 + o * math.ceil(i / 32) * 2.5),
-    ({"quant_method": "compressed-tensors", "ignore": ["lm_head"],
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "channel", "type": "float"},
-                                    "input_activations": {"num_bits": 8}}}},
-     lambda o, i: o * i + 2 * o),
-]  # fmt: skip
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "weights": {"num_bits": 8, "strategy": "channel", "type": "float"},
+                    "input_activations": {"num_bits": 8},
+                }
+            },
+        },
+        lambda o, i: o * i + 2 * o,
+    ),
+]
 
 
 @pytest.mark.parametrize(("said", "each"), PACKED, ids=lambda x: str(x)[:60] if isinstance(x, dict) else "bytes")
@@ -121,13 +197,24 @@ ONE_MATRIX = [
     (compressed({"strategy": "block", "block_structure": [64, 32]}), 133_128 + 4 * 85, None),
     (compressed({"num_bits": 4, "strategy": "group", "group_size": 32}), 66_564 + 258 * 17 * 2, None),
     (compressed({"num_bits": 4, "strategy": "group", "group_size": 1}), 66_564 + 133_128 * 2, None),
-    (compressed({"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}),
-     66_564 + 4_386 * 2.5, None),
-    (compressed({"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}),
-     66_564 + 4_386, None),
+    (
+        compressed({"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}),
+        66_564 + 4_386 * 2.5,
+        None,
+    ),
+    (
+        compressed({"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}),
+        66_564 + 4_386,
+        None,
+    ),
     (compressed({"num_bits": 4, "strategy": "tensor_group", "group_size": 16}), 66_564 + 258 * 33 + 4, None),
-    (compressed({"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "type": "float"}, input_activations={}),
-     66_564 + 258 * 33 + 8, "fp4"),
+    (
+        compressed(
+            {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "type": "float"}, input_activations={}
+        ),
+        66_564 + 258 * 33 + 8,
+        "fp4",
+    ),
     (compressed({"num_bits": 8, "type": "float"}, input_activations={}), 133_128 + 2, "fp8"),
     ({"quant_algo": "FP8"}, 133_128 + 8, "fp8"),
     ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, 133_128 + 4 * 258, "fp8"),
@@ -147,7 +234,7 @@ ONE_MATRIX = [
     ({"group_size": 64, "bits": 4}, 66_564 + 258 * 9 * 4, None),
     ({"group_size": 8, "bits": 2, "mode": "affine"}, 33_282 + 258 * 65 * 4, None),
     ({"group_size": 65_536, "bits": 8}, 133_128 + 258 * 4, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("said", "nbytes", "compute"), ONE_MATRIX, ids=lambda x: str(x)[:70])
@@ -161,29 +248,40 @@ def test_bytes_of_one_matrix_and_of_a_stack(said: dict[str, Any], nbytes: float,
     algorithm = f"modelopt {said.get('quant_algo')}" if "quant_algo" in said else "mlx" if mlx else "bitsandbytes"
     assert packing.method == (method or algorithm)
     assert (packing.heads, packing.tables) == (mlx or method == "compressed-tensors", mlx)
-    assert packing.seeing == (method not in ("gptq", "awq", "auto-round"))
+    assert packing.vision == (method not in ("gptq", "awq", "auto-round"))
 
 
-@pytest.mark.parametrize(("key", "least", "most", "said"), [
-    ("bits", 2, 8, lambda n: {"quant_method": "gptq", "bits": n}),
-    ("bits", 2, 8, lambda n: {"quant_method": "awq", "bits": n}),
-    ("w_bit", 2, 8, lambda n: {"quant_method": "awq", "w_bit": n}),
-    ("bits", 2, 8, lambda n: {"quant_method": "auto-round", "bits": n}),
-    ("bits", 2, 8, lambda n: {"group_size": 64, "bits": n}),
-    ("num_bits", 2, 8, lambda n: compressed({"num_bits": n})),
-    ("group_size", 1, 65_536, lambda n: {"quant_method": "gptq", "group_size": n}),
-    ("group_size", 1, 65_536, lambda n: {"quant_method": "awq", "group_size": n}),
-    ("group_size", 1, 65_536, lambda n: {"quant_method": "auto-round", "group_size": n}),
-    ("group_size", 8, 65_536, lambda n: {"group_size": n, "bits": 4}),
-    ("group_size", 1, 65_536, lambda n: {"quant_algo": "NVFP4", "group_size": n}),
-    ("group_size", 1, 65_536, lambda n: compressed({"strategy": "group", "group_size": n})),
-    ("weight_block_size", 1, 65_536, lambda n: {"quant_method": "fp8", "weight_block_size": [n, 128]}),
-    ("weight_block_size", 1, 65_536, lambda n: {"quant_method": "fp8", "weight_block_size": [128, n]}),
-    ("config_groups", 1, 64,
-     lambda n: {"config_groups": {str(i): {"weights": {}, "targets": ["lm_head"]} for i in range(n)}}),
-    ("quantized_layers", 1, 64,
-     lambda n: {"quantized_layers": {f"m{i}": {"quant_algo": "NVFP4", "group_size": i + 1} for i in range(n)}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "least", "most", "said"),
+    [
+        ("bits", 2, 8, lambda n: {"quant_method": "gptq", "bits": n}),
+        ("bits", 2, 8, lambda n: {"quant_method": "awq", "bits": n}),
+        ("w_bit", 2, 8, lambda n: {"quant_method": "awq", "w_bit": n}),
+        ("bits", 2, 8, lambda n: {"quant_method": "auto-round", "bits": n}),
+        ("bits", 2, 8, lambda n: {"group_size": 64, "bits": n}),
+        ("num_bits", 2, 8, lambda n: compressed({"num_bits": n})),
+        ("group_size", 1, 65_536, lambda n: {"quant_method": "gptq", "group_size": n}),
+        ("group_size", 1, 65_536, lambda n: {"quant_method": "awq", "group_size": n}),
+        ("group_size", 1, 65_536, lambda n: {"quant_method": "auto-round", "group_size": n}),
+        ("group_size", 8, 65_536, lambda n: {"group_size": n, "bits": 4}),
+        ("group_size", 1, 65_536, lambda n: {"quant_algo": "NVFP4", "group_size": n}),
+        ("group_size", 1, 65_536, lambda n: compressed({"strategy": "group", "group_size": n})),
+        ("weight_block_size", 1, 65_536, lambda n: {"quant_method": "fp8", "weight_block_size": [n, 128]}),
+        ("weight_block_size", 1, 65_536, lambda n: {"quant_method": "fp8", "weight_block_size": [128, n]}),
+        (
+            "config_groups",
+            1,
+            64,
+            lambda n: {"config_groups": {str(i): {"weights": {}, "targets": ["lm_head"]} for i in range(n)}},
+        ),
+        (
+            "quantized_layers",
+            1,
+            64,
+            lambda n: {"quantized_layers": {f"m{i}": {"quant_algo": "NVFP4", "group_size": i + 1} for i in range(n)}},
+        ),
+    ],
+)
 def test_the_first_and_the_last_number_that_is_allowed(key: str, least: int, most: int, said: Any) -> None:  # noqa: ANN401
     for number in (least, most):
         assert read_packing(said(number)).method
@@ -202,7 +300,7 @@ COMPUTE = [
     ({"quant_algo": "NVFP4"}, "fp4"),
     ({"quant_algo": "W4A16_NVFP4"}, "bf16"),
     ({"quant_algo": "MXFP8"}, "fp8"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("said", "compute"), COMPUTE, ids=lambda x: str(x)[:50])
@@ -224,7 +322,8 @@ def test_heads_and_tables_where_they_are_packed_too() -> None:
     eight = {"config_groups": {"a": {"weights": {"num_bits": 8, "strategy": "channel"}}}}
     assert stored({**eight, "ignore": ["lm_head"]}) - stored(eight) == HEAD * 2 - (HEAD + 2 * 300)
     assert stored({"quant_method": "gptq"}) - stored({"quant_method": "gptq", "lm_head": True}) == pytest.approx(
-        HEAD * 2 - (HEAD / 2 + 300 * 2.5 + 4 * 96))  # fmt: skip
+        HEAD * 2 - (HEAD / 2 + 300 * 2.5 + 4 * 96)
+    )
     matrices = sum(o * i for o, i in MATRICES) + HEAD + TABLE
     rows = sum(o * math.ceil(i / 64) for o, i in MATRICES) + 2 * 300 * math.ceil(96 / 64)
     vectors = 2 * (cost.total_parameters(SPEC) - matrices)
@@ -233,8 +332,18 @@ def test_heads_and_tables_where_they_are_packed_too() -> None:
 
 def test_routers_and_stacks_of_experts() -> None:
     """Three matrices of each of four experts with a float32 scale of its own; the router stays in bf16."""
-    dimensions = Dimensions(n_vocab=11, d_model=8, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=12, max_positions=32,
-                            rotary=Rotary(d_rotary=2), tied=False, name="tiny")  # fmt: skip
+    dimensions = Dimensions(
+        n_vocab=11,
+        d_model=8,
+        n_layers=1,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=12,
+        max_positions=32,
+        rotary=Rotary(d_rotary=2),
+        tied=False,
+        name="tiny",
+    )
     spec = mixtral.build(dimensions, Router(d_model=8, n_experts=4, top_k=2))
     experts, attention, rest = 4 * 3 * 96, 64 + 32 + 32 + 64, 88 + 88 + 24 + 32
     held = quantised(spec, {"quant_method": "fp8"}, "bf16", "mixtral")
@@ -272,8 +381,10 @@ def test_layers_that_are_packed_in_different_ways() -> None:
 
 
 def test_groups_that_name_their_modules() -> None:
-    groups = {"a": {"weights": {"num_bits": 8, "strategy": "channel"}, "targets": ["re:.*self_attn.*"]},
-              "b": {"weights": {"num_bits": 4, "strategy": "channel"}, "targets": ["re:.*down_proj$"]}}  # fmt: skip
+    groups = {
+        "a": {"weights": {"num_bits": 8, "strategy": "channel"}, "targets": ["re:.*self_attn.*"]},
+        "b": {"weights": {"num_bits": 4, "strategy": "channel"}, "targets": ["re:.*down_proj$"]},
+    }
     eight = sum(o * i + 2 * o for o, i in [(96, 96), (32, 96), (32, 96), (96, 96)])
     four = 96 * 200 / 2 + 2 * 96
     less = 3 * (2 * (96 * 96 * 2 + 32 * 96 * 2 + 96 * 200) - eight - four)
@@ -400,9 +511,11 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
 
 
-@given(VALUES, st.sampled_from(("gptq", "awq", "fp8", "mxfp4", "bitsandbytes", "compressed-tensors", "fbgemm_fp8")),
-       st.sampled_from(("bits", "group_size", "weight_block_size", "config_groups", "ignore",
-                        "modules_to_not_convert")))  # fmt: skip
+@given(
+    VALUES,
+    st.sampled_from(("gptq", "awq", "fp8", "mxfp4", "bitsandbytes", "compressed-tensors", "fbgemm_fp8")),
+    st.sampled_from(("bits", "group_size", "weight_block_size", "config_groups", "ignore", "modules_to_not_convert")),
+)
 def test_any_value_is_planned_or_refused(value: object, method: str, key: str) -> None:
     with suppress(InputError):
         assert quantised(SPEC, {"quant_method": method, key: value}, "bf16", "llama").name
@@ -430,20 +543,30 @@ def test_products_of_groups_that_are_multiplied_in_different_ways_are_not_in_eig
     assert quantised(SPEC, {"config_groups": {"a": eight, "b": other}}, "bf16", "llama").compute == "bf16"
 
 
-@pytest.mark.parametrize(("dtype", "activation"), [
-    ("float32", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16"), ("float64", "bf16"), (None, "bf16"),
-    ("fp8", "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "activation"),
+    [
+        ("float32", "fp32"),
+        ("float16", "fp16"),
+        ("bfloat16", "bf16"),
+        ("float64", "bf16"),
+        (None, "bf16"),
+        ("fp8", "bf16"),
+    ],
+)
 def test_what_activations_are_in(dtype: str | None, activation: str) -> None:
     held = quantised(SPEC, {"quant_method": "awq"}, dtype, "llama")
     assert (held.activation, held.compute) == (activation, activation)
 
 
-@pytest.mark.parametrize(("said", "text", "nbytes"), [
-    ({"quant_method": "fp8"}, False, 1_048_580),
-    ({"quant_method": "fp8"}, True, 2_097_152),
-    ({"quant_method": "gptq"}, False, 2_097_152),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "text", "nbytes"),
+    [
+        ({"quant_method": "fp8"}, False, 1_048_580),
+        ({"quant_method": "fp8"}, True, 2_097_152),
+        ({"quant_method": "gptq"}, False, 2_097_152),
+    ],
+)
 def test_what_becomes_of_images_may_be_left_as_it_is(said: dict[str, Any], text: bool, nbytes: int) -> None:
     """The queries of LLaVA's tower are 1,024 x 1,024: a byte each and a float32, or two bytes each."""
     row = catalog.find("llava-1.5-7b")

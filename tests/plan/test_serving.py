@@ -23,9 +23,19 @@ from asbuilt.spec.model import SharedEmbedding, TiedHead
 GB, GIB = 10**9, 2**30
 LLAMA = catalog.find("llama-3-8b").spec()
 KEYS = {
-    "fits", "ladder", "weight_bytes", "kv_budget_bytes", "cache_tokens", "users", "largest_context", "largest_batch",
-    "prefill", "decode", "suggestions", "conventions",
-}  # fmt: skip
+    "fits",
+    "ladder",
+    "weight_bytes",
+    "kv_budget_bytes",
+    "cache_tokens",
+    "users",
+    "largest_context",
+    "largest_batch",
+    "prefill",
+    "decode",
+    "suggestions",
+    "conventions",
+}
 
 
 def test_three_published_answers_for_one_card() -> None:
@@ -69,8 +79,9 @@ def test_published_speeds_if_compute_bound() -> None:
     found = {}
     for gpu, rate in (("a100-80gb", "312T"), ("h100-sxm", "990T")):
         for flops in ("2n", "2n-rounded", "declared"):
-            plan = serve(LLAMA, machines.resolve(f"{gpu},bf16={rate}"), context=1, users=1,
-                         conventions=Conventions(flops=flops))  # fmt: skip
+            plan = serve(
+                LLAMA, machines.resolve(f"{gpu},bf16={rate}"), context=1, users=1, conventions=Conventions(flops=flops)
+            )
             assert plan.decode is not None
             found[gpu, flops] = round(plan.decode.compute_tokens_per_second)
     assert found["a100-80gb", "2n"] == found["a100-80gb", "2n-rounded"] == 19_427
@@ -154,7 +165,7 @@ def test_figures_are_those_of_the_cost_module() -> None:
     assert sum(c.moved for c in components) == cost.moved(LLAMA, run, "bf16", "bf16").total
     assert sum(c.flops for c in components) == cost.flops(LLAMA, run).forward_causal
     activations = {line.name: line.value for line in plan.ladder}["activations"]
-    assert activations == LLAMA.works(Pass(tokens=2048, logits="last"))
+    assert activations == LLAMA.peak_bytes(Pass(tokens=2048, logits="last"))
 
 
 def test_the_document() -> None:
@@ -219,8 +230,10 @@ def test_windows() -> None:
 
 
 def test_pages_round_up() -> None:
-    whole, paged = (serve(LLAMA, "h100-sxm", context=1001, conventions=Conventions(page=page, block_size=256))
-                    for page in (False, True))  # fmt: skip
+    whole, paged = (
+        serve(LLAMA, "h100-sxm", context=1001, conventions=Conventions(page=page, block_size=256))
+        for page in (False, True)
+    )
     assert whole.users is not None
     assert paged.users is not None
     assert whole.caches is not None
@@ -280,8 +293,7 @@ def test_links_take_time() -> None:
     assert linked.decode is not None
     assert silent.decode is not None
     # a ring sum after attention and after the feed-forward of every layer, at 450 GB/s
-    assert linked.decode.run.link_seconds == pytest.approx(
-        80 * 2 * linked.decode.batch * 8192 * 2 * 2 * 7 / 8 / 450e9)  # fmt: skip
+    assert linked.decode.run.link_seconds == pytest.approx(80 * 2 * linked.decode.batch * 8192 * 2 * 2 * 7 / 8 / 450e9)
     assert silent.decode.run.link_seconds == 0
     assert any("link" in warning for warning in silent.warnings)
     assert not linked.warnings
@@ -338,8 +350,14 @@ def test_activations_are_those_of_the_last_chunk_with_its_past() -> None:
 
 def test_latents_of_the_past_are_expanded_for_each_chunk() -> None:
     """DeepSeek-V3: keys of 192 and values of 128 numbers, of 128 heads, for all 131,072 tokens, by either kernel."""
-    held = [next(line.value for line in serve("deepseek-v3", "h200", context=n, dtype="bf16").ladder
-                 if line.name == "activations") for n in (2048, 131072)]  # fmt: skip
+    held = [
+        next(
+            line.value
+            for line in serve("deepseek-v3", "h200", context=n, dtype="bf16").ladder
+            if line.name == "activations"
+        )
+        for n in (2048, 131072)
+    ]
     # keys, values, and values filled up to the width of the keys, since one kernel knows one width: 192 + 128 + 192
     assert held[1] - 131072 * 128 * (192 + 128 + 192) * 2 == pytest.approx(0, abs=0.3 * GIB)
     # of 8 x 2,048 rows places, order, weights, what goes in and comes out, gate, up and their product; the stream three
@@ -375,8 +393,13 @@ def test_times_are_called_the_least_there_can_be() -> None:
     plan = serve(LLAMA, "h100-sxm")
     assert "theoretical minimum (floor)" in plan.document()["conventions"]["times"]
     text = plan.markdown()
-    for said in ("Theoretical minimum (floor) of the time", "time per token at least", "time to first token at least",
-                 "tokens/s at most", "theoretical minimum (floor): bytes at the full bandwidth"):  # fmt: skip
+    for said in (
+        "Theoretical minimum (floor) of the time",
+        "time per token at least",
+        "time to first token at least",
+        "tokens/s at most",
+        "theoretical minimum (floor): bytes at the full bandwidth",
+    ):
         assert said in text
     assert "floors" in compare([plan, plan]).title
     notes = {line.name: line.note for line in plan.lines}
@@ -464,7 +487,12 @@ def test_targets() -> None:
         assert (plan.fits, plan.targets) == (ok, {"time per token": ok, "time to first token": True})
     never = serve(LLAMA, "h100-sxm", users=1, latency_target=1e-6)
     assert (never.fits, never.users, never.largest_context, never.smallest_card, never.smallest_count) == (
-        False, 0, 0, None, None)  # fmt: skip
+        False,
+        0,
+        0,
+        None,
+        None,
+    )
 
 
 def test_answers_backwards_honour_the_targets() -> None:
@@ -474,13 +502,18 @@ def test_answers_backwards_honour_the_targets() -> None:
     assert plan.users_that_fit > 4
     assert (plan.fits, plan.users) == (False, 0)
     assert plan.smallest_count == 2
-    assert [serve(LLAMA, "a100-80gb", gpus=n, users=4, context=2048, latency_target=0.006).fits
-            for n in (1, 2)] == [False, True]  # fmt: skip
+    assert [serve(LLAMA, "a100-80gb", gpus=n, users=4, context=2048, latency_target=0.006).fits for n in (1, 2)] == [
+        False,
+        True,
+    ]
     assert plan.smallest_card is not None
     card = machines.find(plan.smallest_card)
     assert serve(LLAMA, card, users=4, context=2048, latency_target=0.006).fits
-    smaller = [machine for machine in machines.MACHINES.values()
-               if machine.kind == "accelerator" and machine.memory_bytes() < card.memory_bytes()]  # fmt: skip
+    smaller = [
+        machine
+        for machine in machines.MACHINES.values()
+        if machine.kind == "accelerator" and machine.memory_bytes() < card.memory_bytes()
+    ]
     assert not any(serve(LLAMA, machine, users=4, context=2048, latency_target=0.006).fits for machine in smaller)
     assert any(serve(LLAMA, machine, users=4, context=2048).fits for machine in smaller)  # by memory they would do
     assert any(s.fits and s.option == "--gpus 2" for s in plan.suggestions)
@@ -497,8 +530,11 @@ def test_the_largest_context_honours_the_targets() -> None:
     fits = [serve(LLAMA, "h100-sxm", context=n, users=16, latency_target=0.006).fits for n in (most, most + 1)]
     assert fits == [True, False]
     assert serve(LLAMA, "h100-sxm", context=8192, users=16).fits
-    shorter = [s for s in serve(LLAMA, "h100-sxm", context=8192, users=16, latency_target=0.006).suggestions
-               if "--context" in s.option]  # fmt: skip
+    shorter = [
+        s
+        for s in serve(LLAMA, "h100-sxm", context=8192, users=16, latency_target=0.006).suggestions
+        if "--context" in s.option
+    ]
     assert [(s.option, s.fits) for s in shorter] == [(f"--context {most}", True)]
     given = serve(LLAMA, "h100-sxm", context=8192, users=16, latency_target=0.006, prompt=most + 1).suggestions
     assert not any("--context" in s.option for s in given)  # which would leave no room for that prompt
@@ -531,10 +567,15 @@ def test_a_context_beyond_the_model_s_is_told_and_planned() -> None:
 def test_what_cannot_be_planned_is_refused_by_name_and_the_rest_is_exact() -> None:
     """Attention that sees all tokens at once remembers nothing, so nothing is decoded."""
     blocks = tuple(
-        replace(block, branches=tuple(
-            replace(b, body=replace(b.body, causal=False)) if hasattr(b.body, "causal") else b for b in block.branches))
+        replace(
+            block,
+            branches=tuple(
+                replace(b, body=replace(b.body, causal=False)) if hasattr(b.body, "causal") else b
+                for b in block.branches
+            ),
+        )
         for block in LLAMA.blocks
-    )  # fmt: skip
+    )
     spec = replace(LLAMA, blocks=blocks)
     assert [(part, figure) for _, part, figure, _ in unplanned(spec)] == [("Attention", "decode")]
     plan = serve(spec, "h100-sxm")
@@ -586,8 +627,16 @@ def test_wrong_questions(said: dict[str, object], field: str, allowed: str) -> N
     assert allowed in refused.value.allowed
 
 
-WRONG_CONVENTIONS = [{"utilisation": 0.0}, {"utilisation": 1.1}, {"block_size": 0}, {"memory": "x"}, {"kernel": "x"},
-                     {"node": 0}, {"network": 0.0}, {"network": math.inf}]  # fmt: skip
+WRONG_CONVENTIONS = [
+    {"utilisation": 0.0},
+    {"utilisation": 1.1},
+    {"block_size": 0},
+    {"memory": "x"},
+    {"kernel": "x"},
+    {"node": 0},
+    {"network": 0.0},
+    {"network": math.inf},
+]
 
 
 @pytest.mark.parametrize("said", WRONG_CONVENTIONS, ids=str)
@@ -631,8 +680,15 @@ def test_a_vocabulary_is_padded_as_engines_do() -> None:
     divided = 12 * (768 * 3 * 768 + 3 * 768 + 768 * 768 + 768 * 3072 + 3072 + 3072 * 768)  # qkv, o, up, down; biases
     whole = 1024 * 768 + 12 * (768 + 768 + 4 * 768) + 2 * 768  # positions; biases of o and down, two norms; final norm
     assert plan.weight_bytes == 2 * (12_576 * 768 + divided // 4 + whole)
-    for vocabulary, degree, rows in ((50257, 2, 25152), (49155, 2, 24608), (49155, 8, 6152), (50257, 3, 16768),
-                                     (50304, 2, 25152), (129280, 8, 16160), (17, 2, 17)):  # fmt: skip
+    for vocabulary, degree, rows in (
+        (50257, 2, 25152),
+        (49155, 2, 24608),
+        (49155, 8, 6152),
+        (50257, 3, 16768),
+        (50304, 2, 25152),
+        (129280, 8, 16160),
+        (17, 2, 17),
+    ):
         assert TokenEmbedding(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
         assert Head(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
         assert TiedHead(n_vocab=vocabulary, d_model=8).shard(degree).n_vocab == rows
@@ -645,6 +701,9 @@ def test_for_notebooks_and_documents() -> None:
     assert "<b>mine" not in plan._repr_html_()
     text = plan.markdown()
     for table in plan.tables():
-        widths = {line.replace("\\|", "").count("|") for line in text.split(f"### {table.title}")[1].split("###")[0]
-                  .splitlines() if line.startswith("|")}  # fmt: skip
+        widths = {
+            line.replace("\\|", "").count("|")
+            for line in text.split(f"### {table.title}")[1].split("###")[0].splitlines()
+            if line.startswith("|")
+        }
         assert widths == {len(table.columns) + 1}

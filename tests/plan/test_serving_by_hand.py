@@ -45,15 +45,28 @@ ATTENTION = Attention(d_model=64, n_heads=8, n_kv_heads=4, d_head=12, positions=
 
 
 def model(ffn: GatedMLP | MixtureOfExperts, layers: int = 4) -> Model:
-    block = Block(branches=(Branch(name="attention", norm=RMSNorm(d=64), body=ATTENTION),
-                            Branch(name="ffn", norm=RMSNorm(d=64), body=ffn)))  # fmt: skip
-    return Model(name="toy", embedding=TokenEmbedding(n_vocab=1000, d_model=64), blocks=(block,) * layers,
-                 norm=RMSNorm(d=64), head=Head(d_model=64, n_vocab=1000), max_positions=4096)  # fmt: skip
+    block = Block(
+        branches=(
+            Branch(name="attention", norm=RMSNorm(d=64), body=ATTENTION),
+            Branch(name="ffn", norm=RMSNorm(d=64), body=ffn),
+        )
+    )
+    return Model(
+        name="toy",
+        embedding=TokenEmbedding(n_vocab=1000, d_model=64),
+        blocks=(block,) * layers,
+        norm=RMSNorm(d=64),
+        head=Head(d_model=64, n_vocab=1000),
+        max_positions=4096,
+    )
 
 
 DENSE = model(GatedMLP(d_model=64, d_ff=160, activation="silu"))
-SPARSE = model(MixtureOfExperts(d_model=64, d_ff=40, n_experts=8, activation="silu",
-                                router=Router(d_model=64, n_experts=8, top_k=2)))  # fmt: skip
+SPARSE = model(
+    MixtureOfExperts(
+        d_model=64, d_ff=40, n_experts=8, activation="silu", router=Router(d_model=64, n_experts=8, top_k=2)
+    )
+)
 MACHINE = Machine(
     name="small", memory_gb=0.01, bandwidth=1e9, rates={"bf16": 4e9}, link=Link(kind="wire", bandwidth=1e8)
 )
@@ -112,7 +125,12 @@ def test_one_device_s_memory() -> None:
     assert plan.caches is not None
     assert (plan.caches.minimum, plan.caches.object, plan.caches.paged) == (76_800, 76_800, 86_016)
     assert {c.kind: c.stored for c in plan.prefill.run.components} == {
-        "embedding": 128_000, "attention": 147_456, "ffn": 245_760, "norm": 1_152, "head": 128_000}  # fmt: skip
+        "embedding": 128_000,
+        "attention": 147_456,
+        "ffn": 245_760,
+        "norm": 1_152,
+        "head": 128_000,
+    }
 
 
 def test_one_device_s_step() -> None:
@@ -249,7 +267,12 @@ def test_two_stages() -> None:
     assert plan.decode.overlapped_seconds / US == close(2 * 440.448)  # bytes bind in every component
     # a prompt passes both, and its rows are handed on once: 100 x 128 bytes; what is stored is the first one's
     assert {c.kind: c.stored for c in plan.prefill.run.components} == {
-        "embedding": 128_000, "attention": 73_728, "ffn": 122_880, "norm": 512, "head": 0}  # fmt: skip
+        "embedding": 128_000,
+        "attention": 73_728,
+        "ffn": 122_880,
+        "norm": 512,
+        "head": 0,
+    }
     assert plan.prefill.seconds / US == close(12_299.008 + 128)
     assert plan.prefill.run.link_seconds / US == close(128)
 
@@ -360,9 +383,14 @@ def test_experts_over_four_devices() -> None:
 
 def test_a_branch_is_summed_once() -> None:
     """Of experts with a shared one beside them each device adds up its own before they are summed."""
-    body = MixtureOfExperts(d_model=64, d_ff=40, n_experts=8, activation="silu",
-                            router=Router(d_model=64, n_experts=8, top_k=2),
-                            shared=GatedMLP(d_model=64, d_ff=40, activation="silu"))  # fmt: skip
+    body = MixtureOfExperts(
+        d_model=64,
+        d_ff=40,
+        n_experts=8,
+        activation="silu",
+        router=Router(d_model=64, n_experts=8, top_k=2),
+        shared=GatedMLP(d_model=64, d_ff=40, activation="silu"),
+    )
     plan = ask(model(body), tp=2)
     assert plan.decode is not None
     assert plan.decode.run.link_seconds / US == close(51.2)
@@ -373,8 +401,14 @@ def test_small_numbers_of_parameters_are_not_rounded() -> None:
     block = Block(
         branches=(Branch(name="ffn", norm=RMSNorm(d=4), body=GatedMLP(d_model=4, d_ff=8, activation="silu")),)
     )
-    spec = Model(name="tiny", embedding=TokenEmbedding(n_vocab=10, d_model=4), blocks=(block,), norm=RMSNorm(d=4),
-                 head=Head(d_model=4, n_vocab=10), max_positions=4096)  # fmt: skip
+    spec = Model(
+        name="tiny",
+        embedding=TokenEmbedding(n_vocab=10, d_model=4),
+        blocks=(block,),
+        norm=RMSNorm(d=4),
+        head=Head(d_model=4, n_vocab=10),
+        max_positions=4096,
+    )
     plan = ask(spec, replace(CONVENTIONS, flops="2n-rounded"), users=1)
     assert plan.decode is not None
     assert sum(c.flops for c in plan.decode.run.components) == close(2 * 184)
@@ -385,8 +419,14 @@ def test_half_a_byte_of_a_table_is_one() -> None:
     block = Block(
         branches=(Branch(name="ffn", norm=RMSNorm(d=5), body=GatedMLP(d_model=5, d_ff=8, activation="silu")),)
     )
-    spec = Model(name="odd", embedding=TokenEmbedding(n_vocab=11, d_model=5), blocks=(block,), norm=RMSNorm(d=5),
-                 head=Head(d_model=5, n_vocab=11), max_positions=4096)  # fmt: skip
+    spec = Model(
+        name="odd",
+        embedding=TokenEmbedding(n_vocab=11, d_model=5),
+        blocks=(block,),
+        norm=RMSNorm(d=5),
+        head=Head(d_model=5, n_vocab=11),
+        max_positions=4096,
+    )
     for embedding, found in (("lookup", (0, 3)), ("read", (28, 3))):
         plan = ask(spec, replace(CONVENTIONS, embedding=embedding), users=1, dtype="int4")
         assert plan.decode is not None
@@ -602,8 +642,10 @@ def test_the_tables_of_times() -> None:
     assert times["decode step"] == ("454 µs", "422 µs", "51.2 µs", "552 µs", "454 µs", "memory")
     assert times["prefill"][2] == "1.02 ms"  # 8 sums of 100 x 128 bytes
     assert rows_of(ask(), "Theoretical minimum")["decode step"][2] == ""
-    assert any(table.title == "Decode by batch: at no batch do FLOPs take as long as bytes"
-               for table in ask(context=4096, prompt=1, users=1).tables())  # fmt: skip
+    assert any(
+        table.title == "Decode by batch: at no batch do FLOPs take as long as bytes"
+        for table in ask(context=4096, prompt=1, users=1).tables()
+    )
     sweep = rows_of(ask(), "Decode by batch: the knee is at 6")
     assert sweep[1] == ("599 µs", "599 µs", "169 µs", "1,669", "1,669", "memory", "yes")
     # 32 sequences: 4.096 + (147.456 + 2,457.6) + 1,966.08 + 1.152 + 1,024 us
@@ -619,10 +661,17 @@ def test_the_tables_of_times() -> None:
 def test_the_table_from_the_card_to_the_users() -> None:
     rows = rows_of(ask(), "From the card to the users, one device")
     assert {name: row[0] for name, row in rows.items()} == {
-        "device memory": 10_000_000, "− reserve": 1_000_000, "− weights": 650_368, "− activations": 49_920,
-        "− logits and sampler": 50_000, "− graphs and workspace": 50_000, "= cache budget": 8_199_712,
-        "cache per user": 86_016, "cache tokens": 9_532, "users that fit": 85,
-    }  # fmt: skip
+        "device memory": 10_000_000,
+        "− reserve": 1_000_000,
+        "− weights": 650_368,
+        "− activations": 49_920,
+        "− logits and sampler": 50_000,
+        "− graphs and workspace": 50_000,
+        "= cache budget": 8_199_712,
+        "cache per user": 86_016,
+        "cache tokens": 9_532,
+        "users that fit": 85,
+    }
     assert rows["device memory"][1] == "10.00 MB (9.54 MiB)"
     assert (str(rows["cache per user"][1])[:4], rows["cache tokens"][1]) == ("86.0", "tokens")
     assert rows["cache tokens"][2] == "floor(max(0, cache budget) × context / cache per user)"
@@ -653,8 +702,10 @@ def test_a_model_that_makes_no_tokens() -> None:
         assert lines["activations"].note.startswith("prefilling 100 tokens at once, in")
         assert lines["logits and sampler"].value == 0
         assert plan.prefill.run.components[0].kind
-        assert next(c for c in plan.prefill.run.components if c.kind == "ffn").weights == next(
-            c for c in plan.prefill.run.components if c.kind == "ffn").stored  # fmt: skip
+        assert (
+            next(c for c in plan.prefill.run.components if c.kind == "ffn").weights
+            == next(c for c in plan.prefill.run.components if c.kind == "ffn").stored
+        )
         assert (plan.users, plan.users_that_fit, plan.cache_tokens, plan.counted, plan.fits) == (
             None,
             None,
@@ -666,8 +717,10 @@ def test_a_model_that_makes_no_tokens() -> None:
         assert rows_of(plan, plan.title)["fits"] == ("not asked: it makes no tokens",)
         notes = next(table for table in plan.tables() if table.title == "Notes")
         assert any(str(row[0]) == "refused: decode" for row in notes.rows)
-        assert any(table.title == "Stored, moved and multiplied on one device in one prefill of 100 tokens"
-                   for table in plan.tables())  # fmt: skip
+        assert any(
+            table.title == "Stored, moved and multiplied on one device in one prefill of 100 tokens"
+            for table in plan.tables()
+        )
         (row,) = compare([plan]).rows
         assert tuple(row)[3] == "not asked: it makes no tokens"
         assert tuple(row)[5:7] == ("-", "-")
@@ -694,15 +747,29 @@ def test_several_plans_in_one_table() -> None:
 
 def test_every_line_and_its_unit() -> None:
     assert [(line.name, line.unit) for line in ask(pp=2).lines] == [
-        ("device memory", "bytes"), ("reserve", "bytes"), ("weights", "bytes"), ("activations", "bytes"),
-        ("logits and sampler", "bytes"), ("graphs and workspace", "bytes"), ("cache budget", "bytes"),
-        ("cache per user", "bytes"), ("cache tokens", "tokens"), ("users that fit", "users at this context"),
-        ("prefill of 100: embedding", "seconds"), ("prefill of 100: norm", "seconds"),
-        ("prefill of 100: attention", "seconds"), ("prefill of 100: ffn", "seconds"),
-        ("prefill of 100: head", "seconds"), ("prefill of 100", "seconds"), ("decode step of 5: norm", "seconds"),
-        ("decode step of 5: attention", "seconds"), ("decode step of 5: ffn", "seconds"),
-        ("decode step of 5: head", "seconds"), ("decode step of 5", "seconds"), ("tokens/s", "tokens/s"),
-    ]  # fmt: skip
+        ("device memory", "bytes"),
+        ("reserve", "bytes"),
+        ("weights", "bytes"),
+        ("activations", "bytes"),
+        ("logits and sampler", "bytes"),
+        ("graphs and workspace", "bytes"),
+        ("cache budget", "bytes"),
+        ("cache per user", "bytes"),
+        ("cache tokens", "tokens"),
+        ("users that fit", "users at this context"),
+        ("prefill of 100: embedding", "seconds"),
+        ("prefill of 100: norm", "seconds"),
+        ("prefill of 100: attention", "seconds"),
+        ("prefill of 100: ffn", "seconds"),
+        ("prefill of 100: head", "seconds"),
+        ("prefill of 100", "seconds"),
+        ("decode step of 5: norm", "seconds"),
+        ("decode step of 5: attention", "seconds"),
+        ("decode step of 5: ffn", "seconds"),
+        ("decode step of 5: head", "seconds"),
+        ("decode step of 5", "seconds"),
+        ("tokens/s", "tokens/s"),
+    ]
 
 
 def test_lines_say_what_is_assumed_and_what_was_given() -> None:

@@ -65,8 +65,14 @@ def blocks(*bodies: Any) -> Block:  # noqa: ANN401
 
 def stack(name: str, layers: tuple[Block, ...], **more: Any) -> Model:  # noqa: ANN401
     more = {"head": Head(d_model=32, n_vocab=500)} | more
-    return Model(name=name, embedding=TokenEmbedding(n_vocab=500, d_model=32), blocks=layers, norm=RMSNorm(d=32),
-                 max_positions=LONGEST, **more)  # fmt: skip
+    return Model(
+        name=name,
+        embedding=TokenEmbedding(n_vocab=500, d_model=32),
+        blocks=layers,
+        norm=RMSNorm(d=32),
+        max_positions=LONGEST,
+        **more,
+    )
 
 
 ATTENTION = Attention(d_model=32, n_heads=4, n_kv_heads=2, d_head=10, positions=Rotary(d_rotary=10))
@@ -75,9 +81,14 @@ GATED = GatedMLP(d_model=32, d_ff=48, activation="silu")
 
 def sparse() -> Toy:
     """A dense layer of SwiGLU 48, then three of 6 experts of 20, two of them a token's, and a shared one of 28."""
-    experts = MixtureOfExperts(d_model=32, d_ff=20, n_experts=6, activation="silu",
-                               router=Router(d_model=32, n_experts=6, top_k=2),
-                               shared=GatedMLP(d_model=32, d_ff=28, activation="silu"))  # fmt: skip
+    experts = MixtureOfExperts(
+        d_model=32,
+        d_ff=20,
+        n_experts=6,
+        activation="silu",
+        router=Router(d_model=32, n_experts=6, top_k=2),
+        shared=GatedMLP(d_model=32, d_ff=28, activation="silu"),
+    )
     spec = stack("sparse", (blocks(ATTENTION, GATED), *[blocks(ATTENTION, experts)] * 3))
 
     def run(b: int, t: int, p: int) -> Kinds:
@@ -139,8 +150,16 @@ def latent() -> Toy:
     Maps: q 64 x 32, down 12 x 32, key 6 x 32, up 40 x 12 and 32 x 12, o 32 x 32: 4,512 numbers. A new token alone is
     attended in the latents' space, 4 x 2 x (18 + 12) FLOPs a pair; a chunk expands all latents, 4 x 2 x (16 + 8).
     """
-    attention = LatentAttention(d_model=32, n_heads=4, kv_rank=12, d_nope=10, d_rope=6, d_value=8,
-                                kv_norm=RMSNorm(d=12), positions=Rotary(d_rotary=6))  # fmt: skip
+    attention = LatentAttention(
+        d_model=32,
+        n_heads=4,
+        kv_rank=12,
+        d_nope=10,
+        d_rope=6,
+        d_value=8,
+        kv_norm=RMSNorm(d=12),
+        positions=Rotary(d_rotary=6),
+    )
     spec = stack("latent", (blocks(attention, GATED),) * 3)
 
     def run(b: int, t: int, p: int) -> Kinds:
@@ -179,8 +198,12 @@ def both_sides() -> Toy:
     around = Attention(d_model=32, n_heads=4, n_kv_heads=2, d_head=10, causal=False)
     cross = CrossAttention(d_model=32, d_source=32, n_heads=4, d_head=10)
     mlp = MLP(d_model=32, d_ff=48, activation="relu")
-    encoder = Model(embedding=SharedEmbedding(n_vocab=500, d_model=32), blocks=(blocks(around, mlp),) * 2,
-                    norm=RMSNorm(d=32), max_positions=LONGEST)  # fmt: skip
+    encoder = Model(
+        embedding=SharedEmbedding(n_vocab=500, d_model=32),
+        blocks=(blocks(around, mlp),) * 2,
+        norm=RMSNorm(d=32),
+        max_positions=LONGEST,
+    )
     spec = stack("both sides", (blocks(own, cross, mlp),) * 3, encoder=encoder)
 
     def run(b: int, t: int, p: int) -> Kinds:
@@ -206,12 +229,17 @@ def both_sides() -> Toy:
     return Toy(
         spec=spec,
         # three layers of 7,680 + 10,240 bytes, two of 7,680 numbers; 5 MLPs; 3 x 3 + 1 and 2 x 2 + 1 norms
-        stored={"embedding": 32_000, "attention": 2 * (3 * (3_840 + 5_120) + 2 * 3_840), "ffn": 5 * 6_144, "norm": 960,
-                "head": 32_000},
+        stored={
+            "embedding": 32_000,
+            "attention": 2 * (3 * (3_840 + 5_120) + 2 * 3_840),
+            "ffn": 5 * 6_144,
+            "norm": 960,
+            "head": 32_000,
+        },
         run=run,
         cached=lambda kept: 3 * (40 + 80) * kept(None),
         activations=activations,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,8 +299,13 @@ class Reckoning:
 
     def made_of(self, kinds: Kinds, rows: int) -> dict[str, Any]:
         roofs = self.seconds(kinds).values()
-        return {"memory_seconds": sum(m for m, _ in roofs), "compute_seconds": sum(c for _, c in roofs),
-                "link_seconds": 0, "rows": rows, "times": 1}  # fmt: skip
+        return {
+            "memory_seconds": sum(m for m, _ in roofs),
+            "compute_seconds": sum(c for _, c in roofs),
+            "link_seconds": 0,
+            "rows": rows,
+            "times": 1,
+        }
 
     def prompt(self, n: int) -> dict[str, Any]:
         parts = [self.seconds(self.toy.run(1, min(self.chunk, n - p), p)) for p in range(0, n, self.chunk)]
@@ -334,10 +367,14 @@ class Reckoning:
             "users": most,
             "users_that_fit": self.room(n),
             "largest_context": max(
-                (c for c in range(1, LONGEST + 1) if self.room(c) >= wanted and self.in_time(wanted, c)), default=0),
+                (c for c in range(1, LONGEST + 1) if self.room(c) >= wanted and self.in_time(wanted, c)), default=0
+            ),
             "largest_batch": most,
-            "cache_bytes": {"minimum": 2 * self.toy.cached(lambda window: min(n, window or n)),
-                            "object": 2 * self.toy.cached(lambda window: min(n, window or n)), "paged": self.cache(n)},
+            "cache_bytes": {
+                "minimum": 2 * self.toy.cached(lambda window: min(n, window or n)),
+                "object": 2 * self.toy.cached(lambda window: min(n, window or n)),
+                "paged": self.cache(n),
+            },
             "prefill": self.prompt(n),
             "decode": step | self.made_of(self.toy.run(batch, 1, n - 1), batch),
             "sweep": [self.step(2**i, n) for i in range(11)],
@@ -346,7 +383,7 @@ class Reckoning:
             "efficiency": {"bandwidth": 1.0, "compute": 1.0},
             "warnings": [],
             "refused": [],
-        }  # fmt: skip
+        }
 
     def ladder(self, n: int, asked: int | None) -> dict[str, int]:
         batch = asked or self.users(n)
@@ -372,8 +409,16 @@ def test_whole_documents(toy: Callable[[], Toy], context: int, users: int | None
     reckoned = Reckoning(
         toy=toy(), memory=3_000_000, bandwidth=1e9, rate=8e9, chunk=32, workspace=40_000, latency=latency
     )
-    plan = serve(reckoned.toy.spec, machine, context=context, prompt=context, chunk=32, users=users,
-                 latency_target=latency, conventions=Conventions(workspace=40_000))  # fmt: skip
+    plan = serve(
+        reckoned.toy.spec,
+        machine,
+        context=context,
+        prompt=context,
+        chunk=32,
+        users=users,
+        latency_target=latency,
+        conventions=Conventions(workspace=40_000),
+    )
     found = plan.document()
     assert {line["line"]: line["bytes"] for line in found.pop("ladder")} == reckoned.ladder(context, users)
     batch = found["decode"]["batch"]
@@ -381,8 +426,10 @@ def test_whole_documents(toy: Callable[[], Toy], context: int, users: int | None
     assert components == approximately(reckoned.components(batch, context))
     expected = reckoned.document(context, users)
     assert found["smallest_count"] == (1 if expected["fits"] else found["smallest_count"])
-    smallest = min((m for m in machines.MACHINES.values() if m.kind == "accelerator"),
-                   key=lambda m: (m.memory_bytes(), -m.bandwidth))  # fmt: skip
+    smallest = min(
+        (m for m in machines.MACHINES.values() if m.kind == "accelerator"),
+        key=lambda m: (m.memory_bytes(), -m.bandwidth),
+    )
     if latency is None:
         assert found["smallest_card"] == smallest.name  # any has room for these
     for key in ("smallest_card", "smallest_count", "suggestions", "alternatives", "conventions"):

@@ -30,17 +30,29 @@ def planned(row: dict[str, str]) -> ServePlan:
     reading = source.reading
     packed = reading.quantization is not None
     dtype = quantised(source.spec, reading.quantization, reading.dtype, reading.family) if packed else "bf16"
-    return serve(source.spec, "h100-sxm", gpus=tp * pp, tp=tp, pp=pp, context=int(row["max_model_len"]), chunk=8192,
-                 dtype=dtype, kv_dtype="fp8" if row["kv_cache_dtype"] == "fp8" else "bf16",
-                 conventions=Conventions(utilisation=float(row["gpu_memory_utilization"]), windows="full"))  # fmt: skip
+    return serve(
+        source.spec,
+        "h100-sxm",
+        gpus=tp * pp,
+        tp=tp,
+        pp=pp,
+        context=int(row["max_model_len"]),
+        chunk=8192,
+        dtype=dtype,
+        kv_dtype="fp8" if row["kv_cache_dtype"] == "fp8" else "bf16",
+        conventions=Conventions(utilisation=float(row["gpu_memory_utilization"]), windows="full"),
+    )
 
 
 def name(row: dict[str, str]) -> str:
     return f"{row['model'].split('/')[-1]} tp {row['tp']} pp {row['pp']} {row['kv_cache_dtype']} {row['max_model_len']}"
 
 
-@pytest.mark.parametrize("row", rows() or [pytest.param({}, marks=pytest.mark.skip("no ../shared/engine-logs here"))],
-                         ids=lambda row: name(row) if row else "absent")  # fmt: skip
+@pytest.mark.parametrize(
+    "row",
+    rows() or [pytest.param({}, marks=pytest.mark.skip("no ../shared/engine-logs here"))],
+    ids=lambda row: name(row) if row else "absent",
+)
 def test_what_an_engine_logged(row: dict[str, str]) -> None:
     plan = planned(row)
     lines = {line.name: line.value for line in (*plan.ladder, *plan.counted)}

@@ -139,8 +139,19 @@ def test_every_line_is_its_formula(name: str, changes: dict[str, Any]) -> None:
 def test_the_document_has_its_keys(name: str, changes: dict[str, Any]) -> None:
     found = plan(name, **changes)
     said = json.loads(json.dumps(document(found)))
-    assert {"fits", "ladder", "state_bytes", "activation_bytes", "logits_bytes", "per_device_bytes", "flops_total",
-            "days", "layout", "communication", "suggestions"} <= said.keys()  # fmt: skip
+    assert {
+        "fits",
+        "ladder",
+        "state_bytes",
+        "activation_bytes",
+        "logits_bytes",
+        "per_device_bytes",
+        "flops_total",
+        "days",
+        "layout",
+        "communication",
+        "suggestions",
+    } <= said.keys()
     assert {"weights", "gradients", "master", "optimizer"} <= said["state_bytes"].keys()
     assert said["layout"].keys() == {"dp", "tp", "pp", "ep", "cp", "zero"}
     assert said["ladder"][-1]["running_bytes"] == said["per_device_bytes"]

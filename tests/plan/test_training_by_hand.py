@@ -22,21 +22,48 @@ from asbuilt.plan.training import plan
 from asbuilt.plan.training_report import document
 from asbuilt.spec import Model, Rotary
 
-MACHINE = Machine(name="hand", memory_gb=1, bandwidth=1e12, rates={"bf16": 1e12},
-                  link=Link(kind="wire", bandwidth=100e9), source="made up")  # fmt: skip
+MACHINE = Machine(
+    name="hand",
+    memory_gb=1,
+    bandwidth=1e12,
+    rates={"bf16": 1e12},
+    link=Link(kind="wire", bandwidth=100e9),
+    source="made up",
+)
 BASE: dict[str, Any] = {"batch": 2, "seq": 32, "kernel_efficiency": 0.5, "node": 2, "network": 10e9, "host": 5e9}
 
 # A block: q and o 64 x 64, k and v 32 x 64: 12,288. gate, up and down 96 x 64: 18,432. Two norms of 64. 30,848 in all.
 # Four of them 123,392; the table 64,000, the final norm 64, the head 64,000: 251,456 parameters.
-DENSE = llama.build(n_vocab=1000, d_model=64, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
-                    rotary=Rotary(d_rotary=16), name="dense")  # fmt: skip
+DENSE = llama.build(
+    n_vocab=1000,
+    d_model=64,
+    n_layers=4,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=96,
+    max_positions=32,
+    rotary=Rotary(d_rotary=16),
+    name="dense",
+)
 # The same with 4 experts of which a token uses 2, a router of 256, and windows of 8 tokens:
 # dense 251,456 - 4 x 18,432 + 4 x 256 = 178,752, experts 4 x 4 x 18,432 = 294,912: 473,664 parameters.
-SPARSE = mixtral.read({
-    "model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 1000, "num_local_experts": 4,
-    "num_experts_per_tok": 2, "sliding_window": 8, "max_position_embeddings": 32, "tie_word_embeddings": False,
-}, "sparse").spec  # fmt: skip
+SPARSE = mixtral.read(
+    {
+        "model_type": "mixtral",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": 1000,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": False,
+    },
+    "sparse",
+).spec
 # GPT-2's: q, k, v, o 4 x (64 x 64 + 64), up and down 2 x 64 x 256 + 256 + 64, two norms of 128: 49,984. Four of them
 # 199,936; the table 64,000, positions 2,048, the final norm 128; the head is the table: 266,112 parameters.
 TIED = gpt2.build(n_vocab=1000, d_model=64, n_layers=4, n_heads=4, max_positions=32, name="tied")
@@ -81,261 +108,398 @@ ONE = {
     "communication.context.bytes": 0,
     "communication.expert.bytes": 0,
     "communication.offload.bytes": 0,
-}  # fmt: skip
+}
 
 CASES: dict[str, tuple[Model, dict[str, Any], dict[str, float]]] = {
     "alone": (DENSE, {}, ONE),
-    "data parallel, ZeRO-0": (DENSE, {"gpus": 2, "accumulate": 4}, {
-        "per_device_bytes": 5_242_624,
-        "communication.data.bytes": 502_912,  # 2 (n-1)/n = 1 of the gradients, once a step
-        "communication.data.seconds": 5.02912e-6,  # within a node of two
-        "step.waiting_for_data_seconds": 0,  # 2/3 of 150 us hide it
-        "step.optimizer_seconds": 7.040768e-6,
-        "step.seconds": 607.088384e-6,  # 4 x 150.011904 + 7.040768
-        "step.tokens": 512,
-    }),
-    "ZeRO-1": (DENSE, {"gpus": 2, "accumulate": 4, "zero": 1}, {
-        "state_bytes.weights": 502_912, "state_bytes.gradients": 502_912,
-        "state_bytes.master": 502_912, "state_bytes.optimizer": 1_005_824,  # halves
-        "per_device_bytes": 3_733_888,  # 5,242,624 - 1,508,736
-        "communication.data.bytes": 502_912,  # half of gradients and weights
-        "step.optimizer_seconds": 3.520384e-6,
-        "step.seconds": 603.568e-6,
-    }),
-    "ZeRO-2": (DENSE, {"gpus": 2, "accumulate": 4, "zero": 2}, {
-        "state_bytes.gradients": 251_456,
-        # while the head's 128,128 bytes of gradients (and the norm's) wait to be scattered: half of them more
-        "per_device_bytes": 3_546_496,  # 3,733,888 - 251,456 + 64,064
-        "communication.data.bytes": 1_257_280,  # half of 4 x gradients and the weights
-    }),
-    "ZeRO-3": (DENSE, {"gpus": 2, "accumulate": 4, "zero": 3}, {
-        "state_bytes.weights": 251_456,
-        # two blocks of 61,696 and what is outside, 256,128, are there whole: 379,520, half of it the rank's own
-        "per_device_bytes": 3_484_800,  # 3,546,496 - 251,456 + 189,760
-        # a micro-batch gathers 1,005,824 - 256,128 and scatters 502,912: half of 4 x 1,252,608
-        "communication.data.bytes": 2_505_216,
-        "communication.data.seconds": 25.05216e-6,
-    }),
-    "ZeRO-3 over two nodes": (DENSE, {"gpus": 4, "accumulate": 4, "zero": 3}, {
-        "state_bytes.weights": 125_728,
-        "communication.data.bytes": 3_757_824,  # 3/4 of 4 x 1,252,608
-        "communication.data.seconds": 375.7824e-6,  # at the nodes' 10 GB/s
-        "step.waiting_for_data_seconds": 0,  # four micro-batches take 600 us
-    }),
+    "data parallel, ZeRO-0": (
+        DENSE,
+        {"gpus": 2, "accumulate": 4},
+        {
+            "per_device_bytes": 5_242_624,
+            "communication.data.bytes": 502_912,  # 2 (n-1)/n = 1 of the gradients, once a step
+            "communication.data.seconds": 5.02912e-6,  # within a node of two
+            "step.waiting_for_data_seconds": 0,  # 2/3 of 150 us hide it
+            "step.optimizer_seconds": 7.040768e-6,
+            "step.seconds": 607.088384e-6,  # 4 x 150.011904 + 7.040768
+            "step.tokens": 512,
+        },
+    ),
+    "ZeRO-1": (
+        DENSE,
+        {"gpus": 2, "accumulate": 4, "zero": 1},
+        {
+            "state_bytes.weights": 502_912,
+            "state_bytes.gradients": 502_912,
+            "state_bytes.master": 502_912,
+            "state_bytes.optimizer": 1_005_824,  # halves
+            "per_device_bytes": 3_733_888,  # 5,242,624 - 1,508,736
+            "communication.data.bytes": 502_912,  # half of gradients and weights
+            "step.optimizer_seconds": 3.520384e-6,
+            "step.seconds": 603.568e-6,
+        },
+    ),
+    "ZeRO-2": (
+        DENSE,
+        {"gpus": 2, "accumulate": 4, "zero": 2},
+        {
+            "state_bytes.gradients": 251_456,
+            # while the head's 128,128 bytes of gradients (and the norm's) wait to be scattered: half of them more
+            "per_device_bytes": 3_546_496,  # 3,733,888 - 251,456 + 64,064
+            "communication.data.bytes": 1_257_280,  # half of 4 x gradients and the weights
+        },
+    ),
+    "ZeRO-3": (
+        DENSE,
+        {"gpus": 2, "accumulate": 4, "zero": 3},
+        {
+            "state_bytes.weights": 251_456,
+            # two blocks of 61,696 and what is outside, 256,128, are there whole: 379,520, half of it the rank's own
+            "per_device_bytes": 3_484_800,  # 3,546,496 - 251,456 + 189,760
+            # a micro-batch gathers 1,005,824 - 256,128 and scatters 502,912: half of 4 x 1,252,608
+            "communication.data.bytes": 2_505_216,
+            "communication.data.seconds": 25.05216e-6,
+        },
+    ),
+    "ZeRO-3 over two nodes": (
+        DENSE,
+        {"gpus": 4, "accumulate": 4, "zero": 3},
+        {
+            "state_bytes.weights": 125_728,
+            "communication.data.bytes": 3_757_824,  # 3/4 of 4 x 1,252,608
+            "communication.data.seconds": 375.7824e-6,  # at the nodes' 10 GB/s
+            "step.waiting_for_data_seconds": 0,  # four micro-batches take 600 us
+        },
+    ),
     "one micro-batch of ZeRO-3 over two nodes, a slow network": (
-        DENSE, {"gpus": 4, "accumulate": 1, "zero": 3, "network": 1e9}, {
-        "communication.data.seconds": 939.456e-6,  # 3/4 of 1,252,608, at 1 GB/s
-        "step.waiting_for_data_seconds": 789.444096e-6,  # less 150.011904
-        "step.seconds": 941.216192e-6,  # 939.456 + a quarter of 7.040768
-    }),
+        DENSE,
+        {"gpus": 4, "accumulate": 1, "zero": 3, "network": 1e9},
+        {
+            "communication.data.seconds": 939.456e-6,  # 3/4 of 1,252,608, at 1 GB/s
+            "step.waiting_for_data_seconds": 789.444096e-6,  # less 150.011904
+            "step.seconds": 941.216192e-6,  # 939.456 + a quarter of 7.040768
+        },
+    ),
     "one micro-batch of ZeRO-1 over two nodes, a slow network": (
-        DENSE, {"gpus": 4, "accumulate": 1, "zero": 1, "network": 1e9}, {
-        "communication.data.seconds": 754.368e-6,  # 3/4 of 1,005,824
-        "step.waiting_for_data_seconds": 654.360064e-6,  # less two thirds of 150.011904
-    }),
+        DENSE,
+        {"gpus": 4, "accumulate": 1, "zero": 1, "network": 1e9},
+        {
+            "communication.data.seconds": 754.368e-6,  # 3/4 of 1,005,824
+            "step.waiting_for_data_seconds": 654.360064e-6,  # less two thirds of 150.011904
+        },
+    ),
     # Two devices: matrices, table and head in halves, norms whole: 4 x (15,360 + 128) + 64,064 = 126,016 parameters
-    "tensor parallel": (DENSE, {"gpus": 2, "tp": 2}, {
-        "state_bytes.weights": 252_032,
-        "activation_bytes": 216_064,  # by heads and columns, or by tokens: half of all
-        "logits_bytes": 128_000,
-        "per_device_bytes": 2_627_200,  # 16 x 126,016 + 216,064 + 10,880 outside + 3 x 128,000
-        "step.compute_seconds": 75.005952e-6,
-        # 8,192 bytes of the stream, 2 (n-1)/n = 1 of it, 18 times: 8 branches forward and backward, table, head
-        "communication.tensor.bytes": 147_456,
-        "communication.tensor.seconds": 1.47456e-6,
-        "step.optimizer_seconds": 3.528448e-6,  # 28 x 126,016
-        "step.seconds": 80.00896e-6,
-    }),
-    "tensor parallel, whole tokens": (DENSE, {"gpus": 2, "tp": 2, "sequence_parallel": False}, {
-        # whole: inputs of norms and mixers 4 x 8,192 and deviations 512; halves: (108,032 - 33,280) / 2 = 37,376
-        "activation_bytes": 282_624,  # 4 x (33,280 + 37,376)
-        "communication.tensor.bytes": 147_456,
-        "step.compute_seconds": 75.005952e-6,
-    }),
-    "tensor parallel, blocks run again": (DENSE, {"gpus": 2, "tp": 2, "checkpointing": "full"}, {
-        "activation_bytes": 16_384,  # half of each block's input, 4 x 8,192
-        "communication.tensor.bytes": 212_992,  # 8 branches forward, again, and backward; table and head: 26 x 8,192
-        "step.compute_seconds": 91.815936e-6,  # (75,005,952 + 4 x 4,202,496) / 2
-    }),
-    "selective": (DENSE, {"checkpointing": "selective"}, {
-        "activation_bytes": 268_288,  # 4 x 67,072
-        "step.compute_seconds": 150.011904e-6,
-    }),
-    "blocks run again": (DENSE, {"checkpointing": "full"}, {
-        "activation_bytes": 32_768,
-        "per_device_bytes": 4_843_264,  # 5,242,624 - 432,128 + 32,768: the loss still needs the most room
-        "step.compute_seconds": 183.631872e-6,
-        "step.mfu.exact_causal": 75_005_952 / 190.67264e6,  # what is run again counts for nothing
-    }),
+    "tensor parallel": (
+        DENSE,
+        {"gpus": 2, "tp": 2},
+        {
+            "state_bytes.weights": 252_032,
+            "activation_bytes": 216_064,  # by heads and columns, or by tokens: half of all
+            "logits_bytes": 128_000,
+            "per_device_bytes": 2_627_200,  # 16 x 126,016 + 216,064 + 10,880 outside + 3 x 128,000
+            "step.compute_seconds": 75.005952e-6,
+            # 8,192 bytes of the stream, 2 (n-1)/n = 1 of it, 18 times: 8 branches forward and backward, table, head
+            "communication.tensor.bytes": 147_456,
+            "communication.tensor.seconds": 1.47456e-6,
+            "step.optimizer_seconds": 3.528448e-6,  # 28 x 126,016
+            "step.seconds": 80.00896e-6,
+        },
+    ),
+    "tensor parallel, whole tokens": (
+        DENSE,
+        {"gpus": 2, "tp": 2, "sequence_parallel": False},
+        {
+            # whole: inputs of norms and mixers 4 x 8,192 and deviations 512; halves: (108,032 - 33,280) / 2 = 37,376
+            "activation_bytes": 282_624,  # 4 x (33,280 + 37,376)
+            "communication.tensor.bytes": 147_456,
+            "step.compute_seconds": 75.005952e-6,
+        },
+    ),
+    "tensor parallel, blocks run again": (
+        DENSE,
+        {"gpus": 2, "tp": 2, "checkpointing": "full"},
+        {
+            "activation_bytes": 16_384,  # half of each block's input, 4 x 8,192
+            "communication.tensor.bytes": 212_992,  # 8 branches: forward, again, backward; table and head: 26 x 8,192
+            "step.compute_seconds": 91.815936e-6,  # (75,005,952 + 4 x 4,202,496) / 2
+        },
+    ),
+    "selective": (
+        DENSE,
+        {"checkpointing": "selective"},
+        {
+            "activation_bytes": 268_288,  # 4 x 67,072
+            "step.compute_seconds": 150.011904e-6,
+        },
+    ),
+    "blocks run again": (
+        DENSE,
+        {"checkpointing": "full"},
+        {
+            "activation_bytes": 32_768,
+            "per_device_bytes": 4_843_264,  # 5,242,624 - 432,128 + 32,768: the loss still needs the most room
+            "step.compute_seconds": 183.631872e-6,
+            "step.mfu.exact_causal": 75_005_952 / 190.67264e6,  # what is run again counts for nothing
+        },
+    ),
     # Two stages of two blocks. The last has 61,696 + 64 + 64,000 = 125,760 parameters, the first 125,696.
-    "pipeline, 1F1B": (DENSE, {"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 1}, {
-        "stage.fullest": 1,  # for its loss
-        "stage.micro_batches_in_flight": 1,
-        "state_bytes.weights": 251_520,
-        "activation_bytes": 216_064,
-        "step.compute_seconds": 398.327808e-6,  # the last: 4 x 3 x (2 x 4,202,496 + 8,192,000) / 0.5e12
-        "communication.pipeline.bytes": 65_536,  # 8,192 there and back, four times
-        "communication.pipeline.seconds": 0.65536e-6,
-        "step.bubble": 0.2,  # 1 of 4 + 1
-        "step.breakdown_seconds.bubble": 99.745792e-6,  # (398.327808 + 0.65536) / 4
-        "step.seconds": 502.25024e-6,  # 398.327808 + 0.65536 + 99.745792 + 28 x 125,760 bytes
-    }),
-    "pipeline, interleaved": (DENSE, {"gpus": 2, "pp": 2, "accumulate": 4}, {
-        "step.chunks_of_a_stage": 2,
-        "stage.micro_batches_in_flight": 1.5,  # 3 chunks of one block: 2 x 1 - 1 + (2 - 1) x 2
-        "activation_bytes": 324_096,
-        "communication.pipeline.bytes": 131_072,
-        "step.bubble": 1 / 9,
-        "step.breakdown_seconds.bubble": 49.9548160e-6,  # (398.327808 + 1.31072) / 8
-        "step.seconds": 453.114624e-6,
-    }),
-    "pipeline, too few micro-batches to interleave": (DENSE, {"gpus": 2, "pp": 2, "accumulate": 3}, {
-        "step.chunks_of_a_stage": 1,
-        "step.bubble": 0.25,
-    }),
+    "pipeline, 1F1B": (
+        DENSE,
+        {"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 1},
+        {
+            "stage.fullest": 1,  # for its loss
+            "stage.micro_batches_in_flight": 1,
+            "state_bytes.weights": 251_520,
+            "activation_bytes": 216_064,
+            "step.compute_seconds": 398.327808e-6,  # the last: 4 x 3 x (2 x 4,202,496 + 8,192,000) / 0.5e12
+            "communication.pipeline.bytes": 65_536,  # 8,192 there and back, four times
+            "communication.pipeline.seconds": 0.65536e-6,
+            "step.bubble": 0.2,  # 1 of 4 + 1
+            "step.breakdown_seconds.bubble": 99.745792e-6,  # (398.327808 + 0.65536) / 4
+            "step.seconds": 502.25024e-6,  # 398.327808 + 0.65536 + 99.745792 + 28 x 125,760 bytes
+        },
+    ),
+    "pipeline, interleaved": (
+        DENSE,
+        {"gpus": 2, "pp": 2, "accumulate": 4},
+        {
+            "step.chunks_of_a_stage": 2,
+            "stage.micro_batches_in_flight": 1.5,  # 3 chunks of one block: 2 x 1 - 1 + (2 - 1) x 2
+            "activation_bytes": 324_096,
+            "communication.pipeline.bytes": 131_072,
+            "step.bubble": 1 / 9,
+            "step.breakdown_seconds.bubble": 49.9548160e-6,  # (398.327808 + 1.31072) / 8
+            "step.seconds": 453.114624e-6,
+        },
+    ),
+    "pipeline, too few micro-batches to interleave": (
+        DENSE,
+        {"gpus": 2, "pp": 2, "accumulate": 3},
+        {
+            "step.chunks_of_a_stage": 1,
+            "step.bubble": 0.25,
+        },
+    ),
     # Blocks of 49,984: the last stage has 2 of them, the norm and the table once more: 164,096 parameters.
-    "pipeline of a tied table": (TIED, {"gpus": 2, "pp": 2, "accumulate": 3}, {
-        "state_bytes.weights": 328_192,
-        # the stream there and back, three times, and the table's gradient, 2 x 64,000
-        "communication.pipeline.bytes": 177_152,
-        "communication.pipeline.seconds": 1.77152e-6,
-    }),
-    "a tied table on one device": (TIED, {}, {
-        "state_bytes.weights": 532_224,
-        # a block, forward: 64 x 2 x 49,152 and scores of 4 heads 270,336: 6,561,792; the head as above
-        "step.compute_seconds": 206.635008e-6,  # 3 x (4 x 6,561,792 + 8,192,000) / 0.5e12
-    }),
-    "context parallel": (DENSE, {"gpus": 2, "cp": 2}, {
-        "state_bytes.weights": 502_912,
-        "activation_bytes": 216_064,
-        "logits_bytes": 128_000,
-        "step.compute_seconds": 75.005952e-6,
-        # the other's k and v, 16 tokens x 2 sequences x 64 numbers x 2 bytes = 4,096, of 4 blocks, three times
-        "communication.context.bytes": 49_152,
-        "communication.context.seconds": 0.49152e-6,
-        "communication.data.bytes": 502_912,  # both ranks have the same weights
-        "step.seconds": 82.04672e-6,  # the ring is hidden
-    }),
-    "a ring that is slower than computing": (DENSE, {"gpus": 4, "cp": 4, "network": 1e8, "zero": 1}, {
-        # the others' 24 tokens x 2 x 64 x 2 bytes = 6,144, of 4 blocks, three times
-        "communication.context.bytes": 73_728,
-        "communication.context.seconds": 737.28e-6,
-        "step.breakdown_seconds.context": 699.777024e-6,  # less 150.011904 / 4
-        "step.breakdown_seconds.computing": 37.502976e-6,
-        "state_bytes.master": 251_456,  # ZeRO's ranks are those of the context too
-    }),
-    "a slow ring, twice": (DENSE, {"gpus": 4, "cp": 4, "network": 1e8, "zero": 1, "accumulate": 2}, {
-        "communication.context.seconds": 1_474.56e-6,
-        "step.breakdown_seconds.context": 1_399.554048e-6,
-        "step.breakdown_seconds.computing": 75.005952e-6,
-    }),
-    "context parallel with windows, blocks run again": (SPARSE, {"gpus": 2, "cp": 2, "checkpointing": "full"}, {
-        # of the other's 16 tokens a window reaches 8: 2,048 bytes of 4 blocks, forward, again, and twice backward
-        "communication.context.bytes": 32_768,
-    }),
+    "pipeline of a tied table": (
+        TIED,
+        {"gpus": 2, "pp": 2, "accumulate": 3},
+        {
+            "state_bytes.weights": 328_192,
+            # the stream there and back, three times, and the table's gradient, 2 x 64,000
+            "communication.pipeline.bytes": 177_152,
+            "communication.pipeline.seconds": 1.77152e-6,
+        },
+    ),
+    "a tied table on one device": (
+        TIED,
+        {},
+        {
+            "state_bytes.weights": 532_224,
+            # a block, forward: 64 x 2 x 49,152 and scores of 4 heads 270,336: 6,561,792; the head as above
+            "step.compute_seconds": 206.635008e-6,  # 3 x (4 x 6,561,792 + 8,192,000) / 0.5e12
+        },
+    ),
+    "context parallel": (
+        DENSE,
+        {"gpus": 2, "cp": 2},
+        {
+            "state_bytes.weights": 502_912,
+            "activation_bytes": 216_064,
+            "logits_bytes": 128_000,
+            "step.compute_seconds": 75.005952e-6,
+            # the other's k and v, 16 tokens x 2 sequences x 64 numbers x 2 bytes = 4,096, of 4 blocks, three times
+            "communication.context.bytes": 49_152,
+            "communication.context.seconds": 0.49152e-6,
+            "communication.data.bytes": 502_912,  # both ranks have the same weights
+            "step.seconds": 82.04672e-6,  # the ring is hidden
+        },
+    ),
+    "a ring that is slower than computing": (
+        DENSE,
+        {"gpus": 4, "cp": 4, "network": 1e8, "zero": 1},
+        {
+            # the others' 24 tokens x 2 x 64 x 2 bytes = 6,144, of 4 blocks, three times
+            "communication.context.bytes": 73_728,
+            "communication.context.seconds": 737.28e-6,
+            "step.breakdown_seconds.context": 699.777024e-6,  # less 150.011904 / 4
+            "step.breakdown_seconds.computing": 37.502976e-6,
+            "state_bytes.master": 251_456,  # ZeRO's ranks are those of the context too
+        },
+    ),
+    "a slow ring, twice": (
+        DENSE,
+        {"gpus": 4, "cp": 4, "network": 1e8, "zero": 1, "accumulate": 2},
+        {
+            "communication.context.seconds": 1_474.56e-6,
+            "step.breakdown_seconds.context": 1_399.554048e-6,
+            "step.breakdown_seconds.computing": 75.005952e-6,
+        },
+    ),
+    "context parallel with windows, blocks run again": (
+        SPARSE,
+        {"gpus": 2, "cp": 2, "checkpointing": "full"},
+        {
+            # of the other's 16 tokens a window reaches 8: 2,048 bytes of 4 blocks, forward, again, and twice backward
+            "communication.context.bytes": 32_768,
+        },
+    ),
     # A block, forward: 64 x 2 x (12,288 + 256) = 1,605,632; two experts a token 64 x 2 x 2 x 18,432 = 4,718,592;
     # scores of 36 + 24 x 8 = 228 pairs 2 x 2 x 16 x 4 x 2 x 228 = 116,736: 6,440,960.
     # In all 3 x (4 x 6,440,960 + 8,192,000) = 101,867,520.
-    "experts on one device": (SPARSE, {}, {
-        "state_bytes.weights": 947_328,
-        "step.compute_seconds": 203.73504e-6,
-        "flops_per_token.6ND": 1_957_248,  # 6 x (178,752 + half of 294,912)
-    }),
-    "expert parallel": (SPARSE, {"gpus": 2, "ep": 2, "accumulate": 2}, {
-        "state_bytes.weights": 652_416,  # 2 x (178,752 + 147,456)
-        "communication.data.bytes": 357_504,  # the experts' gradients are nobody else's
-        # 128 rows of 64 numbers, half of them to the other, there and back: 16,384 bytes; 4 blocks, both passes, twice
-        "communication.expert.bytes": 262_144,
-        "communication.expert.seconds": 2.62144e-6,
-        "step.breakdown_seconds.expert": 2.62144e-6,
-    }),
-    "expert parallel, ZeRO-3": (SPARSE, {"gpus": 4, "ep": 2, "zero": 3, "accumulate": 2}, {
-        "state_bytes.weights": 236_832,  # a quarter of 357,504 and half of 294,912
-        # dense 3/4 x 2 x (2 x 357,504 - 256,128 + 357,504), experts 1/2 x 2 x 3 x 294,912
-        "communication.data.bytes": 2_109_312,
-        "communication.data.seconds": 210.9312e-6,  # both rings leave the node
-    }),
+    "experts on one device": (
+        SPARSE,
+        {},
+        {
+            "state_bytes.weights": 947_328,
+            "step.compute_seconds": 203.73504e-6,
+            "flops_per_token.6ND": 1_957_248,  # 6 x (178,752 + half of 294,912)
+        },
+    ),
+    "expert parallel": (
+        SPARSE,
+        {"gpus": 2, "ep": 2, "accumulate": 2},
+        {
+            "state_bytes.weights": 652_416,  # 2 x (178,752 + 147,456)
+            "communication.data.bytes": 357_504,  # the experts' gradients are nobody else's
+            # 128 rows of 64 numbers, half of them to the other and back: 16,384 bytes; 4 blocks, both passes, twice
+            "communication.expert.bytes": 262_144,
+            "communication.expert.seconds": 2.62144e-6,
+            "step.breakdown_seconds.expert": 2.62144e-6,
+        },
+    ),
+    "expert parallel, ZeRO-3": (
+        SPARSE,
+        {"gpus": 4, "ep": 2, "zero": 3, "accumulate": 2},
+        {
+            "state_bytes.weights": 236_832,  # a quarter of 357,504 and half of 294,912
+            # dense 3/4 x 2 x (2 x 357,504 - 256,128 + 357,504), experts 1/2 x 2 x 3 x 294,912
+            "communication.data.bytes": 2_109_312,
+            "communication.data.seconds": 210.9312e-6,  # both rings leave the node
+        },
+    ),
     # The last stage: dense 2 x 25,344 + 128 + 128,000 = 178,816 bytes of gradients, 2 x 3/4 of them; experts 147,456,
     # of which two ranks that stand two apart, in one node of four, have the same.
-    "expert parallel in two stages": (SPARSE, {"gpus": 8, "pp": 2, "ep": 2, "accumulate": 2, "node": 4}, {
-        "communication.data.bytes": 415_680,
-        "communication.data.seconds": 4.1568e-6,
-    }),
+    "expert parallel in two stages": (
+        SPARSE,
+        {"gpus": 8, "pp": 2, "ep": 2, "accumulate": 2, "node": 4},
+        {
+            "communication.data.bytes": 415_680,
+            "communication.data.seconds": 4.1568e-6,
+        },
+    ),
     # Rank 4 beside every matrix of a block: 4 x (64+64 + 2 x (64+32) + 64+64 + 3 x (64+96)) = 3,712; 14,848 in all.
-    "adapters": (DENSE, {"lora": 4}, {
-        "state_bytes.weights": 532_608,  # 502,912 + 2 x 14,848
-        "state_bytes.gradients": 29_696,
-        "state_bytes.master": 59_392,
-        "state_bytes.optimizer": 118_784,
-        # B reads 7 x 4 numbers a row: 64 x 28 x 2 bytes of 4 blocks more
-        "activation_bytes": 446_464,
-        # frozen products twice, scores and adapters (64 x 2 x 3,712 a block) three times:
-        # 2 x (4 x 3,932,160 + 8,192,000) + 3 x 4 x (270,336 + 475,136)
-        "step.compute_seconds": 113.573888e-6,
-        "flops_per_token.exact_causal": 56_786_944 / 64,
-        "step.optimizer_seconds": 0.415744e-6,  # 28 x 14,848
-    }),
-    "adapters of q and v": (DENSE, {"lora": 4, "targets": ("q", "v")}, {
-        "state_bytes.gradients": 7_168,  # 2 x 4 blocks x 4 x (128 + 96)
-        "step.compute_seconds": 104.923136e-6,
-    }),
+    "adapters": (
+        DENSE,
+        {"lora": 4},
+        {
+            "state_bytes.weights": 532_608,  # 502,912 + 2 x 14,848
+            "state_bytes.gradients": 29_696,
+            "state_bytes.master": 59_392,
+            "state_bytes.optimizer": 118_784,
+            # B reads 7 x 4 numbers a row: 64 x 28 x 2 bytes of 4 blocks more
+            "activation_bytes": 446_464,
+            # frozen products twice, scores and adapters (64 x 2 x 3,712 a block) three times:
+            # 2 x (4 x 3,932,160 + 8,192,000) + 3 x 4 x (270,336 + 475,136)
+            "step.compute_seconds": 113.573888e-6,
+            "flops_per_token.exact_causal": 56_786_944 / 64,
+            "step.optimizer_seconds": 0.415744e-6,  # 28 x 14,848
+        },
+    ),
+    "adapters of q and v": (
+        DENSE,
+        {"lora": 4, "targets": ("q", "v")},
+        {
+            "state_bytes.gradients": 7_168,  # 2 x 4 blocks x 4 x (128 + 96)
+            "step.compute_seconds": 104.923136e-6,
+        },
+    ),
     # NF4 of 64 x 64: 2,048 + 64 scales + 4; 64 x 32: 1,024 + 32 + 4; 64 x 96: 3,072 + 96 + 4. A block 2 x 2,116 +
     # 2 x 1,060 + 3 x 3,172 = 15,868; its norms 256 bytes. Table, norm and head 256,128; adapters 29,696.
-    "adapters over NF4": (DENSE, {"lora": 4, "qlora": True}, {
-        "state_bytes.weights": 350_320,
-        "step.compute_seconds": 113.573888e-6,
-    }),
-    "adapters, offloaded": (DENSE, {"lora": 4, "offload": "optimizer"}, {
-        "communication.offload.bytes": 59_392,  # 14,848 gradients there, as many weights back: nothing that is frozen
-        "host_bytes": 178_176,
-    }),
-    "offloaded": (DENSE, {"offload": "all", "accumulate": 2}, {
-        "host_bytes": 3_449_600,  # 12 x 251,456 + 432,128
-        "per_device_bytes": 1_793_024,  # 5,242,624 less that
-        # gradients there and weights back, and saved tensors both ways, twice: 1,005,824 + 4 x 432,128
-        "communication.offload.bytes": 2_734_336,
-        "communication.offload.seconds": 546.8672e-6,
-        "step.optimizer_seconds": 0,
-        "step.seconds": 846.891008e-6,  # 300.023808 + 546.8672
-    }),
-    "offloaded, ZeRO-1": (DENSE, {"offload": "optimizer", "gpus": 2, "zero": 1}, {
-        "communication.offload.bytes": 502_912,  # a rank updates its half
-        "host_bytes": 1_508_736,
-    }),
-    "the loss in 8 pieces": (DENSE, {"chunked_loss": 8}, {
-        "logits_bytes": 32_000,
-        # the head's gradient needs the most room now: 2 x 64,064 and the logits' 16,000
-        "per_device_bytes": 4_618_752,  # 4,023,296 + 432,128 + 19,200 + 144,128
-    }),
+    "adapters over NF4": (
+        DENSE,
+        {"lora": 4, "qlora": True},
+        {
+            "state_bytes.weights": 350_320,
+            "step.compute_seconds": 113.573888e-6,
+        },
+    ),
+    "adapters, offloaded": (
+        DENSE,
+        {"lora": 4, "offload": "optimizer"},
+        {
+            "communication.offload.bytes": 59_392,  # 14,848 gradients there, as many weights back; nothing frozen
+            "host_bytes": 178_176,
+        },
+    ),
+    "offloaded": (
+        DENSE,
+        {"offload": "all", "accumulate": 2},
+        {
+            "host_bytes": 3_449_600,  # 12 x 251,456 + 432,128
+            "per_device_bytes": 1_793_024,  # 5,242,624 less that
+            # gradients there and weights back, and saved tensors both ways, twice: 1,005,824 + 4 x 432,128
+            "communication.offload.bytes": 2_734_336,
+            "communication.offload.seconds": 546.8672e-6,
+            "step.optimizer_seconds": 0,
+            "step.seconds": 846.891008e-6,  # 300.023808 + 546.8672
+        },
+    ),
+    "offloaded, ZeRO-1": (
+        DENSE,
+        {"offload": "optimizer", "gpus": 2, "zero": 1},
+        {
+            "communication.offload.bytes": 502_912,  # a rank updates its half
+            "host_bytes": 1_508_736,
+        },
+    ),
+    "the loss in 8 pieces": (
+        DENSE,
+        {"chunked_loss": 8},
+        {
+            "logits_bytes": 32_000,
+            # the head's gradient needs the most room now: 2 x 64,064 and the logits' 16,000
+            "per_device_bytes": 4_618_752,  # 4,023,296 + 432,128 + 19,200 + 144,128
+        },
+    ),
     # 2 x 2 x 2 x 2: blocks of 15,488, the last stage 2 x 15,488 + 64 + 32,000 = 63,040; 16 tokens of a sequence here.
-    "together": (DENSE, {"gpus": 16, "tp": 2, "pp": 2, "cp": 2, "accumulate": 4, "zero": 1}, {
-        "layout.dp": 2, "layout.tp": 2, "layout.pp": 2, "layout.cp": 2, "layout.ep": 1, "layout.zero": 1,
-        "stage.fullest": 1,
-        "state_bytes.weights": 126_080,
-        "state_bytes.master": 63_040,  # over dp x cp = 4
-        "state_bytes.optimizer": 126_080,
-        "activation_bytes": 81_024,  # 3 chunks of a quarter of 108,032
-        "logits_bytes": 64_000,  # 32 rows x 500 x 4
-        # + inputs of norm and head 2 x 2,048, deviations 64, rotary 1,024: 5,184; three logits 192,000
-        "per_device_bytes": 719_488,
-        "step.tokens": 512,
-        "communication.data.bytes": 189_120,  # 3/4 of 4 x 63,040
-        "communication.data.seconds": 18.912e-6,
-        "communication.tensor.bytes": 147_456,  # 4,096 x (8 + 1) x 4
-        "communication.tensor.seconds": 1.47456e-6,
-        "communication.pipeline.bytes": 32_768,  # 2,048 there and back x 4 x 2 chunks
-        "communication.pipeline.seconds": 3.2768e-6,
-        "communication.context.bytes": 49_152,  # 2,048 of 2 blocks, three times, x 4
-        "communication.context.seconds": 4.9152e-6,
-        "step.compute_seconds": 99.581952e-6,  # 4 x 3 x (2 x 4,202,496 + 8,192,000) / 4 / 0.5e12
-        "step.breakdown_seconds.bubble": 13.041664e-6,  # half of (99.581952 + 1.47456 + 3.2768) / 4
-        # 18.912, less two thirds of a micro-batch's computing and its sums, on another link: 24.895488 + 0.36864
-        "step.waiting_for_data_seconds": 2.069248e-6,
-        "step.optimizer_seconds": 0.44128e-6,  # 28 x 63,040 / 4
-        "step.seconds": 119.885504e-6,
-        "step.mfu.6ND": 772_472_832 / (16 * 119.885504e6),  # 512 x 1,508,736
-    }),
-}  # fmt: skip
+    "together": (
+        DENSE,
+        {"gpus": 16, "tp": 2, "pp": 2, "cp": 2, "accumulate": 4, "zero": 1},
+        {
+            "layout.dp": 2,
+            "layout.tp": 2,
+            "layout.pp": 2,
+            "layout.cp": 2,
+            "layout.ep": 1,
+            "layout.zero": 1,
+            "stage.fullest": 1,
+            "state_bytes.weights": 126_080,
+            "state_bytes.master": 63_040,  # over dp x cp = 4
+            "state_bytes.optimizer": 126_080,
+            "activation_bytes": 81_024,  # 3 chunks of a quarter of 108,032
+            "logits_bytes": 64_000,  # 32 rows x 500 x 4
+            # + inputs of norm and head 2 x 2,048, deviations 64, rotary 1,024: 5,184; three logits 192,000
+            "per_device_bytes": 719_488,
+            "step.tokens": 512,
+            "communication.data.bytes": 189_120,  # 3/4 of 4 x 63,040
+            "communication.data.seconds": 18.912e-6,
+            "communication.tensor.bytes": 147_456,  # 4,096 x (8 + 1) x 4
+            "communication.tensor.seconds": 1.47456e-6,
+            "communication.pipeline.bytes": 32_768,  # 2,048 there and back x 4 x 2 chunks
+            "communication.pipeline.seconds": 3.2768e-6,
+            "communication.context.bytes": 49_152,  # 2,048 of 2 blocks, three times, x 4
+            "communication.context.seconds": 4.9152e-6,
+            "step.compute_seconds": 99.581952e-6,  # 4 x 3 x (2 x 4,202,496 + 8,192,000) / 4 / 0.5e12
+            "step.breakdown_seconds.bubble": 13.041664e-6,  # half of (99.581952 + 1.47456 + 3.2768) / 4
+            # 18.912, less two thirds of a micro-batch's computing and its sums, on another link: 24.895488 + 0.36864
+            "step.waiting_for_data_seconds": 2.069248e-6,
+            "step.optimizer_seconds": 0.44128e-6,  # 28 x 63,040 / 4
+            "step.seconds": 119.885504e-6,
+            "step.mfu.6ND": 772_472_832 / (16 * 119.885504e6),  # 512 x 1,508,736
+        },
+    ),
+}
 
 
 def said(name: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -399,8 +563,9 @@ def test_the_first_stages_have_one_block_more() -> None:
     """Four blocks on three: 2, 1, 1; 126 on sixteen: fourteen of 8 and two of 7."""
     stages = every_section(Subject(DENSE).shares(Options(seq=32)), 3)
     assert [section.blocks.total() for section in stages] == [2, 1, 1]
-    many = llama.build(n_vocab=64, d_model=8, n_layers=126, n_heads=1, d_ff=8, max_positions=8,
-                       rotary=Rotary(d_rotary=8))  # fmt: skip
+    many = llama.build(
+        n_vocab=64, d_model=8, n_layers=126, n_heads=1, d_ff=8, max_positions=8, rotary=Rotary(d_rotary=8)
+    )
     stages = every_section(Subject(many).shares(Options(seq=8)), 16)
     assert [section.blocks.total() for section in stages] == [8] * 14 + [7] * 2
 
@@ -441,8 +606,17 @@ def test_of_unlike_blocks_the_largest_is_gathered() -> None:
 def test_tables_of_positions_are_kept_for_each_micro_batch_in_flight() -> None:
     """32 cosines and sines of 16, in two bytes: 2,048. Of 4 stages of 2 chunks the second has 9 chunks in flight, four
     and a half micro-batches, the third 2 x 2 - 1 + 4 = 7."""
-    spec = llama.build(n_vocab=1000, d_model=64, n_layers=8, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
-                       rotary=Rotary(d_rotary=16), name="eight")  # fmt: skip
+    spec = llama.build(
+        n_vocab=1000,
+        d_model=64,
+        n_layers=8,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=96,
+        max_positions=32,
+        rotary=Rotary(d_rotary=16),
+        name="eight",
+    )
     options = Options(**{**BASE, "gpus": 4, "pp": 4, "accumulate": 8})
     every = every_section(Subject(spec).shares(options), 4)
     stages = [Stage(section=section, layout=options.layout, job=options.job(2)) for section in every]
@@ -460,8 +634,17 @@ def test_experts_have_a_momentum_and_no_moments_by_muon() -> None:
 
 def test_a_vocabulary_that_is_not_divided() -> None:
     """17 numbers on two devices: each has all of them, for half of the 64 rows or for all."""
-    spec = llama.build(n_vocab=17, d_model=64, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
-                       rotary=Rotary(d_rotary=16), name="few")  # fmt: skip
+    spec = llama.build(
+        n_vocab=17,
+        d_model=64,
+        n_layers=4,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=96,
+        max_positions=32,
+        rotary=Rotary(d_rotary=16),
+        name="few",
+    )
     for sequence, nbytes in ((True, 2_176), (False, 4_352)):
         options = Options(**{**BASE, "gpus": 2, "tp": 2, "sequence_parallel": sequence})
         assert plan(Subject(spec), MACHINE, options).logits_bytes == nbytes
@@ -485,10 +668,21 @@ def test_qlora_s_own_rank() -> None:
     assert Options().adapters is None
 
 
-@pytest.mark.parametrize(("gpus", "node", "size", "stride", "inside"), [
-    (8, 8, 8, 1, True), (16, 8, 8, 1, True), (16, 8, 16, 1, False), (16, 8, 2, 4, True), (16, 8, 2, 8, False),
-    (12, 8, 3, 1, False), (6, 8, 3, 1, True), (8, 8, 3, 1, True), (9, 8, 3, 1, False), (16, 8, 1, 8, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "node", "size", "stride", "inside"),
+    [
+        (8, 8, 8, 1, True),
+        (16, 8, 8, 1, True),
+        (16, 8, 16, 1, False),
+        (16, 8, 2, 4, True),
+        (16, 8, 2, 8, False),
+        (12, 8, 3, 1, False),
+        (6, 8, 3, 1, True),
+        (8, 8, 3, 1, True),
+        (9, 8, 3, 1, False),
+        (16, 8, 1, 8, True),
+    ],
+)
 def test_which_rings_stay_in_a_node(gpus: int, node: int, size: int, stride: int, inside: bool) -> None:
     for link, between in ((100.0, 10.0), (10.0, 100.0)):
         network = Network(
@@ -509,10 +703,23 @@ def test_layouts() -> None:
     assert arrange(10**6).dp == 10**6
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("gpus", 10**6 + 1), ("gpus", 0), ("gpus", True), ("gpus", 2.0), ("tp", 0), ("pp", 0), ("cp", 0), ("ep", 0),
-    ("zero", 4), ("zero", -1), ("zero", True), ("ep", 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gpus", 10**6 + 1),
+        ("gpus", 0),
+        ("gpus", True),
+        ("gpus", 2.0),
+        ("tp", 0),
+        ("pp", 0),
+        ("cp", 0),
+        ("ep", 0),
+        ("zero", 4),
+        ("zero", -1),
+        ("zero", True),
+        ("ep", 5),
+    ],
+)
 def test_layouts_that_are_none(name: str, value: Any) -> None:  # noqa: ANN401
     with pytest.raises(InputError) as refused:
         arrange(**{"gpus": 8, name: value})
@@ -521,14 +728,36 @@ def test_layouts_that_are_none(name: str, value: Any) -> None:  # noqa: ANN401
 
 LARGEST = 2**31 - 1
 ENDS: list[tuple[str, Any, Any]] = [
-    ("batch", LARGEST, LARGEST + 1), ("seq", LARGEST, LARGEST + 1), ("accumulate", 1, 0), ("chunked_loss", 1, 0),
-    ("node", LARGEST, LARGEST + 1), ("batch", 1, True), ("seq", 1, 1.0), ("lora", LARGEST, LARGEST + 1),
-    ("interleave", 1, 0), ("kernel_efficiency", 1, 1.01), ("utilisation", 1e-3, 0), ("utilisation", 1, 1.01),
-    ("tokens", 1e18, 1.5e18), ("tokens", 0.5, 0), ("price", 0, -1.5e-9), ("price", 1e6, 1.5e6), ("reserve", 0, -1.5e-9),
-    ("reserve", 0.99, 1), ("network", 1e15, 1.5e15), ("network", 1, 0), ("host", 1e15, 1.5e15), ("host", 1, 0),
-    ("price", 1, math.inf), ("host", 1, math.nan), ("dtype", "fp32", "fp64"), ("gradient_dtype", "fp32", "fp8"),
-    ("optimizer", "muon", "adam"), ("checkpointing", "full", "all"), ("offload", "all", "weights"),
-]  # fmt: skip
+    ("batch", LARGEST, LARGEST + 1),
+    ("seq", LARGEST, LARGEST + 1),
+    ("accumulate", 1, 0),
+    ("chunked_loss", 1, 0),
+    ("node", LARGEST, LARGEST + 1),
+    ("batch", 1, True),
+    ("seq", 1, 1.0),
+    ("lora", LARGEST, LARGEST + 1),
+    ("interleave", 1, 0),
+    ("kernel_efficiency", 1, 1.01),
+    ("utilisation", 1e-3, 0),
+    ("utilisation", 1, 1.01),
+    ("tokens", 1e18, 1.5e18),
+    ("tokens", 0.5, 0),
+    ("price", 0, -1.5e-9),
+    ("price", 1e6, 1.5e6),
+    ("reserve", 0, -1.5e-9),
+    ("reserve", 0.99, 1),
+    ("network", 1e15, 1.5e15),
+    ("network", 1, 0),
+    ("host", 1e15, 1.5e15),
+    ("host", 1, 0),
+    ("price", 1, math.inf),
+    ("host", 1, math.nan),
+    ("dtype", "fp32", "fp64"),
+    ("gradient_dtype", "fp32", "fp8"),
+    ("optimizer", "muon", "adam"),
+    ("checkpointing", "full", "all"),
+    ("offload", "all", "weights"),
+]
 
 
 @pytest.mark.parametrize(("name", "last", "beyond"), ENDS, ids=str)

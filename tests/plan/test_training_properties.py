@@ -101,8 +101,13 @@ def test_a_larger_batch_is_never_less(job: tuple[Subject, Options], more: int) -
 @settings(max_examples=20)
 def test_what_saves_never_costs(job: tuple[Subject, Options]) -> None:
     plain = {"lora": None, "qlora": False, "offload": "none", "optimizer": "adamw"}
-    for changes in ({"offload": "optimizer"}, {"offload": "activations"}, {"offload": "all"},
-                    {"optimizer": "sgd-momentum"}, {"optimizer": "muon"}):  # fmt: skip
+    for changes in (
+        {"offload": "optimizer"},
+        {"offload": "activations"},
+        {"offload": "all"},
+        {"optimizer": "sgd-momentum"},
+        {"optimizer": "muon"},
+    ):
         assert total(job, **(plain | changes)) <= total(job, **plain)
 
 

@@ -36,8 +36,17 @@ def megatron(heads: int, width: int, layers: int) -> Model:
 @pytest.mark.parametrize("name", MEGATRON)
 def test_megatron(name: str) -> None:
     heads, width, layers, gpus, stages, sequences, at_once, seconds = MEGATRON[name]
-    found = train(megatron(heads, width, layers), "a100-80gb", gpus=gpus, tp=8, pp=stages, batch=at_once,
-                  accumulate=sequences // at_once, seq=2048, checkpointing="selective")  # fmt: skip
+    found = train(
+        megatron(heads, width, layers),
+        "a100-80gb",
+        gpus=gpus,
+        tp=8,
+        pp=stages,
+        batch=at_once,
+        accumulate=sequences // at_once,
+        seq=2048,
+        checkpointing="selective",
+    )
     step = found.trial.step
     assert found.fits
     assert step.tokens == 2048 * sequences

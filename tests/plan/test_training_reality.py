@@ -160,8 +160,18 @@ SEQ = 128
 
 
 def small(n_vocab: int, n_layers: int, d_ff: int) -> Model:
-    return llama.build(n_vocab=n_vocab, d_model=128, n_layers=n_layers, n_heads=4, n_kv_heads=2, d_ff=d_ff,
-                       max_positions=SEQ, rotary=Rotary(d_rotary=32), tied=False, name="small")  # fmt: skip
+    return llama.build(
+        n_vocab=n_vocab,
+        d_model=128,
+        n_layers=n_layers,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=d_ff,
+        max_positions=SEQ,
+        rotary=Rotary(d_rotary=32),
+        tied=False,
+        name="small",
+    )
 
 
 def backward_peak(model: Built, tokens: Tensor, *, again: bool) -> int:
@@ -221,8 +231,18 @@ def test_peak_where_a_block_is_largest(dtype: str, checkpointing: str) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_peak_where_the_heads_gradient_is_largest(tied: bool) -> None:
     """Few tokens of a large vocabulary: three gradients of a tied table at once, one new one of a head of its own."""
-    spec = llama.build(n_vocab=6000, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=350, max_positions=SEQ,
-                       rotary=Rotary(d_rotary=32), tied=tied, name="wide")  # fmt: skip
+    spec = llama.build(
+        n_vocab=6000,
+        d_model=128,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=350,
+        max_positions=SEQ,
+        rotary=Rotary(d_rotary=32),
+        tied=tied,
+        name="wide",
+    )
     plan = train(spec, H100, dtype="fp32", seq=16, batch=1)
     stage = plan.trial.fullest
     assert stage.gradient_room > max(stage.loss_room, stage.again_room)

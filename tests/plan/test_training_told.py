@@ -24,12 +24,36 @@ from asbuilt.plan.training_report import document, ranked_document, ranked_table
 from asbuilt.spec import Rotary
 
 DEFAULTS = {
-    "gpus": 1, "batch": 1, "seq": 4096, "accumulate": 1, "optimizer": "adamw", "dtype": "bf16", "gradient_dtype": None,
-    "master": True, "zero": 0, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "interleave": None, "sequence_parallel": True,
-    "checkpointing": "none", "chunked_loss": 1, "offload": "none", "lora": None, "targets": None, "qlora": False,
-    "kernel_efficiency": 0.57, "utilisation": None, "tokens": None, "price": None, "reserve": 0.05, "node": 8,
-    "network": 50e9, "host": 25e9,
-}  # fmt: skip
+    "gpus": 1,
+    "batch": 1,
+    "seq": 4096,
+    "accumulate": 1,
+    "optimizer": "adamw",
+    "dtype": "bf16",
+    "gradient_dtype": None,
+    "master": True,
+    "zero": 0,
+    "tp": 1,
+    "pp": 1,
+    "ep": 1,
+    "cp": 1,
+    "interleave": None,
+    "sequence_parallel": True,
+    "checkpointing": "none",
+    "chunked_loss": 1,
+    "offload": "none",
+    "lora": None,
+    "targets": None,
+    "qlora": False,
+    "kernel_efficiency": 0.57,
+    "utilisation": None,
+    "tokens": None,
+    "price": None,
+    "reserve": 0.05,
+    "node": 8,
+    "network": 50e9,
+    "host": 25e9,
+}
 
 
 def run(*words: object) -> Result:
@@ -61,35 +85,61 @@ def test_options_reach_the_plan() -> None:
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
-        "gpus": 16, "batch": 2, "seq": 1000, "accumulate": 4, "optimizer": "muon", "dtype": "fp16",
-        "gradient_dtype": "fp32", "master": False, "zero": 1, "tp": 2, "pp": 2, "cp": 2, "interleave": 1,
-        "sequence_parallel": False, "checkpointing": "selective", "chunked_loss": 4, "offload": "activations",
-        "lora": 8, "targets": ["q", "v"], "qlora": True, "tokens": 2e9, "kernel_efficiency": 0.5, "price": 3,
-        "reserve": 0.1, "node": 4, "network": 50e9, "host": 16e9,
-    }  # fmt: skip
+        "gpus": 16,
+        "batch": 2,
+        "seq": 1000,
+        "accumulate": 4,
+        "optimizer": "muon",
+        "dtype": "fp16",
+        "gradient_dtype": "fp32",
+        "master": False,
+        "zero": 1,
+        "tp": 2,
+        "pp": 2,
+        "cp": 2,
+        "interleave": 1,
+        "sequence_parallel": False,
+        "checkpointing": "selective",
+        "chunked_loss": 4,
+        "offload": "activations",
+        "lora": 8,
+        "targets": ["q", "v"],
+        "qlora": True,
+        "tokens": 2e9,
+        "kernel_efficiency": 0.5,
+        "price": 3,
+        "reserve": 0.1,
+        "node": 4,
+        "network": 50e9,
+        "host": 16e9,
+    }
     given = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--utilisation", "0.4", "--json")
     assert json.loads(given.stdout)["step"]["mfu"]["6ND"] == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(("changes", "field"), [
-    ({"utilisation": 0.4, "kernel_efficiency": 0.5}, "utilisation"),
-    ({"kernel_efficiency": 0.0}, "kernel_efficiency"),
-    ({"kernel_efficiency": 1.01}, "kernel_efficiency"),
-    ({"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 3}, "interleave"),  # stages of two blocks
-    ({"gpus": 2, "pp": 2, "accumulate": 3, "interleave": 2}, "interleave"),  # no whole rounds
-    ({"interleave": 2}, "interleave"),
-    ({"interleave": 0}, "interleave"),
-    ({"reserve": 1.0}, "reserve"),
-    ({"node": 0}, "node"),
-    ({"tokens": 1.1e18}, "tokens"),
-    ({"price": 1.1e6}, "price"),
-    ({"network": 1.1e15}, "network"),
-    ({"host": 1.1e15}, "host"),
-    ({"host": 0.0}, "host"),
-    ({"network": 0.0}, "network"),
-    ({"gradient_dtype": "int8"}, "gradient_dtype"),
-    ({"lora": 0}, "lora"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"utilisation": 0.4, "kernel_efficiency": 0.5}, "utilisation"),
+        ({"kernel_efficiency": 0.0}, "kernel_efficiency"),
+        ({"kernel_efficiency": 1.01}, "kernel_efficiency"),
+        ({"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 3}, "interleave"),  # stages of two blocks
+        ({"gpus": 2, "pp": 2, "accumulate": 3, "interleave": 2}, "interleave"),  # no whole rounds
+        ({"interleave": 2}, "interleave"),
+        ({"interleave": 0}, "interleave"),
+        ({"reserve": 1.0}, "reserve"),
+        ({"node": 0}, "node"),
+        ({"tokens": 1.1e18}, "tokens"),
+        ({"price": 1.1e6}, "price"),
+        ({"network": 1.1e15}, "network"),
+        ({"host": 1.1e15}, "host"),
+        ({"host": 0.0}, "host"),
+        ({"network": 0.0}, "network"),
+        ({"gradient_dtype": "int8"}, "gradient_dtype"),
+        ({"lora": 0}, "lora"),
+    ],
+    ids=str,
+)
 def test_refused_by_name(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as error:
         plan(Subject(DENSE), MACHINE, Options(**{"seq": 32, **changes}))
@@ -151,13 +201,19 @@ def test_the_derivation_of_a_step() -> None:
     options = Options(**{**BASE, "gpus": 2, "pp": 2, "accumulate": 4, "interleave": 1})
     lines = {line.name: line for line in plan(Subject(DENSE), MACHINE, options).trial.step.lines()}
     assert {name: line.unit for name, line in lines.items()} == {
-        "computing one micro-batch": "seconds", "communication: pipeline": "seconds", "one micro-batch": "seconds",
-        "the pipeline's bubble": "of the micro-batches' time", "one step": "seconds",
-    }  # fmt: skip
+        "computing one micro-batch": "seconds",
+        "communication: pipeline": "seconds",
+        "one micro-batch": "seconds",
+        "the pipeline's bubble": "of the micro-batches' time",
+        "one step": "seconds",
+    }
     assert lines["one micro-batch"].numbers == {
-        "computing": pytest.approx(99.581952e-6), "tensor": 0, "expert": 0, "pipeline": pytest.approx(163.84e-9),
+        "computing": pytest.approx(99.581952e-6),
+        "tensor": 0,
+        "expert": 0,
+        "pipeline": pytest.approx(163.84e-9),
         "context": 0,
-    }  # fmt: skip
+    }
     assert lines["communication: pipeline"].numbers == {"bytes one device sends": 65_536, "bytes a second": 100e9}
     assert lines["one step"].note == "at least: a floor"
     for way, more in (("none", ""), ("selective", ""), ("full", ", every block run again")):
@@ -199,19 +255,23 @@ def test_as_many_gpus_as_are_suggested() -> None:
     assert "--gpus 2 --zero 3" in [change for change, _ in bare(64, reserve=0.0)]
 
 
-@pytest.mark.parametrize(("options", "some", "none"), [
-    ({"gpus": 8, "tp": 4, "node": 8}, "--tp 8", "--tp 4"),
-    ({"gpus": 8, "tp": 4, "node": 4}, "--zero 1", "--tp 8"),
-    ({"gpus": 3}, "--zero 1", "--pp"),
-    ({"checkpointing": "full"}, "--lora 16 --qlora", "--checkpointing"),
-    ({"checkpointing": "selective"}, "--checkpointing full", "--checkpointing selective"),
-    ({"offload": "optimizer"}, "--checkpointing full", "--offload"),
-    ({"optimizer": "sgd-momentum"}, "--checkpointing full", "--optimizer"),
-    ({"optimizer": "muon"}, "--optimizer adamw-8bit", "--batch"),
-    ({"optimizer": "muon"}, "--optimizer adafactor", "--offload activations"),
-    ({"batch": 6, "accumulate": 5}, "--batch 3 --accumulate 10", "--batch 6"),
-    ({"batch": 3}, "--checkpointing full", "--batch"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "some", "none"),
+    [
+        ({"gpus": 8, "tp": 4, "node": 8}, "--tp 8", "--tp 4"),
+        ({"gpus": 8, "tp": 4, "node": 4}, "--zero 1", "--tp 8"),
+        ({"gpus": 3}, "--zero 1", "--pp"),
+        ({"checkpointing": "full"}, "--lora 16 --qlora", "--checkpointing"),
+        ({"checkpointing": "selective"}, "--checkpointing full", "--checkpointing selective"),
+        ({"offload": "optimizer"}, "--checkpointing full", "--offload"),
+        ({"optimizer": "sgd-momentum"}, "--checkpointing full", "--optimizer"),
+        ({"optimizer": "muon"}, "--optimizer adamw-8bit", "--batch"),
+        ({"optimizer": "muon"}, "--optimizer adafactor", "--offload activations"),
+        ({"batch": 6, "accumulate": 5}, "--batch 3 --accumulate 10", "--batch 6"),
+        ({"batch": 3}, "--checkpointing full", "--batch"),
+    ],
+    ids=str,
+)
 def test_what_is_suggested_and_what_is_not(options: dict[str, Any], some: str, none: str) -> None:
     said = changes("llama-3.1-70b", "h100-sxm", **options)
     assert some in said
@@ -232,8 +292,11 @@ def test_layouts_of_a_model_with_an_encoder_are_searched_without_stages_and_ring
 
 def test_of_options_said_twice_the_last_counts() -> None:
     assert _latest(["--zero 1", "--batch 2 --accumulate 4", "--checkpointing full", "--batch 1 --accumulate 8"]) == [
-        "--zero 1", "--batch 1", "--accumulate 8", "--checkpointing full",
-    ]  # fmt: skip
+        "--zero 1",
+        "--batch 1",
+        "--accumulate 8",
+        "--checkpointing full",
+    ]
 
 
 def test_what_just_fits() -> None:
@@ -278,16 +341,32 @@ def test_the_length_where_none_is_given() -> None:
 def test_every_line_and_its_unit() -> None:
     made = plan(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 2, "tp": 2, "price": 2.0}))
     assert [(line.name, line.unit) for line in made.lines] == [
-        ("logits", "bytes"), ("weights", "bytes"), ("gradients", "bytes"), ("master weights", "bytes"),
-        ("first moment", "bytes"), ("second moment", "bytes"), ("activations", "bytes"),
-        ("outside the blocks", "bytes"), ("the loss", "bytes"), ("per device", "bytes"), ("memory", "bytes"),
-        ("reserve", "bytes"), ("left", "bytes"),
-        ("computing one micro-batch", "seconds"), ("communication: tensor", "seconds"), ("one micro-batch", "seconds"),
-        ("the pipeline's bubble", "of the micro-batches' time"), ("one step", "seconds"),
-        ("model FLOPs utilisation, 6ND", "of the dense rate"), ("model FLOPs utilisation, exact", "of the dense rate"),
-        ("model FLOPs utilisation, exact_causal", "of the dense rate"), ("Chinchilla-optimal tokens", "tokens"),
-        ("FLOPs, 6ND", "FLOPs"), ("days", "days"), ("money", ""),
-    ]  # fmt: skip
+        ("logits", "bytes"),
+        ("weights", "bytes"),
+        ("gradients", "bytes"),
+        ("master weights", "bytes"),
+        ("first moment", "bytes"),
+        ("second moment", "bytes"),
+        ("activations", "bytes"),
+        ("outside the blocks", "bytes"),
+        ("the loss", "bytes"),
+        ("per device", "bytes"),
+        ("memory", "bytes"),
+        ("reserve", "bytes"),
+        ("left", "bytes"),
+        ("computing one micro-batch", "seconds"),
+        ("communication: tensor", "seconds"),
+        ("one micro-batch", "seconds"),
+        ("the pipeline's bubble", "of the micro-batches' time"),
+        ("one step", "seconds"),
+        ("model FLOPs utilisation, 6ND", "of the dense rate"),
+        ("model FLOPs utilisation, exact", "of the dense rate"),
+        ("model FLOPs utilisation, exact_causal", "of the dense rate"),
+        ("Chinchilla-optimal tokens", "tokens"),
+        ("FLOPs, 6ND", "FLOPs"),
+        ("days", "days"),
+        ("money", ""),
+    ]
     sources = {line.name: line.source for line in made.lines if line.source}
     assert sources["the loss"].startswith("three float32 tensors")
     assert sources["reserve"].startswith("5% of the memory")
@@ -302,9 +381,12 @@ def test_what_is_noted_of_each_line() -> None:
     def lines(spec: Any, **options: Any) -> dict[str, Any]:  # noqa: ANN401
         return {line.name: line for line in plan(Subject(spec), MACHINE, Options(**{**BASE, **options})).ladder}
 
-    for zero, shared in ((0, set()), (1, {"master weights", "first moment", "second moment"}),
-                         (2, {"gradients", "master weights", "first moment", "second moment"}),
-                         (3, {"weights", "gradients", "master weights", "first moment", "second moment"})):  # fmt: skip
+    for zero, shared in (
+        (0, set()),
+        (1, {"master weights", "first moment", "second moment"}),
+        (2, {"gradients", "master weights", "first moment", "second moment"}),
+        (3, {"weights", "gradients", "master weights", "first moment", "second moment"}),
+    ):
         found = lines(DENSE, gpus=2, zero=zero)
         assert {name for name, line in found.items() if line.note == f"shared out by ZeRO-{zero}"} == shared
         assert not any("shared" in line.note for line in lines(DENSE, zero=zero).values())
@@ -319,8 +401,17 @@ def test_what_is_noted_of_each_line() -> None:
     assert alone["the loss"].symbols == "at once × logits"
     assert "the head's gradient" in lines(DENSE, chunked_loss=8)
     assert lines(DENSE, offload="all")["in the host's memory"].value == -3_449_600 + 432_128 - 432_128
-    small = llama.build(n_vocab=50, d_model=64, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=96, max_positions=32,
-                        rotary=Rotary(d_rotary=16), name="small")  # fmt: skip
+    small = llama.build(
+        n_vocab=50,
+        d_model=64,
+        n_layers=4,
+        n_heads=4,
+        n_kv_heads=2,
+        d_ff=96,
+        max_positions=32,
+        rotary=Rotary(d_rotary=16),
+        name="small",
+    )
     assert "a block's backward pass" in lines(small, checkpointing="full")
     halves = lines(DENSE, chunked_loss=2)["the loss"]
     # 3 x 128,000 of the logits of half of the rows, and the gradient of 64 rows of 64 numbers in two bytes
@@ -331,22 +422,27 @@ def test_the_run_in_a_table() -> None:
     """6 x 251,456 FLOPs a token by 6ND, 78,053,376 / 64 with full scores, 75,005,952 / 64 with masked pairs skipped."""
     step, run_ = tables(plan(Subject(DENSE), MACHINE, Options(**{**BASE, "tokens": 256e6})))[2:4]
     assert {row[0]: row[1] for row in run_.rows} == {
-        "tokens": "256,000,000", "Chinchilla-optimal tokens": "5,029,120", "FLOPs, 6ND": "386,236,416,000,000",
+        "tokens": "256,000,000",
+        "Chinchilla-optimal tokens": "5,029,120",
+        "FLOPs, 6ND": "386,236,416,000,000",
         "FLOPs, exact, full scores": "312,213,504,000,000",
         "FLOPs, exact, masked pairs skipped": "300,023,808,000,000",
         "days, at least": "0.01",
-    }  # fmt: skip
+    }
     assert [row[4] for row in step.rows if str(row[0]).startswith("model FLOPs")] == [
-        "61.5% of 1 TFLOP/s bf16", "49.7% of 1 TFLOP/s bf16", "47.8% of 1 TFLOP/s bf16",
-    ]  # fmt: skip
+        "61.5% of 1 TFLOP/s bf16",
+        "49.7% of 1 TFLOP/s bf16",
+        "47.8% of 1 TFLOP/s bf16",
+    ]
 
 
 def test_suggestions_and_what_is_not_counted_in_tables() -> None:
     machine = replace(MACHINE, memory_gb=70)
     found = tables(train(None, machine, parameters=8e9, gpus=2))
     assert [table.title for table in found[4:]] == [
-        "Not counted: a number of parameters does not say it, name a MODEL", "What would change it, best first",
-    ]  # fmt: skip
+        "Not counted: a number of parameters does not say it, name a MODEL",
+        "What would change it, best first",
+    ]
     assert {row[0]: row[1] for row in found[5].rows}.items() >= {"--zero 3": "yes", "--zero 2": "no"}.items()
     assert found[1].title == "It does not fit"
     assert [table.title for table in tables(train(None, machine, parameters=1e9))][1:2] == ["What is counted fits"]
@@ -377,28 +473,40 @@ def test_tables() -> None:
     assert memory.rows[0] == ("weights", 251_520, "0.000", "0.000", "0.0", "parameters × bytes each")
     assert memory.rows[-1][:4] == ("per device", 3_014_912, "0.003", "0.003")
     assert [row[0] for row in memory.rows] == [
-        "weights", "gradients", "master weights", "first moment", "second moment", "activations", "outside the blocks",
-        "the loss", "per device",
-    ]  # fmt: skip
+        "weights",
+        "gradients",
+        "master weights",
+        "first moment",
+        "second moment",
+        "activations",
+        "outside the blocks",
+        "the loss",
+        "per device",
+    ]
     assert memory.rows[-2][4] == "0.0"  # of a GB so far
     assert against.title == "It fits"
     assert against.rows == [
-        ("device memory", "1.000", "0.931"), ("left alone (5%)", "0.050", "0.047"), ("training", "0.003", "0.003"),
+        ("device memory", "1.000", "0.931"),
+        ("left alone (5%)", "0.050", "0.047"),
+        ("training", "0.003", "0.003"),
         ("left over", "0.947", "0.882"),
-    ]  # fmt: skip
+    ]
     assert step.title == "One step, of one device"
     assert [row[:4] for row in step.rows[:5]] == [
-        ("computing", "", "", "0.0003983"), ("pipeline", "0.000", "6.554e-7", "6.554e-7"),
-        ("bubble of the pipeline", "", "", "9.975e-5"), ("optimizer", "", "", "3.521e-6"),
+        ("computing", "", "", "0.0003983"),
+        ("pipeline", "0.000", "6.554e-7", "6.554e-7"),
+        ("bubble of the pipeline", "", "", "9.975e-5"),
+        ("optimizer", "", "", "3.521e-6"),
         ("one step, at least", "", "", "0.0005023"),
-    ]  # fmt: skip
+    ]
     assert step.rows[0][4] == "1 TFLOP/s bf16 at 50%"
     assert step.rows[2][4] == "20.0% of the micro-batches' time, 1 chunks a stage"
     assert step.rows[4][4] == "256 tokens, 509,706 a second"  # 256 / 502.25024 us
     # 10^6 steps of 502.25024 us: 0.0058131 days, 2 GPUs for 0.1395 hours at 3.6
     assert [row for row in run_.rows if "at least" in str(row[0])] == [
-        ("days, at least", "0.01", "by this layout's step"), ("money, at least", "1", "at 3.6 a GPU's hour"),
-    ]  # fmt: skip
+        ("days, at least", "0.01", "by this layout's step"),
+        ("money, at least", "1", "at 3.6 a GPU's hour"),
+    ]
     assert run_.rows[0] == ("tokens", "256,000,000", "as given")
     alone = tables(plan(Subject(DENSE), replace(MACHINE, memory_gb=0.005), Options(**BASE)))
     assert alone[0].title == "dense on 1 x hand: the fullest device"
@@ -444,8 +552,10 @@ def test_what_leaves_training_as_it_is_comes_before_what_does_not_and_both_befor
     """8B on one H100 of 80 GB: offloading takes four times as long, eight-bit moments do not."""
     found = train(None, "h100-sxm", parameters=8e9)
     assert [s.change for s in found.suggestions] == [
-        "--offload optimizer", "--optimizer adamw-8bit", "--gpus 2 --zero 3",
-    ]  # fmt: skip
+        "--offload optimizer",
+        "--optimizer adamw-8bit",
+        "--gpus 2 --zero 3",
+    ]
     assert found.suggestions[0].step_seconds > found.suggestions[1].step_seconds
 
 
@@ -482,8 +592,11 @@ def test_as_many_changes_together_as_it_takes() -> None:
         first, *others = found.suggestions
         assert (first.change, first.fits) == (change, True)
         assert all(s.change.startswith("--gpus") for s in others if s.fits)
-    assert not any(s.fits for s in plan(Subject(DENSE), replace(MACHINE, memory_gb=1e-3), Options(**BASE)).suggestions
-                   if "--gpus" not in s.change and "lora" not in s.change)  # fmt: skip
+    assert not any(
+        s.fits
+        for s in plan(Subject(DENSE), replace(MACHINE, memory_gb=1e-3), Options(**BASE)).suggestions
+        if "--gpus" not in s.change and "lora" not in s.change
+    )
 
 
 def test_of_two_changes_together_those_that_cost_least() -> None:
@@ -499,8 +612,9 @@ SPARING = ("none", "selective", "full")
 @pytest.mark.parametrize(("spec", "gpus", "memory"), [(DENSE, 8, 1.0), (SPARSE, 8, 1.0), (TIED, 6, 0.003)])
 def test_search_is_every_layout_tried(spec: Any, gpus: int, memory: float) -> None:  # noqa: ANN401
     """All degrees that multiply to the GPUs, at the same micro-batch and tokens a step, the least checkpointing."""
-    machine = Machine(name="m", memory_gb=memory, bandwidth=1e12, rates={"bf16": 1e12}, link=MACHINE.link,
-                      source="made up")  # fmt: skip
+    machine = Machine(
+        name="m", memory_gb=memory, bandwidth=1e12, rates={"bf16": 1e12}, link=MACHINE.link, source="made up"
+    )
     options = Options(**{**BASE, "gpus": gpus, "accumulate": 4, "node": 4})
     subject, expected, tried = Subject(spec), {}, 0
     ways = range(1, gpus + 1)
@@ -548,8 +662,14 @@ def test_rings_of_more_than_sixteen_are_not_searched() -> None:
 
 def test_of_layouts_as_fast_within_a_hundredth_the_simplest_comes_first() -> None:
     """Fewer kinds of parallelism, of as many the one that holds less; sixteen are as fast as each other here."""
-    machine = Machine(name="m", memory_gb=10, bandwidth=1e15, rates={"bf16": 1e9},
-                      link=Link(kind="wire", bandwidth=1e15), source="made up")  # fmt: skip
+    machine = Machine(
+        name="m",
+        memory_gb=10,
+        bandwidth=1e15,
+        rates={"bf16": 1e9},
+        link=Link(kind="wire", bandwidth=1e15),
+        source="made up",
+    )
     found = search(Subject(DENSE), machine, Options(**{**BASE, "gpus": 4, "accumulate": 8, "node": 4}), most=10**6)
     same: dict[str, list[tuple[int, int]]] = {}
     for trial in found.trials:
@@ -605,43 +725,102 @@ def test_the_whole_document() -> None:
     """Keys and their places, of a plan worked out in test_training_by_hand.py."""
     found = document(plan(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 4, "zero": 1})))
     assert found.keys() == {
-        "fits", "not_counted", "model", "gpu", "gpus", "parameters", "ladder", "state_bytes", "activation_bytes",
-        "logits_bytes", "per_device_bytes", "host_bytes", "memory_bytes", "reserve_bytes", "flops_total",
-        "flops_per_token", "tokens", "chinchilla_tokens", "days", "days_of_layout", "money", "layout", "stage", "step",
-        "communication", "suggestions", "options", "conventions", "assumptions",
-    }  # fmt: skip
+        "fits",
+        "not_counted",
+        "model",
+        "gpu",
+        "gpus",
+        "parameters",
+        "ladder",
+        "state_bytes",
+        "activation_bytes",
+        "logits_bytes",
+        "per_device_bytes",
+        "host_bytes",
+        "memory_bytes",
+        "reserve_bytes",
+        "flops_total",
+        "flops_per_token",
+        "tokens",
+        "chinchilla_tokens",
+        "days",
+        "days_of_layout",
+        "money",
+        "layout",
+        "stage",
+        "step",
+        "communication",
+        "suggestions",
+        "options",
+        "conventions",
+        "assumptions",
+    }
     assert (found["fits"], found["model"], found["gpu"], found["gpus"]) == (True, "dense", "hand", 4)
     assert found["conventions"].keys() == {
-        "not_counted", "per_device_bytes", "ladder", "state_bytes", "activation_bytes", "logits_bytes", "flops_total",
-        "flops", "days", "step", "mfu", "communication", "layout", "batch", "units",
-    }  # fmt: skip
+        "not_counted",
+        "per_device_bytes",
+        "ladder",
+        "state_bytes",
+        "activation_bytes",
+        "logits_bytes",
+        "flops_total",
+        "flops",
+        "days",
+        "step",
+        "mfu",
+        "communication",
+        "layout",
+        "batch",
+        "units",
+    }
     assert found["parameters"] == {"total": 251_456, "active": 251_456}
     assert found["state_bytes"] == {
-        "weights": 502_912, "gradients": 502_912, "master": 251_456, "optimizer": 502_912,
-        "optimizer_pieces": {"first moment": 251_456, "second moment": 251_456}, "total": 1_760_192,
-    }  # fmt: skip
+        "weights": 502_912,
+        "gradients": 502_912,
+        "master": 251_456,
+        "optimizer": 502_912,
+        "optimizer_pieces": {"first moment": 251_456, "second moment": 251_456},
+        "total": 1_760_192,
+    }
     assert found["money"] is None
     assert found["layout"] == {"dp": 4, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "zero": 1}
     assert found["stage"] == {"fullest": 0, "micro_batches_in_flight": 1}
     assert [(line["line"], line["bytes"], line["running_bytes"]) for line in found["ladder"]] == [
-        ("weights", 502_912, 502_912), ("gradients", 502_912, 1_005_824), ("master weights", 251_456, 1_257_280),
-        ("first moment", 251_456, 1_508_736), ("second moment", 251_456, 1_760_192),
-        ("activations", 432_128, 2_192_320), ("outside the blocks", 19_200, 2_211_520),
+        ("weights", 502_912, 502_912),
+        ("gradients", 502_912, 1_005_824),
+        ("master weights", 251_456, 1_257_280),
+        ("first moment", 251_456, 1_508_736),
+        ("second moment", 251_456, 1_760_192),
+        ("activations", 432_128, 2_192_320),
+        ("outside the blocks", 19_200, 2_211_520),
         ("the loss", 768_000, 2_979_520),
-    ]  # fmt: skip
+    ]
     assert found["step"] == {
-        "seconds": pytest.approx(151.772096e-6), "tokens": 256, "tokens_per_second": pytest.approx(256 / 151.772096e-6),
-        "compute_seconds": pytest.approx(150.011904e-6), "bubble": 0, "chunks_of_a_stage": 1,
-        "waiting_for_data_seconds": 0, "optimizer_seconds": pytest.approx(1.760192e-6),
+        "seconds": pytest.approx(151.772096e-6),
+        "tokens": 256,
+        "tokens_per_second": pytest.approx(256 / 151.772096e-6),
+        "compute_seconds": pytest.approx(150.011904e-6),
+        "bubble": 0,
+        "chunks_of_a_stage": 1,
+        "waiting_for_data_seconds": 0,
+        "optimizer_seconds": pytest.approx(1.760192e-6),
         "breakdown_seconds": {
-            "computing": pytest.approx(150.011904e-6), "tensor": 0, "expert": 0, "pipeline": 0, "context": 0,
-            "bubble": 0, "data": 0, "offload": 0, "optimizer": pytest.approx(1.760192e-6),
+            "computing": pytest.approx(150.011904e-6),
+            "tensor": 0,
+            "expert": 0,
+            "pipeline": 0,
+            "context": 0,
+            "bubble": 0,
+            "data": 0,
+            "offload": 0,
+            "optimizer": pytest.approx(1.760192e-6),
         },
         "mfu": {
-            "6ND": pytest.approx(96_559_104 / 151.772096e6), "exact": pytest.approx(78_053_376 / 151.772096e6),
+            "6ND": pytest.approx(96_559_104 / 151.772096e6),
+            "exact": pytest.approx(78_053_376 / 151.772096e6),
             "exact_causal": pytest.approx(75_005_952 / 151.772096e6),
         },
-    }  # fmt: skip
+    }
     data = found["communication"]["data"]
     assert data["bytes"] == 754_368
     assert data["seconds"] == pytest.approx(75.4368e-6)

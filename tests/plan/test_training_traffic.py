@@ -23,8 +23,17 @@ from asbuilt.spec import Rotary
 
 H100 = machines.find("h100-sxm")
 RANKS = 4
-SPEC = llama.build(n_vocab=512, d_model=32, n_layers=3, n_heads=4, n_kv_heads=2, d_ff=64, max_positions=16,
-                   rotary=Rotary(d_rotary=8), name="small")  # fmt: skip
+SPEC = llama.build(
+    n_vocab=512,
+    d_model=32,
+    n_layers=3,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=64,
+    max_positions=16,
+    rotary=Rotary(d_rotary=8),
+    name="small",
+)
 
 
 @pytest.fixture
@@ -114,8 +123,9 @@ def interleaved(stages: int, chunks: int, micro: int) -> tuple[list[int], tuple[
 def test_an_interleaved_pipeline_played_through(stages: int, chunks: int, rounds: int) -> None:
     micro = stages * rounds
     most, ends, idle = interleaved(stages, chunks, micro)
-    spec = llama.build(n_vocab=64, d_model=8, n_layers=stages * chunks, n_heads=1, d_ff=8, max_positions=8,
-                       rotary=Rotary(d_rotary=8))  # fmt: skip
+    spec = llama.build(
+        n_vocab=64, d_model=8, n_layers=stages * chunks, n_heads=1, d_ff=8, max_positions=8, rotary=Rotary(d_rotary=8)
+    )
     options = Options(gpus=stages, pp=stages, accumulate=micro, seq=4)
     subject = Subject(spec)
     trial = attempt(subject, H100, options)

@@ -35,8 +35,14 @@ from asbuilt.spec.show import show
 # What is not given; what is None or empty by default is left out. A spec that was saved without them means these.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Alibi": {"bias_max": 8.0},
-    "Attention": {"causal": True, "bias": False, "output_bias": False, "rotate_first": False, "sinks": False,
-                  "cached": True},
+    "Attention": {
+        "causal": True,
+        "bias": False,
+        "output_bias": False,
+        "rotate_first": False,
+        "sinks": False,
+        "cached": True,
+    },
     "Branch": {"scale": 1.0, "parallel": False},
     "Classifier": {"bias": True},
     "CrossAttention": {"bias": False, "output_bias": False},
@@ -55,17 +61,25 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Projection": {"reads": "first"},
     "RMSNorm": {"eps": 1e-6, "gain": "weight"},
     "Rotary": {"theta": 10000.0, "pairing": "halves"},
-    "Router": {"scoring": "softmax", "renormalise": False, "bias": False, "correction": False, "eps": 0.0,
-               "scale": 1.0},
+    "Router": {
+        "scoring": "softmax",
+        "renormalise": False,
+        "bias": False,
+        "correction": False,
+        "eps": 0.0,
+        "scale": 1.0,
+    },
     "SharedEmbedding": {"scale": 1.0},
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
     "Vision": {"keep_class": False, "both_ways": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
-}  # fmt: skip
-KINDS = sorted((kind for kind in vars(spec).values() if isinstance(kind, type) and issubclass(kind, Part)),
-               key=lambda kind: kind.__name__)  # fmt: skip
+}
+KINDS = sorted(
+    (kind for kind in vars(spec).values() if isinstance(kind, type) and issubclass(kind, Part)),
+    key=lambda kind: kind.__name__,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -118,12 +132,52 @@ def test_every_kind_of_part_is_tried() -> None:
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
 KEPT = {
-    "activated", "ahead", "before", "by distance", "capped", "chosen", "chosen scores", "dense", "distances", "dropped",
-    "gate", "gate cut", "hidden", "input", "k", "latent", "logsumexp", "mask", "mean", "mixed", "mixed and zeros",
-    "opened", "order", "places", "pooled", "positions", "probabilities", "probabilities cast", "projected", "q",
-    "q latent", "queries", "results", "rows", "rstd", "scale", "scores", "source", "sums", "tokens", "types", "up",
-    "up cut", "v", "weights",
-}  # fmt: skip
+    "activated",
+    "ahead",
+    "before",
+    "by distance",
+    "capped",
+    "chosen",
+    "chosen scores",
+    "dense",
+    "distances",
+    "dropped",
+    "gate",
+    "gate cut",
+    "hidden",
+    "input",
+    "k",
+    "latent",
+    "logsumexp",
+    "mask",
+    "mean",
+    "mixed",
+    "mixed and zeros",
+    "opened",
+    "order",
+    "places",
+    "pooled",
+    "positions",
+    "probabilities",
+    "probabilities cast",
+    "projected",
+    "q",
+    "q latent",
+    "queries",
+    "results",
+    "rows",
+    "rstd",
+    "scale",
+    "scores",
+    "source",
+    "sums",
+    "tokens",
+    "types",
+    "up",
+    "up cut",
+    "v",
+    "weights",
+}
 
 
 @pytest.mark.parametrize("name", names())
@@ -164,9 +218,26 @@ def test_yarn_whose_ramp_begins_below_the_first_pair() -> None:
 # bytes of a fixed width (choices of experts, masks).
 SHARED = {"scale", "factor", "positions", "ahead", "projected", "distances", "cosines"}
 FIXED_WIDTH = {"MixtureOfExperts", "Router", "Model", "Vision", "Contrast"}
-UNLIKE = ("gpt2", "llama-3.2-1b", "bert-base-uncased", "t5-small", "transformer-base", "vit-base-patch16-224",
-          "gemma-2-2b", "bloom-560m", "palm-8b", "chinchilla-70b", "deepseek-v2", "gpt-oss-20b", "switch-base-8",
-          "clip-vit-base-patch32", "llava-1.5-7b", "falcon-7b", "phi-2", "command-r-35b")  # fmt: skip
+UNLIKE = (
+    "gpt2",
+    "llama-3.2-1b",
+    "bert-base-uncased",
+    "t5-small",
+    "transformer-base",
+    "vit-base-patch16-224",
+    "gemma-2-2b",
+    "bloom-560m",
+    "palm-8b",
+    "chinchilla-70b",
+    "deepseek-v2",
+    "gpt-oss-20b",
+    "switch-base-8",
+    "clip-vit-base-patch32",
+    "llava-1.5-7b",
+    "falcon-7b",
+    "phi-2",
+    "command-r-35b",
+)
 
 
 @pytest.mark.parametrize("logits", ["all", "last", "pooled"])
@@ -181,14 +252,18 @@ def test_twice_the_batch_and_twice_the_width_are_twice_as_much(name: str, logits
         return {path: (part, seen) for path, part, seen in runs(first, run)}
 
     once, twice, wide = declared(2, 4), declared(4, 4), declared(2, 8)
-    with_experts = {path.rsplit(".", 1 + n)[0] for path, (part, _) in once.items() for n in range(3)
-                    if type(part).__name__ == "MixtureOfExperts"}  # fmt: skip
+    with_experts = {
+        path.rsplit(".", 1 + n)[0]
+        for path, (part, _) in once.items()
+        for n in range(3)
+        if type(part).__name__ == "MixtureOfExperts"
+    }
     for path, (part, run) in once.items():
         kind = type(part).__name__
         if kind not in ("Rotary", "Model", "Vision", "Contrast"):
-            assert part.works(twice[path][1]) == 2 * part.works(run), path
+            assert part.peak_bytes(twice[path][1]) == 2 * part.peak_bytes(run), path
         if kind not in FIXED_WIDTH and path not in with_experts:
-            assert part.works(wide[path][1]) == 2 * part.works(run), path
+            assert part.peak_bytes(wide[path][1]) == 2 * part.peak_bytes(run), path
         more = {saved.name: saved.size for saved in part.saves(twice[path][1])}
         for saved in part.saves(run):
             shared = saved.shared or saved.name in SHARED or saved.name == "mask"
@@ -206,16 +281,21 @@ def test_room_of_cross_attention_by_hand() -> None:
     """
     part = spec.CrossAttention(d_model=8, d_source=10, n_heads=3, d_head=4)
     run = Pass(tokens=5, batch=2, source=7, width=2, kernel="reference")
-    assert part.works(run) == 240 + 672 + 2520 + 160
-    assert part.works(replace(run, width=4)) == 480 + 1344 + 1680 + 320
-    assert part.works(replace(run, kernel="fused")) == 240 + 672 + 240 + 160
+    assert part.peak_bytes(run) == 240 + 672 + 2520 + 160
+    assert part.peak_bytes(replace(run, width=4)) == 480 + 1344 + 1680 + 320
+    assert part.peak_bytes(replace(run, kernel="fused")) == 240 + 672 + 240 + 160
 
 
 def test_a_predictor_is_as_wide_as_its_embedding() -> None:
     (predictor, *_) = find("deepseek-v3").spec().predictors
     narrow = find("gpt2").spec()
-    for field, value in (("block", narrow.blocks[0]), ("head", replace(predictor.head, d_model=768)),
-                         ("norm", narrow.norm), ("token_norm", narrow.norm), ("stream_norm", narrow.norm)):  # fmt: skip
+    for field, value in (
+        ("block", narrow.blocks[0]),
+        ("head", replace(predictor.head, d_model=768)),
+        ("norm", narrow.norm),
+        ("token_norm", narrow.norm),
+        ("stream_norm", narrow.norm),
+    ):
         with pytest.raises(InputError, match=f"Predictor.{field}"):
             replace(predictor, **{field: value})
 
@@ -303,8 +383,12 @@ def test_maps_into_the_stream_are_known_as_such() -> None:
     """They alone are drawn smaller the deeper the stack."""
     model = find("llama-2-7b").spec()
     roles = {path.split(".")[-2]: weight.role for path, weight, _ in spec.weights(model) if path.startswith("blocks.0")}
-    assert roles == {"norm": "gain", "o": "stream_matrix", "down": "stream_matrix",
-                     **dict.fromkeys(("q", "k", "v", "gate", "up"), "matrix")}  # fmt: skip
+    assert roles == {
+        "norm": "gain",
+        "o": "stream_matrix",
+        "down": "stream_matrix",
+        **dict.fromkeys(("q", "k", "v", "gate", "up"), "matrix"),
+    }
     narrow = spec.TokenEmbedding(n_vocab=9, d_model=8, d_table=4).holds()
     assert {name: w.shape for name, w in narrow.items()} == {"weight": (9, 4), "project.weight": (8, 4)}
 

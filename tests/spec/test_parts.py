@@ -143,8 +143,9 @@ def test_rotary_refuses_what_has_no_pairs() -> None:
 @pytest.mark.parametrize("first", [False, True])
 def test_queries_and_keys_are_told_in_the_order_in_which_they_are_computed(first: bool) -> None:
     norm, rotary = RMSNorm(d=4), Rotary(d_rotary=4)
-    part = Attention(d_model=8, n_heads=2, n_kv_heads=2, d_head=4, q_norm=norm, k_norm=norm, positions=rotary,
-                     rotate_first=first)  # fmt: skip
+    part = Attention(
+        d_model=8, n_heads=2, n_kv_heads=2, d_head=4, q_norm=norm, k_norm=norm, positions=rotary, rotate_first=first
+    )
     norms = ["q_norm", "k_norm"]
     assert [path for path, _ in walk(part)][1:] == (["positions", *norms] if first else [*norms, "positions"])
     shown = show(part)

@@ -46,7 +46,7 @@ def test_devices_together_do_all_the_work(spec: Model, degree: int, tokens: int,
     whole, part = cost.flops(spec, run), cost.flops(own, run)
     assert whole.products <= degree * part.products
     assert degree * part.scores == whole.scores  # heads are divided, and nothing else scores
-    assert own.works(run) <= spec.works(run)
+    assert own.peak_bytes(run) <= spec.peak_bytes(run)
     kept, held = cost.cache(spec, tokens, "fp32").at_seq, cost.cache(own, tokens, "fp32").at_seq
     assert Fraction(kept, degree) <= held <= kept
 
@@ -76,8 +76,14 @@ def test_key_value_heads_beyond_their_number_are_replicated() -> None:
 def test_experts_are_kept_whole_first(tensor: int, expert: int, d_ff: int) -> None:
     """Experts go to `expert` devices; what is left of the tensor degree divides each of them."""
     router = Router(d_model=5, n_experts=8, top_k=2)
-    part = MixtureOfExperts(d_model=5, d_ff=12, n_experts=8, activation="silu", router=router,
-                            shared=MLP(d_model=5, d_ff=8, activation="relu"))  # fmt: skip
+    part = MixtureOfExperts(
+        d_model=5,
+        d_ff=12,
+        n_experts=8,
+        activation="silu",
+        router=router,
+        shared=MLP(d_model=5, d_ff=8, activation="relu"),
+    )
     own = part.shard(tensor, expert)
     assert (own.d_ff, own.n_experts, own.router) == (d_ff, 8, router)
     assert own.shared is not None

@@ -63,9 +63,17 @@ def test_the_file_s_post_processor_rules_as_in_transformers(processor: str, clas
 @pytest.mark.parametrize("pre", ["llama-bpe", "gpt-2"])
 def test_what_a_gguf_adds(pre: str, add_eos: bool | None, add_bos: bool | None) -> None:
     """Without a word, llama.cpp adds bos to Llama 3's kind and none to GPT-2's, and never eos."""
-    keys: dict[str, object] = {"model": "gpt2", "tokens": ["a", "b", "<s>", "</s>", "<eot>", "<eom>"], "merges": [],
-                               "token_type": [1, 1, 3, 3, 3, 3], "pre": pre, "bos_token_id": 2, "eos_token_id": 3,
-                               "eot_token_id": 4, "eom_token_id": 5}  # fmt: skip
+    keys: dict[str, object] = {
+        "model": "gpt2",
+        "tokens": ["a", "b", "<s>", "</s>", "<eot>", "<eom>"],
+        "merges": [],
+        "token_type": [1, 1, 3, 3, 3, 3],
+        "pre": pre,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "eot_token_id": 4,
+        "eom_token_id": 5,
+    }
     keys |= {} if add_bos is None else {"add_bos_token": add_bos}
     keys |= {} if add_eos is None else {"add_eos_token": add_eos}
     metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
@@ -140,10 +148,12 @@ OF_TURNS: dict[str, tuple[str | None, tuple[int, ...]]] = {
     "with a prompt": (TURNS + "{% if add_generation_prompt %}<|turn|>assistant{% endif %}", (END,)),
     # as gpt-oss: the end of the last answer is another token than that of what was said before
     "the last is another": (
-        "{% for m in messages %}{{ m.content }}{{ '</s>' if loop.last else '<|end|>' }}{% endfor %}", (EOS,)
+        "{% for m in messages %}{{ m.content }}{{ '</s>' if loop.last else '<|end|>' }}{% endfor %}",
+        (EOS,),
     ),
     "none behind the last": (
-        "{% for m in messages %}{{ m.content }}{% if not loop.last %}<|end|>{% endif %}{% endfor %}", (END,)
+        "{% for m in messages %}{{ m.content }}{% if not loop.last %}<|end|>{% endif %}{% endfor %}",
+        (END,),
     ),
     "by what begins the next": ("{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}", (TURN,)),
     "spaces between": ("{% for m in messages %}{{ m.content | trim }}\n <|end|>{% endfor %}", (END,)),
@@ -156,12 +166,13 @@ OF_TURNS: dict[str, tuple[str | None, tuple[int, ...]]] = {
         (END,),
     ),
     "a prompt that is not asked for": (
-        "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<|turn|>' if add_generation_prompt }}", ()
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<|turn|>' if add_generation_prompt }}",
+        (),
     ),
     "refuses": ("{{ raise_exception('no') }}", ()),
     "without answers": ("{{ messages[0].content }}<|end|>", ()),
     "no template": (None, ()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OF_TURNS)
@@ -191,8 +202,14 @@ def test_where_the_template_lies(tmp_path: Path) -> None:
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    fill = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
-            "pad_token": "a"}  # fmt: skip
+    fill = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "a",
+    }
     tokenizer = Tokenizer.from_file(write(tmp_path, tokenizer_json(truncation=cut, padding=fill)))
     assert tokenizer.encode("abcdef") == [0, 1, 2, 3, 4, 5]
 

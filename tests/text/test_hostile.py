@@ -46,22 +46,32 @@ HOSTILE: dict[str, tuple[dict[str, Any] | str, str, str]] = {
     "forty doublings": ({"normalizer": rules(*[DOUBLING] * 40)}, "a", "MiB of memory|processor time"),
     "27 doublings": ({"normalizer": rules(*[DOUBLING] * 27)}, "a", "MiB of memory|processor time"),
     "doublings before a cut": (
-        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}}, "é", "MiB of memory|processor time"
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}},
+        "é",
+        "MiB of memory|processor time",
     ),
     "a pattern that tries every split": ({"pre_tokenizer": split("(a+)+$")}, "a" * 40 + "b", "retry-limit"),
     "less than the library's limit, often": (
-        {"pre_tokenizer": split("(a+)+$")}, ("a" * 20 + "b") * 500, "processor time"
+        {"pre_tokenizer": split("(a+)+$")},
+        ("a" * 20 + "b") * 500,
+        "processor time",
     ),
     "a prefix longer than the token": (
-        model("BPE", vocab={"a": 0, "b": 1, "ab": 2}, merges=["a b"], continuing_subword_prefix="####"), "ab", "range"
+        model("BPE", vocab={"a": 0, "b": 1, "ab": 2}, merges=["a b"], continuing_subword_prefix="####"),
+        "ab",
+        "range",
     ),
     "an empty replacement": (
-        {"pre_tokenizer": {"type": "Metaspace", "replacement": "", "prepend_scheme": "always"}}, "a", "character"
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "", "prepend_scheme": "always"}},
+        "a",
+        "character",
     ),
     "pieces of no letters": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "a", "chunk size"),
     "an unknown word": (model("WordLevel", **WORDS), "b", r"cannot read the text.*\[UNK\]"),
     "an unknown piece": (
-        model("WordPiece", continuing_subword_prefix="##", max_input_chars_per_word=9, **WORDS), "b", r"\[UNK\]"
+        model("WordPiece", continuing_subword_prefix="##", max_input_chars_per_word=9, **WORDS),
+        "b",
+        r"\[UNK\]",
     ),
     "an unknown letter": (model("Unigram", vocab=[["a", 0.0]], unk_id=None), "b", "unk_id"),
     "a broken map": ({"normalizer": MAP}, "abc", "out of bounds"),
@@ -73,7 +83,7 @@ HOSTILE: dict[str, tuple[dict[str, Any] | str, str, str]] = {
     "Infinity": ('{"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", -Infinity]]}}', "a", "invalid number"),
     "nested deeply": ("[" * 100_000, "a", "not a tokenizer"),
     "steps in steps": ('{"normalizer": {"type": "Sequence", "normalizers": [' * 999, "a", "not a tokenizer"),
-}  # fmt: skip
+}
 SECONDS, MEMORY = 2.0, 100 << 20  # of a child, started, loaded and ended; 1 of it for the file
 
 
@@ -193,8 +203,14 @@ def test_a_file_too_large_is_not_opened(name: str, most: int, tmp_path: Path) ->
             assert Tokenizer.from_file(tmp_path).encode("ab") == [0, 1]
 
 
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-          "chat_template.jinja", "config.json")  # fmt: skip
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "config.json",
+)
 
 
 @pytest.mark.parametrize("name", BESIDE)

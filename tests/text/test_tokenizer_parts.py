@@ -41,13 +41,17 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
         (sequence(FALLBACK, FUSE), None),
         (REPLACE, None),
         (WORDS, None),
-        *((sequence(REPLACE | change, FALLBACK), None)
-          for change in ({"content": ""}, {"pattern": {"String": "_"}}, {"pattern": {"Regex": "▁"}})),
-        *((sequence(REPLACE, FALLBACK, STRIP | change), None)
-          for change in ({"content": "_"}, {"start": 0}, {"start": 2}, {"stop": 1})),
+        *(
+            (sequence(REPLACE | change, FALLBACK), None)
+            for change in ({"content": ""}, {"pattern": {"String": "_"}}, {"pattern": {"Regex": "▁"}})
+        ),
+        *(
+            (sequence(REPLACE, FALLBACK, STRIP | change), None)
+            for change in ({"content": "_"}, {"start": 0}, {"start": 2}, {"stop": 1})
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_which_decoders_put_bytes_side_by_side(decoder: dict[str, Any] | None, kind: str | None) -> None:
     assert _decoder_kind(decoder) == kind
 
@@ -55,14 +59,26 @@ def test_which_decoders_put_bytes_side_by_side(decoder: dict[str, Any] | None, k
 @pytest.mark.parametrize(
     ("token", "kind", "written"),
     [
-        ("Ġa", "bytes", b" a"), ("Ċ", "bytes", b"\n"), ("Ã©", "bytes", "é".encode()), ("<0x41>", "bytes", b"<0x41>"),
-        ("a b", "bytes", b"a b"), ("é日", "bytes", "é日".encode()), ("日", "bytes", "日".encode()),
-        ("▁a▁", "metaspace", b" a "), ("<0x41>", "metaspace", b"A"), ("<0xff>", "metaspace-strip", b"\xff"),
-        ("<0xZZ>", "metaspace", b"<0xZZ>"), ("<0x4>", "metaspace", b"<0x4>"), ("<0x414>", "metaspace", b"<0x414>"),
-        ("<0x41)", "metaspace", b"<0x41)"), ("(0x41>", "metaspace", b"(0x41>"), ("Ġ", "metaspace", "Ġ".encode()),
-        ("abcdef", "metaspace", b"abcdef"), ("<1>", "metaspace", b"<1>"),
+        ("Ġa", "bytes", b" a"),
+        ("Ċ", "bytes", b"\n"),
+        ("Ã©", "bytes", "é".encode()),
+        ("<0x41>", "bytes", b"<0x41>"),
+        ("a b", "bytes", b"a b"),
+        ("é日", "bytes", "é日".encode()),
+        ("日", "bytes", "日".encode()),
+        ("▁a▁", "metaspace", b" a "),
+        ("<0x41>", "metaspace", b"A"),
+        ("<0xff>", "metaspace-strip", b"\xff"),
+        ("<0xZZ>", "metaspace", b"<0xZZ>"),
+        ("<0x4>", "metaspace", b"<0x4>"),
+        ("<0x414>", "metaspace", b"<0x414>"),
+        ("<0x41)", "metaspace", b"<0x41)"),
+        ("(0x41>", "metaspace", b"(0x41>"),
+        ("Ġ", "metaspace", "Ġ".encode()),
+        ("abcdef", "metaspace", b"abcdef"),
+        ("<1>", "metaspace", b"<1>"),
     ],
-)  # fmt: skip
+)
 def test_bytes_of_a_token(token: str, kind: str, written: bytes) -> None:
     assert _token_bytes(token, kind) == written
 
@@ -77,9 +93,20 @@ def test_the_characters_of_bytes_are_gpt_2_s() -> None:
 
 @pytest.mark.parametrize(
     ("said", "most"),
-    [(None, None), (0, None), (1, 1), (-5, None), (4096, 4096), (2**31 - 1, 2**31 - 1), (2**31, None), (10**30, None),
-     (True, None), (12.0, None), ("12", None)],
-)  # fmt: skip
+    [
+        (None, None),
+        (0, None),
+        (1, 1),
+        (-5, None),
+        (4096, 4096),
+        (2**31 - 1, 2**31 - 1),
+        (2**31, None),
+        (10**30, None),
+        (True, None),
+        (12.0, None),
+        ("12", None),
+    ],
+)
 def test_how_long_a_text_may_be(said: object, most: int | None, tmp_path: Path) -> None:
     config = {} if said is None else {"model_max_length": said}
     assert Tokenizer.from_file(write(tmp_path, tokenizer_json(), tokenizer_config=config)).max_tokens == most
@@ -224,9 +251,25 @@ def test_what_the_published_tokenizers_have() -> None:
     }
     assert has == {"ignore_merges": llama3, "add_bos": llama3, "nfc": {"command-r", "qwen2", "deepseek-r1-qwen"}}
     assert PRE_TOKENIZERS.keys() == llama3 | has["nfc"] | {
-        "default", "gpt-2", "gpt2", "phi-2", "olmo", "mpt", "exaone4", "smollm", "starcoder", "refact", "codeshell",
-        "exaone", "minerva-7b", "dbrx", "smaug-bpe", "stablelm2", "gpt-4o", "llama4",
-    }  # fmt: skip
+        "default",
+        "gpt-2",
+        "gpt2",
+        "phi-2",
+        "olmo",
+        "mpt",
+        "exaone4",
+        "smollm",
+        "starcoder",
+        "refact",
+        "codeshell",
+        "exaone",
+        "minerva-7b",
+        "dbrx",
+        "smaug-bpe",
+        "stablelm2",
+        "gpt-4o",
+        "llama4",
+    }
 
 
 @pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [3]), ("gpt-2", [0, 1])])

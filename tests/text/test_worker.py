@@ -50,11 +50,13 @@ def limits(pid: int | None) -> dict[str, list[str]]:
     [
         (signal.SIGPROF, "the template took more than 0.8 s of processor time"),
         (signal.SIGXCPU, "the template took more than 0.8 s of processor time"),
-        *((number, "the template asked for more than 64 MiB of memory")
-          for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)),
+        *(
+            (number, "the template asked for more than 64 MiB of memory")
+            for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
+        ),
         (signal.SIGTERM, "the process that tries the template ended with code -15"),
     ],
-)  # fmt: skip
+)
 def test_what_a_child_died_of(child: Worker, number: signal.Signals, said: str) -> None:
     assert child.pid is not None
     os.kill(child.pid, number)

@@ -87,9 +87,13 @@ class Machine:
         for name in (precision, *INSTEAD.get(precision, ())):
             if name in self.rates:
                 return self.rates[name], name
-        raise InputError("no rate is known for this machine at this precision", field=f"{self.name}: rates",
-                         value=precision, allowed=", ".join(self.rates) or "none is given",
-                         fix=f"give one: --gpu {self.name},{precision}=100T")  # fmt: skip
+        raise InputError(
+            "no rate is known for this machine at this precision",
+            field=f"{self.name}: rates",
+            value=precision,
+            allowed=", ".join(self.rates) or "none is given",
+            fix=f"give one: --gpu {self.name},{precision}=100T",
+        )
 
 
 def parse_numbers(text: str) -> Machine:
@@ -144,8 +148,12 @@ def from_calibration(plain: Mapping[str, Any]) -> Machine:
         numbers = {"memory": int(found["memory_bytes"]), "bandwidth": float(plain["read_bandwidth"]), **rates}
         processor, threads = str(found["processor"])[:200], int(found["threads"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError("not a calibration", field="machine", value=str(error)[:80],
-                         fix="it is what `asbuilt measure --json` prints") from error  # fmt: skip
+        raise InputError(
+            "not a calibration",
+            field="machine",
+            value=str(error)[:80],
+            fix="it is what `asbuilt measure --json` prints",
+        ) from error
     source = f"measured: {processor}, {threads} threads"
     return replace(from_plain(numbers, "machine"), name="this", kind="cpu", source=source)
 
@@ -199,11 +207,12 @@ def from_plain(said: Mapping[str, Any], where: str) -> Machine:
         process_source="" if process is None else f"as given by {where}",
         bandwidth=parse_bytes(said["bandwidth"], f"{where}: bandwidth", per_second=True),
         rates={key: parse_rate(said[key], f"{where}: {key}") for key in PRECISIONS if key in said},
-        link=None if link is None else Link(kind=said.get("link_kind", "link"),
-                                            bandwidth=parse_bytes(link, f"{where}: link", per_second=True)),
+        link=None
+        if link is None
+        else Link(kind=said.get("link_kind", "link"), bandwidth=parse_bytes(link, f"{where}: link", per_second=True)),
         source=said.get("source", f"as given by {where}"),
         note=said.get("note", ""),
-    )  # fmt: skip
+    )
 
 
 def _unknown(where: str, key: object, known: tuple[str, ...]) -> InputError:

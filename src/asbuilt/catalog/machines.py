@@ -35,14 +35,40 @@ PCIE4_8, PCIE5_8 = ("PCIe 4 x8", 16), ("PCIe 5 x8", 32)
 # GiB that a process is told it has: PyTorch's "GPU 0 has a total capacity of ..." and XLA's "... of 31.25G hbm", as
 # published logs and issues have them. With the driver the figure of one card moves by up to 0.2 GiB.
 PROCESS = {
-    "v100-16gb": 15.77, "v100-32gb": 31.73, "t4": 14.56, "a10": 22.06, "l4": 22.03, "l40s": 44.4,
-    "a100-40gb": 39.49, "a100-80gb": 79.2,
-    "a100-80gb-pcie": 79.2, "rtx-6000-ada": 47.5, "h100-sxm": 79.19, "h100-pcie": 79.19, "h100-nvl": 93.1,
-    "gh200-96gb": 94.5, "h20": 95.0, "h200": 139.8, "b200": 178.35, "gb200": 184.31, "rtx-3060": 11.63,
-    "rtx-3090": 23.58, "rtx-4060": 7.62, "rtx-4090": 23.52, "rtx-5060-ti-16gb": 15.47, "rtx-5080": 15.46,
-    "rtx-5090": 31.36, "mi250x": 63.98, "mi300x": 191.98, "mi325x": 255.98, "mi355x": 287.98, "tpu-v4": 30.75,
-    "tpu-v5e": 15.75, "tpu-v5p": 95.74, "tpu-v6e": 31.25,
-}  # fmt: skip
+    "v100-16gb": 15.77,
+    "v100-32gb": 31.73,
+    "t4": 14.56,
+    "a10": 22.06,
+    "l4": 22.03,
+    "l40s": 44.4,
+    "a100-40gb": 39.49,
+    "a100-80gb": 79.2,
+    "a100-80gb-pcie": 79.2,
+    "rtx-6000-ada": 47.5,
+    "h100-sxm": 79.19,
+    "h100-pcie": 79.19,
+    "h100-nvl": 93.1,
+    "gh200-96gb": 94.5,
+    "h20": 95.0,
+    "h200": 139.8,
+    "b200": 178.35,
+    "gb200": 184.31,
+    "rtx-3060": 11.63,
+    "rtx-3090": 23.58,
+    "rtx-4060": 7.62,
+    "rtx-4090": 23.52,
+    "rtx-5060-ti-16gb": 15.47,
+    "rtx-5080": 15.46,
+    "rtx-5090": 31.36,
+    "mi250x": 63.98,
+    "mi300x": 191.98,
+    "mi325x": 255.98,
+    "mi355x": 287.98,
+    "tpu-v4": 30.75,
+    "tpu-v5e": 15.75,
+    "tpu-v5p": 95.74,
+    "tpu-v6e": 31.25,
+}
 LOGS = "the total capacity that PyTorch or XLA names in published out-of-memory messages"
 # For NVIDIA's others: 480 MiB less than the driver reports, the median of the rows above.
 KEPT_BACK_MIB = 480
@@ -261,8 +287,9 @@ def find(name: str) -> Machine:
         starts = [known for known in MACHINES if plain and known.startswith(plain)]
         hint = f"did you mean {' or '.join(map(repr, starts))}?" if starts else near(plain[:80], MACHINES)
         allowed = "a name, a TOML file, numbers such as memory=80GB,bandwidth=2TB/s,bf16=312T, or `this`"
-        raise InputError("no such machine", field="gpu", value=name, allowed=allowed,
-                         fix=hint or "`asbuilt machines` lists them")  # fmt: skip
+        raise InputError(
+            "no such machine", field="gpu", value=name, allowed=allowed, fix=hint or "`asbuilt machines` lists them"
+        )
     return MACHINES[plain]
 
 

@@ -102,10 +102,12 @@ LLAMA3_SOURCE = "Grattafiori et al. 2024, arXiv 2407.21783, Table 3; config of m
 SMOLLM2_SOURCE = "Allal et al. 2025, arXiv 2502.02737; config of HuggingFaceTB/"
 
 
-def _gpt2(name: str, layers: int, d_model: int, heads: int, source: str, dtype: str | None = "float32", *,
-          context: int = 1024) -> None:  # fmt: skip
-    make = partial(gpt2.build, n_vocab=50257, d_model=d_model, n_layers=layers, n_heads=heads, max_positions=context,
-                   name=name)  # fmt: skip
+def _gpt2(
+    name: str, layers: int, d_model: int, heads: int, source: str, dtype: str | None = "float32", *, context: int = 1024
+) -> None:
+    make = partial(
+        gpt2.build, n_vocab=50257, d_model=d_model, n_layers=layers, n_heads=heads, max_positions=context, name=name
+    )
     ROWS[name] = Entry(name=name, family="gpt2", source=source, dtype=dtype, make=make)
 
 
@@ -132,8 +134,19 @@ def _llama(
         usual = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 8192}
         scaling = None if stretched is None else Llama3Scaling(factor=stretched, **usual)
         rotary = Rotary(d_rotary=d_model // heads, theta=theta, scaling=scaling)
-        return llama.build(n_vocab=vocab, d_model=d_model, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
-                           d_ff=d_ff, max_positions=context, rotary=rotary, eps=eps, tied=tied, name=name)  # fmt: skip
+        return llama.build(
+            n_vocab=vocab,
+            d_model=d_model,
+            n_layers=layers,
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            d_ff=d_ff,
+            max_positions=context,
+            rotary=rotary,
+            eps=eps,
+            tied=tied,
+            name=name,
+        )
 
     ROWS[name] = Entry(name=name, family="llama", source=source, dtype=dtype, make=make)
 
@@ -180,11 +193,22 @@ TINYLLAMA_SOURCE = "Zhang et al. 2024, arXiv 2401.02385; config of TinyLlama/Tin
 _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, TINYLLAMA_SOURCE, "bfloat16", vocab=32000, context=2048)
 
 
-def _gpt_neox(name: str, layers: int, d_model: int, heads: int, source: str, *, vocab: int,
-              activation: Activation) -> None:  # fmt: skip
+def _gpt_neox(
+    name: str, layers: int, d_model: int, heads: int, source: str, *, vocab: int, activation: Activation
+) -> None:
     rotary = Rotary(d_rotary=d_model // heads // 4)
-    make = partial(gpt_neox.build, n_vocab=vocab, d_model=d_model, n_layers=layers, n_heads=heads, d_ff=4 * d_model,
-                   max_positions=2048, rotary=rotary, activation=activation, name=name)  # fmt: skip
+    make = partial(
+        gpt_neox.build,
+        n_vocab=vocab,
+        d_model=d_model,
+        n_layers=layers,
+        n_heads=heads,
+        d_ff=4 * d_model,
+        max_positions=2048,
+        rotary=rotary,
+        activation=activation,
+        name=name,
+    )
     ROWS[name] = Entry(name=name, family="gpt_neox", source=source, dtype="float16", make=make)
 
 
@@ -195,13 +219,26 @@ _gpt_neox("pythia-70m", 6, 512, 8, PYTHIA_SOURCE, vocab=50304, activation="gelu"
 
 
 def _opt_1_3b() -> Model:
-    return opt.build(n_vocab=50272, d_model=2048, n_layers=24, n_heads=32, d_ff=8192, max_positions=2048,
-                     name="opt-1.3b")  # fmt: skip
+    return opt.build(
+        n_vocab=50272, d_model=2048, n_layers=24, n_heads=32, d_ff=8192, max_positions=2048, name="opt-1.3b"
+    )
 
 
 def _bert(name: str, layers: int, d_model: int, source: str, *, dtype: str = "float32", masked: bool = True) -> None:
-    make = partial(bert.build, n_vocab=30522, d_model=d_model, n_layers=layers, n_heads=12, d_ff=4 * d_model,
-                   n_positions=512, n_types=2, eps=1e-12, masked=masked, pooled=not masked, name=name)  # fmt: skip
+    make = partial(
+        bert.build,
+        n_vocab=30522,
+        d_model=d_model,
+        n_layers=layers,
+        n_heads=12,
+        d_ff=4 * d_model,
+        n_positions=512,
+        n_types=2,
+        eps=1e-12,
+        masked=masked,
+        pooled=not masked,
+        name=name,
+    )
     ROWS[name] = Entry(name=name, family="bert", source=source, dtype=dtype, make=make)
 
 
@@ -211,26 +248,48 @@ _bert("all-minilm-l6-v2", 6, 384, MINILM_SOURCE, masked=False)
 
 
 def _roberta_base() -> Model:
-    return bert.build(n_vocab=50265, d_model=768, n_layers=12, n_heads=12, d_ff=3072, n_positions=512, n_types=1,
-                      eps=1e-5, offset=2, head_activation="gelu", name="roberta-base")  # fmt: skip
+    return bert.build(
+        n_vocab=50265,
+        d_model=768,
+        n_layers=12,
+        n_heads=12,
+        d_ff=3072,
+        n_positions=512,
+        n_types=1,
+        eps=1e-5,
+        offset=2,
+        head_activation="gelu",
+        name="roberta-base",
+    )
 
 
 ROBERTA_SOURCE = "Liu et al. 2019, arXiv 1907.11692, Appendix B; config of FacebookAI/roberta-base"
-ROWS["roberta-base"] = Entry(name="roberta-base", family=roberta.FAMILY, source=ROBERTA_SOURCE, dtype="float32",
-                             make=_roberta_base)  # fmt: skip
+ROWS["roberta-base"] = Entry(
+    name="roberta-base", family=roberta.FAMILY, source=ROBERTA_SOURCE, dtype="float32", make=_roberta_base
+)
 
 
 def _modernbert_base() -> Model:
     everything, near = Rotary(d_rotary=64, theta=160_000.0), Rotary(d_rotary=64, theta=10_000.0)
     layers = tuple((near, 65) if i % 3 else (everything, None) for i in range(22))
     head = HeadTransform(d_model=768, activation="gelu", eps=1e-5, bias=False, norm_bias=False)
-    return modernbert.build(n_vocab=50368, d_model=768, n_heads=12, d_ff=1152, layers=layers, max_positions=8192,
-                            eps=1e-5, head=head, name="modernbert-base")  # fmt: skip
+    return modernbert.build(
+        n_vocab=50368,
+        d_model=768,
+        n_heads=12,
+        d_ff=1152,
+        layers=layers,
+        max_positions=8192,
+        eps=1e-5,
+        head=head,
+        name="modernbert-base",
+    )
 
 
 MODERNBERT_SOURCE = "Warner et al. 2024, arXiv 2412.13663, Table 4; config of answerdotai/ModernBERT-base"
-ROWS["modernbert-base"] = Entry(name="modernbert-base", family="modernbert", source=MODERNBERT_SOURCE, dtype="float32",
-                                make=_modernbert_base)  # fmt: skip
+ROWS["modernbert-base"] = Entry(
+    name="modernbert-base", family="modernbert", source=MODERNBERT_SOURCE, dtype="float32", make=_modernbert_base
+)
 
 OPT_SOURCE = "Zhang et al. 2022, arXiv 2205.01068, Table 1; config of facebook/opt-1.3b"
 PALM_SOURCE = "Chowdhery et al. 2022, arXiv 2204.02311, Table 1 and section 2; no weights published"
@@ -238,21 +297,39 @@ CHINCHILLA_SOURCE = "Hoffmann et al. 2022, arXiv 2203.15556, Table 4; no weights
 
 
 def _palm(name: str, layers: int, d_model: int, heads: int) -> None:
-    make = partial(palm.build, n_vocab=256000, d_model=d_model, n_layers=layers, n_heads=heads, d_head=256,
-                   d_ff=4 * d_model, max_positions=2048, name=name)  # fmt: skip
+    make = partial(
+        palm.build,
+        n_vocab=256000,
+        d_model=d_model,
+        n_layers=layers,
+        n_heads=heads,
+        d_head=256,
+        d_ff=4 * d_model,
+        max_positions=2048,
+        name=name,
+    )
     ROWS[name] = Entry(name=name, family="palm", source=PALM_SOURCE, dtype=None, make=make)
 
 
 def _chinchilla_70b() -> Model:
-    return chinchilla.build(n_vocab=32000, d_model=8192, n_layers=80, n_heads=64, d_head=128, d_ff=32768,
-                            max_positions=2048, name="chinchilla-70b")  # fmt: skip
+    return chinchilla.build(
+        n_vocab=32000,
+        d_model=8192,
+        n_layers=80,
+        n_heads=64,
+        d_head=128,
+        d_ff=32768,
+        max_positions=2048,
+        name="chinchilla-70b",
+    )
 
 
 _palm("palm-8b", 32, 4096, 16)
 _palm("palm-62b", 64, 8192, 32)
 _palm("palm-540b", 118, 18432, 48)
-ROWS["chinchilla-70b"] = Entry(name="chinchilla-70b", family="chinchilla", source=CHINCHILLA_SOURCE, dtype=None,
-                               make=_chinchilla_70b)  # fmt: skip
+ROWS["chinchilla-70b"] = Entry(
+    name="chinchilla-70b", family="chinchilla", source=CHINCHILLA_SOURCE, dtype=None, make=_chinchilla_70b
+)
 ROWS["opt-1.3b"] = Entry(name="opt-1.3b", family="opt", source=OPT_SOURCE, dtype="float16", make=_opt_1_3b)
 
 
@@ -281,9 +358,22 @@ def _akin(
 
     def make() -> Model:
         rotary = Rotary(d_rotary=d_rotary or d_head or d_model // heads, theta=theta, scaling=scaling)
-        return build(Dimensions(n_vocab=vocab, d_model=d_model, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
-                                d_ff=d_ff, max_positions=context, rotary=rotary, activation=activation, tied=tied,
-                                d_head=d_head, name=name))  # fmt: skip
+        return build(
+            Dimensions(
+                n_vocab=vocab,
+                d_model=d_model,
+                n_layers=layers,
+                n_heads=heads,
+                n_kv_heads=kv_heads,
+                d_ff=d_ff,
+                max_positions=context,
+                rotary=rotary,
+                activation=activation,
+                tied=tied,
+                d_head=d_head,
+                name=name,
+            )
+        )
 
     ROWS[name] = Entry(name=name, family=family, source=source, dtype=dtype, make=make)
 
@@ -302,24 +392,89 @@ _qwen3("qwen3-8b", 36, 4096, 32, 8, 12288, QWEN3_SOURCE + "Qwen3-8B")
 
 MISTRAL_SOURCE = "Jiang et al. 2023, arXiv 2310.06825, Table 1; config of mistralai/Mistral-7B-v0.1"
 _mistral = partial(mistral.build, eps=1e-5, window=4096)
-_akin("mistral-7b-v0.1", 32, 4096, 32, 8, 14336, MISTRAL_SOURCE, family="mistral", build=_mistral, vocab=32000,
-      context=32768)  # fmt: skip
+_akin(
+    "mistral-7b-v0.1",
+    32,
+    4096,
+    32,
+    8,
+    14336,
+    MISTRAL_SOURCE,
+    family="mistral",
+    build=_mistral,
+    vocab=32000,
+    context=32768,
+)
 
 OLMO_SOURCE = "Groeneveld et al. 2024, arXiv 2402.00838, Table 1; config of allenai/OLMo-1B-hf"
-_akin("olmo-1b", 16, 2048, 16, 16, 8192, OLMO_SOURCE, "float32", family="olmo", build=olmo.build, vocab=50304,
-      context=2048, tied=True)  # fmt: skip
+_akin(
+    "olmo-1b",
+    16,
+    2048,
+    16,
+    16,
+    8192,
+    OLMO_SOURCE,
+    "float32",
+    family="olmo",
+    build=olmo.build,
+    vocab=50304,
+    context=2048,
+    tied=True,
+)
 OLMO2_SOURCE = "Walsh et al. 2025, arXiv 2501.00656; config of allenai/OLMo-2-1124-7B"
-_akin("olmo-2-7b", 32, 4096, 32, 32, 11008, OLMO2_SOURCE, "float32", family="olmo2",
-      build=partial(olmo2.build, eps=1e-6), vocab=100352, context=4096, theta=500000.0)  # fmt: skip
+_akin(
+    "olmo-2-7b",
+    32,
+    4096,
+    32,
+    32,
+    11008,
+    OLMO2_SOURCE,
+    "float32",
+    family="olmo2",
+    build=partial(olmo2.build, eps=1e-6),
+    vocab=100352,
+    context=4096,
+    theta=500000.0,
+)
 
 STARCODER2_SOURCE = "Lozhkov et al. 2024, arXiv 2402.19173, Table 6; config of bigcode/starcoder2-3b"
-_akin("starcoder2-3b", 30, 3072, 24, 2, 12288, STARCODER2_SOURCE, "float32", family="starcoder2",
-      build=partial(starcoder2.build, window=4096), vocab=49152, context=16384, theta=999999.4420358813,
-      activation="gelu_tanh", tied=True)  # fmt: skip
+_akin(
+    "starcoder2-3b",
+    30,
+    3072,
+    24,
+    2,
+    12288,
+    STARCODER2_SOURCE,
+    "float32",
+    family="starcoder2",
+    build=partial(starcoder2.build, window=4096),
+    vocab=49152,
+    context=16384,
+    theta=999999.4420358813,
+    activation="gelu_tanh",
+    tied=True,
+)
 
 COMMAND_R_SOURCE = "Cohere 2024, the model card of Command R; config of CohereForAI/c4ai-command-r-v01"
-_akin("command-r-35b", 40, 8192, 64, 64, 22528, COMMAND_R_SOURCE, "float16", family="cohere", build=cohere.build,
-      vocab=256000, context=8192, theta=8e6, tied=True)  # fmt: skip
+_akin(
+    "command-r-35b",
+    40,
+    8192,
+    64,
+    64,
+    22528,
+    COMMAND_R_SOURCE,
+    "float16",
+    family="cohere",
+    build=cohere.build,
+    vocab=256000,
+    context=8192,
+    theta=8e6,
+    tied=True,
+)
 
 
 def _bloom(name: str, layers: int, d_model: int, heads: int, dtype: str, source: str) -> None:
@@ -333,52 +488,146 @@ _bloom("bloom-176b", 70, 14336, 112, "bfloat16", BLOOM_SOURCE + "bloom")
 
 MIXTRAL_SOURCE = "Jiang et al. 2024, arXiv 2401.04088, Table 1; config of mistralai/Mixtral-8x7B-v0.1"
 _mixtral = partial(mixtral.build, router=Router(d_model=4096, n_experts=8, top_k=2, renormalise=True))
-_akin("mixtral-8x7b", 32, 4096, 32, 8, 14336, MIXTRAL_SOURCE, family="mixtral", build=_mixtral, vocab=32000,
-      context=32768, theta=1e6)  # fmt: skip
+_akin(
+    "mixtral-8x7b",
+    32,
+    4096,
+    32,
+    8,
+    14336,
+    MIXTRAL_SOURCE,
+    family="mixtral",
+    build=_mixtral,
+    vocab=32000,
+    context=32768,
+    theta=1e6,
+)
 
-_qwen3_moe = partial(qwen3_moe.build, d_expert=768,
-                     router=Router(d_model=2048, n_experts=128, top_k=8, renormalise=True))  # fmt: skip
-_akin("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, QWEN3_SOURCE + "Qwen3-30B-A3B", family="qwen3_moe", build=_qwen3_moe,
-      vocab=151936, context=40960, theta=1e6, d_head=128)  # fmt: skip
+_qwen3_moe = partial(
+    qwen3_moe.build, d_expert=768, router=Router(d_model=2048, n_experts=128, top_k=8, renormalise=True)
+)
+_akin(
+    "qwen3-30b-a3b",
+    48,
+    2048,
+    32,
+    4,
+    6144,
+    QWEN3_SOURCE + "Qwen3-30B-A3B",
+    family="qwen3_moe",
+    build=_qwen3_moe,
+    vocab=151936,
+    context=40960,
+    theta=1e6,
+    d_head=128,
+)
 
 OLMOE_SOURCE = "Muennighoff et al. 2024, arXiv 2409.02060, Table 1; config of allenai/OLMoE-1B-7B-0924"
 _olmoe = partial(olmoe.build, router=Router(d_model=2048, n_experts=64, top_k=8))
-_akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, family="olmoe", build=_olmoe, vocab=50304,
-      context=4096)  # fmt: skip
+_akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, family="olmoe", build=_olmoe, vocab=50304, context=4096)
 
 GLM_SOURCE = "GLM-4.5 Team 2025, arXiv 2508.06471, Table 1; config of zai-org/GLM-4.5-Air"
-_glm = partial(glm4_moe.build, d_expert=1408, n_dense=1, bias=True, n_predictors=1,
-               router=glm4_moe.usual_router(d_model=4096, n_experts=128, top_k=8))  # fmt: skip
-_akin("glm-4.5-air", 46, 4096, 96, 8, 10944, GLM_SOURCE, family="glm4_moe", build=_glm, vocab=151552, context=131072,
-      theta=1e6, d_head=128, d_rotary=64)  # fmt: skip
+_glm = partial(
+    glm4_moe.build,
+    d_expert=1408,
+    n_dense=1,
+    bias=True,
+    n_predictors=1,
+    router=glm4_moe.usual_router(d_model=4096, n_experts=128, top_k=8),
+)
+_akin(
+    "glm-4.5-air",
+    46,
+    4096,
+    96,
+    8,
+    10944,
+    GLM_SOURCE,
+    family="glm4_moe",
+    build=_glm,
+    vocab=151552,
+    context=131072,
+    theta=1e6,
+    d_head=128,
+    d_rotary=64,
+)
 
 GPT_OSS_SOURCE = "OpenAI 2025, arXiv 2508.10925, Table 1; config of openai/"
 # of linear maps only the experts' are packed
-MXFP4 = {"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-                                    "lm_head"], "quant_method": "mxfp4"}  # fmt: skip
+MXFP4 = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
 for _name, _layers, _experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
     _router = Router(d_model=2880, n_experts=_experts, top_k=4, renormalise=True, bias=True)
     _gpt_oss = partial(gpt_oss.build, windows=(128, None) * (_layers // 2), router=_router)
-    _akin(_name, _layers, 2880, 64, 8, 2880, GPT_OSS_SOURCE + _name, family="gpt_oss", build=_gpt_oss, vocab=201088,
-          context=131072, theta=150000.0, d_head=64,
-          scaling=YaRN(factor=32.0, original_context=4096, truncate=False))  # fmt: skip
+    _akin(
+        _name,
+        _layers,
+        2880,
+        64,
+        8,
+        2880,
+        GPT_OSS_SOURCE + _name,
+        family="gpt_oss",
+        build=_gpt_oss,
+        vocab=201088,
+        context=131072,
+        theta=150000.0,
+        d_head=64,
+        scaling=YaRN(factor=32.0, original_context=4096, truncate=False),
+    )
     ROWS[_name] = replace(ROWS[_name], quantization=MXFP4)
 
 LLAMA4_SOURCE = "Meta 2025, the Llama 4 model card; text_config of meta-llama/Llama-4-Scout-17B-16E"
 _TURNED = llama4_text.every_fourth(48)
-_scout = partial(llama4_text.build, turned=_TURNED, chunks=[8192 if turns else None for turns in _TURNED],
-                 sparse=(True,) * 48,
-                 router=Router(d_model=5120, n_experts=16, top_k=1, scoring="sigmoid"))  # fmt: skip
-_akin("llama-4-scout-text", 48, 5120, 40, 8, 8192, LLAMA4_SOURCE, family="llama4_text", build=_scout, vocab=202048,
-      context=10485760, theta=500000.0, d_head=128,
-      scaling=Llama3Scaling(factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_context=8192))  # fmt: skip
+_scout = partial(
+    llama4_text.build,
+    turned=_TURNED,
+    chunks=[8192 if turns else None for turns in _TURNED],
+    sparse=(True,) * 48,
+    router=Router(d_model=5120, n_experts=16, top_k=1, scoring="sigmoid"),
+)
+_akin(
+    "llama-4-scout-text",
+    48,
+    5120,
+    40,
+    8,
+    8192,
+    LLAMA4_SOURCE,
+    family="llama4_text",
+    build=_scout,
+    vocab=202048,
+    context=10485760,
+    theta=500000.0,
+    d_head=128,
+    scaling=Llama3Scaling(factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_context=8192),
+)
 
 
 DEEPSEEK_SOURCE = "Dai et al. 2024, arXiv 2401.06066, Table 1; config of deepseek-ai/deepseek-moe-16b-base"
-_deepseek = partial(deepseek.build, router=Router(d_model=2048, n_experts=64, top_k=6), d_expert=1408, n_shared=2,
-                    n_dense=1)  # fmt: skip
-_akin("deepseek-moe-16b", 28, 2048, 16, 16, 10944, DEEPSEEK_SOURCE, family="deepseek", build=_deepseek, vocab=102400,
-      context=4096)  # fmt: skip
+_deepseek = partial(
+    deepseek.build, router=Router(d_model=2048, n_experts=64, top_k=6), d_expert=1408, n_shared=2, n_dense=1
+)
+_akin(
+    "deepseek-moe-16b",
+    28,
+    2048,
+    16,
+    16,
+    10944,
+    DEEPSEEK_SOURCE,
+    family="deepseek",
+    build=_deepseek,
+    vocab=102400,
+    context=4096,
+)
 
 
 def _deepseek_attention(d_model: int) -> LatentAttention:
@@ -403,16 +652,36 @@ def _deepseek_attention(d_model: int) -> LatentAttention:
 def _deepseek_v2() -> Model:
     groups = ExpertGroups(n_groups=8, top_groups=3, score="best")
     router = Router(d_model=5120, n_experts=160, top_k=6, groups=groups, scale=16.0)
-    return latent.build(_deepseek_attention(5120), router, n_vocab=102400, n_layers=60, n_dense=1, d_ff=12288,
-                        d_expert=1536, n_shared=2, max_positions=163840, name="deepseek-v2")  # fmt: skip
+    return latent.build(
+        _deepseek_attention(5120),
+        router,
+        n_vocab=102400,
+        n_layers=60,
+        n_dense=1,
+        d_ff=12288,
+        d_expert=1536,
+        n_shared=2,
+        max_positions=163840,
+        name="deepseek-v2",
+    )
 
 
 def _deepseek_v3() -> Model:
     groups = ExpertGroups(n_groups=8, top_groups=4, score="two_best")
     router = replace(deepseek_v3.usual_router(7168, 256, 8, 2.5), groups=groups)
-    return latent.build(_deepseek_attention(7168), router, n_vocab=129280, n_layers=61, n_dense=3, d_ff=18432,
-                        d_expert=2048, n_shared=1, max_positions=163840, n_predictors=1,
-                        name="deepseek-v3")  # fmt: skip
+    return latent.build(
+        _deepseek_attention(7168),
+        router,
+        n_vocab=129280,
+        n_layers=61,
+        n_dense=3,
+        d_ff=18432,
+        d_expert=2048,
+        n_shared=1,
+        max_positions=163840,
+        n_predictors=1,
+        name="deepseek-v3",
+    )
 
 
 ROWS["deepseek-v2"] = Entry(
@@ -446,8 +715,16 @@ ROWS["mpt-7b"] = Entry(name="mpt-7b", family="mpt", source=MPT_SOURCE, dtype="bf
 
 
 def _falcon_7b() -> Model:
-    return falcon.build(n_vocab=65024, d_model=4544, n_layers=32, n_heads=71, n_kv_heads=1, max_positions=2048,
-                        rotary=Rotary(d_rotary=64), name="falcon-7b")  # fmt: skip
+    return falcon.build(
+        n_vocab=65024,
+        d_model=4544,
+        n_layers=32,
+        n_heads=71,
+        n_kv_heads=1,
+        max_positions=2048,
+        rotary=Rotary(d_rotary=64),
+        name="falcon-7b",
+    )
 
 
 FALCON_SOURCE = "Almazrouei et al. 2023, arXiv 2311.16867; config of tiiuae/falcon-7b"
@@ -475,8 +752,18 @@ def _gemma(
 
     def make() -> Model:
         layers = tuple((rotary if window is None else local or rotary, window) for window in windows)
-        return gemma.build(n_vocab=vocab, d_model=d_model, n_heads=heads, n_kv_heads=kv_heads, d_head=d_head, d_ff=d_ff,
-                           max_positions=context, layers=layers, name=name, **more)  # type: ignore[arg-type]  # fmt: skip
+        return gemma.build(
+            n_vocab=vocab,
+            d_model=d_model,
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            d_head=d_head,
+            d_ff=d_ff,
+            max_positions=context,
+            layers=layers,
+            name=name,
+            **more,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        )
 
     ROWS[name] = Entry(name=name, family=family, source=source, dtype="bfloat16", make=make)
 
@@ -488,22 +775,62 @@ _gemma("gemma-2b", 2048, 8, 1, 256, 16384, GEMMA_SOURCE + "gemma-2b", windows=(N
 _gemma("gemma-7b", 3072, 16, 16, 256, 24576, GEMMA_SOURCE + "gemma-7b", windows=(None,) * 28, rotary=_ROTARY_256)
 GEMMA2_SOURCE = "Gemma Team 2024, arXiv 2408.00118, Table 1; config of google/"
 _gemma2 = partial(_gemma, family="gemma2", sandwich=True, softcap=50.0, logit_softcap=30.0)
-_gemma2("gemma-2-2b", 2304, 8, 4, 256, 9216, GEMMA2_SOURCE + "gemma-2-2b", windows=(4096, None) * 13,
-        rotary=_ROTARY_256)  # fmt: skip
-_gemma2("gemma-2-27b", 4608, 32, 16, 128, 36864, GEMMA2_SOURCE + "gemma-2-27b", windows=(4096, None) * 23,
-        rotary=Rotary(d_rotary=128), scale=144**-0.5)  # fmt: skip
+_gemma2(
+    "gemma-2-2b", 2304, 8, 4, 256, 9216, GEMMA2_SOURCE + "gemma-2-2b", windows=(4096, None) * 13, rotary=_ROTARY_256
+)
+_gemma2(
+    "gemma-2-27b",
+    4608,
+    32,
+    16,
+    128,
+    36864,
+    GEMMA2_SOURCE + "gemma-2-27b",
+    windows=(4096, None) * 23,
+    rotary=Rotary(d_rotary=128),
+    scale=144**-0.5,
+)
 GEMMA3_SOURCE = "Gemma Team 2025, arXiv 2503.19786, section 2; config of google/"
 _gemma3 = partial(_gemma, family="gemma3_text", sandwich=True, head_norms=True, local=_ROTARY_256)
-_gemma3("gemma-3-1b", 1152, 4, 1, 256, 6912, GEMMA3_SOURCE + "gemma-3-1b-it", vocab=262144, context=32768,
-        windows=(*((512,) * 5 + (None,)) * 4, 512, 512), rotary=Rotary(d_rotary=256, theta=1e6))  # fmt: skip
-_gemma3("gemma-3-4b", 2560, 8, 4, 256, 10240, GEMMA3_SOURCE + "gemma-3-4b-it (its text part)", vocab=262208,
-        context=131072, windows=(*((1024,) * 5 + (None,)) * 5, *(1024,) * 4),
-        rotary=Rotary(d_rotary=256, theta=1e6, scaling=LinearScaling(factor=8.0)))  # fmt: skip
+_gemma3(
+    "gemma-3-1b",
+    1152,
+    4,
+    1,
+    256,
+    6912,
+    GEMMA3_SOURCE + "gemma-3-1b-it",
+    vocab=262144,
+    context=32768,
+    windows=(*((512,) * 5 + (None,)) * 4, 512, 512),
+    rotary=Rotary(d_rotary=256, theta=1e6),
+)
+_gemma3(
+    "gemma-3-4b",
+    2560,
+    8,
+    4,
+    256,
+    10240,
+    GEMMA3_SOURCE + "gemma-3-4b-it (its text part)",
+    vocab=262208,
+    context=131072,
+    windows=(*((1024,) * 5 + (None,)) * 5, *(1024,) * 4),
+    rotary=Rotary(d_rotary=256, theta=1e6, scaling=LinearScaling(factor=8.0)),
+)
 
 
 def _phi_2() -> Model:
-    return phi.build(n_vocab=51200, d_model=2560, n_layers=32, n_heads=32, d_ff=10240, max_positions=2048,
-                     rotary=Rotary(d_rotary=32), name="phi-2")  # fmt: skip
+    return phi.build(
+        n_vocab=51200,
+        d_model=2560,
+        n_layers=32,
+        n_heads=32,
+        d_ff=10240,
+        max_positions=2048,
+        rotary=Rotary(d_rotary=32),
+        name="phi-2",
+    )
 
 
 PHI2_SOURCE = "Microsoft 2023, Phi-2: the surprising power of small language models; config of microsoft/phi-2"
@@ -511,20 +838,50 @@ ROWS["phi-2"] = Entry(name="phi-2", family="phi", source=PHI2_SOURCE, dtype="flo
 
 
 def _phi_3_mini() -> Model:
-    return phi3.build(n_vocab=32064, d_model=3072, n_layers=32, n_heads=32, n_kv_heads=32, d_ff=8192,
-                      max_positions=4096, rotary=Rotary(d_rotary=96), window=2047, name="phi-3-mini")  # fmt: skip
+    return phi3.build(
+        n_vocab=32064,
+        d_model=3072,
+        n_layers=32,
+        n_heads=32,
+        n_kv_heads=32,
+        d_ff=8192,
+        max_positions=4096,
+        rotary=Rotary(d_rotary=96),
+        window=2047,
+        name="phi-3-mini",
+    )
 
 
 PHI3_SOURCE = "Abdin et al. 2024, arXiv 2404.14219, section 2; config of microsoft/Phi-3-mini-4k-instruct"
 ROWS["phi-3-mini"] = Entry(name="phi-3-mini", family="phi3", source=PHI3_SOURCE, dtype="bfloat16", make=_phi_3_mini)
 
 
-def _t5(name: str, layers: int, d_model: int, heads: int, d_head: int, d_ff: int, source: str, *, family: str = "t5",
-        vocab: int = 32128, gated: bool = False) -> None:  # fmt: skip
+def _t5(
+    name: str,
+    layers: int,
+    d_model: int,
+    heads: int,
+    d_head: int,
+    d_ff: int,
+    source: str,
+    *,
+    family: str = "t5",
+    vocab: int = 32128,
+    gated: bool = False,
+) -> None:
     """Adds a row with as many layers in the decoder as in the encoder; version 1.1 is gated and has its own head."""
     sizes = t5.Sizes(n_vocab=vocab, d_model=d_model, n_heads=heads, d_head=d_head, name=name)
-    make = partial(t5.build, sizes, d_ff=d_ff, n_layers=layers, n_decoder_layers=layers, gated=gated, tied=not gated,
-                   scaled=not gated, activation="gelu_tanh" if gated else "relu")  # fmt: skip
+    make = partial(
+        t5.build,
+        sizes,
+        d_ff=d_ff,
+        n_layers=layers,
+        n_decoder_layers=layers,
+        gated=gated,
+        tied=not gated,
+        scaled=not gated,
+        activation="gelu_tanh" if gated else "relu",
+    )
     ROWS[name] = Entry(name=name, family=family, source=source, dtype="float32", make=make)
 
 
@@ -549,16 +906,36 @@ def _switch_base_8() -> Model:
 
 
 SWITCH_SOURCE = "Fedus et al. 2021, arXiv 2101.03961, Table 9; config of google/switch-base-8"
-ROWS["switch-base-8"] = Entry(name="switch-base-8", family="switch_transformers", source=SWITCH_SOURCE,
-                              dtype="float32", make=_switch_base_8)  # fmt: skip
+ROWS["switch-base-8"] = Entry(
+    name="switch-base-8", family="switch_transformers", source=SWITCH_SOURCE, dtype="float32", make=_switch_base_8
+)
 
 
-def _bart(name: str, kin: bart.Kin, layers: int, d_model: int, heads: int, source: str, *, vocab: int,
-          activation: Activation, scaled: bool) -> None:  # fmt: skip
+def _bart(
+    name: str,
+    kin: bart.Kin,
+    layers: int,
+    d_model: int,
+    heads: int,
+    source: str,
+    *,
+    vocab: int,
+    activation: Activation,
+    scaled: bool,
+) -> None:
     """Adds a row whose stacks are alike, their feed-forwards four times as wide as the stream."""
     stack = bart.Stack(n_layers=layers, n_heads=heads, d_ff=4 * d_model)
-    make = partial(kin.build, n_vocab=vocab, d_model=d_model, encoder=stack, decoder=stack, max_positions=1024,
-                   activation=activation, scaled=scaled, name=name)  # fmt: skip
+    make = partial(
+        kin.build,
+        n_vocab=vocab,
+        d_model=d_model,
+        encoder=stack,
+        decoder=stack,
+        max_positions=1024,
+        activation=activation,
+        scaled=scaled,
+        name=name,
+    )
     ROWS[name] = Entry(name=name, family=kin.family, source=source, dtype="float32", make=make)
 
 
@@ -574,13 +951,25 @@ _bart("bart-large", bart.KIN, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50
 
 def _vit_base() -> Model:
     head = Classifier(d_model=768, n_labels=1000)
-    return tower(image_size=224, patch_size=16, patch_bias=True, d_model=768, n_layers=12, n_heads=12, d_ff=3072,
-                 eps=1e-12, activation="gelu", head=head, name="vit-base-patch16-224")  # fmt: skip
+    return tower(
+        image_size=224,
+        patch_size=16,
+        patch_bias=True,
+        d_model=768,
+        n_layers=12,
+        n_heads=12,
+        d_ff=3072,
+        eps=1e-12,
+        activation="gelu",
+        head=head,
+        name="vit-base-patch16-224",
+    )
 
 
 VIT_SOURCE = "Dosovitskiy et al. 2020, arXiv 2010.11929, Table 1; config of google/vit-base-patch16-224"
-ROWS["vit-base-patch16-224"] = Entry(name="vit-base-patch16-224", family="vit", source=VIT_SOURCE, dtype="float32",
-                                     make=_vit_base)  # fmt: skip
+ROWS["vit-base-patch16-224"] = Entry(
+    name="vit-base-patch16-224", family="vit", source=VIT_SOURCE, dtype="float32", make=_vit_base
+)
 
 
 def _clip_b32() -> Model:
@@ -591,15 +980,32 @@ def _clip_b32() -> Model:
 
 
 CLIP_SOURCE = "Radford et al. 2021, arXiv 2103.00020, Table 20; config of openai/clip-vit-base-patch32"
-ROWS["clip-vit-base-patch32"] = Entry(name="clip-vit-base-patch32", family="clip", source=CLIP_SOURCE, dtype="float32",
-                                      make=_clip_b32)  # fmt: skip
+ROWS["clip-vit-base-patch32"] = Entry(
+    name="clip-vit-base-patch32", family="clip", source=CLIP_SOURCE, dtype="float32", make=_clip_b32
+)
 
 
 def _llava_7b() -> Model:
-    images: dict[str, Any] = {"image_size": 336, "patch_size": 14, "d_model": 1024, "n_layers": 24, "n_heads": 16,
-                              "d_ff": 4096, "eps": 1e-5, "activation": "quick_gelu"}  # fmt: skip
-    text = llama.build(n_vocab=32064, d_model=4096, n_layers=32, n_heads=32, d_ff=11008, max_positions=4096,
-                       rotary=Rotary(d_rotary=128), name="llava-1.5-7b")  # fmt: skip
+    images: dict[str, Any] = {
+        "image_size": 336,
+        "patch_size": 14,
+        "d_model": 1024,
+        "n_layers": 24,
+        "n_heads": 16,
+        "d_ff": 4096,
+        "eps": 1e-5,
+        "activation": "quick_gelu",
+    }
+    text = llama.build(
+        n_vocab=32064,
+        d_model=4096,
+        n_layers=32,
+        n_heads=32,
+        d_ff=11008,
+        max_positions=4096,
+        rotary=Rotary(d_rotary=128),
+        name="llava-1.5-7b",
+    )
     return llava.build(text, images, placeholder=32000, layers=23)
 
 
@@ -610,29 +1016,62 @@ ROWS["llava-1.5-7b"] = Entry(name="llava-1.5-7b", family="llava", source=LLAVA_S
 def _gemma_3_4b_mm() -> Model:
     rotaries = {"linear": Rotary(d_rotary=256, scaling=LinearScaling(factor=8.0)), "local": _ROTARY_256}
     layers = (*((rotaries["local"], 1024),) * 5, (rotaries["linear"], None)) * 5 + ((rotaries["local"], 1024),) * 4
-    text = gemma.build(n_vocab=262208, d_model=2560, n_heads=8, n_kv_heads=4, d_head=256, d_ff=10240,
-                       max_positions=163840, layers=layers, activation="gelu", sandwich=True, head_norms=True,
-                       name="gemma-3-4b-mm")  # fmt: skip
-    images: dict[str, Any] = {"image_size": 896, "patch_size": 14, "d_model": 1152, "n_layers": 27, "n_heads": 16,
-                              "d_ff": 4304, "eps": 1e-6, "activation": "gelu_tanh"}  # fmt: skip
+    text = gemma.build(
+        n_vocab=262208,
+        d_model=2560,
+        n_heads=8,
+        n_kv_heads=4,
+        d_head=256,
+        d_ff=10240,
+        max_positions=163840,
+        layers=layers,
+        activation="gelu",
+        sandwich=True,
+        head_norms=True,
+        name="gemma-3-4b-mm",
+    )
+    images: dict[str, Any] = {
+        "image_size": 896,
+        "patch_size": 14,
+        "d_model": 1152,
+        "n_layers": 27,
+        "n_heads": 16,
+        "d_ff": 4304,
+        "eps": 1e-6,
+        "activation": "gelu_tanh",
+    }
     return gemma3.build(text, images, placeholder=262144)
 
 
 # the numbers of a training framework's conversion: its activation and its rotary base are not google's own
 GEMMA3_MM_SOURCE = "Gemma Team 2025, arXiv 2503.19786; config of AI-Hypercomputer/maxtext's conversion of gemma-3-4b"
-ROWS["gemma-3-4b-mm"] = Entry(name="gemma-3-4b-mm", family="gemma3", source=GEMMA3_MM_SOURCE, dtype="bfloat16",
-                              make=_gemma_3_4b_mm)  # fmt: skip
+ROWS["gemma-3-4b-mm"] = Entry(
+    name="gemma-3-4b-mm", family="gemma3", source=GEMMA3_MM_SOURCE, dtype="bfloat16", make=_gemma_3_4b_mm
+)
 
 
 def _llama_4_scout() -> Model:
-    images: dict[str, Any] = {"image_size": 336, "patch_size": 14, "d_model": 1408, "n_layers": 34, "n_heads": 16,
-                              "d_ff": 5632, "eps": 1e-5, "activation": "gelu"}  # fmt: skip
+    images: dict[str, Any] = {
+        "image_size": 336,
+        "patch_size": 14,
+        "d_model": 1408,
+        "n_layers": 34,
+        "n_heads": 16,
+        "d_ff": 5632,
+        "eps": 1e-5,
+        "activation": "gelu",
+    }
     text = replace(ROWS["llama-4-scout-text"].spec(), name="llama-4-scout")
     return llama4.build(text, images, placeholder=200092)
 
 
-ROWS["llama-4-scout"] = Entry(name="llama-4-scout", family="llama4", dtype="bfloat16", make=_llama_4_scout,
-                              source=LLAMA4_SOURCE.replace("text_config", "config"))  # fmt: skip
+ROWS["llama-4-scout"] = Entry(
+    name="llama-4-scout",
+    family="llama4",
+    dtype="bfloat16",
+    make=_llama_4_scout,
+    source=LLAMA4_SOURCE.replace("text_config", "config"),
+)
 
 
 def names() -> list[str]:

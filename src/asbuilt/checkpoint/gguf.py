@@ -134,8 +134,9 @@ class _Cursor:
         """Counts the memory that a value takes before it is made."""
         self.spent += nbytes
         if self.spent > MAX_MEMORY:
-            raise self.fail(f"{what}: the header would take too much memory", value=self.spent,
-                            allowed=f"{MAX_MEMORY} bytes")  # fmt: skip
+            raise self.fail(
+                f"{what}: the header would take too much memory", value=self.spent, allowed=f"{MAX_MEMORY} bytes"
+            )
 
     def name(self, what: str) -> str:
         """Returns a key or a tensor name, which others look up and so must be exact."""
@@ -202,14 +203,20 @@ def _joined(file: GGUFFile, n_parts: int, spent: int) -> GGUFFile:
     named = PART.fullmatch(file.path.name)
     number = _whole(file, NUMBER, n_parts - 1) + 1
     if named is None or (int(named[2]), int(named[3])) != (number, n_parts):
-        raise InputError(f"part {number} of {n_parts}, by its header, and not by its name", field=str(file.path),
-                         allowed=f"NAME-{number:05d}-of-{n_parts:05d}.gguf, so that the others are found")  # fmt: skip
+        raise InputError(
+            f"part {number} of {n_parts}, by its header, and not by its name",
+            field=str(file.path),
+            allowed=f"NAME-{number:05d}-of-{n_parts:05d}.gguf, so that the others are found",
+        )
     paths = [file.path.with_name(f"{named[1]}-{i + 1:05d}-of-{n_parts:05d}.gguf") for i in range(n_parts)]
     lacking = [path.name for path in paths if not path.exists()]
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        raise InputError(f"one of {n_parts} parts, and {', '.join(lacking[:3])}{more} is missing",
-                         field=str(file.path), fix="put all parts into one folder")  # fmt: skip
+        raise InputError(
+            f"one of {n_parts} parts, and {', '.join(lacking[:3])}{more} is missing",
+            field=str(file.path),
+            fix="put all parts into one folder",
+        )
     first, tensors = file, dict[str, GGUFTensor]()
     for i, path in enumerate(paths):
         part, spent = (file, spent) if path == file.path else _read_part(path, spent)
@@ -233,15 +240,17 @@ def _require_same_model(first: GGUFFile, part: GGUFFile, number: int, n_parts: i
             continue
         if key not in own or own[key] != said:
             allowed = shorten(own[key]) if key in own else f"only what {first.path.name} says too"
-            raise InputError(f"{key[:80]} is not that of the model split", field=str(part.path), value=said,
-                             allowed=allowed)  # fmt: skip
+            raise InputError(
+                f"{key[:80]} is not that of the model split", field=str(part.path), value=said, allowed=allowed
+            )
 
 
 def _require_total(file: GGUFFile, tensors: dict[str, GGUFTensor]) -> None:
     said = _whole(file, TOTAL, 2**31 - 1)
     if TOTAL in file.metadata and said != len(tensors):
-        raise InputError("not the number of tensors", field=f"{file.path}: {TOTAL}", value=said,
-                         allowed=str(len(tensors)))  # fmt: skip
+        raise InputError(
+            "not the number of tensors", field=f"{file.path}: {TOTAL}", value=said, allowed=str(len(tensors))
+        )
 
 
 def _parse(cursor: _Cursor) -> GGUFFile:
@@ -473,6 +482,9 @@ def _finite(values: numpy.ndarray, tensor: GGUFTensor, file: GGUFFile) -> numpy.
     if not (ok := np.isfinite(values)).all():
         per_block = next(kind.block for kind in GGML_TYPES.values() if kind.name == tensor.type)
         block = int(ok.argmin()) // per_block
-        raise InputError(f"{tensor.name[:80]}: block {block} has a scale that is no finite number",
-                         field=str(file.holder(tensor)), fix="the file is damaged: fetch it again")  # fmt: skip
+        raise InputError(
+            f"{tensor.name[:80]}: block {block} has a scale that is no finite number",
+            field=str(file.holder(tensor)),
+            fix="the file is damaged: fetch it again",
+        )
     return values

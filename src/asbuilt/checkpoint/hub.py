@@ -21,11 +21,29 @@ PART = r"[A-Za-z0-9][\w.-]{0,95}"
 ID = re.compile(rf"({PART}/{PART})(?:@([A-Za-z0-9][\w./-]{{0,127}}))?", re.ASCII)
 # What may be fetched, by name: a pattern such as *.json would fetch whatever else lies there.
 DESCRIPTIONS = (
-    "config.json", "generation_config.json", "hf_quant_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model",
-    "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm", "target_vocab.json", "chat_template.jinja",
-    "chat_template.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "hf_quant_config.json",
+    INDEX,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
 INSIDE = re.compile(r"\d{1,2}_[A-Za-z]{1,40}/config\.json")  # the steps of a sentence encoder
 LARGEST = 128 << 20  # bytes of a description; the largest published tokenizer.json takes 35 MB
 NEEDED = "huggingface_hub"
@@ -43,8 +61,12 @@ def fetch(name: str, *, weights: bool) -> Path:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
-        raise InputError("not in the catalogue, and to fetch it from the hub needs a library", field="MODEL",
-                         value=name, fix=f"pip install {NEEDED}") from error  # fmt: skip
+        raise InputError(
+            "not in the catalogue, and to fetch it from the hub needs a library",
+            field="MODEL",
+            value=name,
+            fix=f"pip install {NEEDED}",
+        ) from error
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
@@ -57,8 +79,12 @@ def fetch(name: str, *, weights: bool) -> Path:
     wanted = [file for file in sizes if file in DESCRIPTIONS or INSIDE.fullmatch(file)]
     for file in wanted:
         if sizes[file] > LARGEST:
-            raise InputError("too large for a description", field=f"{name}: {file}", value=sizes[file],
-                             allowed=f"at most {LARGEST:,} bytes")  # fmt: skip
+            raise InputError(
+                "too large for a description",
+                field=f"{name}: {file}",
+                value=sizes[file],
+                allowed=f"at most {LARGEST:,} bytes",
+            )
     folder = _fetched(name, wanted, sizes)
     return folder if not weights else _fetched(name, _weights(name, folder, sizes), sizes)
 
@@ -94,8 +120,13 @@ def _fetched(name: str, files: list[str], sizes: dict[str, int]) -> Path:
     for file in files:
         have = (folder / file).stat().st_size if (folder / file).exists() else None
         if have != sizes[file]:
-            raise InputError(f"{file} was not fetched whole", field="MODEL", value=name,
-                             allowed=f"{sizes[file]:,} bytes, not {have or 0:,}", fix="try again")  # fmt: skip
+            raise InputError(
+                f"{file} was not fetched whole",
+                field="MODEL",
+                value=name,
+                allowed=f"{sizes[file]:,} bytes, not {have or 0:,}",
+                fix="try again",
+            )
     return folder
 
 
@@ -107,8 +138,12 @@ def _require_room(name: str, nbytes: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if nbytes > free:
-        raise InputError(f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free",
-                         field="MODEL", value=name, fix="make room, or set HF_HOME to a folder elsewhere")  # fmt: skip
+        raise InputError(
+            f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free",
+            field="MODEL",
+            value=name,
+            fix="make room, or set HF_HOME to a folder elsewhere",
+        )
 
 
 def _snapshot(name: str, files: list[str], *, here: bool) -> Path:
@@ -117,8 +152,11 @@ def _snapshot(name: str, files: list[str], *, here: bool) -> Path:
 
     repo, _, revision = name.partition("@")
     patterns = [glob.escape(file) for file in files] or ["config.json"]
-    return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns, endpoint=_endpoint(),
-                                  local_files_only=here))  # fmt: skip
+    return Path(
+        snapshot_download(
+            repo, revision=revision or None, allow_patterns=patterns, endpoint=_endpoint(), local_files_only=here
+        )
+    )
 
 
 def _here(name: str) -> Path | None:
@@ -137,8 +175,12 @@ def _cached(name: str, weights: bool) -> Path:
     files = shards_of(folder / INDEX) if (folder / INDEX).exists() else [SINGLE]
     lacking = [file for file in files if weights and not (folder / file).exists()]
     if lacking:
-        raise InputError(f"the hub cannot be reached, and its cache lacks {lacking[0]}", field="MODEL", value=name,
-                         fix=f"connect, or remove {folder}")  # fmt: skip
+        raise InputError(
+            f"the hub cannot be reached, and its cache lacks {lacking[0]}",
+            field="MODEL",
+            value=name,
+            fix=f"connect, or remove {folder}",
+        )
     return folder
 
 
@@ -165,9 +207,12 @@ def _refused(name: str, error: Exception) -> InputError:
         ("GatedRepoError", "its authors give it only to who has asked them", f"ask at {page}, then set HF_TOKEN"),
         ("RepositoryNotFoundError", "the hub has no such model, or only for some", "look at its name; set HF_TOKEN"),
         ("RevisionNotFoundError", "the hub's model has no such revision", f"see {page}/tree/main"),
-        ("LocalEntryNotFoundError", "the hub cannot be reached, and its cache has no such model", "connect, or give a "
-         "folder"),
-    ):  # fmt: skip
+        (
+            "LocalEntryNotFoundError",
+            "the hub cannot be reached, and its cache has no such model",
+            "connect, or give a folder",
+        ),
+    ):
         if kind in kinds:
             return InputError(problem, field="MODEL", value=name, fix=fix)
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -93,8 +93,12 @@ def headers(source: Source) -> Headers:
     if source.kind == "folder" and source.path is not None:
         return read_folder(source.path)
     what = {"catalogue": "a catalogue name", "config": "a config", "spec": "a spec"}[source.kind]
-    raise InputError(f"{what} describes a model and has no weights", field="MODEL", value=source.name,
-                     fix="give a checkpoint folder or a .gguf file")  # fmt: skip
+    raise InputError(
+        f"{what} describes a model and has no weights",
+        field="MODEL",
+        value=source.name,
+        fix="give a checkpoint folder or a .gguf file",
+    )
 
 
 class Contents:
@@ -152,8 +156,11 @@ class Contents:
         again = self._read(name)
         common = torch.promote_types(tensor.dtype, again.dtype)
         if not torch.equal(tensor.to(common), again.to(common)):
-            raise InputError(f"{name} is tied to {path}, and is stored with other values", field=str(self.source.path),
-                             fix='if both are meant, set "tie_word_embeddings": false in config.json')  # fmt: skip
+            raise InputError(
+                f"{name} is tied to {path}, and is stored with other values",
+                field=str(self.source.path),
+                fix='if both are meant, set "tie_word_embeddings": false in config.json',
+            )
 
 
 def _reader(source: Source, stored: Headers) -> Callable[[str], Tensor]:
@@ -246,8 +253,13 @@ def require_range(tensor: Tensor, dtype: torch.dtype, what: str) -> None:
         return
     low, high = (float(x) for x in tensor.aminmax())
     if max(-low, high) > most:
-        raise InputError(f"{what} holds values beyond the range of {dtype}", field="dtype", value=max(-low, high),
-                         allowed=f"up to {most:g}", fix="use bfloat16 or float32")  # fmt: skip
+        raise InputError(
+            f"{what} holds values beyond the range of {dtype}",
+            field="dtype",
+            value=max(-low, high),
+            allowed=f"up to {most:g}",
+            fix="use bfloat16 or float32",
+        )
 
 
 def _device(name: str) -> torch.device:

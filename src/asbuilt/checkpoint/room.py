@@ -34,9 +34,12 @@ def require_room(needed: int, name: str, *, what: str = "to be loaded", fix: str
 def too_large(needed: int, have: int | None, name: str, what: str = "to be loaded", fix: str = "") -> InputError:
     """Returns the error of what does not fit: how much is needed, and how much there is."""
     free = "less is free" if have is None else f"{size(have)} are free"
-    return InputError(f"needs {size(needed)} of memory {what}, {free}", field="MODEL", value=name,
-                      fix=fix or "free some, use a machine with more, or a smaller --dtype; "
-                      "`asbuilt describe` needs none")  # fmt: skip
+    return InputError(
+        f"needs {size(needed)} of memory {what}, {free}",
+        field="MODEL",
+        value=name,
+        fix=fix or "free some, use a machine with more, or a smaller --dtype; `asbuilt describe` needs none",
+    )
 
 
 @contextmanager

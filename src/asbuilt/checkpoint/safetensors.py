@@ -27,10 +27,29 @@ MAX_HEADER_VALUES, MAX_TENSORS = 3 << 17, 1 << 18
 LARGEST_COUNT = 2**63 - 1
 
 BITS: dict[str, int] = {
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+    "C64": 64,
+}
 # torch's name of each dtype that a weight may have on disk; all of them convert to bfloat16 or wider by value
 FLOATS: dict[str, str] = {
     "F64": "float64",
@@ -90,8 +109,13 @@ def _header_text(path: Path) -> tuple[int, bytes]:
             length = int.from_bytes(file.read(8), "little")
             most = min(size - 8, MAX_HEADER_BYTES)
             if not 2 <= length <= most:
-                raise InputError("header length", field=str(path), value=length, allowed=f"2 to {most}",
-                                 fix="is this a safetensors file, and complete?")  # fmt: skip
+                raise InputError(
+                    "header length",
+                    field=str(path),
+                    value=length,
+                    allowed=f"2 to {most}",
+                    fix="is this a safetensors file, and complete?",
+                )
             text = file.read(length)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error

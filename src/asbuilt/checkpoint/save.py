@@ -38,10 +38,23 @@ if TYPE_CHECKING:
 MAX_SHARD_BYTES = 5e9
 # What lies beside the weights and is carried along as it is; never code.
 COPIED = (
-    GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
-    "source.spm", "target.spm", "target_vocab.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+    GENERATION,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 # The largest published tokenizer.json takes 35 MB.
 MOST_BESIDE = 128 << 20
 WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json")  # vocabularies, no settings
@@ -240,8 +253,11 @@ def _named_memory(entry: Entry) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         said = re.search(r"\d+ bytes|\d[\d.]* [KMGT]iB", str(error))
-        raise InputError(f"not enough memory{f', {said[0]} more are needed' if said else ''}",
-                         field=shorten(entry.names[0]), fix="convert on a machine with more") from error  # fmt: skip
+        raise InputError(
+            f"not enough memory{f', {said[0]} more are needed' if said else ''}",
+            field=shorten(entry.names[0]),
+            fix="convert on a machine with more",
+        ) from error
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
@@ -259,13 +275,20 @@ def _copied(source: Source) -> dict[str, int]:
     for name in COPIED:
         path = source.path / name
         if path.is_symlink() and not stays_within(path, source.path):
-            raise InputError("a link out of the folder is not carried along", field=str(path),
-                             fix="put a copy in its place, or remove it")  # fmt: skip
+            raise InputError(
+                "a link out of the folder is not carried along",
+                field=str(path),
+                fix="put a copy in its place, or remove it",
+            )
         if path.exists():
             found[name] = require_regular(path).st_size
             if found[name] > MOST_BESIDE:
-                raise InputError("too large to be carried along", field=str(path), value=found[name],
-                                 allowed=f"at most {MOST_BESIDE:,} bytes")  # fmt: skip
+                raise InputError(
+                    "too large to be carried along",
+                    field=str(path),
+                    value=found[name],
+                    allowed=f"at most {MOST_BESIDE:,} bytes",
+                )
     return found
 
 
@@ -364,12 +387,16 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _require_absent(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
-        raise InputError("exists already", field=str(folder), allowed="a new or empty folder",
-                         fix="remove it, or choose another")  # fmt: skip
+        raise InputError(
+            "exists already", field=str(folder), allowed="a new or empty folder", fix="remove it, or choose another"
+        )
 
 
 def _require_room(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < nbytes:
-        raise InputError(f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free", field=str(folder),
-                         fix="make room, or choose a folder on another disk")  # fmt: skip
+        raise InputError(
+            f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free",
+            field=str(folder),
+            fix="make room, or choose a folder on another disk",
+        )

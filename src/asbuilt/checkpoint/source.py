@@ -104,8 +104,12 @@ class Source:
         said = self._generation
         start = said.get("bos_token_id") if (own := said.get("decoder_start_token_id")) is None else own
         if type(start) is not int:
-            raise InputError("not a token", field=f"{self.name}: decoder_start_token_id", value=start,
-                             allowed="a token id, in config.json or generation_config.json")  # fmt: skip
+            raise InputError(
+                "not a token",
+                field=f"{self.name}: decoder_start_token_id",
+                value=start,
+                allowed="a token id, in config.json or generation_config.json",
+            )
         forced = said.get("forced_bos_token_id")
         return (start,) if type(forced) is not int else (start, forced)
 
@@ -126,8 +130,12 @@ def told_ends(config: dict[str, Any], where: str) -> list[int]:
         said = holder.get("eos_token_id") if isinstance(holder, dict) else None
         for id_ in said if isinstance(said, list) else [said]:
             if id_ is not None and type(id_) is not int:
-                raise InputError("not a token id", field=f"{where}: eos_token_id", value=said,
-                                 allowed="a whole number, or a list of them")  # fmt: skip
+                raise InputError(
+                    "not a token id",
+                    field=f"{where}: eos_token_id",
+                    value=said,
+                    allowed="a whole number, or a list of them",
+                )
             ends += [] if id_ is None or id_ < 0 else [id_]
     return ends
 
@@ -164,8 +172,9 @@ def _open_file(path: Path, allow_unread: Sequence[str]) -> Source:
     if suffix in PICKLES:
         raise pickle_error(str(path.parent), path.name)
     fix = "give the folder that holds it and its config.json" if suffix == ".safetensors" else ""
-    raise InputError("not a model", field="MODEL", value=str(path), allowed="a .json or .gguf file, or a folder",
-                     fix=fix)  # fmt: skip
+    raise InputError(
+        "not a model", field="MODEL", value=str(path), allowed="a .json or .gguf file, or a folder", fix=fix
+    )
 
 
 def _require_blocks(file: GGUFFile) -> None:
@@ -173,8 +182,12 @@ def _require_blocks(file: GGUFFile) -> None:
     key = f"{file.metadata.get('general.architecture')}.block_count"
     said, held = file.metadata.get(key), len(file.tensors)
     if held and isinstance(said, int) and said > held:
-        raise InputError("more blocks than the file has tensors", field=f"{file.path}: {key[:80]}", value=said,
-                         allowed=f"at most {held}")  # fmt: skip
+        raise InputError(
+            "more blocks than the file has tensors",
+            field=f"{file.path}: {key[:80]}",
+            value=said,
+            allowed=f"at most {held}",
+        )
 
 
 def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
@@ -190,13 +203,18 @@ def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
     if not isinstance(spec, Model):
         raise InputError("not a whole model", field=f"{path}: part", value=data["part"], allowed="Model")
     family = next(iter(families_that_write(spec)), "")
-    return Source(kind="spec", name=spec.name, reading=Reading(spec=spec, carried={}, dtype=None, family=family),
-                  path=path)  # fmt: skip
+    return Source(
+        kind="spec", name=spec.name, reading=Reading(spec=spec, carried={}, dtype=None, family=family), path=path
+    )
 
 
 def _nothing_to_pass_over(name: str, allow_unread: Sequence[str]) -> InputError:
-    return InputError("goes with a config.json, a checkpoint folder or a GGUF file", field="allow-unread",
-                      value=", ".join(allow_unread), fix=f"{name} is none of them")  # fmt: skip
+    return InputError(
+        "goes with a config.json, a checkpoint folder or a GGUF file",
+        field="allow-unread",
+        value=", ".join(allow_unread),
+        fix=f"{name} is none of them",
+    )
 
 
 def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:

@@ -106,8 +106,13 @@ def _require_images(spec: Model, seq: int, images: int) -> None:
         raise InputError("this model sees no images beside a text", field="images", value=images, allowed="0")
     taken = images * spec.vision.n_tokens if isinstance(spec.vision, Vision) else 0
     if taken > seq:
-        raise InputError(f"these images take {taken} tokens", field="images", value=images,
-                         allowed=f"what {seq} tokens hold", fix="raise --seq")  # fmt: skip
+        raise InputError(
+            f"these images take {taken} tokens",
+            field="images",
+            value=images,
+            allowed=f"what {seq} tokens hold",
+            fix="raise --seq",
+        )
 
 
 def _stored(source: Source) -> tuple[int | None, int | None]:
@@ -257,8 +262,10 @@ def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str,
     first_scores = next((i for i, product in enumerate(products) if product.weight is None), len(products))
     inside = sorted(part.children(), key=lambda found: found[1].kind != "router")
     routers = sum(child.kind == "router" for _, child in inside)
-    below = [_steps(child, part.child_run(name, run) or run, f"{path}.{name}" if path else name, d_model)
-             for name, child in inside]  # fmt: skip
+    below = [
+        _steps(child, part.child_run(name, run) or run, f"{path}.{name}" if path else name, d_model)
+        for name, child in inside
+    ]
     yield from chain.from_iterable(below[:routers])
     for product in products[:first_scores]:
         yield _product(path, product)

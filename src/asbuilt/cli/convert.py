@@ -21,8 +21,9 @@ from asbuilt.cli.streams import draw
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Weights beyond this go into several files.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document saying what was written.")
-def convert(source: str, out: Path, dtype: str | None, max_shard_size: str, allow_unread: tuple[str, ...],
-            as_json: bool) -> None:  # fmt: skip
+def convert(
+    source: str, out: Path, dtype: str | None, max_shard_size: str, allow_unread: tuple[str, ...], as_json: bool
+) -> None:
     """Writes SOURCE, a .gguf file or checkpoint folder, as a Hugging Face folder OUT with safetensors.
 
     OUT appears when it is whole: an interrupted conversion leaves nothing.

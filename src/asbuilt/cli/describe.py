@@ -69,8 +69,10 @@ def _length(source: Source, seq: int | None, usual: int) -> int:
 
 def _print(bill: dict[str, Any]) -> None:
     parameters = bill["parameters"]
-    say(f"{bill['name']} ({bill['family'] or 'no published family'}): {count(parameters['total'])} parameters, "
-        f"context {count(bill['context'])} tokens")  # fmt: skip
+    say(
+        f"{bill['name']} ({bill['family'] or 'no published family'}): {count(parameters['total'])} parameters, "
+        f"context {count(bill['context'])} tokens"
+    )
     if bill["defaults"]:
         say(defaults_line(bill["defaults"]))
     _print_parameters(bill)

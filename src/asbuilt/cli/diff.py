@@ -33,9 +33,15 @@ SHOWN = 12
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.pass_context
 def diff(
-    ctx: click.Context, first: str, second: str | None, transformers: bool, text: str, tolerance: float,
-    allow_unread: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    first: str,
+    second: str | None,
+    transformers: bool,
+    text: str,
+    tolerance: float,
+    allow_unread: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Runs the checkpoints FIRST and SECOND on one text, and names the first path whose activations differ.
 
     Both are run in float32, with the same token ids. Exit code 1 where they differ by more than the tolerance.
@@ -51,8 +57,9 @@ def diff(
     unread = ["vision"] if any(source.spec.vision is not None for source in sources) else []
     if as_json:
         rows = [{"path": d.path or "logits", "relative": d.relative} for d in found]
-        print_json({"same": at is None, "first": at and (at.path or "logits"), "rows": rows, "read": read,
-                    "unread": unread})  # fmt: skip
+        print_json(
+            {"same": at is None, "first": at and (at.path or "logits"), "rows": rows, "read": read, "unread": unread}
+        )
     else:
         start = 0 if at is None else found.index(at)
         rows = [
@@ -98,7 +105,7 @@ def _against_transformers(sources: list[Source], tokens: list[int], tolerance: f
     import torch
 
     from asbuilt.checkpoint.load import load
-    from asbuilt.inspect import diff_transformers, parted
+    from asbuilt.inspect import diff_transformers, first_divergence
     from asbuilt.spec import Contrast
 
     ours, theirs = sources
@@ -110,7 +117,7 @@ def _against_transformers(sources: list[Source], tokens: list[int], tolerance: f
     if theirs is not ours:
         load(theirs, torch.float32)  # says by name what is wrong with its tensors
     found = diff_transformers(load(ours, torch.float32), theirs.path, ours.family, torch.tensor([tokens]))
-    return found, parted(found, tolerance)
+    return found, first_divergence(found, tolerance)
 
 
 def _tokens(sources: list[Source], text: str, *, given: bool) -> tuple[list[int], str]:

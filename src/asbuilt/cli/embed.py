@@ -19,9 +19,14 @@ SHOWN = 40  # characters of a sentence in the table
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 def embed(
-    model: str, sentences: tuple[str, ...], prompt_name: str | None, prompt: str | None, vectors: bool,
-    allow_unread: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    sentences: tuple[str, ...],
+    prompt_name: str | None,
+    prompt: str | None,
+    vectors: bool,
+    allow_unread: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Reads SENTENCES with the encoder MODEL, and prints how alike they are: products of their pooled vectors.
 
     Pooling is what the folder's modules.json says, otherwise the normalised mean over tokens, whose products are
@@ -50,6 +55,8 @@ def embed(
         }
         print_json(document | ({"vectors": made.tolist()} if vectors else {}))
         return
-    rows = [(i + 1, *(f"{x:.3f}" for x in row), text[:SHOWN]) for i, (row, text) in
-            enumerate(zip(likeness.tolist(), sentences, strict=True))]  # fmt: skip
+    rows = [
+        (i + 1, *(f"{x:.3f}" for x in row), text[:SHOWN])
+        for i, (row, text) in enumerate(zip(likeness.tolist(), sentences, strict=True))
+    ]
     table("How alike", ("", *(str(i + 1) for i in range(len(sentences))), "sentence"), rows)

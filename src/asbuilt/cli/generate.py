@@ -50,11 +50,23 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end instead of the text.")
 def generate(
-    model: str, prompt: str | None, chat: bool, system: str | None, max_new_tokens: int, temperature: float,
-    top_k: int | None, top_p: float | None, min_p: float | None, repetition_penalty: float, seed: int,
-    stop: tuple[str, ...], dtype: str | None, prefill_chunk: int | None, allow_unread: tuple[str, ...],
+    model: str,
+    prompt: str | None,
+    chat: bool,
+    system: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float,
+    seed: int,
+    stop: tuple[str, ...],
+    dtype: str | None,
+    prefill_chunk: int | None,
+    allow_unread: tuple[str, ...],
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Continues PROMPT (or what comes on stdin) with MODEL, a checkpoint folder or a .gguf file.
 
     A model with an encoder reads PROMPT and answers it: a translation, a summary.
@@ -141,8 +153,12 @@ def _start(
         return contents.needs(dtype, request_bytes(source.spec, len(begun), new, dtype, chunk, source_tokens))
 
     compute = choose(contents.dtype(None), None if asked is None else dtype_of(asked), len(ids), new, needs)
-    require_room(compute.needed, source.name, what="to be run",
-                 fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less")  # fmt: skip
+    require_room(
+        compute.needed,
+        source.name,
+        what="to be run",
+        fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less",
+    )
     model = load(source, compute.dtype)
     return complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute
 
@@ -167,8 +183,10 @@ def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
         print_json(_document(completion, seconds, speed) | _computed(compute))
         return
     write("\n")
-    warn(f"[{len(completion.prompt)} tokens read, {len(completion.tokens)} written in {seconds:.2f} s: "
-         f"{number(speed)} tokens/s; ended by {completion.finish_reason}]")  # fmt: skip
+    warn(
+        f"[{len(completion.prompt)} tokens read, {len(completion.tokens)} written in {seconds:.2f} s: "
+        f"{number(speed)} tokens/s; ended by {completion.finish_reason}]"
+    )
 
 
 def _computed(compute: Compute) -> dict[str, str]:

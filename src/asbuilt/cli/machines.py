@@ -27,8 +27,11 @@ def machines(as_json: bool) -> None:
         return
     columns = ("name", "vendor", "memory, GB", "reported, GiB", "a process, GiB", "GB/s", "link, GB/s one way", "kind")
     table("Memory and links", columns, [_memory(machine) for machine in rows])
-    table("Dense rates, TFLOP/s (TOP/s for int)", ("name", *SHOWN),
-          [(m.name, *(_figure(m.rates[p] / 1e12) if p in m.rates else "" for p in SHOWN)) for m in rows])  # fmt: skip
+    table(
+        "Dense rates, TFLOP/s (TOP/s for int)",
+        ("name", *SHOWN),
+        [(m.name, *(_figure(m.rates[p] / 1e12) if p in m.rates else "" for p in SHOWN)) for m in rows],
+    )
     table("Sources", ("name", "source", "note"), [(m.name, m.source, m.note) for m in rows])
 
 

@@ -28,8 +28,9 @@ TOKENS = 512
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.pass_context
-def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, allow_unread: tuple[str, ...],
-            as_json: bool) -> None:  # fmt: skip
+def measure(
+    ctx: click.Context, model: str, dtype: str | None, refresh: bool, allow_unread: tuple[str, ...], as_json: bool
+) -> None:
     """Predicts MODEL's figures from its description, runs it, and prints both.
 
     A description without weights is run with random ones: no figure depends on them. Exit code 1 where a figure that is
@@ -37,8 +38,12 @@ def measure(ctx: click.Context, model: str, dtype: str | None, refresh: bool, al
     """
     source = opened(model, allow_unread, weights=True)
     if not source.spec.decodes or source.spec.language_head is None:
-        raise InputError("only models that predict the next token are measured", field="MODEL", value=source.name,
-                         fix="`asbuilt describe` says what it costs")  # fmt: skip
+        raise InputError(
+            "only models that predict the next token are measured",
+            field="MODEL",
+            value=source.name,
+            fix="`asbuilt describe` says what it costs",
+        )
     chosen = dtype or ("bf16" if source.reading.dtype == "bfloat16" else "fp32")
     _require_room(source, chosen)
     from asbuilt import measure as measuring
@@ -70,9 +75,13 @@ def _require_room(source: Source, dtype: str) -> None:
     needed = cost.weight_bytes(source.spec, dtype) + kept.all + kept.loss
     have = memory.total()
     if have is not None and needed > have:
-        raise InputError("too large to be run on this machine", field="MODEL", value=source.name,
-                         allowed=f"{size(have)} of memory, and it needs {size(needed)}",
-                         fix="`asbuilt describe` runs nothing")  # fmt: skip
+        raise InputError(
+            "too large to be run on this machine",
+            field="MODEL",
+            value=source.name,
+            allowed=f"{size(have)} of memory, and it needs {size(needed)}",
+            fix="`asbuilt describe` runs nothing",
+        )
 
 
 def _built(source: Source, dtype: str) -> Model:

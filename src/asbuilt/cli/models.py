@@ -26,8 +26,7 @@ def models(as_json: bool) -> None:
         return
     keys = ("name", "family", "parameters", "cache_bytes_per_token", "context", "source")
     columns = ("name", "family", "parameters", f"cache bytes per token, {CACHE_DTYPE}", "context", "source")
-    table("Catalogue", columns, [[row[key] for key in keys] for row in rows],
-          drop=("source", "family"))  # fmt: skip
+    table("Catalogue", columns, [[row[key] for key in keys] for row in rows], drop=("source", "family"))
 
 
 def _row(entry: Entry) -> dict[str, Any]:

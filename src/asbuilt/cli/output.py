@@ -178,8 +178,9 @@ def _plain(title: str, columns: Sequence[_Column]) -> None:
     for i in range(-1, len(columns[0].cells) if columns else -1):
         cells = [(column.name if i < 0 else column.cells[i], column) for column in columns]
         padding = [" " * (column.widest - cells_of(text)) for text, column in cells]
-        padded = [space + text if column.right else text + space for (text, column), space in
-                  zip(cells, padding, strict=True)]  # fmt: skip
+        padded = [
+            space + text if column.right else text + space for (text, column), space in zip(cells, padding, strict=True)
+        ]
         print("  " + "  ".join(padded).rstrip())
 
 

@@ -25,8 +25,23 @@ THIS = "this"
 LARGEST_FILE = 1 << 24
 SIZES = ("reserve", "overhead", "workspace")
 TIMES = ("latency_target", "first_token_target")
-SWITCHES = ("memory", "utilisation", "reserve", "overhead", "workspace", "page", "block_size", "embedding", "flops",
-            "scores", "count", "windows", "kernel", "node", "network")  # fmt: skip
+SWITCHES = (
+    "memory",
+    "utilisation",
+    "reserve",
+    "overhead",
+    "workspace",
+    "page",
+    "block_size",
+    "embedding",
+    "flops",
+    "scores",
+    "count",
+    "windows",
+    "kernel",
+    "node",
+    "network",
+)
 
 
 class Serve(click.Command):
@@ -65,28 +80,45 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     """The switches, with their meanings in the help."""
     for name in reversed(CHOICES):
         said = "; ".join(f"{value}: {meaning}" for value, meaning in MEANING[name].items())
-        command = click.option(f"--{name}", type=click.Choice(CHOICES[name]), default=getattr(Conventions, name),
-                               show_default=True, help=f"{said[0].upper()}{said[1:]}.")(command)  # fmt: skip
+        command = click.option(
+            f"--{name}",
+            type=click.Choice(CHOICES[name]),
+            default=getattr(Conventions, name),
+            show_default=True,
+            help=f"{said[0].upper()}{said[1:]}.",
+        )(command)
     return command
 
 
 @click.command(cls=Serve)
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option("--gpu", "gpus_named", metavar="NAME...", multiple=True, required=True,
-              help="`asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name with "
-              "other numbers (h100-sxm,bf16=990T), or `this`, which is measured.")  # fmt: skip
+@click.option(
+    "--gpu",
+    "gpus_named",
+    metavar="NAME...",
+    multiple=True,
+    required=True,
+    help="`asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name with "
+    "other numbers (h100-sxm,bf16=990T), or `this`, which is measured.",
+)
 @click.option("--gpus", type=int, help="How many of them; as many as the degrees need.")
 @click.option("--tp", type=int, help="Tensor parallel degree; as wide as heads and vocabulary allow within one node.")
 @click.option("--pp", type=int, help="Pipeline stages; what --tp leaves over.")
 @click.option("--ep", type=int, help="Expert parallel degree.")
-@click.option("--context", type=Tokens(), help="Of each user: 8192, 128k (128,000), 128K (131,072); 8192, or the "
-              "model's context if that is less.")  # fmt: skip
+@click.option(
+    "--context",
+    type=Tokens(),
+    help="Of each user: 8192, 128k (128,000), 128K (131,072); 8192, or the model's context if that is less.",
+)
 @click.option("--prompt", type=Tokens(), help="Of the prompt whose first token is timed; one chunk.")
 @click.option("--chunk", type=Tokens(), default=CHUNK, show_default=True, help="Tokens prefilled at once.")
 @click.option("--users", "--batch", "users", type=int, help="How many at once; as many as there is room for.")
-@click.option("--dtype", help="Of weights: bf16, fp8, int4, q4_k, q4_k_m ...; with scales int4:128, int8:128, fp8:128; "
-              "`quantised`, as published: as a quantization_config says or a GGUF file holds, which is usual where "
-              "there is one.  [bf16]")  # fmt: skip
+@click.option(
+    "--dtype",
+    help="Of weights: bf16, fp8, int4, q4_k, q4_k_m ...; with scales int4:128, int8:128, fp8:128; "
+    "`quantised`, as published: as a quantization_config says or a GGUF file holds, which is usual where "
+    "there is one.  [bf16]",
+)
 @click.option("--kv-dtype", help="Of the cache; as activations, which are in bf16 unless weights are fp16 or wider.")
 @click.option("--latency-target", metavar="TIME", help="Of one token, such as 20ms.")
 @click.option("--first-token-target", metavar="TIME", help="Of the first token, such as 0.5s.")
@@ -95,17 +127,32 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--efficiency", "measured", metavar="FILE", help="Both from a run: what `asbuilt measure --json` printed."
 )
-@click.option("--utilisation", type=float, default=Conventions.utilisation, show_default=True,
-              help="Share of memory that is used.")  # fmt: skip
+@click.option(
+    "--utilisation",
+    type=float,
+    default=Conventions.utilisation,
+    show_default=True,
+    help="Share of memory that is used.",
+)
 @click.option("--reserve", metavar="SIZE", help="Kept free beside that.")
 @click.option("--overhead", metavar="SIZE", help="One figure in place of activations, logits and workspace.")
 @click.option("--workspace", metavar="SIZE", help="Graphs and libraries; 1GiB, nothing on a CPU.")
 @click.option("--page/--no-page", default=Conventions.page, show_default=True, help="Whether the cache is in pages.")
 @click.option("--block-size", type=int, default=Conventions.block_size, show_default=True, help="Tokens of a page.")
-@click.option("--node", type=int, default=Conventions.node, show_default=True,
-              help="Devices of one node, which share the fast link.")  # fmt: skip
-@click.option("--network", metavar="RATE", default=f"{Conventions.network / 1e9:g}GB/s", show_default=True,
-              help="Of one device to other nodes; 400Gb/s is 50GB/s.")  # fmt: skip
+@click.option(
+    "--node",
+    type=int,
+    default=Conventions.node,
+    show_default=True,
+    help="Devices of one node, which share the fast link.",
+)
+@click.option(
+    "--network",
+    metavar="RATE",
+    default=f"{Conventions.network / 1e9:g}GB/s",
+    show_default=True,
+    help="Of one device to other nodes; 400Gb/s is 50GB/s.",
+)
 @_convention_options
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Pictures of the plans: .svg, .png or .pdf.")

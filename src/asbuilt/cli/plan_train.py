@@ -46,34 +46,54 @@ def _rate(nbytes: float) -> str:
 @_option("optimizer", help=", ".join(OPTIMIZERS))
 @_option("dtype", help=f"Of weights and activations: {', '.join(DTYPES)}.")
 @click.option("--gradient-dtype", help="Of gradients; as --dtype.")
-@click.option("--master/--no-master", default=Options.master, show_default=True,
-              help="An fp32 copy of narrower weights.")  # fmt: skip
+@click.option(
+    "--master/--no-master", default=Options.master, show_default=True, help="An fp32 copy of narrower weights."
+)
 @_option("zero", type=int, help="ZeRO stage 0 to 3; 3 is FSDP.")
 @_option("tp", type=int, help="Tensor parallel degree.")
 @_option("pp", type=int, help="Pipeline stages (1F1B).")
 @_option("ep", type=int, help="Expert parallel degree, out of dp x cp.")
 @_option("cp", type=int, help="Context parallel degree (ring attention).")
-@click.option("--interleave", type=int, metavar="CHUNKS",
-              help="Model chunks of a pipeline stage, 1 for plain 1F1B; as many as the run allows.")  # fmt: skip
-@click.option("--sequence-parallel/--no-sequence-parallel", default=Options.sequence_parallel, show_default=True,
-              help="Divide by tokens what --tp leaves whole.")  # fmt: skip
+@click.option(
+    "--interleave",
+    type=int,
+    metavar="CHUNKS",
+    help="Model chunks of a pipeline stage, 1 for plain 1F1B; as many as the run allows.",
+)
+@click.option(
+    "--sequence-parallel/--no-sequence-parallel",
+    default=Options.sequence_parallel,
+    show_default=True,
+    help="Divide by tokens what --tp leaves whole.",
+)
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
-@click.option("--chunked-loss", type=int, is_flag=False, flag_value=CHUNKS, default=Options.chunked_loss,
-              metavar="[CHUNKS]", help=f"Compute the loss in so many pieces; {CHUNKS} if none is said.")  # fmt: skip
+@click.option(
+    "--chunked-loss",
+    type=int,
+    is_flag=False,
+    flag_value=CHUNKS,
+    default=Options.chunked_loss,
+    metavar="[CHUNKS]",
+    help=f"Compute the loss in so many pieces; {CHUNKS} if none is said.",
+)
 @_option("offload", help=", ".join(OFFLOADS))
 @click.option("--lora", type=int, metavar="RANK", help="Train adapters of this rank, all else frozen.")
 @click.option("--targets", metavar="NAMES", help="Matrices with adapters: q,v; all of the blocks if none are said.")
 @click.option("--qlora", is_flag=True, help="Hold frozen matrices in NF4, doubly quantised.")
 @click.option("--tokens", metavar="N", help="How many to train on, 15T; 20 per parameter.")
 @_option("kernel_efficiency", type=float, help="Share of the dense rate that a GPU reaches while it computes.")
-@click.option("--utilisation", type=float,
-              help="Share reached over the whole step, as runs report it (0.4): nothing is added to it.")  # fmt: skip
+@click.option(
+    "--utilisation",
+    type=float,
+    help="Share reached over the whole step, as runs report it (0.4): nothing is added to it.",
+)
 @click.option("--price", type=float, help="Of one GPU's hour.")
 @_option("reserve", type=float, help="Share of memory left alone.")
 @_option("node", type=int, help="GPUs that share the fast link.")
 @click.option("--network", default=_rate(Options.network), show_default=True, help="Per GPU, between nodes.")
-@click.option("--host", default=_rate(Options.host), show_default=True,
-              help="Between a GPU and the host's memory, for --offload.")  # fmt: skip
+@click.option(
+    "--host", default=_rate(Options.host), show_default=True, help="Between a GPU and the host's memory, for --offload."
+)
 @click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by the time of a step.")
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Memory and a step's time as a picture: .svg, .png or .pdf.")
@@ -158,8 +178,15 @@ def _subject(
     return Subject(spec), seq, source.reading.defaults
 
 
-def _print(plan: TrainPlan, ranked: Ranked | None, defaults: dict[str, int | bool], *, explain: bool, markdown: bool,
-           as_json: bool) -> None:  # fmt: skip
+def _print(
+    plan: TrainPlan,
+    ranked: Ranked | None,
+    defaults: dict[str, int | bool],
+    *,
+    explain: bool,
+    markdown: bool,
+    as_json: bool,
+) -> None:
     from asbuilt.plan import explain as derivation
     from asbuilt.plan import render, training_report
 

@@ -88,7 +88,7 @@ def _raise(frame: FrameType | None) -> None:
     imports = _imports_from(frame)
     if imports is None:
         raise Stopped
-    if not any(map(_works, _callers(imports))):
+    if not any(map(_is_working, _callers(imports))):
         os._exit(128 + _Asked.number)
     if not _again_soon():
         raise Stopped
@@ -118,7 +118,7 @@ def _imports_from(frame: FrameType | None) -> FrameType | None:
     return callers[inside[-1] + 1] if inside and inside[-1] + 1 < len(callers) else None
 
 
-def _works(frame: FrameType) -> bool:
+def _is_working(frame: FrameType) -> bool:
     """Whether the frame is a function of the library, not of the command line: it may have begun something."""
     name = frame.f_globals.get("__name__", "")
     return name.startswith("asbuilt.") and not name.startswith(("asbuilt.cli", "asbuilt.__main__"))

@@ -49,11 +49,14 @@ def active_parameters(spec: Part, *, tables: bool = True) -> int:
     """
     one = Pass(tokens=1)
     multiplied = set() if tables else {product.weight_path for product in products(spec, one)}
-    return int(sum(
-        weight.size * part.share(name, one)
-        for path, part in walk(spec) for name, weight in part.holds().items()
-        if tables or weight.role != "table" or (f"{path}.{name}" if path else name) in multiplied
-    ))  # fmt: skip
+    return int(
+        sum(
+            weight.size * part.share(name, one)
+            for path, part in walk(spec)
+            for name, weight in part.holds().items()
+            if tables or weight.role != "table" or (f"{path}.{name}" if path else name) in multiplied
+        )
+    )
 
 
 def stored_extra(spec: Part) -> dict[str, int]:
@@ -206,11 +209,11 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
     return kept
 
 
-def remade_tensors(spec: Part, path: str = "") -> set[str]:
+def recomputed_tensors(spec: Part, path: str = "") -> set[str]:
     """Returns the keys of `saved_tensors` that selective checkpointing drops, for whichever kernel keeps them."""
     keys: set[str] = set()
     for at, part in walk(spec, path):
-        for name in part.remakes():
+        for name in part.recomputes():
             below, _, tensor = name.rpartition(":")
             keys.add(f"{at}.{below}:{tensor}" if below and at else f"{below or at}:{tensor}")
     return keys
@@ -247,11 +250,11 @@ def _logits(spec: Model, run: Pass) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedBill:
-    """Bytes kept for the backward pass: all of them, without what is cheap to make again, or only the blocks' inputs.
+    """Bytes kept for the backward pass: all of them, without what is recomputed, or only the blocks' inputs.
 
-    `selective` is without what the parts of a block can make again (`Part.remakes`). `checkpointed` counts the blocks'
-    inputs and what lies outside the blocks; `block` is the largest block's own, which is there once while that block
-    runs again.
+    `selective` is without what the parts of a block can recompute (`Part.recomputes`). `checkpointed` counts the
+    blocks' inputs and what lies outside the blocks; `block` is the largest block's own, which is there once while that
+    block runs again.
     """
 
     all: int
@@ -265,7 +268,7 @@ def saved(spec: Model, run: Pass) -> SavedBill:
     """Returns the saved bytes of one training step's forward pass; the loss is counted apart."""
     kept = saved_tensors(spec, run)
     own: dict[str, int] = {}
-    dropped = sum(kept[key].nbytes(run.width) for key in remade_tensors(spec) & kept.keys())
+    dropped = sum(kept[key].nbytes(run.width) for key in recomputed_tensors(spec) & kept.keys())
     for key, tensor in kept.items():
         block = BLOCK.match(key.partition(":")[0])
         where = block.group() if block else ""

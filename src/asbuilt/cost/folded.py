@@ -47,8 +47,9 @@ class Node:
             yield from child.below()
 
 
-def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1,
-         times: Callable[[str], int] = lambda name: 1) -> Node:  # fmt: skip
+def tree(
+    whole: Part, own: Part, path: str = "", name: str = "", count: int = 1, times: Callable[[str], int] = lambda name: 1
+) -> Node:
     """Returns the tree below `whole`, equal children of one field as one; a child is there `times(name)` times."""
     groups: dict[tuple[str, Part], list[tuple[str, Part, int]]] = {}
     for (child_name, child), (_, own_child) in zip(whole.children(), own.children(), strict=True):
@@ -136,8 +137,16 @@ class Folded:
     children is there `times(name)` times: a census's items as often as they stand for one, a stage's alone.
     """
 
-    def __init__(self, whole: Part, held: Held, *, own: Part | None = None, expert: int = 1, groups: int = 1,
-                 times: Callable[[str], int] = lambda name: 1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        whole: Part,
+        held: Held,
+        *,
+        own: Part | None = None,
+        expert: int = 1,
+        groups: int = 1,
+        times: Callable[[str], int] = lambda name: 1,
+    ) -> None:
         own = whole if own is None else own
         self.root = tree(whole, own, times=times)
         self.held, self.expert, self.groups = held, expert, groups
@@ -153,8 +162,9 @@ class Folded:
             whole = _find(self.root.whole, path)
             own = _find(self.root.own, path)
             nbytes = self.held(path, whole[1], whole[0]) * Fraction(own[1].size, whole[1].size)
-            found.append(Stored(name=path, weight=own[1], nbytes=_whole(nbytes), count=1, kind="head", node=None,
-                                path=path))  # fmt: skip
+            found.append(
+                Stored(name=path, weight=own[1], nbytes=_whole(nbytes), count=1, kind="head", node=None, path=path)
+            )
         return found
 
     def _own(self, node: Node) -> Iterator[Stored]:
@@ -165,8 +175,15 @@ class Folded:
             nbytes = self.held(path, whole, node.whole) * Fraction(weight.size, whole.size)
             if name in spread:
                 nbytes /= self.expert
-            yield Stored(name=name, weight=weight, nbytes=_whole(nbytes), count=node.count, kind=node.whole.kind,
-                         node=node, path=path)  # fmt: skip
+            yield Stored(
+                name=name,
+                weight=weight,
+                nbytes=_whole(nbytes),
+                count=node.count,
+                kind=node.whole.kind,
+                node=node,
+                path=path,
+            )
 
     @cached_property
     def multiplied_elsewhere(self) -> set[str]:
@@ -200,8 +217,13 @@ class Folded:
     def active_parameters(self) -> Number:
         """Parameters that one token uses, as `cost.active_parameters`; on one device."""
         one = Pass(tokens=1)
-        return sum((e.weight.size * e.count * (e.node.own.share(e.name, one) if e.node is not None else 0)
-                    for e in self.stored), 0)  # fmt: skip
+        return sum(
+            (
+                e.weight.size * e.count * (e.node.own.share(e.name, one) if e.node is not None else 0)
+                for e in self.stored
+            ),
+            0,
+        )
 
     def cache_numbers(self, tokens: int, kept: Callable[[Remembered, int], int] = Remembered.tokens_kept) -> int:
         """Returns how many numbers the cache of one sequence holds; `kept` says for how many tokens."""

@@ -99,8 +99,9 @@ FOUR = {"v": _grouped("q5_k")}
 Q3_K_L = Mixture(base="q3_k", picks={name: _always("q5_k") for name in ("v", "o", "down")} | {"qkv": _always("q4_k")})
 Q4_K_M = Mixture(base="q4_k", picks={"v": _often("q6_k"), "down": _often("q6_k"), "qkv": _always("q5_k")}, o8=True)
 Q5_K_M = Mixture(base="q5_k", picks={"v": _often("q6_k"), "down": _often("q6_k"), "qkv": _always("q6_k")})
-Q2_K = Mixture(base="q2_k", picks={"v": _grouped("q4_k", "q3_k"), "o": _always("q3_k"), "down": _always("q3_k")},
-               o8=True)  # fmt: skip
+Q2_K = Mixture(
+    base="q2_k", picks={"v": _grouped("q4_k", "q3_k"), "o": _always("q3_k"), "down": _always("q3_k")}, o8=True
+)
 Q6_K = Mixture(base="q6_k")
 
 # By the names of llama.cpp's file types. Those that are formats too are `mostly_q2_k` and so on, as the file says it.
@@ -108,13 +109,20 @@ FILE_TYPES: dict[str, Mixture] = {
     "q2_k": Q2_K,
     "q2_k_s": Mixture(base="q2_k", picks={"v": _grouped("q4_k"), "down": _early("q4_k")}),
     "q3_k_s": Mixture(base="q3_k", o8=True),
-    "q3_k_m": Mixture(base="q3_k", o8=True, picks={
-        "v": lambda place: "q5_k" if place.i < 2 else "q4_k",
-        "down": lambda place: "q5_k" if place.i < place.n // 16 else "q4_k",
-        "o": _always("q4_k"), "qkv": _always("q4_k")}),
+    "q3_k_m": Mixture(
+        base="q3_k",
+        o8=True,
+        picks={
+            "v": lambda place: "q5_k" if place.i < 2 else "q4_k",
+            "down": lambda place: "q5_k" if place.i < place.n // 16 else "q4_k",
+            "o": _always("q4_k"),
+            "qkv": _always("q4_k"),
+        },
+    ),
     "q3_k_l": Q3_K_L,
-    "q4_k_s": Mixture(base="q4_k", o8=True, picks={
-        "v": lambda place: "q5_k" if place.i < 4 else None, "down": _early("q5_k")}),
+    "q4_k_s": Mixture(
+        base="q4_k", o8=True, picks={"v": lambda place: "q5_k" if place.i < 4 else None, "down": _early("q5_k")}
+    ),
     "q4_k_m": Q4_K_M,
     "q5_k_s": Mixture(base="q5_k"),
     "q5_k_m": Q5_K_M,
@@ -127,15 +135,35 @@ FILE_TYPES: dict[str, Mixture] = {
     "iq2_xs": _low("iq2_xs", "q2_k", "q2_k"),
     "iq2_s": _low("iq2_xs", "iq3_s", "iq3_s", _always("iq3_s")),
     "iq2_m": _low("iq2_s", "iq3_s", "iq3_s", _always("iq3_s")),
-    "iq3_xxs": Mixture(base="iq3_xxs", head="q5_k", table="iq3_s", o8=True, picks={
-        "v": _grouped("q4_k"), "k": _always("iq2_s"), "q": _always("iq2_s"), "o": _always("iq3_s")}),
-    "iq3_xs": Mixture(base="iq3_s", o8=True, picks={
-        "v": _grouped("q4_k"), "k": _always("iq3_xxs"), "q": _always("iq3_xxs"), "gate": _middle("iq3_xxs"),
-        "up": _middle("iq3_xxs")}),
+    "iq3_xxs": Mixture(
+        base="iq3_xxs",
+        head="q5_k",
+        table="iq3_s",
+        o8=True,
+        picks={"v": _grouped("q4_k"), "k": _always("iq2_s"), "q": _always("iq2_s"), "o": _always("iq3_s")},
+    ),
+    "iq3_xs": Mixture(
+        base="iq3_s",
+        o8=True,
+        picks={
+            "v": _grouped("q4_k"),
+            "k": _always("iq3_xxs"),
+            "q": _always("iq3_xxs"),
+            "gate": _middle("iq3_xxs"),
+            "up": _middle("iq3_xxs"),
+        },
+    ),
     "iq3_s": Mixture(base="iq3_s", o8=True, picks={"v": _grouped("q4_k")}),
-    "iq3_m": Mixture(base="iq3_s", o8=True, picks={
-        "v": _always("q4_k"), "o": _always("q4_k"), "qkv": _always("q4_k"),
-        "down": lambda place: "q4_k" if place.early or (place.experts == 8 and place.often) else None}),
+    "iq3_m": Mixture(
+        base="iq3_s",
+        o8=True,
+        picks={
+            "v": _always("q4_k"),
+            "o": _always("q4_k"),
+            "qkv": _always("q4_k"),
+            "down": lambda place: "q4_k" if place.early or (place.experts == 8 and place.often) else None,
+        },
+    ),
     "iq4_nl": Mixture(base="iq4_nl", o8=True, picks=FOUR),
     "iq4_xs": Mixture(base="iq4_xs", o8=True, picks=FOUR),
     "tq1_0": Mixture(base="tq1_0", table="q4_k"),
@@ -147,7 +175,7 @@ FILE_TYPES: dict[str, Mixture] = {
     "q4_k_l": replace(Q4_K_M, head="q8_0", table="q8_0"),
     "q5_k_l": replace(Q5_K_M, head="q8_0", table="q8_0"),
     "q6_k_l": replace(Q6_K, head="q8_0", table="q8_0"),
-}  # fmt: skip
+}
 MOSTLY = "mostly_"
 MIXTURES = {name if name not in BLOCKS else MOSTLY + name: mixture for name, mixture in FILE_TYPES.items()}
 
@@ -169,8 +197,9 @@ def format_name(name: str) -> str:
         return dtype(name).name
     except InputError as error:
         known = [*sorted(PLAIN), *sorted(BLOCKS), *MIXTURES]
-        raise InputError("unknown dtype", field="dtype", value=name, allowed=", ".join(known),
-                         fix=near(name.lower()[:80], known)) from error  # fmt: skip
+        raise InputError(
+            "unknown dtype", field="dtype", value=name, allowed=", ".join(known), fix=near(name.lower()[:80], known)
+        ) from error
 
 
 def held(spec: Part, name: str, *, joined: bool = False) -> Held:
@@ -184,8 +213,12 @@ def held(spec: Part, name: str, *, joined: bool = False) -> Held:
         plain = dtype(format_name(name))
         return lambda path, weight, owner: plain.nbytes(weight)
     if not isinstance(spec, Model) or spec.encoder is not None or spec.n_vocab == 0:
-        raise InputError("this mixture is stated for whole models of text without an encoder", field="dtype",
-                         value=name, fix="name one format, such as q4_k or q8_0")  # fmt: skip
+        raise InputError(
+            "this mixture is stated for whole models of text without an encoder",
+            field="dtype",
+            value=name,
+            fix="name one format, such as q4_k or q8_0",
+        )
     types = _types(spec, found[1], joined)
     return lambda path, weight, owner: dtype(types[path]).nbytes(weight)
 

@@ -86,8 +86,13 @@ __all__ = [
 
 def _module(family: object, field: str) -> ModuleType:
     if not isinstance(family, str) or family not in FAMILIES:
-        raise InputError("missing" if family is None else "unknown family", field=field, value=family,
-                         allowed=", ".join(FAMILIES), fix=_instead(family))  # fmt: skip
+        raise InputError(
+            "missing" if family is None else "unknown family",
+            field=field,
+            value=family,
+            allowed=", ".join(FAMILIES),
+            fix=_instead(family),
+        )
     return import_module(FAMILIES[family])
 
 
@@ -100,8 +105,10 @@ def _instead(family: object) -> str:
     stem = re.match("[a-z]{3,}", family)
     akin = [name for name in FAMILIES if stem is not None and name.startswith(stem.group())]
     kin = f"akin, and right only where the model is built as theirs: {', '.join(akin)}; " if akin else ""
-    return (f"{kin}--allow-unread passes over keys, not families: describe the model as a spec JSON (docs/parts.md), "
-            "or plan its training by size alone, with `asbuilt plan train --parameters`")  # fmt: skip
+    return (
+        f"{kin}--allow-unread passes over keys, not families: describe the model as a spec JSON (docs/parts.md), "
+        "or plan its training by size alone, with `asbuilt plan train --parameters`"
+    )
 
 
 def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] = ()) -> Reading:
@@ -214,8 +221,12 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
         return replace(_covering(module.table(spec), spec, family), prefix=prefix)
     method = quantization.get("quant_method")
     if not reads_packed(family, quantization):
-        raise InputError(f"weights packed so are not read in {family}", field="quantization_config.quant_method",
-                         value=method, fix="use the unquantised checkpoint, or a GGUF file")  # fmt: skip
+        raise InputError(
+            f"weights packed so are not read in {family}",
+            field="quantization_config.quant_method",
+            value=method,
+            fix="use the unquantised checkpoint, or a GGUF file",
+        )
     return replace(_covering(module.PACKED[method](spec), spec, family), prefix=prefix)
 
 
@@ -239,8 +250,9 @@ def _covering(table: Table, spec: Model, family: str) -> Table:
 def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Reading:
     """Returns what a GGUF file's header says, by its `general.architecture`; arguments and errors as `read_config`."""
     module = _gguf_module(file.metadata.get("general.architecture"), f"{name}: general.architecture")
-    return _passing_over(lambda data, name: module.read_gguf(replace(file, metadata=data), name), file.metadata, name,
-                         allow_unread)  # fmt: skip
+    return _passing_over(
+        lambda data, name: module.read_gguf(replace(file, metadata=data), name), file.metadata, name, allow_unread
+    )
 
 
 def gguf_table(family: str, spec: Model) -> Table:
@@ -251,6 +263,10 @@ def gguf_table(family: str, spec: Model) -> Table:
 def _gguf_module(family: object, field: str) -> ModuleType:
     module = _module(family, field)
     if not hasattr(module, "read_gguf"):
-        raise InputError("GGUF files of this family are not read or written", field=field, value=family,
-                         fix="use the checkpoint folder")  # fmt: skip
+        raise InputError(
+            "GGUF files of this family are not read or written",
+            field=field,
+            value=family,
+            fix="use the checkpoint folder",
+        )
     return module

@@ -122,10 +122,12 @@ class Kin:
 
     def _block(self, d_model: int, stack: Stack, activation: Activation, *, causal: bool) -> Block:
         norm, heads, width = LayerNorm(d=d_model, eps=EPS), stack.n_heads, d_model // stack.n_heads
-        own = Attention(d_model=d_model, n_heads=heads, n_kv_heads=heads, d_head=width, causal=causal, bias=True,
-                        output_bias=True)  # fmt: skip
-        cross = CrossAttention(d_model=d_model, d_source=d_model, n_heads=heads, d_head=width, bias=True,
-                               output_bias=True)  # fmt: skip
+        own = Attention(
+            d_model=d_model, n_heads=heads, n_kv_heads=heads, d_head=width, causal=causal, bias=True, output_bias=True
+        )
+        cross = CrossAttention(
+            d_model=d_model, d_source=d_model, n_heads=heads, d_head=width, bias=True, output_bias=True
+        )
         ffn = MLP(d_model=d_model, d_ff=stack.d_ff, activation=activation, bias=True)
         bodies = {"attention": own, **({"cross": cross} if causal else {}), "ffn": ffn}
         before, after = (norm, None) if self.norm_first else (None, norm)
@@ -153,8 +155,14 @@ class Kin:
         reader.finish()
         spec = self.build(d_model=d_model, name=name, **sizes)
         start = {key: defaults[key] for key in ("decoder_start_token_id",) if key in defaults}
-        return Reading(spec=spec, carried=start | reader.carried, dtype=dtype, family=self.family,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+        return Reading(
+            spec=spec,
+            carried=start | reader.carried,
+            dtype=dtype,
+            family=self.family,
+            defaults=reader.defaults,
+            notes=reader.notes,
+        )
 
     def _pass_over(self, reader: ConfigReader) -> None:
         for key in ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "classif_dropout"):
@@ -246,8 +254,7 @@ def _read_stack(reader: ConfigReader, stack: str, d_model: int, defaults: dict[s
     heads = f"{stack}_attention_heads"
     n_heads = reader.size(heads, *also.get("attention_heads", ()), default=defaults["attention_heads"])
     divide(reader, d_model, "d_model", n_heads, heads)
-    return Stack(n_layers=n_layers, n_heads=n_heads,
-                 d_ff=reader.size(f"{stack}_ffn_dim", default=defaults["ffn_dim"]))  # fmt: skip
+    return Stack(n_layers=n_layers, n_heads=n_heads, d_ff=reader.size(f"{stack}_ffn_dim", default=defaults["ffn_dim"]))
 
 
 def _write_stack(stack: str, model: Model, names: tuple[str, ...], family: str) -> dict[str, Any]:

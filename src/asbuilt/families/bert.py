@@ -130,16 +130,26 @@ def read(config: dict[str, Any], name: str) -> Reading:
     """
     reader = ConfigReader(config, name)
     if config.get("architectures") == ["BertForPreTraining"]:
-        raise reader.error("architectures", "the next-sentence head is not read", value=config["architectures"],
-                           fix='say ["BertForMaskedLM"] to read its file without that head')  # fmt: skip
+        raise reader.error(
+            "architectures",
+            "the next-sentence head is not read",
+            value=config["architectures"],
+            fix='say ["BertForMaskedLM"] to read its file without that head',
+        )
     for key in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type"):
         reader.irrelevant(f"pooler_{key}", "of the first release's code, read by nobody")
     reader.irrelevant("directionality", "of the first release's code, read by nobody")
     dtype, sizes = read_sizes(reader, FAMILY, HEADS, DEFAULTS)
     sizes["n_positions"] = sizes.pop("rows")
     reader.finish()
-    return Reading(spec=build(name=name, **sizes), carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=build(name=name, **sizes),
+        carried=reader.carried,
+        dtype=dtype,
+        family=FAMILY,
+        defaults=reader.defaults,
+        notes=reader.notes,
+    )
 
 
 def read_sizes(

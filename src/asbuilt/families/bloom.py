@@ -43,8 +43,14 @@ STEMS = {
     "ffn.body.down": "mlp.dense_4h_to_h",
 }
 # what only the training code of the published files read
-TRAINING = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi",
-            "skip_bias_add", "skip_bias_add_qkv")  # fmt: skip
+TRAINING = (
+    "attention_softmax_in_fp32",
+    "bias_dropout_fusion",
+    "masked_softmax_fusion",
+    "offset_alibi",
+    "skip_bias_add",
+    "skip_bias_add_qkv",
+)
 
 
 def build(
@@ -108,8 +114,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     key = reader.spelled("n_head", "num_attention_heads") or "n_head"
     divide(reader, d_model, "hidden_size", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -19,11 +19,26 @@ from asbuilt.spec import MLP, Attention, Head, Model, RelativeProjection, RMSNor
 FAMILY = "chinchilla"
 
 
-def build(*, n_vocab: int, d_model: int, n_layers: int, n_heads: int, d_head: int, d_ff: int, max_positions: int,
-          tied: bool = True, name: str = FAMILY) -> Model:  # fmt: skip
+def build(
+    *,
+    n_vocab: int,
+    d_model: int,
+    n_layers: int,
+    n_heads: int,
+    d_head: int,
+    d_ff: int,
+    max_positions: int,
+    tied: bool = True,
+    name: str = FAMILY,
+) -> Model:
     """Returns the model of these dimensions; every layer projects the distances' sinusoids with a matrix of its own."""
-    attention = Attention(d_model=d_model, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head,
-                          positions=RelativeProjection(d_model=d_model, n_heads=n_heads, d_head=d_head))  # fmt: skip
+    attention = Attention(
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
+        d_head=d_head,
+        positions=RelativeProjection(d_model=d_model, n_heads=n_heads, d_head=d_head),
+    )
     norm = RMSNorm(d=d_model)
     block = pre_norm(attention, MLP(d_model=d_model, d_ff=d_ff, activation="gelu"), norm)
     return Model(
@@ -45,8 +60,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.require("hidden_size", sizes["d_model"] % 2 == 0, "an even number: a sine and a cosine of each frequency")
     spec = build(**sizes)
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -90,8 +90,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
         one.finish()
     spec = build(sizes, seen, d_shared=d_shared, end=end, name=name)
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
 
 
 def _tower(reader: ConfigReader, key: str, kind: str) -> ConfigReader:

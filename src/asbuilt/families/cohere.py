@@ -57,8 +57,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     logit_scale = reader.number("logit_scale", default=0.0625)
     reader.finish()
     spec = build(dimensions, eps=eps, bias=bias, logit_scale=logit_scale)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

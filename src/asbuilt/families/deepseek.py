@@ -76,8 +76,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
         bias=reader.flag("attention_bias", default=False),
     )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _read_router(reader: ConfigReader, dimensions: Dimensions) -> Router:
@@ -89,8 +90,13 @@ def _read_router(reader: ConfigReader, dimensions: Dimensions) -> Router:
     reader.require("num_experts_per_tok", top_k <= n_experts, f"at most the {n_experts} experts")
     renormalise = reader.flag("norm_topk_prob", default=False)
     reader.require("norm_topk_prob", top_k > 1 or not renormalise, "false where each token takes one expert")
-    return Router(d_model=dimensions.d_model, n_experts=n_experts, top_k=top_k, renormalise=renormalise,
-                  eps=EPS if renormalise else 0.0)  # fmt: skip
+    return Router(
+        d_model=dimensions.d_model,
+        n_experts=n_experts,
+        top_k=top_k,
+        renormalise=renormalise,
+        eps=EPS if renormalise else 0.0,
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

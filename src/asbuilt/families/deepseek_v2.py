@@ -42,8 +42,9 @@ def _read_router(reader: ConfigReader, d_model: int, n_layers: int) -> Router:
         reader.irrelevant(key, "training only")
     reader.only("scoring_func", "softmax", reason="this family scores by softmax")
     reader.only("norm_topk_prob", False, None, reason="transformers and the published code differ in what follows")
-    n_experts = reader.size("n_routed_experts", "num_experts", default=DEFAULTS["n_routed_experts"],
-                            most=MOST_EXPERTS // n_layers)  # fmt: skip
+    n_experts = reader.size(
+        "n_routed_experts", "num_experts", default=DEFAULTS["n_routed_experts"], most=MOST_EXPERTS // n_layers
+    )
     top_k = reader.size("num_experts_per_tok")
     limited = reader.choice("topk_method", choices=METHODS, default="greedy")
     groups = _read_groups(reader, n_experts) if limited else None

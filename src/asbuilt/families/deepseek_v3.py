@@ -43,15 +43,24 @@ EPS = 1e-20  # of the sum that chosen scores are divided by
 
 def usual_router(d_model: int, n_experts: int, top_k: int, scale: float) -> Router:
     """Returns a router of this family to one group of experts."""
-    return Router(d_model=d_model, n_experts=n_experts, top_k=top_k, scoring="sigmoid", renormalise=True,
-                  correction=True, eps=EPS, scale=scale)  # fmt: skip
+    return Router(
+        d_model=d_model,
+        n_experts=n_experts,
+        top_k=top_k,
+        scoring="sigmoid",
+        renormalise=True,
+        correction=True,
+        eps=EPS,
+        scale=scale,
+    )
 
 
 def _read_router(reader: ConfigReader, d_model: int, n_layers: int) -> Router:
     reader.only("scoring_func", "sigmoid", reason="this family scores by sigmoid")
     reader.only("topk_method", "noaux_tc", reason="this family chooses by corrected scores, within groups")
-    return experts.read_grouped_router(reader, d_model, n_layers, DEFAULTS, scoring="sigmoid", score="two_best",
-                                       correction=True, eps=EPS)  # fmt: skip
+    return experts.read_grouped_router(
+        reader, d_model, n_layers, DEFAULTS, scoring="sigmoid", score="two_best", correction=True, eps=EPS
+    )
 
 
 def _write_router(router: Router, carried: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,8 +139,13 @@ def read_dimensions(reader: ConfigReader, defaults: Mapping[str, Any]) -> Dimens
     n_heads = reader.size("num_attention_heads", default=defaults["num_attention_heads"])
     d_head = head_width(reader, d_model, n_heads, defaults.get("head_dim"))
     context = reader.size("max_position_embeddings", default=defaults["max_position_embeddings"])
-    rotary = read_rotary(reader, d_head, context, default_theta=defaults.get("rope_theta", 10000.0),
-                         partial=defaults.get("partial_rotary_factor"))  # fmt: skip
+    rotary = read_rotary(
+        reader,
+        d_head,
+        context,
+        default_theta=defaults.get("rope_theta", 10000.0),
+        partial=defaults.get("partial_rotary_factor"),
+    )
     usual = defaults["num_key_value_heads"]
     kv_heads = reader.size("num_key_value_heads", default=usual or n_heads, null=n_heads, derived=usual is None)
     divide(reader, n_heads, "num_attention_heads", kv_heads, "num_key_value_heads")
@@ -171,8 +176,12 @@ def head_width(reader: ConfigReader, d_model: int, n_heads: int, default: int | 
         return d_head
     d_head = divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
     if d_head % 2:
-        raise reader.error("head_dim", "missing, and hidden_size / num_attention_heads is odd", value=d_head,
-                           allowed="an even number: rotary positions turn pairs")  # fmt: skip
+        raise reader.error(
+            "head_dim",
+            "missing, and hidden_size / num_attention_heads is odd",
+            value=d_head,
+            allowed="an even number: rotary positions turn pairs",
+        )
     return d_head
 
 
@@ -282,8 +291,12 @@ def read_chunked(reader: ConfigReader) -> None:
     chunk, local = inner.size("chunk_size"), inner.size("local_size")
     inner.require("local_size", local < chunk, f"less than chunk_size = {chunk}")
     inner.irrelevant("original_max_position_embeddings", "told by the chunks")
-    for name in ("sparse_attention_config", "sparse_attention_enabled", "sparse_attention_threshold",
-                 "sparse_attention_last_q"):  # fmt: skip
+    for name in (
+        "sparse_attention_config",
+        "sparse_attention_enabled",
+        "sparse_attention_threshold",
+        "sparse_attention_last_q",
+    ):
         inner.irrelevant(name, "which scores an engine leaves out")
     inner.finish()
     note = f"attention is whole, as in transformers: engines that chunk it differ beyond {chunk - local} tokens"

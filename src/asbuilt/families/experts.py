@@ -21,8 +21,16 @@ CORRECTION = "e_score_correction_bias"  # what the checkpoints call Router.corre
 GROUPS = ("n_group", "topk_group")
 
 
-def read_router(reader: ConfigReader, d_model: int, n_layers: int, keys: tuple[str, ...], *, n_experts: int,
-                top_k: int, renormalise: bool) -> Router:  # fmt: skip
+def read_router(
+    reader: ConfigReader,
+    d_model: int,
+    n_layers: int,
+    keys: tuple[str, ...],
+    *,
+    n_experts: int,
+    top_k: int,
+    renormalise: bool,
+) -> Router:
     """Returns the softmax router of a config; `keys` spell the number of experts, `n_experts` and `top_k` are defaults.
 
     Raises InputError for experts that are more than can be named, or fewer than each token takes.
@@ -52,8 +60,9 @@ def read_grouped_router(
     """
     for key in ("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux"):
         reader.irrelevant(key, "training only")
-    experts = reader.size("n_routed_experts", "num_local_experts", default=defaults["n_routed_experts"],
-                          most=MOST_EXPERTS // n_layers)  # fmt: skip
+    experts = reader.size(
+        "n_routed_experts", "num_local_experts", default=defaults["n_routed_experts"], most=MOST_EXPERTS // n_layers
+    )
     chosen = reader.size("num_experts_per_tok", default=defaults["num_experts_per_tok"])
     n_groups, top_groups = (reader.size(key, default=defaults[key]) for key in GROUPS)
     size, rest = divmod(experts, n_groups)

@@ -126,10 +126,19 @@ def read(config: dict[str, Any], name: str) -> Reading:
     }
     reader.only("ff_factor", sizes["d_ff"] // d_model, reason="what ffn_hidden_size says, in an older spelling")
     reader.finish()
-    spec = build(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, max_positions=context, rotary=rotary,
-                 kind=kind, name=name, **sizes)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    spec = build(
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        max_positions=context,
+        rotary=rotary,
+        kind=kind,
+        name=name,
+        **sizes,
+    )
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _generation(reader: ConfigReader, n_heads: int) -> tuple[str, int]:
@@ -191,8 +200,12 @@ def _write_generation(kind: str, attention: Attention) -> dict[str, Any]:
         norms = 2 if kind == TWO_NORMS else 1
         return {"new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": norms}
     if kv_heads not in (1, n_heads):
-        raise InputError(f"a {FAMILY} config cannot express this", field="blocks.0.attention.body.n_kv_heads",
-                         value=kv_heads, allowed=f"1 or {n_heads}")  # fmt: skip
+        raise InputError(
+            f"a {FAMILY} config cannot express this",
+            field="blocks.0.attention.body.n_kv_heads",
+            value=kv_heads,
+            allowed=f"1 or {n_heads}",
+        )
     older = {"new_decoder_architecture": False, "multi_query": kv_heads == 1, "parallel_attn": kind == ONE_NORM}
     return older if kv_heads == 1 else older | {"num_kv_heads": n_heads}
 

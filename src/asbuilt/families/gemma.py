@@ -165,8 +165,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     activation = _activation(reader)
     reader.finish()
     spec = build(layers=((rotary, None),) * depth, activation=activation, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _activation(reader: ConfigReader) -> Activation:

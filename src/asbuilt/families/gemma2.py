@@ -57,8 +57,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     layers = tuple((rotary, window) for window in windows)
     spec = gemma.build(layers=layers, sandwich=True, name=name, **sizes, **more)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def read_windows(reader: ConfigReader, usual: tuple[str, ...]) -> tuple[int | None, ...]:

@@ -12,8 +12,15 @@ from asbuilt.families import gemma3_text
 from asbuilt.families.clip import nested
 from asbuilt.families.common import read_common
 from asbuilt.families.fused import expect
+from asbuilt.families.multimodal import (
+    multimodal_table,
+    read_around,
+    read_placeholder,
+    read_text,
+    vision_of,
+    write_multimodal,
+)
 from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.seeing import read_around, read_placeholder, read_text, seeing_table, vision_of, write_seeing
 from asbuilt.families.table import Table, Transpose, entry
 from asbuilt.families.towers import SIGLIP_DEFAULTS, read_tower, read_tower_common, tower, write_tower
 from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, TiedHead, Vision
@@ -67,8 +74,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("mm_tokens_per_image", "told by the projector, up to a rest")
     reader.finish()
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
@@ -83,7 +89,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         "mm_tokens_per_image": said if same else vision.n_tokens,
         "tie_word_embeddings": isinstance(spec.head, TiedHead),
     }
-    return write_seeing(spec, gemma3_text, written, carried, dtype, FAMILY, read)
+    return write_multimodal(spec, gemma3_text, written, carried, dtype, FAMILY, read)
 
 
 def table(spec: Model) -> Table:
@@ -92,4 +98,4 @@ def table(spec: Model) -> Table:
         entry("vision.projector.weight", "multi_modal_projector.mm_input_projection_weight", Transpose()),
         entry("vision.projector.norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
     ]
-    return seeing_table(spec, gemma3_text.table(replace(spec, vision=None)), projector, FAMILY)
+    return multimodal_table(spec, gemma3_text.table(replace(spec, vision=None)), projector, FAMILY)

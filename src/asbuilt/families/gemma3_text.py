@@ -60,8 +60,9 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     reader.finish()
     layers = tuple((full if window is None else local, window) for window in windows)
     spec = gemma.build(layers=layers, sandwich=True, head_norms=True, name=name, **sizes, **more)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _usual(reader: ConfigReader, n_layers: int) -> tuple[str, ...]:

@@ -48,8 +48,9 @@ EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up
 
 def usual_router(d_model: int, n_experts: int, top_k: int) -> Router:
     """Returns a router of this family to one group of experts."""
-    return Router(d_model=d_model, n_experts=n_experts, top_k=top_k, scoring="sigmoid", renormalise=True,
-                  correction=True, eps=EPS)  # fmt: skip
+    return Router(
+        d_model=d_model, n_experts=n_experts, top_k=top_k, scoring="sigmoid", renormalise=True, correction=True, eps=EPS
+    )
 
 
 def build(
@@ -80,8 +81,16 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader = ConfigReader(config, name)
     dtype = read_common(reader, FAMILY, HEADS)
     dimensions = shared.read_dimensions(reader, DEFAULTS)
-    router = experts.read_grouped_router(reader, dimensions.d_model, dimensions.n_layers, DEFAULTS, scoring="sigmoid",
-                                         score="two_best", correction=True, eps=EPS)  # fmt: skip
+    router = experts.read_grouped_router(
+        reader,
+        dimensions.d_model,
+        dimensions.n_layers,
+        DEFAULTS,
+        scoring="sigmoid",
+        score="two_best",
+        correction=True,
+        eps=EPS,
+    )
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
     spec = build(
         dimensions,
@@ -95,8 +104,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
         n_predictors=predictors.read_count(reader),
     )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

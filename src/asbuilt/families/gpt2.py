@@ -156,8 +156,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     key = reader.spelled("n_head", "num_attention_heads") or "n_head"
     divide(reader, d_model, "n_embd", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, n_positions=n_positions, max_positions=context, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _first(spec: Model) -> tuple[Attention, MLP, LayerNorm, LearnedPositions]:
@@ -283,8 +284,9 @@ def read_gguf(file: GGUFFile, name: str) -> Reading:
     reader.require(f"{FAMILY}.context_length", context <= n_positions, f"at most the {n_positions} positions stored")
     divide(reader, d_model, f"{FAMILY}.embedding_length", n_heads, f"{FAMILY}.attention.head_count")
     spec = build(d_model=d_model, n_heads=n_heads, n_positions=n_positions, max_positions=context, name=name, **sizes)
-    return Reading(spec=spec, carried=carried_tokens(file), dtype=stored_dtype(file, "blk.0.attn_qkv.weight"),
-                   family=FAMILY)  # fmt: skip
+    return Reading(
+        spec=spec, carried=carried_tokens(file), dtype=stored_dtype(file, "blk.0.attn_qkv.weight"), family=FAMILY
+    )
 
 
 def gguf_table(spec: Model) -> Table:

@@ -117,8 +117,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     }
     reader.finish()
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, rotary=rotary, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

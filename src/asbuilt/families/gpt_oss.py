@@ -33,8 +33,14 @@ DEFAULTS: dict[str, Any] = {
     "rope_theta": 150000.0,
 }
 # what a config that says nothing of it means
-ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-        "original_max_position_embeddings": 4096}  # fmt: skip
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 GATE = ClampedGate(alpha=1.702, limit=7.0)
 STEMS = shared.NORM_STEMS | shared.ATTENTION_STEMS | {"ffn.body.router": "mlp.router"}
 STEMS |= {"attention.body.sinks": "self_attn.sinks"}
@@ -67,21 +73,31 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("initial_context_length", "told by the rotary parameters")
     reader.only("hidden_act", "silu", reason="the experts of this family open by a widened silu")
     dimensions = shared.read_dimensions(reader, DEFAULTS)
-    router = experts.read_router(reader, dimensions.d_model, dimensions.n_layers, ("num_local_experts", "num_experts"),
-                                 n_experts=128, top_k=4, renormalise=True)  # fmt: skip
+    router = experts.read_router(
+        reader,
+        dimensions.d_model,
+        dimensions.n_layers,
+        ("num_local_experts", "num_experts"),
+        n_experts=128,
+        top_k=4,
+        renormalise=True,
+    )
     reader.only("experts_per_token", router.top_k, reason="another spelling of num_experts_per_tok, which is read")
     spec = build(
         dimensions,
         replace(router, bias=True),
         windows=_read_windows(reader, dimensions.n_layers),
-        gating=ClampedGate(alpha=reader.number("swiglu_alpha", default=GATE.alpha),
-                           limit=reader.number("swiglu_limit", default=GATE.limit)),
+        gating=ClampedGate(
+            alpha=reader.number("swiglu_alpha", default=GATE.alpha),
+            limit=reader.number("swiglu_limit", default=GATE.limit),
+        ),
         eps=reader.number("rms_norm_eps", default=1e-5, most=1.0),
         bias=reader.flag("attention_bias", default=True),
-    )  # fmt: skip
+    )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _read_windows(reader: ConfigReader, n_layers: int) -> tuple[int | None, ...]:

@@ -66,8 +66,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
         logit_scale=1 / reader.number("logits_scaling", default=1.0, above=1 / LARGEST_NUMBER),
     )
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -34,8 +34,12 @@ from asbuilt.spec import (
 INNER_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says: so in the published code and in transformers
 DERIVED = ("head_dim", "qk_head_dim")
 # config key -> field of the part
-WIDTHS = {"kv_lora_rank": "kv_rank", "qk_nope_head_dim": "d_nope", "qk_rope_head_dim": "d_rope",
-          "v_head_dim": "d_value"}  # fmt: skip
+WIDTHS = {
+    "kv_lora_rank": "kv_rank",
+    "qk_nope_head_dim": "d_nope",
+    "qk_rope_head_dim": "d_rope",
+    "v_head_dim": "d_value",
+}
 
 ATTENTION_STEMS = {
     f"attention.body.{part}": f"self_attn.{name}"
@@ -142,8 +146,9 @@ def read(family: Family, config: dict[str, Any], name: str) -> Reading:
     )
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=family.name,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=family.name, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _read_attention(reader: ConfigReader, family: Family, d_model: int, context: int) -> LatentAttention:
@@ -280,9 +285,18 @@ def _joined_entries(spec: Model) -> list[Entry]:
             continue  # whatever it is, it has names of its own or none
         at, stored = f"blocks.{i}.attention.body", f"model.layers.{i}.self_attn"
         for kind in ("weight", "bias") if body.bias else ("weight",):
-            entries.append(Entry(paths=(f"{at}.kv_down.{kind}", f"{at}.k_rope.{kind}"),
-                                 names=(f"{stored}.kv_a_proj_with_mqa.{kind}",),
-                                 layout=Concat((body.kv_rank, body.d_rope))))  # fmt: skip
-        entries.append(Entry(paths=(f"{at}.k_up.weight", f"{at}.v_up.weight"), names=(f"{stored}.kv_b_proj.weight",),
-                             layout=Interleave(body.n_heads, (body.d_nope, body.d_value))))  # fmt: skip
+            entries.append(
+                Entry(
+                    paths=(f"{at}.kv_down.{kind}", f"{at}.k_rope.{kind}"),
+                    names=(f"{stored}.kv_a_proj_with_mqa.{kind}",),
+                    layout=Concat((body.kv_rank, body.d_rope)),
+                )
+            )
+        entries.append(
+            Entry(
+                paths=(f"{at}.k_up.weight", f"{at}.v_up.weight"),
+                names=(f"{stored}.kv_b_proj.weight",),
+                layout=Interleave(body.n_heads, (body.d_nope, body.d_value)),
+            )
+        )
     return entries

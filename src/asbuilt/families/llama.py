@@ -147,10 +147,19 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     }
     reader.finish()
     divide(reader, n_heads, "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
-    spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, rotary=rotary, name=name,
-                 attention_bias=bias, output_bias=bias, **sizes)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    spec = build(
+        d_model=d_model,
+        n_heads=n_heads,
+        max_positions=context,
+        rotary=rotary,
+        name=name,
+        attention_bias=bias,
+        output_bias=bias,
+        **sizes,
+    )
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _parts(spec: Model) -> tuple[Attention, GatedMLP, RMSNorm, Rotary]:
@@ -252,8 +261,9 @@ def read_gguf(file: GGUFFile, name: str) -> Reading:
         name=name,
         **sizes,
     )
-    return Reading(spec=spec, carried=carried_tokens(file), dtype=stored_dtype(file, "blk.0.attn_q.weight"),
-                   family=FAMILY)  # fmt: skip
+    return Reading(
+        spec=spec, carried=carried_tokens(file), dtype=stored_dtype(file, "blk.0.attn_q.weight"), family=FAMILY
+    )
 
 
 def _gguf_head_width(reader: ConfigReader, d_model: int, n_heads: int) -> int:

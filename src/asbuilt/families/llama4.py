@@ -13,9 +13,9 @@ from asbuilt.families import llama4_text, towers
 from asbuilt.families.clip import nested
 from asbuilt.families.common import named_entries, read_common
 from asbuilt.families.fused import expect
+from asbuilt.families.multimodal import TEXT, read_around, read_placeholder, read_text, vision_of, write_multimodal
 from asbuilt.families.reader import ConfigReader, Reading
 from asbuilt.families.rotary import read_rotary
-from asbuilt.families.seeing import TEXT, read_around, read_placeholder, read_text, vision_of, write_seeing
 from asbuilt.families.table import Entry, Flattened, Table, entry, respelled
 from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, TiedHead, Vision
 
@@ -24,9 +24,16 @@ HEADS = ("Llama4ForConditionalGeneration",)
 IMAGES = "llama4_vision_model"
 # of transformers' Llama4VisionConfig, whose code norms with 1e-5 whatever the config says
 DEFAULTS: dict[str, Any] = {
-    "hidden_size": 768, "intermediate_size": 5632, "num_hidden_layers": 34, "num_attention_heads": 16,
-    "num_channels": 3, "image_size": 448, "patch_size": 14, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
-}  # fmt: skip
+    "hidden_size": 768,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 448,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+}
 D_OUTPUT, D_PROJECTOR, RATIO = 7680, 4096, 0.5
 STEMS = towers.STEMS | {
     "attention.norm": "input_layernorm",
@@ -64,8 +71,9 @@ def build(
     """
     grid = images["image_size"] // images["patch_size"]
     turned = Rotary(d_rotary=images["d_model"] // images["n_heads"], theta=theta, pairing="adjacent", grid=grid)
-    projector = MLPProjector(widths=(images["d_model"] * merge**2, width, width, text.d_model), activation="gelu",
-                             merge=merge)  # fmt: skip
+    projector = MLPProjector(
+        widths=(images["d_model"] * merge**2, width, width, text.d_model), activation="gelu", merge=merge
+    )
     tower = towers.tower(**images, class_token="last", pre_norm=True, rotary=turned)
     return replace(text, vision=Vision(tower=tower, projector=projector, placeholder=placeholder))
 
@@ -88,8 +96,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     spec = build(text.spec, seen, placeholder=placeholder, width=width, merge=merge, theta=theta)
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
 
 
 def _read_tower(images: ConfigReader) -> tuple[dict[str, Any], int, int, float]:
@@ -139,7 +146,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         "vision_config": images,
         "tie_word_embeddings": isinstance(spec.head, TiedHead),
     }
-    return write_seeing(spec, llama4_text, written, carried, dtype, FAMILY, read)
+    return write_multimodal(spec, llama4_text, written, carried, dtype, FAMILY, read)
 
 
 def table(spec: Model) -> Table:

@@ -76,8 +76,10 @@ def build(
     """
     norm = RMSNorm(d=dimensions.d_model, eps=eps)
     of_head = RMSNorm(d=dimensions.head_width, eps=eps, gain="none") if head_norms else None
-    turns = replace(dimensions.attention(bias=bias, output_bias=bias, q_norm=of_head, k_norm=of_head),
-                    positions=replace(dimensions.rotary, pairing="adjacent"))  # fmt: skip
+    turns = replace(
+        dimensions.attention(bias=bias, output_bias=bias, q_norm=of_head, k_norm=of_head),
+        positions=replace(dimensions.rotary, pairing="adjacent"),
+    )
     plain = replace(dimensions.attention(turned=False, bias=bias, output_bias=bias), temperature=temperature)
     mixture = replace(experts.mixture(dimensions, router), weighs="inputs", shared=dimensions.gated())
     dense = replace(dimensions.gated(), d_ff=d_dense)
@@ -94,16 +96,18 @@ def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
     dtype = read_common(reader, FAMILY, HEADS)
     spec = read_spec(reader)
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def read_spec(reader: ConfigReader) -> Model:
     """Returns the model of a text config, what every config may carry having been read."""
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     layers = dimensions.n_layers
-    router = experts.read_router(reader, dimensions.d_model, layers, ("num_local_experts",), n_experts=16, top_k=1,
-                                 renormalise=False)  # fmt: skip
+    router = experts.read_router(
+        reader, dimensions.d_model, layers, ("num_local_experts",), n_experts=16, top_k=1, renormalise=False
+    )
     reader.irrelevant("intermediate_size_mlp", "of the dense layers, where there are any")
     reader.irrelevant("for_llm_compressor", "how a tool lays out the experts")
     turned = _read_turned(reader, layers)
@@ -154,8 +158,11 @@ def _read_sparse(reader: ConfigReader, n_layers: int) -> tuple[bool, ...]:
     ok = isinstance(said, list) and all(is_whole(x) for x in said)
     reader.require("moe_layers", ok, "a list of layers")
     sparse = tuple(i in set(said) for i in range(n_layers))
-    reader.require("moe_layers" if reader.given("moe_layers") else "interleave_moe_layer_step", any(sparse),
-                   "such that some layer has experts")  # fmt: skip
+    reader.require(
+        "moe_layers" if reader.given("moe_layers") else "interleave_moe_layer_step",
+        any(sparse),
+        "such that some layer has experts",
+    )
     return sparse
 
 

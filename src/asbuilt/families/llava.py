@@ -12,8 +12,8 @@ from asbuilt.families import llama
 from asbuilt.families.clip import IMAGES, nested
 from asbuilt.families.common import ACTIVATION_NAMES, read_common
 from asbuilt.families.fused import expect
+from asbuilt.families.multimodal import multimodal_table, read_placeholder, read_text, vision_of, write_multimodal
 from asbuilt.families.reader import ConfigReader, Reading, is_whole
-from asbuilt.families.seeing import read_placeholder, read_text, seeing_table, vision_of, write_seeing
 from asbuilt.families.table import Table, entry
 from asbuilt.families.towers import (
     CLIP_DEFAULTS,
@@ -29,9 +29,13 @@ FAMILY = "llava"
 HEADS = ("LlavaForConditionalGeneration",)
 # Where no tower is described at all, CLIP's large one.
 LARGE = CLIP_DEFAULTS | {
-    "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
     "num_attention_heads": 16,
-}  # fmt: skip
+}
 
 
 def build(
@@ -90,8 +94,7 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.irrelevant("vision_feature_layer", "counted from above or below, as it was")
     reader.finish()
     carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
 
 
 def _layers(reader: ConfigReader, n_layers: int) -> int:
@@ -118,7 +121,7 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
         "vision_feature_select_strategy": "full" if vision.keep_class else "default",
         "tie_word_embeddings": isinstance(spec.head, TiedHead),
     }
-    return write_seeing(spec, llama, written, carried, dtype, FAMILY, read)
+    return write_multimodal(spec, llama, written, carried, dtype, FAMILY, read)
 
 
 def table(spec: Model) -> Table:
@@ -129,4 +132,4 @@ def table(spec: Model) -> Table:
     for name in held:
         stem, _, kind = name.partition(".")
         projector.append(entry(f"vision.projector.{name}", f"multi_modal_projector.{stored.get(stem, stem)}.{kind}"))
-    return seeing_table(spec, llama.table(replace(spec, vision=None)), projector, FAMILY)
+    return multimodal_table(spec, llama.table(replace(spec, vision=None)), projector, FAMILY)

@@ -52,8 +52,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     window = shared.read_window(reader, 4096)
     reader.finish()
     spec = build(dimensions, eps=eps, window=window)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

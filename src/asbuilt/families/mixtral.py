@@ -32,8 +32,10 @@ DEFAULTS: dict[str, Any] = {
 }
 STEMS = shared.NORM_STEMS | shared.ATTENTION_STEMS | {"ffn.body.router": "block_sparse_moe.gate"}
 # w1 is the gate, w3 what is gated, w2 leads back
-EXPERTS = {part: f"block_sparse_moe.experts.{{}}.{name}.weight"
-           for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}  # fmt: skip
+EXPERTS = {
+    part: f"block_sparse_moe.experts.{{}}.{name}.weight"
+    for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
 
 
 def build(dimensions: Dimensions, router: Router, *, eps: float = 1e-5, window: int | None = None) -> Model:
@@ -51,14 +53,22 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.only("attention_bias", False, None, reason="this family has no biases")
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     reader.irrelevant("head_dim", "carried so that a null, which means hidden_size / num_attention_heads, stays one")
-    router = experts.read_router(reader, dimensions.d_model, dimensions.n_layers, ("num_local_experts", "num_experts"),
-                                 n_experts=8, top_k=2, renormalise=True)  # fmt: skip
+    router = experts.read_router(
+        reader,
+        dimensions.d_model,
+        dimensions.n_layers,
+        ("num_local_experts", "num_experts"),
+        n_experts=8,
+        top_k=2,
+        renormalise=True,
+    )
     eps = reader.number("rms_norm_eps", default=1e-5, most=1.0)
     window = shared.read_window(reader, None)
     reader.finish()
     spec = build(dimensions, router, eps=eps, window=window)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -53,8 +53,10 @@ STEMS = {
     "ffn.norm": "mlp_norm",
     "ffn.body.down": "mlp.Wo",
 }
-FUSED = {"attn.Wqkv": ("attention.body.q", "attention.body.k", "attention.body.v"),
-         "mlp.Wi": ("ffn.body.gate", "ffn.body.up")}  # fmt: skip
+FUSED = {
+    "attn.Wqkv": ("attention.body.q", "attention.body.k", "attention.body.v"),
+    "mlp.Wi": ("ffn.body.gate", "ffn.body.up"),
+}
 
 IRRELEVANT = {
     "training only": ("embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"),
@@ -147,8 +149,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sizes |= _read_head(reader, d_model, sizes["eps"], norm_bias) if masked else _no_head(reader)
     reader.finish()
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, norm_bias=norm_bias, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _read_head(reader: ConfigReader, d_model: int, eps: float, norm_bias: bool) -> dict[str, Any]:

@@ -114,8 +114,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     key = reader.spelled("n_heads", "num_attention_heads") or "n_heads"
     divide(reader, d_model, "d_model", n_heads, key)
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _scale(reader: ConfigReader, d_head: float) -> float | None:

@@ -29,11 +29,18 @@ def read(config: dict[str, Any], name: str) -> Reading:
     tied = reader.flag("tie_word_embeddings", default=True)
     d_ff = reader.size("d_ff", default=DEFAULTS["d_ff"])
     reader.finish()
-    spec = t5.build(sizes, d_ff=d_ff, n_layers=n_layers, n_decoder_layers=n_decoder_layers, activation=activation,
-                    gated=gated, tied=tied, scaled=False)  # fmt: skip
+    spec = t5.build(
+        sizes,
+        d_ff=d_ff,
+        n_layers=n_layers,
+        n_decoder_layers=n_decoder_layers,
+        activation=activation,
+        gated=gated,
+        tied=tied,
+        scaled=False,
+    )
     carried = {"decoder_start_token_id": 0} | reader.carried
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -47,8 +47,14 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     bias = reader.flag("attention_bias", default=False)
     reader.finish()
-    return Reading(spec=build(dimensions, bias=bias), carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=build(dimensions, bias=bias),
+        carried=reader.carried,
+        dtype=dtype,
+        family=FAMILY,
+        defaults=reader.defaults,
+        notes=reader.notes,
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

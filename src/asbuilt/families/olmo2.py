@@ -45,8 +45,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     bias = reader.flag("attention_bias", default=False)
     reader.finish()
     spec = build(dimensions, eps=eps, bias=bias)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

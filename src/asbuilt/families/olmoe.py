@@ -55,15 +55,22 @@ def read(config: dict[str, Any], name: str) -> Reading:
     dimensions = shared.read_dimensions(reader, DEFAULTS)
     whole = dimensions.n_heads * dimensions.rotary.d_rotary == dimensions.d_model
     reader.require("head_dim", whole, "hidden_size / num_attention_heads: the query norm is hidden_size wide")
-    router = experts.read_router(reader, dimensions.d_model, dimensions.n_layers, ("num_experts", "num_local_experts"),
-                                 n_experts=64, top_k=8,
-                                 renormalise=reader.flag("norm_topk_prob", default=False))  # fmt: skip
+    router = experts.read_router(
+        reader,
+        dimensions.d_model,
+        dimensions.n_layers,
+        ("num_experts", "num_local_experts"),
+        n_experts=64,
+        top_k=8,
+        renormalise=reader.flag("norm_topk_prob", default=False),
+    )
     eps = reader.number("rms_norm_eps", default=1e-5, most=1.0)
     bias = reader.flag("attention_bias", default=False)
     reader.finish()
     spec = build(dimensions, router, eps=eps, bias=bias)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -141,8 +141,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
     spec = build(d_model=d_model, n_heads=n_heads, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

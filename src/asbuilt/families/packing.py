@@ -61,8 +61,9 @@ def block_scales(family: str, spec: Model, quantization: Mapping[str, Any] | Non
         raise InputError("not allowed", field=f"{FIELD}.{BLOCK}", value=tile, allowed="[rows, columns]")
     shapes = dict(_stored_matrices(family, spec))
     plain = left_out(quantization, shapes)
-    return sum(-(-rows // tile[0]) * -(-columns // tile[1])
-               for name, (rows, columns) in shapes.items() if name not in plain)  # fmt: skip
+    return sum(
+        -(-rows // tile[0]) * -(-columns // tile[1]) for name, (rows, columns) in shapes.items() if name not in plain
+    )
 
 
 def _stored_matrices(family: str, spec: Model) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -87,8 +88,12 @@ def holding(family: str, spec: Model, dtype: str) -> Held:
     if find_mixture(dtype) is None:
         return held(spec, dtype)
     if family in RULES_OF_THEIR_OWN:
-        raise InputError(f"this mixture is not stated for {family}", field="dtype", value=dtype,
-                         fix="name one format, such as q4_k or q8_0")  # fmt: skip
+        raise InputError(
+            f"this mixture is not stated for {family}",
+            field="dtype",
+            value=dtype,
+            fix="name one format, such as q4_k or q8_0",
+        )
     return held(spec, dtype, joined=bool(family) and _joined(family, spec))
 
 

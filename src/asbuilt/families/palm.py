@@ -29,11 +29,23 @@ from asbuilt.spec import (
 FAMILY = "palm"
 
 
-def build(*, n_vocab: int, d_model: int, n_layers: int, n_heads: int, d_head: int, d_ff: int, max_positions: int,
-          n_kv_heads: int = 1, tied: bool = True, name: str = FAMILY) -> Model:  # fmt: skip
+def build(
+    *,
+    n_vocab: int,
+    d_model: int,
+    n_layers: int,
+    n_heads: int,
+    d_head: int,
+    d_ff: int,
+    max_positions: int,
+    n_kv_heads: int = 1,
+    tied: bool = True,
+    name: str = FAMILY,
+) -> Model:
     """Returns the model of these dimensions; a tied head's logits are scaled by d_model^-0.5 (the paper, section 5)."""
-    attention = Attention(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head,
-                          positions=Rotary(d_rotary=d_head))  # fmt: skip
+    attention = Attention(
+        d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, positions=Rotary(d_rotary=d_head)
+    )
     ffn = GatedMLP(d_model=d_model, d_ff=d_ff, activation="silu")
     norm = LayerNorm(d=d_model, bias=False)
     block = Block(branches=(Branch(name="both", norm=norm, body=Parallel(attention=attention, ffn=ffn)),))
@@ -62,8 +74,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.require("num_key_value_heads", n_heads % kv_heads == 0, f"a divisor of num_attention_heads = {n_heads}")
     spec = build(**sizes, n_kv_heads=kv_heads)
     reader.finish()
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

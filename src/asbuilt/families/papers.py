@@ -42,5 +42,9 @@ def write_sizes(spec: Model, family: str, attention: Attention, ffn: FeedForward
 
 def no_tensors(family: str) -> InputError:
     """Returns the InputError that says why there is no table of tensors."""
-    return InputError("no checkpoints of this family were published, so its tensors have no names", field="family",
-                      value=family, fix="write the spec as JSON")  # fmt: skip
+    return InputError(
+        "no checkpoints of this family were published, so its tensors have no names",
+        field="family",
+        value=family,
+        fix="write the spec as JSON",
+    )

@@ -256,8 +256,12 @@ def matched(patterns: Iterable[object], names: Iterable[str], field: str) -> set
 
 def _pattern(said: object, field: str) -> str:
     if not isinstance(said, str) or not said or len(said) > LONGEST or not said.isascii() or not said.isprintable():
-        raise InputError("not a pattern of names", field=field, value=said,
-                         allowed="a module's name, with * for anything, or re: and an expression")  # fmt: skip
+        raise InputError(
+            "not a pattern of names",
+            field=field,
+            value=said,
+            allowed="a module's name, with * for anything, or re: and an expression",
+        )
     return said if said.startswith(REGEX) else plain_name(said)
 
 

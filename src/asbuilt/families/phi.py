@@ -126,8 +126,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     divide(reader, n_heads, "num_attention_heads", sizes["n_kv_heads"], "num_key_value_heads")
     spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, name=name, **sizes)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _wrong(path: str, value: Part | None, kind: type[Part]) -> InputError:

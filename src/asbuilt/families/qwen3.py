@@ -46,8 +46,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     windows = read_windows(reader, dimensions.n_layers)
     reader.finish()
     spec = build(dimensions, eps=eps, bias=bias, windows=windows)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def read_usual_attention(reader: ConfigReader, bias: bool) -> None:

@@ -64,9 +64,15 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.only("shared_expert_intermediate_size", 0, None, reason="this family has no shared expert")
     reader.only("num_shared_experts", 0, None, reason="this family has no shared expert")
     reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
-    router = experts.read_router(reader, dimensions.d_model, dimensions.n_layers, ("num_experts", "num_local_experts"),
-                                 n_experts=128, top_k=8,
-                                 renormalise=reader.flag("norm_topk_prob", default=False))  # fmt: skip
+    router = experts.read_router(
+        reader,
+        dimensions.d_model,
+        dimensions.n_layers,
+        ("num_experts", "num_local_experts"),
+        n_experts=128,
+        top_k=8,
+        renormalise=reader.flag("norm_topk_prob", default=False),
+    )
     d_expert = reader.size("moe_intermediate_size", default=768)
     eps = reader.number("rms_norm_eps", default=1e-6, most=1.0)
     bias = reader.flag("attention_bias", default=False)
@@ -75,8 +81,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     window = _read_window(reader)
     reader.finish()
     spec = build(dimensions, router, d_expert=d_expert, dense=dense, eps=eps, bias=bias, window=window)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _read_dense(reader: ConfigReader, n_layers: int) -> frozenset[int]:

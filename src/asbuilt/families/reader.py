@@ -27,13 +27,38 @@ LARGEST_NUMBER = 1e15  # rotary bases of million-token models reach 1e11
 SLIP = 0.85
 
 # The sizes that make a model the one it is; vocabulary and the width of a head are often the same in a whole family.
-SHAPING = frozenset((
-    "hidden_size", "n_embd", "n_embed", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
-    "encoder_layers", "decoder_layers", "num_attention_heads", "n_head", "n_heads", "num_heads",
-    "encoder_attention_heads", "decoder_attention_heads", "num_key_value_heads", "intermediate_size",
-    "intermediate_size_mlp", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "moe_intermediate_size",
-    "n_routed_experts", "num_local_experts", "num_experts", "num_experts_per_tok",
-))  # fmt: skip
+SHAPING = frozenset(
+    (
+        "hidden_size",
+        "n_embd",
+        "n_embed",
+        "d_model",
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "intermediate_size_mlp",
+        "ffn_dim",
+        "d_ff",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "num_local_experts",
+        "num_experts",
+        "num_experts_per_tok",
+    )
+)
 # No size, and yet said with those that are defaults: whether the head has a matrix of its own.
 TIED = "tie_word_embeddings"
 NO_SIZES = ("_token_id", "_token_index", "num_labels")
@@ -76,8 +101,7 @@ class UnreadKeys(InputError):
     def __init__(self, problem: str, *, field: str, keys: Iterable[str]) -> None:
         self.keys = tuple(keys)
         options = " ".join(f"--allow-unread {shown(key)}" for key in self.keys[:10])
-        super().__init__(problem, field=field,
-                         fix=f"if the model is the same without, pass over it: {options}")  # fmt: skip
+        super().__init__(problem, field=field, fix=f"if the model is the same without, pass over it: {options}")
 
 
 class ConfigReader:
@@ -245,8 +269,9 @@ class ConfigReader:
             said = [f"{shown(key)!r} {self._slip(key)}".strip() for key in unread[:10]]
             more = f" and {len(unread) - 10} more" if len(unread) > 10 else ""
             field = f"{self.where}: {self.prefix.rstrip('.')}" if self.prefix else self.where
-            raise UnreadKeys(f"unknown key {', '.join(said)}{more}", field=field,
-                             keys=[f"{self.prefix}{key}" for key in unread])  # fmt: skip
+            raise UnreadKeys(
+                f"unknown key {', '.join(said)}{more}", field=field, keys=[f"{self.prefix}{key}" for key in unread]
+            )
         if not self.prefix:
             self._require_own_sizes()
 
@@ -260,8 +285,11 @@ class ConfigReader:
         if missing and other:
             usual, value = self._usual[other[0]]
             problem = f"missing, and {self._usual[missing[0]][0]}, the class's default, is that of a model"
-            raise self.error(missing[0], f"{problem} with {other[0]} = {usual}, where this one has {value}",
-                             fix="say it in the config")  # fmt: skip
+            raise self.error(
+                missing[0],
+                f"{problem} with {other[0]} = {usual}, where this one has {value}",
+                fix="say it in the config",
+            )
 
 
 def shown(key: str) -> str:

@@ -34,8 +34,14 @@ def read(config: dict[str, Any], name: str) -> Reading:
     reader.finish()
     reader.require("pad_token_id", padding + 1 < rows, f"less than max_position_embeddings - 1 = {rows - 1}")
     sizes |= {"n_positions": rows - padding - 1, "offset": padding + 1, "head_activation": "gelu"}
-    return Reading(spec=bert.build(name=name, **sizes), carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=bert.build(name=name, **sizes),
+        carried=reader.carried,
+        dtype=dtype,
+        family=FAMILY,
+        defaults=reader.defaults,
+        notes=reader.notes,
+    )
 
 
 def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

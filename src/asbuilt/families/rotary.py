@@ -60,8 +60,11 @@ def read_scaling(
     if inner is None:
         return None
     kind = inner.choice("rope_type", "type", choices=kinds or KINDS, default="default")
-    inner.note("attn_factor", "transformers does not read it",
-               "read as transformers reads it, not at all: vLLM multiplies cosines and sines by it")  # fmt: skip
+    inner.note(
+        "attn_factor",
+        "transformers does not read it",
+        "read as transformers reads it, not at all: vLLM multiplies cosines and sines by it",
+    )
     scaling = kind(inner, original, context, d_rotary)
     inner.finish()
     if isinstance(scaling, DynamicNTK) and d_rotary <= 2:
@@ -117,8 +120,9 @@ def _linear(inner: ConfigReader, original: int, context: int, d_head: int) -> Sc
 def _dynamic(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
     # transformers grows the base from max_position_embeddings on, whatever an original context says
     if original != context:
-        raise inner.error(ORIGINAL, "dynamic scaling starts at max_position_embeddings", value=original,
-                          allowed=str(context))  # fmt: skip
+        raise inner.error(
+            ORIGINAL, "dynamic scaling starts at max_position_embeddings", value=original, allowed=str(context)
+        )
     return DynamicNTK(factor=inner.number("factor", most=MOST_FACTOR), original_context=context)
 
 
@@ -133,8 +137,10 @@ def _llama3(inner: ConfigReader, original: int, context: int, d_head: int) -> Sc
 def _yarn(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
     # null asks for the ratio of the contexts; a missing factor is refused, as transformers does
     factor = inner.number("factor", null=context / original, most=MOST_FACTOR)
-    fast, slow = (inner.number(key, default=default, null=default, most=MOST_FACTOR)
-                  for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))  # fmt: skip
+    fast, slow = (
+        inner.number(key, default=default, null=default, most=MOST_FACTOR)
+        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
     inner.require("beta_fast", fast >= slow, f"at least beta_slow = {slow:g}")
     inner.irrelevant("finetuned", "says how the model was made")
     return YaRN(
@@ -208,8 +214,14 @@ def _write_scaling(scaling: Scaling | None, context: int) -> dict[str, Any] | No
         case FrequencyFactors():
             factors = list(scaling.factors)
             # an attention factor of 1 and equal lists leave transformers' llama with these divisors alone
-            return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0,
-                    "attention_factor": 1.0, ORIGINAL: context}  # fmt: skip
+            return {
+                "rope_type": "longrope",
+                "short_factor": factors,
+                "long_factor": factors,
+                "factor": 1.0,
+                "attention_factor": 1.0,
+                ORIGINAL: context,
+            }
     raise InputError("a config cannot express this scaling", field="scaling", value=scaling)
 
 

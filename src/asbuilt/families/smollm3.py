@@ -65,10 +65,10 @@ def read(config: dict[str, Any], name: str) -> Reading:
     turned = _turned(reader, dimensions.n_layers)
     windows = shared.layer_windows(reader, shared.read_window(reader, None), [not turns for turns in turned])
     reader.finish()
-    spec = build(dimensions, turned=turned, eps=eps, attention_bias=attention_bias, mlp_bias=mlp_bias,
-                 windows=windows)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    spec = build(dimensions, turned=turned, eps=eps, attention_bias=attention_bias, mlp_bias=mlp_bias, windows=windows)
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _turned(reader: ConfigReader, n_layers: int) -> tuple[bool, ...]:

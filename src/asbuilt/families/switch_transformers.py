@@ -87,8 +87,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     sparse = tuple(_read_sparse(reader, stack, n) for stack, n in zip(STEPS, n_layers, strict=True))
     reader.finish()
     spec = build(sizes, sparse=(sparse[0], sparse[1]), **shape)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def _read_sparse(reader: ConfigReader, stack: str, n_layers: int) -> list[bool]:

@@ -81,10 +81,18 @@ class Sizes:
         """Returns a block for each feed-forward; causal ones are the decoder's, with cross-attention."""
         norm = RMSNorm(d=self.d_model, eps=self.eps)
         buckets = RelativeBuckets(n_buckets=self.n_buckets, max_distance=self.max_distance, both_ways=not causal)
-        own = Attention(d_model=self.d_model, n_heads=self.n_heads, n_kv_heads=self.n_heads, d_head=self.d_head,
-                        causal=causal, positions=buckets, scale=1.0)  # fmt: skip
-        cross = CrossAttention(d_model=self.d_model, d_source=self.d_model, n_heads=self.n_heads, d_head=self.d_head,
-                               scale=1.0)  # fmt: skip
+        own = Attention(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_heads,
+            d_head=self.d_head,
+            causal=causal,
+            positions=buckets,
+            scale=1.0,
+        )
+        cross = CrossAttention(
+            d_model=self.d_model, d_source=self.d_model, n_heads=self.n_heads, d_head=self.d_head, scale=1.0
+        )
         first = [Branch(name="attention", body=own, norm=norm)]
         if causal:
             first.append(Branch(name="cross", body=cross, norm=norm))
@@ -185,10 +193,19 @@ def read(config: dict[str, Any], name: str) -> Reading:
     scaled = reader.flag("scale_decoder_outputs", default=tied)
     d_ff = reader.size("d_ff", default=DEFAULTS["d_ff"])
     reader.finish()
-    spec = build(sizes, d_ff=d_ff, n_layers=n_layers, n_decoder_layers=n_decoder_layers, activation=activation,
-                 gated=gated, tied=tied, scaled=scaled)  # fmt: skip
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    spec = build(
+        sizes,
+        d_ff=d_ff,
+        n_layers=n_layers,
+        n_decoder_layers=n_decoder_layers,
+        activation=activation,
+        gated=gated,
+        tied=tied,
+        scaled=scaled,
+    )
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def stacks(spec: Model, family: str) -> tuple[Model, Branch, Branch]:

@@ -57,9 +57,16 @@ POSITION_IDS = {r"(.*\.)?embeddings\.position_ids": "the numbers of the position
 
 # The class defaults of transformers' CLIPVisionConfig and SiglipVisionConfig.
 CLIP_DEFAULTS: dict[str, Any] = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
-}  # fmt: skip
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
 SIGLIP_DEFAULTS = CLIP_DEFAULTS | {"patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 
 
@@ -130,12 +137,20 @@ def tower(
         embedding=embedding,
         positions=LearnedPositions(n_positions=embedding.n_tokens, d_model=d_model),
         embedding_norm=norm if pre_norm else None,
-        blocks=layers(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=d_ff, eps=eps,
-                      activation=activation, bias=bias, rotary=rotary),
+        blocks=layers(
+            d_model=d_model,
+            n_layers=n_layers,
+            n_heads=n_heads,
+            d_ff=d_ff,
+            eps=eps,
+            activation=activation,
+            bias=bias,
+            rotary=rotary,
+        ),
         norm=norm,
         head=head,
         max_positions=embedding.n_tokens,
-    )  # fmt: skip
+    )
 
 
 def read_layers(reader: ConfigReader, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,9 @@ def read(config: dict[str, Any], name: str) -> Reading:
     head = None if bare else Classifier(d_model=sizes["d_model"], n_labels=labels)
     spec = tower(**sizes, bias=bias, patch_bias=True, head=head, name=name)
     spec = replace(spec, pooler=Pooler(d_model=spec.d_model) if pooled else None)
-    return Reading(spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY,
-                   defaults=reader.defaults, notes=reader.notes)  # fmt: skip
+    return Reading(
+        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+    )
 
 
 def read_labels(reader: ConfigReader) -> int:

@@ -36,7 +36,7 @@ def request_bytes(
     last = min(chunk or prompt_tokens, prompt_tokens)
     run = Pass(tokens=last, past=prompt_tokens - last, source=source, logits="last", width=dtype.itemsize)
     held = cost.cache(model, prompt_tokens + new_tokens, str(dtype).removeprefix("torch."), source)
-    return held.at_seq + model.works(run)
+    return held.at_seq + model.peak_bytes(run)
 
 
 def choose(

@@ -128,8 +128,12 @@ def require_text(model: spec.Model) -> None:
     """Raises InputError for a model that reads images alone, or gives no next token."""
     if not isinstance(model.head, spec.Head | spec.TiedHead):
         made = "labels" if isinstance(model.head, Classifier) else "vectors"
-        raise InputError(f"gives {made}, not the next token", field="MODEL", value=model.name,
-                         allowed="a model with a language model's head")  # fmt: skip
+        raise InputError(
+            f"gives {made}, not the next token",
+            field="MODEL",
+            value=model.name,
+            allowed="a model with a language model's head",
+        )
 
 
 def _require_whole(field: str, value: object, low: int) -> None:
@@ -169,8 +173,11 @@ def reread_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> s
     if growing:
         start = max(prompt_tokens, min(scaling.original_context for scaling in growing))
         return f"dynamic NTK: past {start} tokens every new token changes all angles, and reads the whole text again"
-    at = min(r.scaling.original_context for r in rotaries if isinstance(r.scaling, LongRope)
-             and r.scaling.original_context >= prompt_tokens)  # fmt: skip
+    at = min(
+        r.scaling.original_context
+        for r in rotaries
+        if isinstance(r.scaling, LongRope) and r.scaling.original_context >= prompt_tokens
+    )
     return f"past {at} tokens other rotary factors hold: a text that gets there is read once more"
 
 
@@ -190,8 +197,15 @@ def _steps(
     started = given.keep(rows)
     table = model.any_weight
     capacity = max(len(given.begun[row]) + rooms[row] for row in rows)
-    cache = Cache(model.spec, batch=len(rows), capacity=capacity, dtype=table.dtype, device=table.device,
-                  source=started.longest_source, chunk=chunk)  # fmt: skip
+    cache = Cache(
+        model.spec,
+        batch=len(rows),
+        capacity=capacity,
+        dtype=table.dtype,
+        device=table.device,
+        source=started.longest_source,
+        chunk=chunk,
+    )
     sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, table.device)
     logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):

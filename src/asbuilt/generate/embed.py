@@ -63,9 +63,13 @@ def _check(source: Source, sentences: Sequence[str]) -> None:
         raise InputError("reads images", field="MODEL", value=source.name, allowed="an encoder of texts")
     pools = source.kind == "folder" and source.path is not None and os.path.lexists(source.path / LIST)
     if spec.encoder is not None or (spec.decodes and not pools):
-        raise InputError("continues texts, and does not read them as a whole", field="MODEL", value=source.name,
-                         allowed=f"a folder of an encoder, such as all-MiniLM-L6-v2's, or one with a {LIST} that says "
-                         "how vectors are made")  # fmt: skip
+        raise InputError(
+            "continues texts, and does not read them as a whole",
+            field="MODEL",
+            value=source.name,
+            allowed=f"a folder of an encoder, such as all-MiniLM-L6-v2's, or one with a {LIST} that says "
+            "how vectors are made",
+        )
     headers(source)  # says so where there are no weights
     if isinstance(sentences, str) or len(sentences) == 0:
         raise InputError("no sentences", field="sentences", allowed="a list of at least one text")
@@ -78,8 +82,12 @@ def _check_ids(source: Source, ids: list[list[int]]) -> None:
     for i, row in enumerate(ids):
         beyond = next((id_ for id_ in row if id_ >= source.spec.n_vocab), None)
         if beyond is not None:
-            raise InputError("the tokenizer gives an id that the model's table has not", field=f"sentences.{i}",
-                             value=beyond, allowed=f"ids below {source.spec.n_vocab}")  # fmt: skip
+            raise InputError(
+                "the tokenizer gives an id that the model's table has not",
+                field=f"sentences.{i}",
+                value=beyond,
+                allowed=f"ids below {source.spec.n_vocab}",
+            )
 
 
 @torch.inference_mode()
@@ -121,8 +129,12 @@ def _ids(tokenizer: Tokenizer, sentence: str, limit: int) -> list[int]:
     opening, plain, closing = tokenizer.wrapped(sentence)
     room = limit - len(opening) - len(closing)
     if room < 1:
-        raise InputError("what the tokenizer puts around a text leaves no room for it", field="sentences",
-                         value=len(opening) + len(closing), allowed=f"fewer than {limit} tokens")  # fmt: skip
+        raise InputError(
+            "what the tokenizer puts around a text leaves no room for it",
+            field="sentences",
+            value=len(opening) + len(closing),
+            allowed=f"fewer than {limit} tokens",
+        )
     if not plain:
         raise InputError("the tokenizer has no token for this text", field="sentences", value=sentence)
     if len(plain) > room:

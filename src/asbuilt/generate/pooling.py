@@ -114,8 +114,13 @@ class Pooling:
         """Returns the prompt of that name, by default the folder's; InputError for a name that it has not."""
         name = self.default_prompt if name is None else name
         if name is not None and name not in self.prompts:
-            raise InputError("the folder has no such prompt", field="prompt-name", value=name,
-                             allowed=", ".join(self.prompts) or "none", fix=near(name, self.prompts))  # fmt: skip
+            raise InputError(
+                "the folder has no such prompt",
+                field="prompt-name",
+                value=name,
+                allowed=", ".join(self.prompts) or "none",
+                fix=near(name, self.prompts),
+            )
         return "" if name is None else self.prompts[name]
 
     def vectors(self, states_BTM: Tensor, valid_BT: Tensor) -> Tensor:
@@ -170,8 +175,12 @@ def _steps(folder: Path, width: int | None) -> dict[str, Any]:
     for number, module in enumerate(_list(folder / LIST)):
         kind = _kind(folder, module)
         if (kind == "Transformer") is not (number == 0):
-            raise InputError("out of order", field=f"{folder.name}/{LIST}", value=kind,
-                             allowed="Transformer first, and what follows it")  # fmt: skip
+            raise InputError(
+                "out of order",
+                field=f"{folder.name}/{LIST}",
+                value=kind,
+                allowed="Transformer first, and what follows it",
+            )
         if kind == "Pooling":
             modes, include = _pooling(folder / _inside(folder, module.get("path")) / "config.json", width)
             width = None if width is None else len(modes) * width
@@ -194,8 +203,13 @@ def _kind(folder: Path, module: Any) -> str:  # noqa: ANN401  what JSON can hold
     said = module.get("type") if isinstance(module, dict) else module
     kind = said.rsplit(".", 1)[-1] if isinstance(said, str) and said.startswith(OURS) else said
     if kind not in STEPS:
-        raise InputError("unknown step", field=f"{folder.name}/{LIST}", value=kind, allowed=", ".join(STEPS),
-                         fix="code of a folder is never run")  # fmt: skip
+        raise InputError(
+            "unknown step",
+            field=f"{folder.name}/{LIST}",
+            value=kind,
+            allowed=", ".join(STEPS),
+            fix="code of a folder is never run",
+        )
     return kind
 
 
@@ -238,12 +252,17 @@ def _dense(folder: Path, width: int | None) -> Dense:
     said = read_object(path, LARGEST_FILE)
     widths = [said.get(key) for key in ("in_features", "out_features")]
     if not all(type(n) is int and 0 < n < 2**24 for n in widths) or (width is not None and widths[0] != width):
-        raise InputError("widths that do not fit", field=str(path), value=widths,
-                         allowed=f"in_features {'a whole number' if width is None else width}")  # fmt: skip
+        raise InputError(
+            "widths that do not fit",
+            field=str(path),
+            value=widths,
+            allowed=f"in_features {'a whole number' if width is None else width}",
+        )
     activation = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
-        raise InputError("unknown activation", field=f"{path}: activation_function", value=activation,
-                         allowed=", ".join(ACTIVATIONS))  # fmt: skip
+        raise InputError(
+            "unknown activation", field=f"{path}: activation_function", value=activation, allowed=", ".join(ACTIVATIONS)
+        )
     for key in ("module_input_name", "module_output_name"):
         if said.get(key) not in (None, "sentence_embedding"):
             raise InputError("not allowed", field=f"{path}: {key}", value=said[key], allowed="sentence_embedding")
@@ -267,6 +286,7 @@ def _prompts(path: Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise InputError("not allowed", field=f"{path}: prompts", value=prompts, allowed="texts by name")
     if name is not None and name not in prompts:
-        raise InputError("names no prompt", field=f"{path}: default_prompt_name", value=name,
-                         allowed=", ".join(prompts) or "null")  # fmt: skip
+        raise InputError(
+            "names no prompt", field=f"{path}: default_prompt_name", value=name, allowed=", ".join(prompts) or "null"
+        )
     return {"prompts": prompts, "default_prompt": name}

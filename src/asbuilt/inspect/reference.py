@@ -39,7 +39,7 @@ def diff_transformers(model: Model, folder: Path, family: str, tokens_BT: Tensor
     return [Difference(path=at, relative=relative(x, expected[at])) for at, x in given.items() if at in expected]
 
 
-def parted(found: list[Difference], tolerance: float) -> Difference | None:
+def first_divergence(found: list[Difference], tolerance: float) -> Difference | None:
     """Returns the first difference that later ones do not take back; None where the logits agree.
 
     A place may mean something else on the other side (an embedding before it is scaled, a router's scores before the
@@ -116,10 +116,15 @@ def _load(folder: Path) -> Any:  # noqa: ANN401  # a class that is looked up by 
     with _theirs(folder):
         return (
             (kind or transformers.AutoModelForCausalLM)
-            .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
-                             trust_remote_code=False)
+            .from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                experts_implementation="eager",
+                trust_remote_code=False,
+            )
             .eval()
-        )  # fmt: skip
+        )
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from torch import Tensor
 from asbuilt.spec.positions import Rotary
 
 
-class Turn(NamedTuple):
+class RopeTables(NamedTuple):
     """cos and signed sin, each (B or 1, T, 1, d_rotary), in the order of the pairing."""
 
     cos: Tensor
     sin: Tensor
 
 
-def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> Turn:
+def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> RopeTables:
     """Returns the tables for tokens at `positions_BT`, in sequences of `lengths` tokens each (dynamic scaling asks).
 
     Angles are computed in float64, whatever the model's dtype: in float32 cos and sin are off by up to 2e-4 within 4k
@@ -36,7 +36,7 @@ def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
         cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
-    return Turn(cos.to(dtype).unsqueeze(2), sin.to(dtype).unsqueeze(2))
+    return RopeTables(cos.to(dtype).unsqueeze(2), sin.to(dtype).unsqueeze(2))
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -50,7 +50,7 @@ def _on_grid(side: int, positions_BT: Tensor, n_pairs: int) -> Tensor:
     return places.masked_fill((positions_BT >= side**2)[..., None], 0).repeat_interleave(n_pairs // 2, -1)
 
 
-def rotate(x_BTHD: Tensor, turn: Turn, pairing: Literal["halves", "adjacent"]) -> Tensor:
+def rotate(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "adjacent"]) -> Tensor:
     """Returns x with its first d_rotary numbers turned and the rest untouched."""
     d = turn.cos.shape[-1]
     if d == x_BTHD.shape[-1]:
@@ -58,7 +58,7 @@ def rotate(x_BTHD: Tensor, turn: Turn, pairing: Literal["halves", "adjacent"]) -
     return torch.cat((_turn(x_BTHD[..., :d], turn, pairing), x_BTHD[..., d:]), -1)
 
 
-def _turn(x: Tensor, turn: Turn, pairing: str) -> Tensor:
+def _turn(x: Tensor, turn: RopeTables, pairing: str) -> Tensor:
     d = x.shape[-1]
     swapped = x.roll(d // 2, -1) if pairing == "halves" else x.unflatten(-1, (d // 2, 2)).flip(-1).flatten(-2)
     return torch.addcmul(x * turn.cos, swapped, turn.sin)

@@ -104,8 +104,10 @@ class Probe:
         self.memory = _Memory(torch.float32)
         self.models = {name: build(stack(), dtype=dtype).eval() for name, dtype in DTYPES.items()}
         rows, inside, out = (axis[-1] for axis in MATRIX)
-        self.products = {name: (torch.ones(rows, inside, dtype=dtype), torch.ones(out, inside, dtype=dtype))
-                         for name, dtype in DTYPES.items()}  # fmt: skip
+        self.products = {
+            name: (torch.ones(rows, inside, dtype=dtype), torch.ones(out, inside, dtype=dtype))
+            for name, dtype in DTYPES.items()
+        }
 
     def __call__(self) -> dict[str, float]:
         """Takes a second or two."""

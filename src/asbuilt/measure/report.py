@@ -116,7 +116,7 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     yield _row("saved by its loss", "bytes", kept.loss, measured[1], SAVED)
 
     say("prefill")
-    peak = cost.weight_bytes(spec, dtype) + cache.at_seq + spec.works(last)
+    peak = cost.weight_bytes(spec, dtype) + cache.at_seq + spec.peak_bytes(last)
     allowed = MEMORY if dtype == "fp32" else max(MEMORY, SCRATCH / peak)
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), allowed)
 

@@ -25,8 +25,19 @@ Work = Literal["vector", "matrix", "attention", "attention_read", "numbers"]
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 BIASED = ("addmm", "baddbmm")
 # Functions of single numbers that have a line of their own, and the line of each.
-LINES = {"silu": "silu", "gelu": "gelu", "tanh": "tanh", "sigmoid": "sigmoid", "exp": "exp", "rsqrt": "exp",
-         "_softmax": "softmax", "_log_softmax": "softmax", "sin": "sin", "cos": "sin", "softplus": "exp"}  # fmt: skip
+LINES = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "exp": "exp",
+    "rsqrt": "exp",
+    "_softmax": "softmax",
+    "_log_softmax": "softmax",
+    "sin": "sin",
+    "cos": "sin",
+    "softplus": "exp",
+}
 # Queries for each head of the cache up to which attention is bound by reading the cache.
 FEW_QUERIES = 16
 

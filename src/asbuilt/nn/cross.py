@@ -25,7 +25,7 @@ class CrossAttention(PartModule):
         super().__init__(part, path)
         self.part = part
         self.scale = part.scale if part.scale is not None else part.d_head**-0.5
-        self.kv = self.together(self.k, self.v)
+        self.kv = self.fused(self.k, self.v)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""

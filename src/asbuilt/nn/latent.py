@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.linear import Linear, PartModule
-from asbuilt.nn.step import Sight, Step
+from asbuilt.nn.step import AttentionPattern, Step
 from asbuilt.spec import latent
 
 
@@ -32,10 +32,10 @@ class LatentAttention(PartModule):
         self, part: latent.LatentAttention, path: str, q_norm: nn.Module | None, kv_norm: nn.Module | None
     ) -> None:
         super().__init__(part, path)
-        self.part, self.sight = part, Sight()
+        self.part, self.pattern = part, AttentionPattern()
         self.q_norm, self.kv_norm = q_norm, kv_norm
         first = () if part.q_rank is None else (self.q_down,)  # q has no bias where the others may have one
-        self.down = self.together(*first, self.kv_down, self.k_rope)
+        self.down = self.fused(*first, self.kv_down, self.k_rope)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
@@ -67,7 +67,7 @@ class LatentAttention(PartModule):
         shared = k_BSP[:, :, None].expand(B, S, H, self.part.d_rope)
         k_BSHD = torch.cat((self.k_up(c_BSR).view(B, S, H, self.part.d_nope), shared), -1)
         q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BSHD, self.v_up(c_BSR).view(B, S, H, self.part.d_value)))
-        mask = step.mask(self.sight, q.dtype)
+        mask = step.mask(self.pattern, q.dtype)
         y_BHTV = attend(q, k, v, mask, scale=self.part.scale, kernel=step.kernel)
         return y_BHTV.transpose(1, 2).flatten(2)
 
@@ -84,7 +84,7 @@ class LatentAttention(PartModule):
         in_latent = torch.bmm(plain.permute(2, 0, 1, 3).reshape(H, B * T, part.d_nope), k_up)
         q_BHTL = torch.cat((in_latent.view(H, B, T, -1).transpose(0, 1), turned.transpose(1, 2)), -1)
         keys = joined_BSL[:, None]
-        mask, values = step.mask(self.sight, q_BHTL.dtype), keys[..., : part.kv_rank]
+        mask, values = step.mask(self.pattern, q_BHTL.dtype), keys[..., : part.kv_rank]
         y_BHTR = attend(q_BHTL, keys, values, mask, scale=part.scale, kernel="reference")
         y = torch.bmm(y_BHTR.transpose(0, 1).reshape(H, B * T, part.kv_rank), v_up.transpose(1, 2))
         return y.view(H, B, T, part.d_value).permute(1, 2, 0, 3).flatten(2)

@@ -26,7 +26,7 @@ class Linear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-class Together:
+class FusedLinears:
     """Linear maps of one input whose parameters are views of one piece of memory: one product instead of several.
 
     Autograd gives gradients to the parameters, not to the piece, so training multiplies one by one; so does whatever
@@ -74,7 +74,7 @@ class PartModule(nn.Module):
     def __init__(self, part: Part, path: str) -> None:
         super().__init__()
         self.path = path
-        self._together: list[Together] = []
+        self._together: list[FusedLinears] = []
         for name, weight in part.holds().items():
             owner, _, leaf = name.rpartition(".")
             parameter = nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned)
@@ -88,9 +88,9 @@ class PartModule(nn.Module):
             self.add_module(name, Linear())
         return self.get_submodule(name)
 
-    def together(self, *maps: Linear) -> Together:
+    def fused(self, *maps: Linear) -> FusedLinears:
         """Returns the maps laid together, and keeps them so when the module changes dtype or device."""
-        self._together.append(Together(*maps))
+        self._together.append(FusedLinears(*maps))
         return self._together[-1]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:

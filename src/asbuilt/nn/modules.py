@@ -22,7 +22,7 @@ from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.latent import LatentAttention
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.relative import ProjectedDistances
-from asbuilt.nn.step import Sight, Step
+from asbuilt.nn.step import AttentionPattern, Step
 from asbuilt.nn.vision import Contrast, MLPProjector, OneToken, PatchEmbedding, PooledProjector, Vision
 from asbuilt.spec import attention, cross, encoder, experts, feedforward, latent, model, norms, positions, vision
 from asbuilt.spec.part import Kernel, Part
@@ -179,12 +179,12 @@ class Attention(PartModule):
         super().__init__(part, path)
         self.part = part
         self.scale = part.scale if part.scale is not None else part.d_head**-0.5
-        self.qkv = self.together(self.q, self.k, self.v)
+        self.qkv = self.fused(self.q, self.k, self.v)
         self.q_norm = norm(part.q_norm, f"{path}.q_norm")
         self.k_norm = norm(part.k_norm, f"{path}.k_norm")
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
-        self.sight = Sight(part.causal, part.window, part.chunk, alibi, relative)
+        self.pattern = AttentionPattern(part.causal, part.window, part.chunk, alibi, relative)
         far = part.positions if isinstance(part.positions, RelativeProjection) else None
         self.positions = None if far is None else ProjectedDistances(far, f"{path}.positions")
         if not part.sinks:
@@ -198,12 +198,12 @@ class Attention(PartModule):
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if step.cache is not None and part.causal and part.cached:
             k, v = step.cache.layers[self.path].update((k, v), step)
-        learned = self.sight.relative is not None or self.positions is not None
+        learned = self.pattern.relative is not None or self.positions is not None
         y = attend(
             q.transpose(1, 2),
             k,
             v,
-            step.mask(self.sight, q.dtype) if self.positions is None else self.positions(q, step, self.scale),
+            step.mask(self.pattern, q.dtype) if self.positions is None else self.positions(q, step, self.scale),
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
@@ -274,7 +274,7 @@ class GatedMLP(PartModule):
     def __init__(self, part: feedforward.GatedMLP, path: str) -> None:
         super().__init__(part, path)
         self.activation = ACTIVATIONS[part.activation]
-        self.gate_up = self.together(self.gate, self.up)
+        self.gate_up = self.fused(self.gate, self.up)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
@@ -305,7 +305,7 @@ def pooled_projector(part: vision.PooledProjector, path: str) -> PooledProjector
     return PooledProjector(part, path, module(part.norm, f"{path}.norm"))
 
 
-def seeing(part: vision.Vision, path: str) -> Vision:
+def multimodal(part: vision.Vision, path: str) -> Vision:
     """Returns the module of images in a text, its tower a model."""
     return Vision(part, Model(part.tower, f"{path}.tower"), module(part.projector, f"{path}.projector"))
 
@@ -702,7 +702,7 @@ MODULES: dict[type[Part], Callable[..., nn.Module]] = {
     vision.Projection: OneToken,
     vision.MLPProjector: mlp_projector,
     vision.PooledProjector: pooled_projector,
-    vision.Vision: seeing,
+    vision.Vision: multimodal,
     vision.Contrast: contrast,
 }
 

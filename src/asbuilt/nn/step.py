@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asbuilt.kernels.attention import Mask
 from asbuilt.kernels.relative import buckets
-from asbuilt.kernels.rotary import Turn, tables, widest
+from asbuilt.kernels.rotary import RopeTables, tables, widest
 from asbuilt.spec.part import Kernel
 from asbuilt.spec.positions import Alibi, QueryTemperature, RelativeBuckets, Rotary
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asbuilt.generate.cache import Cache
 
 
-class Sight(NamedTuple):
+class AttentionPattern(NamedTuple):
     """Which keys a layer's tokens see, and what their distance adds to the scores: by slope, or by learned bucket."""
 
     causal: bool = True
@@ -72,8 +72,8 @@ class Step:
         self.past = past or (0,) * self.batch
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
         self.kernel: Kernel = kernel
-        self._turns: dict[tuple[Rotary, torch.dtype], Turn] = {}
-        self._masks: dict[Sight, Mask] = {}
+        self._rope_tables: dict[tuple[Rotary, torch.dtype], RopeTables] = {}
+        self._masks: dict[AttentionPattern, Mask] = {}
         self._sinusoids: dict[tuple[int, torch.dtype], Tensor] = {}
         self._temperatures: dict[tuple[QueryTemperature, torch.dtype], Tensor] = {}
 
@@ -118,12 +118,12 @@ class Step:
         """`positions_BT` with -1 for padding, as a key that nobody sees."""
         return self.positions_BT if self.valid_BT is None else self.positions_BT.masked_fill(~self.valid_BT, -1)
 
-    def turn(self, rotary: Rotary, dtype: torch.dtype) -> Turn:
+    def turn(self, rotary: Rotary, dtype: torch.dtype) -> RopeTables:
         """Returns the rotary tables for this pass's tokens, made once for all layers."""
         key = (rotary, dtype)
-        if key not in self._turns:
-            self._turns[key] = tables(rotary, self.positions_BT, self.reach, dtype)
-        return self._turns[key]
+        if key not in self._rope_tables:
+            self._rope_tables[key] = tables(rotary, self.positions_BT, self.reach, dtype)
+        return self._rope_tables[key]
 
     def temperature(self, part: QueryTemperature, dtype: torch.dtype) -> Tensor:
         """Returns what each token's queries are multiplied by, (B or 1, T, 1, 1), made once for all layers."""
@@ -136,7 +136,7 @@ class Step:
     def distances(self) -> tuple[Tensor, Tensor]:
         """How far before each query each key lies, and which keys are hidden, both (B or 1, T, S); no window."""
         behind = self.positions_BT[:, :, None] - self.keys(None)[:, None, :]
-        return behind.clamp(0, max(self.lengths) - 1), ~self._seen(Sight())
+        return behind.clamp(0, max(self.lengths) - 1), ~self._seen(AttentionPattern())
 
     def sinusoids(self, width: int, dtype: torch.dtype) -> Tensor:
         """Returns sines and then cosines of every distance up to the longest row (L, width), made once for all layers.
@@ -169,52 +169,52 @@ class Step:
         slots = torch.arange(min(max(lengths), window), device=self.device)[None]
         return (last - (last - slots) % window).clamp(min=-1)
 
-    def mask(self, sight: Sight, dtype: torch.dtype) -> Mask:
-        """Returns which keys each token sees, made once for all layers of the same sight."""
-        if sight not in self._masks:
-            self._masks[sight] = self._mask(sight, dtype)
-        return self._masks[sight]
+    def mask(self, pattern: AttentionPattern, dtype: torch.dtype) -> Mask:
+        """Returns which keys each token sees, made once for all layers of the same pattern."""
+        if pattern not in self._masks:
+            self._masks[pattern] = self._mask(pattern, dtype)
+        return self._masks[pattern]
 
-    def _mask(self, sight: Sight, dtype: torch.dtype) -> Mask:
-        near = sight.reach is None or self.tokens <= sight.reach
-        distant = sight.alibi is not None or sight.relative is not None
-        ahead = self.ends_BT is not None and sight.causal
+    def _mask(self, pattern: AttentionPattern, dtype: torch.dtype) -> Mask:
+        near = pattern.reach is None or self.tokens <= pattern.reach
+        distant = pattern.alibi is not None or pattern.relative is not None
+        ahead = self.ends_BT is not None and pattern.causal
         if self.uniform and not distant and not ahead:
-            if self.tokens == 1 and sight.chunk is None:
+            if self.tokens == 1 and pattern.chunk is None:
                 return None  # the cache holds no more than the window, and all of it came before
-            if not sight.causal and near:
+            if not pattern.causal and near:
                 return None
             if self.past[0] == 0 and near:
                 return "causal"
-        seen = self._seen(sight)
-        if sight.relative is not None:
-            every = self.uniform and near and sight.chunk is None and (self.tokens == 1 or not sight.causal)
-            return self._relative(sight, sight.relative, None if every else ~seen[:, None])
-        if sight.alibi is None:
+        seen = self._seen(pattern)
+        if pattern.relative is not None:
+            every = self.uniform and near and pattern.chunk is None and (self.tokens == 1 or not pattern.causal)
+            return self._relative(pattern, pattern.relative, None if every else ~seen[:, None])
+        if pattern.alibi is None:
             return seen[:, None]
-        keys = self.keys(sight.reach)
+        keys = self.keys(pattern.reach)
         distance = (self.positions_BT[:, :, None] - keys[:, None, :]).abs()
-        slopes = torch.tensor(sight.alibi.slopes, dtype=torch.float32, device=self.device)
+        slopes = torch.tensor(pattern.alibi.slopes, dtype=torch.float32, device=self.device)
         bias = -slopes[:, None, None] * distance[:, None]
         return bias.masked_fill_(~seen[:, None], -torch.inf).to(dtype)
 
-    def _relative(self, sight: Sight, part: RelativeBuckets, hidden: Tensor | None) -> Tensor:
+    def _relative(self, pattern: AttentionPattern, part: RelativeBuckets, hidden: Tensor | None) -> Tensor:
         """(B or 1, H, T, S): the stack's number for each head and distance, -inf where the key is hidden."""
         assert self.relative_BH is not None, "the stack has no numbers for its buckets"
-        ahead = self.keys(sight.reach)[:, None, :] - self.positions_BT[:, :, None]
+        ahead = self.keys(pattern.reach)[:, None, :] - self.positions_BT[:, :, None]
         bias = F.embedding(buckets(part, ahead), self.relative_BH).permute(0, 3, 1, 2)
         return bias if hidden is None else bias.masked_fill(hidden, -torch.inf)
 
-    def _seen(self, sight: Sight) -> Tensor:
+    def _seen(self, pattern: AttentionPattern) -> Tensor:
         """(B or 1, T, S), True where the key is seen."""
-        queries, keys = self.positions_BT[:, :, None], self.keys(sight.reach)[:, None, :]
+        queries, keys = self.positions_BT[:, :, None], self.keys(pattern.reach)[:, None, :]
         distance = queries - keys
         ends = queries if self.ends_BT is None else self.ends_BT[:, :, None]
-        seen = (keys >= 0) & (keys <= ends if sight.causal else torch.ones_like(distance, dtype=torch.bool))
-        if sight.window is not None:  # what lies ahead and is seen all the same is seen however far it is
-            seen &= (distance if sight.causal else distance.abs()) < sight.window
-        if sight.chunk is not None:
-            seen &= queries // sight.chunk == keys // sight.chunk
+        seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
+        if pattern.window is not None:  # what lies ahead and is seen all the same is seen however far it is
+            seen &= (distance if pattern.causal else distance.abs()) < pattern.window
+        if pattern.chunk is not None:
+            seen &= queries // pattern.chunk == keys // pattern.chunk
         # padding may see nothing, and softmax over nothing is not a number: let it look at the first key
         seen[:, :, 0] |= ~seen.any(-1)
         return seen

@@ -28,9 +28,11 @@ NODE = 8
 # Bytes/s of one device to those of other nodes: an adapter of 400 Gb/s each.
 NETWORK = 50e9
 # What every time in a plan is, and what it leaves out.
-TIMES = ("theoretical minimum (floor): bytes at the full bandwidth, FLOPs at the full dense rate, messages at the full "
-         "rate of their link, each times its efficiency where one is given; no launches, no waiting, no scheduling, so "
-         "tokens/s are the most there can be")  # fmt: skip
+TIMES = (
+    "theoretical minimum (floor): bytes at the full bandwidth, FLOPs at the full dense rate, messages at the full "
+    "rate of their link, each times its efficiency where one is given; no launches, no waiting, no scheduling, so "
+    "tokens/s are the most there can be"
+)
 
 Embedding = Literal["lookup", "read"]
 FlopsConvention = Literal["declared", "2n", "2n-rounded"]

@@ -97,8 +97,9 @@ def degrees(spec: Model, most: int = MOST_DEGREE) -> list[int]:
     return [degree for degree in range(1, most + 1) if found.divides(degree)]
 
 
-def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None,
-          node: int = NODE) -> Placement:  # fmt: skip
+def place(
+    spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None, node: int = NODE
+) -> Placement:
     """Returns the layout that the given degrees make, the others chosen.
 
     Without `tp`, tensor parallelism takes as many of the devices as it can within one `node`; what it leaves over
@@ -112,9 +113,14 @@ def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: 
     _require_experts(found, experts)
     if tp is None:
         share = max(1, (gpus or experts) // (pp or 1))
-        tp = max(d for d in range(1, min(node, MOST_DEGREE, share) + 1)
-                 if share % d == 0 and found.divides(d) and not (experts % d and d % experts)
-                 and (share <= node or node % d == 0))  # fmt: skip
+        tp = max(
+            d
+            for d in range(1, min(node, MOST_DEGREE, share) + 1)
+            if share % d == 0
+            and found.divides(d)
+            and not (experts % d and d % experts)
+            and (share <= node or node % d == 0)
+        )
     else:
         _require_tensor(found, tp)
     if max(tp, experts) % min(tp, experts):
@@ -127,8 +133,12 @@ def place(spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: 
     if stages > len(_layers(spec)):
         raise InputError("more stages than layers", field="pp", value=stages, allowed=f"1 to {len(_layers(spec))}")
     if layout.gpus % layout.per_copy:
-        raise InputError("does not hold whole copies of the model", field="gpus", value=layout.gpus,
-                         allowed=f"a multiple of {layout.per_copy}, pp {stages} x max(tp {tp}, ep {ep})")  # fmt: skip
+        raise InputError(
+            "does not hold whole copies of the model",
+            field="gpus",
+            value=layout.gpus,
+            allowed=f"a multiple of {layout.per_copy}, pp {stages} x max(tp {tp}, ep {ep})",
+        )
     return layout
 
 
@@ -145,8 +155,13 @@ def _require_tensor(found: Known, tp: int) -> None:
     error = found.shard(tp)
     if isinstance(error, InputError):
         allowed = ", ".join(map(str, degrees(found.spec)))
-        raise InputError("the model cannot be divided so", field="tp", value=tp, allowed=allowed,
-                         fix=f"{error.field} = {error.value} is not {error.allowed}") from error  # fmt: skip
+        raise InputError(
+            "the model cannot be divided so",
+            field="tp",
+            value=tp,
+            allowed=allowed,
+            fix=f"{error.field} = {error.value} is not {error.allowed}",
+        ) from error
 
 
 def _require_experts(found: Known, ep: int) -> None:
@@ -177,22 +192,24 @@ class Device:
     stages: tuple[Stage, ...]
     own: Part
     layout: Placement
-    _works: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
+    _peak_bytes: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
 
-    def works(self, chunk: int, context: int, kernel: Kernel, width: int) -> int:
+    def peak_bytes(self, chunk: int, context: int, kernel: Kernel, width: int) -> int:
         """Returns the most bytes alive at once while a sequence is prefilled chunk by chunk, logits for its last token.
 
         That is while the last chunk is, with all the tokens before it; or the first one, before which an encoder runs.
         """
         key = (min(chunk, context), context, kernel, width)
-        if key not in self._works:
-            if len(self._works) > MOST_RUNS:
-                self._works.clear()
+        if key not in self._peak_bytes:
+            if len(self._peak_bytes) > MOST_RUNS:
+                self._peak_bytes.clear()
             tokens = key[0]
-            runs = (Pass(tokens=tokens, past=past, logits="last", kernel=kernel, width=width)
-                    for past in {0, context - tokens})  # fmt: skip
-            self._works[key] = max(map(self.own.works, runs))
-        return self._works[key]
+            runs = (
+                Pass(tokens=tokens, past=past, logits="last", kernel=kernel, width=width)
+                for past in {0, context - tokens}
+            )
+            self._peak_bytes[key] = max(map(self.own.peak_bytes, runs))
+        return self._peak_bytes[key]
 
 
 def device(spec: Model, layout: Placement, precision: Precision) -> Device:
@@ -261,7 +278,7 @@ def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
         if mixes and not part.remembers():
             yield path, type(part).__name__, "decode", "it remembers nothing, so tokens cannot be made one by one"
     for path, part, run in _outermost(small, whole):
-        if part.multiplies(run) and not part.works(run):
+        if part.multiplies(run) and not part.peak_bytes(run):
             yield path, type(part).__name__, "activations", "it does not declare the room it works in"
 
 

@@ -30,8 +30,15 @@ def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[
     machine = from_calibration(document.get("machine") or {})
     dtype = precision(str(document.get("dtype")))
     decode, prefill = _row(document, DECODE), _row(document, PREFILL)
-    capacity = Capacity(spec=spec, machine=machine, layout=Placement(), precision=dtype, kv_dtype=dtype.activation,
-                        chunk=prefill[0], conventions=Conventions())  # fmt: skip
+    capacity = Capacity(
+        spec=spec,
+        machine=machine,
+        layout=Placement(),
+        precision=dtype,
+        kv_dtype=dtype.activation,
+        chunk=prefill[0],
+        conventions=Conventions(),
+    )
     roofline = Roofline(capacity=capacity)
     step = roofline.decode(1, decode[0] + 1).seconds
     prompt = roofline.prefill(prefill[0]).seconds
@@ -46,5 +53,6 @@ def _row(document: Mapping[str, Any], pattern: re.Pattern[str]) -> tuple[int, fl
         speed = row.get("measured") if found else None
         if found and isinstance(speed, int | float) and 0 < speed < 1e12 and int(found[1]) > 0:
             return int(found[1]), float(speed)
-    raise InputError("no such row", field="efficiency: rows", value=pattern.pattern,
-                     fix="it is what `asbuilt measure --json` prints")  # fmt: skip
+    raise InputError(
+        "no such row", field="efficiency: rows", value=pattern.pattern, fix="it is what `asbuilt measure --json` prints"
+    )

@@ -61,7 +61,7 @@ class Capacity:
     def activations(self, context: int) -> int:
         """The most bytes alive while a sequence is prefilled chunk by chunk."""
         kernel = "engine" if self.conventions.kernel == "engine" else "fused"
-        return self.device.works(self.chunk, context, kernel, self.precision.width)
+        return self.device.peak_bytes(self.chunk, context, kernel, self.precision.width)
 
     @cached_property
     def logits(self) -> int:
@@ -155,8 +155,15 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
     lines = [_memory(capacity), _reserve(capacity), _weights(capacity, stage)]
     if capacity.conventions.overhead is not None:
         overhead = math.ceil(capacity.conventions.overhead)
-        lines.append(Line(name="overhead", value=overhead, formula="{given}", numbers={"given": overhead},
-                          source="given: one figure for activations, logits and workspace"))  # fmt: skip
+        lines.append(
+            Line(
+                name="overhead",
+                value=overhead,
+                formula="{given}",
+                numbers={"given": overhead},
+                source="given: one figure for activations, logits and workspace",
+            )
+        )
     else:
         lines += [_activations(capacity, context), _logits(capacity, stage, users), _workspace(capacity)]
     numbers = {line.name: line.value for line in lines}
@@ -205,8 +212,14 @@ def _weights(capacity: Capacity, stage: Stage) -> Line:
     if layout.per_copy > 1:
         whose = f"one device of tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
         note = f"{whose}; {note}" if note else whose
-    return Line(name="weights", value=sum(parts.values()), formula=formula, numbers=parts, note=note,
-                source=f"{DECLARED}, in {capacity.precision.name}")  # fmt: skip
+    return Line(
+        name="weights",
+        value=sum(parts.values()),
+        formula=formula,
+        numbers=parts,
+        note=note,
+        source=f"{DECLARED}, in {capacity.precision.name}",
+    )
 
 
 def _activations(capacity: Capacity, context: int) -> Line:
@@ -214,24 +227,38 @@ def _activations(capacity: Capacity, context: int) -> Line:
     busiest, tokens = capacity.activations(context), min(capacity.chunk, context)
     after = f" after {context - tokens:,}" if context > tokens else ""
     kernel = MEANING["kernel"][capacity.conventions.kernel]
-    return Line(name="activations", value=busiest, formula="{busiest moment of a chunk}",
-                numbers={"busiest moment of a chunk": busiest}, source=f"{DECLARED}; {kernel}",
-                note=f"prefilling {tokens:,} tokens at once{after}, in {capacity.precision.activation}")  # fmt: skip
+    return Line(
+        name="activations",
+        value=busiest,
+        formula="{busiest moment of a chunk}",
+        numbers={"busiest moment of a chunk": busiest},
+        source=f"{DECLARED}; {kernel}",
+        note=f"prefilling {tokens:,} tokens at once{after}, in {capacity.precision.activation}",
+    )
 
 
 def _logits(capacity: Capacity, stage: Stage, users: int) -> Line:
     each = capacity.scratch(stage)
     per_token = capacity.precision.width + SAMPLER_BYTES
     numbers = {"sequences": users, "vocabulary": each // per_token, "bytes": per_token}
-    return Line(name="logits and sampler", value=users * each, formula="{sequences} × {vocabulary} × {bytes}",
-                numbers=numbers,
-                source="bytes: logits as activations are, a float32 copy, probabilities; an assumption")  # fmt: skip
+    return Line(
+        name="logits and sampler",
+        value=users * each,
+        formula="{sequences} × {vocabulary} × {bytes}",
+        numbers=numbers,
+        source="bytes: logits as activations are, a float32 copy, probabilities; an assumption",
+    )
 
 
 def _workspace(capacity: Capacity) -> Line:
     given = capacity.conventions.workspace is not None
-    return Line(name="graphs and workspace", value=capacity.workspace, formula="{allowance}",
-                numbers={"allowance": capacity.workspace}, source="given" if given else "an assumption")  # fmt: skip
+    return Line(
+        name="graphs and workspace",
+        value=capacity.workspace,
+        formula="{allowance}",
+        numbers={"allowance": capacity.workspace},
+        source="given" if given else "an assumption",
+    )
 
 
 def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[Line, ...]:
@@ -240,22 +267,47 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     cache, scratch = capacity.per_user(stage, context), capacity.scratch(stage)
     size = {"cached numbers": capacity.numbers(stage, context), "bytes": float(capacity.kv_bytes)}
     paged = f"pages of {c.block_size} tokens" if c.page else "no pages"
-    lines = [Line(name="cache per user", value=cache, formula="ceil({cached numbers} × {bytes})", numbers=size,
-                  source=f"{DECLARED}, in {capacity.kv_dtype}", note=f"{context:,} tokens, {paged}")]  # fmt: skip
+    lines = [
+        Line(
+            name="cache per user",
+            value=cache,
+            formula="ceil({cached numbers} × {bytes})",
+            numbers=size,
+            source=f"{DECLARED}, in {capacity.kv_dtype}",
+            note=f"{context:,} tokens, {paged}",
+        )
+    ]
     if cache:
-        lines.append(Line(name="cache tokens", value=cached_tokens(capacity, stage, context, budget), unit="tokens",
-                          formula="floor(max(0, {cache budget}) × {context} / {cache per user})",
-                          numbers={"cache budget": budget, "context": context, "cache per user": cache}))  # fmt: skip
+        lines.append(
+            Line(
+                name="cache tokens",
+                value=cached_tokens(capacity, stage, context, budget),
+                unit="tokens",
+                formula="floor(max(0, {cache budget}) × {context} / {cache per user})",
+                numbers={"cache budget": budget, "context": context, "cache per user": cache},
+            )
+        )
     left = capacity.memory - capacity.fixed(stage, context)
     many = capacity.layout.groups * capacity.layout.replicas
     if cache or scratch:
         half = 0.5 if c.count == "nearest" else 0
-        lines.append(Line(
-            name="users that fit", value=users, unit="users at this context",
-            formula="floor(max(0, {room for users}) / ({cache per user} + {logits per user}) + {rounding}) × {groups}",
-            numbers={"room for users": left, "cache per user": cache, "logits per user": scratch, "rounding": half,
-                     "groups": many},
-            note="room for users: the cache budget with no user's logits taken off"))  # fmt: skip
+        lines.append(
+            Line(
+                name="users that fit",
+                value=users,
+                unit="users at this context",
+                formula="floor(max(0, {room for users}) / ({cache per user} + {logits per user})"
+                " + {rounding}) × {groups}",
+                numbers={
+                    "room for users": left,
+                    "cache per user": cache,
+                    "logits per user": scratch,
+                    "rounding": half,
+                    "groups": many,
+                },
+                note="room for users: the cache budget with no user's logits taken off",
+            )
+        )
     return tuple(lines)
 
 

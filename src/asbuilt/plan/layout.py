@@ -63,8 +63,13 @@ def arrange(gpus: int, *, tp: int = 1, pp: int = 1, ep: int = 1, cp: int = 1, ze
         raise InputError("not allowed", field="zero", value=zero, allowed="0, 1, 2, 3")
     taken = tp * pp * cp
     if gpus % taken:
-        raise InputError(f"tp x pp x cp = {tp} x {pp} x {cp} = {taken} does not divide the GPUs", field="gpus",
-                         value=gpus, allowed=f"a multiple of {taken}", fix="dp is what is left")  # fmt: skip
+        raise InputError(
+            f"tp x pp x cp = {tp} x {pp} x {cp} = {taken} does not divide the GPUs",
+            field="gpus",
+            value=gpus,
+            allowed=f"a multiple of {taken}",
+            fix="dp is what is left",
+        )
     replicas = gpus // (tp * pp)
     if replicas % ep:
         allowed = ", ".join(map(str, divisors(replicas)))

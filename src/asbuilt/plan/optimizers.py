@@ -82,8 +82,13 @@ BY_SHAPE = ("adafactor", "muon")
 def optimizer(name: str) -> Callable[[Weight, Kind, int], Pieces]:
     """Returns the rule of that name; raises InputError for a name that is none."""
     if name not in OPTIMIZERS:
-        raise InputError("unknown optimizer", field="optimizer", value=name, allowed=", ".join(OPTIMIZERS),
-                         fix=near(name, OPTIMIZERS))  # fmt: skip
+        raise InputError(
+            "unknown optimizer",
+            field="optimizer",
+            value=name,
+            allowed=", ".join(OPTIMIZERS),
+            fix=near(name, OPTIMIZERS),
+        )
     return OPTIMIZERS[name]
 
 

@@ -114,9 +114,13 @@ class Options:
         for name, low, high in NUMBERS:
             require_number(name, getattr(self, name), low, high)
         if self.utilisation is not None and self.kernel_efficiency != KERNEL_EFFICIENCY:
-            raise InputError("bubble and communication are within a utilisation of the whole step, and come on top of "
-                             "kernels'; both are given", field="utilisation", value=self.utilisation,
-                             fix="give --utilisation or --kernel-efficiency")  # fmt: skip
+            raise InputError(
+                "bubble and communication are within a utilisation of the whole step, and come on top of "
+                "kernels'; both are given",
+                field="utilisation",
+                value=self.utilisation,
+                fix="give --utilisation or --kernel-efficiency",
+            )
         if self.targets is not None and self.adapters is None:
             raise InputError("needs adapters", field="targets", value=self.targets, fix="give --lora RANK too")
 

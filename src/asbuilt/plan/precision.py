@@ -72,8 +72,9 @@ def _grouped(base: str, group: int) -> Precision:
         return weight.size * (each if matrix else PLAIN["bf16"])
 
     note = "matrices of attention and feed-forward with their scales; embeddings, head, routers, norms, biases in bf16"
-    return Precision(name=f"{base}:{group}", activation="bf16", compute="fp8" if base == "fp8" else "bf16", held=held,
-                     note=note)  # fmt: skip
+    return Precision(
+        name=f"{base}:{group}", activation="bf16", compute="fp8" if base == "fp8" else "bf16", held=held, note=note
+    )
 
 
 def cache_bytes(name: str) -> Fraction | int:

@@ -44,7 +44,7 @@ NOTHING = "the model's description says nothing of packed weights"
 class Packing:
     """How modules are packed: by `named` patterns, the rest of attention and feed-forward by `rule`, None for plain.
 
-    `heads` and `tables` say that heads and embeddings are packed by `rule` too, `seeing` that what becomes of images
+    `heads` and `tables` say that heads and embeddings are packed by `rule` too, `vision` that what becomes of images
     is. `compute` is what products run at, None for what activations are in; `note` is added to the plan's.
     """
 
@@ -53,13 +53,14 @@ class Packing:
     named: tuple[tuple[tuple[str, ...], Rule], ...] = ()
     heads: bool = False
     tables: bool = False
-    seeing: bool = True
+    vision: bool = True
     compute: str | None = None
     note: str = ""
 
 
-def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str, *,
-              text: bool = False) -> Precision:  # fmt: skip
+def quantised(
+    spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str, *, text: bool = False
+) -> Precision:
     """Returns the precision of weights that are stored as `said`, the rest in `dtype`; `text` is said of those alone.
 
     Norms and biases stay plain, routers, embeddings and heads too unless `said` packs them, and so do the modules that
@@ -67,7 +68,7 @@ def quantised(spec: Model, said: Mapping[str, Any] | None, dtype: str | None, fa
     """
     if said is None:
         raise InputError(NOTHING, field="dtype", value=QUANTISED, fix="name a format, such as --dtype int4:128")
-    packing = replace(read_packing(said), seeing=False) if text else read_packing(said)
+    packing = replace(read_packing(said), vision=False) if text else read_packing(said)
     plain = find_dtype(dtype or "bf16")
     names = modules(family, spec)
     rules = _assigned(packing, said, names)
@@ -131,8 +132,13 @@ def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
         held |= {path: Fraction(stored * sizes[path], whole) for path in entry.paths}
     types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
     plain = {"F32": "fp32", "F16": "fp16"}.get(types.pop(), "bf16") if len(types) == 1 else "bf16"
-    return Precision(name="as stored", activation=plain, compute=plain, note="the formats that the GGUF file holds",
-                     held=_averaged(spec, lambda path, weight, owner: held[path]))  # fmt: skip
+    return Precision(
+        name="as stored",
+        activation=plain,
+        compute=plain,
+        note="the formats that the GGUF file holds",
+        held=_averaged(spec, lambda path, weight, owner: held[path]),
+    )
 
 
 def _averaged(spec: Model, nbytes: Held) -> Held:
@@ -154,7 +160,7 @@ def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
 
 def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> bool:
     """Whether the rule for all is one for this weight."""
-    if path.startswith("vision.") and not packing.seeing:
+    if path.startswith("vision.") and not packing.vision:
         return False
     if weight.role == "table":
         return packing.tables
@@ -168,8 +174,12 @@ def _assigned(packing: Packing, said: Mapping[str, Any], held: Mapping[str, tupl
     for patterns, rule in packing.named:
         found = matched(patterns, names, FIELD)
         if not found:
-            raise InputError("names no module of this model", field=FIELD, value=patterns[0],
-                             fix="name a format, such as --dtype fp8")  # fmt: skip
+            raise InputError(
+                "names no module of this model",
+                field=FIELD,
+                value=patterns[0],
+                fix="name a format, such as --dtype fp8",
+            )
         rules |= dict.fromkeys(found - rules.keys(), rule)
     return rules | dict.fromkeys(left_out(said, names))
 
@@ -178,13 +188,21 @@ def read_packing(said: Mapping[str, Any]) -> Packing:
     """Returns how a quantization_config packs weights; raises InputError naming what is not known of it."""
     method = _method(said)
     if method not in METHODS:
-        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_method",
-                         value=said.get("quant_method"), allowed=", ".join(METHODS),
-                         fix=near(str(method)[:80], METHODS) or "name a format, such as --dtype fp8")  # fmt: skip
+        raise InputError(
+            "weights packed so cannot be planned",
+            field=f"{FIELD}.quant_method",
+            value=said.get("quant_method"),
+            allowed=", ".join(METHODS),
+            fix=near(str(method)[:80], METHODS) or "name a format, such as --dtype fp8",
+        )
     for key in CHANGING:
         if said.get(key) and not _dense(said[key]):
-            raise InputError("modules packed in different ways so cannot be planned", field=f"{FIELD}.{key}",
-                             value=said[key], fix="name a format, such as --dtype int4:128")  # fmt: skip
+            raise InputError(
+                "modules packed in different ways so cannot be planned",
+                field=f"{FIELD}.{key}",
+                value=said[key],
+                fix="name a format, such as --dtype int4:128",
+            )
     return METHODS[method](said)
 
 
@@ -249,18 +267,18 @@ def _gptq(said: Mapping[str, Any]) -> Packing:
         """Beside scales and zero points, to which group each column belongs."""
         return grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1])
 
-    return Packing(method="gptq", heads=said.get("lm_head") is True, seeing=False, rule=rule)
+    return Packing(method="gptq", heads=said.get("lm_head") is True, vision=False, rule=rule)
 
 
 def _awq(said: Mapping[str, Any]) -> Packing:
     bits = _whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
     zeros = Fraction(bits, 8) if said.get("zero_point", True) is not False else 0
-    return Packing(method="awq", seeing=False, rule=_grouped(bits, _of_a_row(said), zeros=zeros))
+    return Packing(method="awq", vision=False, rule=_grouped(bits, _of_a_row(said), zeros=zeros))
 
 
 def _auto_round(said: Mapping[str, Any]) -> Packing:
     bits = _whole(said, "bits", 4, 2, 8)
-    return Packing(method="auto-round", seeing=False, rule=_grouped(bits, _of_a_row(said), zeros=Fraction(bits, 8)))
+    return Packing(method="auto-round", vision=False, rule=_grouped(bits, _of_a_row(said), zeros=Fraction(bits, 8)))
 
 
 def _mlx(said: Mapping[str, Any]) -> Packing:
@@ -276,8 +294,12 @@ def _mlx(said: Mapping[str, Any]) -> Packing:
 def _fp8(said: Mapping[str, Any]) -> Packing:
     """One float32 scale for each block, or for the whole matrix where no block is said."""
     if said.get("quant_algo") is not None or "quantized_layers" in said:
-        raise InputError("packed in two ways at once", field=f"{FIELD}.quant_algo", value=said.get("quant_algo"),
-                         allowed="quant_method fp8 alone, or modelopt")  # fmt: skip
+        raise InputError(
+            "packed in two ways at once",
+            field=f"{FIELD}.quant_algo",
+            value=said.get("quant_algo"),
+            allowed="quant_method fp8 alone, or modelopt",
+        )
     return Packing(method="fp8", compute="fp8", rule=_by_block(said.get("weight_block_size")))
 
 
@@ -340,12 +362,17 @@ def _modelopt(said: Mapping[str, Any]) -> Packing:
         own = own if isinstance(own, dict) else {}
         found.setdefault((str(own.get("quant_algo")), _group(own)), []).append(layer)
     _require_few(len(found), "quantized_layers")
-    rules = [(tuple(listed(names, FIELD)), _algorithm({"quant_algo": name, "group_size": group or None}))
-             for (name, group), names in found.items()]  # fmt: skip
+    rules = [
+        (tuple(listed(names, FIELD)), _algorithm({"quant_algo": name, "group_size": group or None}))
+        for (name, group), names in found.items()
+    ]
     computes = {compute for _, (_, _, compute) in rules}
-    return Packing(method=f"modelopt {' + '.join(sorted({name for _, (name, _, _) in rules}))}",
-                   named=tuple((names, rule) for names, (_, rule, _) in rules),
-                   compute=computes.pop() if len(computes) == 1 else None, note=note)  # fmt: skip
+    return Packing(
+        method=f"modelopt {' + '.join(sorted({name for _, (name, _, _) in rules}))}",
+        named=tuple((names, rule) for names, (_, rule, _) in rules),
+        compute=computes.pop() if len(computes) == 1 else None,
+        note=note,
+    )
 
 
 def _require_few(rules: int, key: str) -> None:
@@ -362,8 +389,13 @@ def _group(said: Mapping[str, Any]) -> int:
 def _algorithm(said: Mapping[str, Any]) -> tuple[str, Rule, str | None]:
     name = said.get("quant_algo")
     if not isinstance(name, str) or name not in ALGORITHMS:
-        raise InputError("weights packed so cannot be planned", field=f"{FIELD}.quant_algo", value=name,
-                         allowed=", ".join(ALGORITHMS), fix=near(str(name)[:80], ALGORITHMS))  # fmt: skip
+        raise InputError(
+            "weights packed so cannot be planned",
+            field=f"{FIELD}.quant_algo",
+            value=name,
+            allowed=", ".join(ALGORITHMS),
+            fix=near(str(name)[:80], ALGORITHMS),
+        )
     make, compute = ALGORITHMS[name]
     return name, make(_group(said)), compute
 
@@ -385,8 +417,13 @@ def _compressed(said: Mapping[str, Any]) -> Packing:
             usual = rule
         elif targets:
             named.append((tuple(targets), rule))
-    return Packing(method="compressed-tensors", rule=usual, named=tuple(named), heads=usual is not None,
-                   compute=computes.pop() if len(computes) == 1 else None)  # fmt: skip
+    return Packing(
+        method="compressed-tensors",
+        rule=usual,
+        named=tuple(named),
+        heads=usual is not None,
+        compute=computes.pop() if len(computes) == 1 else None,
+    )
 
 
 def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
@@ -406,8 +443,12 @@ def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
     if strategy == "block":
         return _by_block(rule.get("block_structure")), compute
     if strategy not in ("group", "tensor_group"):
-        raise InputError("not planned", field=f"{FIELD}.strategy", value=strategy,
-                         allowed="tensor, channel, block, group, tensor_group")  # fmt: skip
+        raise InputError(
+            "not planned",
+            field=f"{FIELD}.strategy",
+            value=strategy,
+            allowed="tensor, channel, block, group, tensor_group",
+        )
     size = _whole(rule, "group_size", None, 1, LARGEST_GROUP)
     if strategy == "tensor_group":  # NVFP4: scales of 8 bits, and a float32 for the matrix, and for its activations
         return _grouped(bits, size, scale=1, whole=2 * FLOAT if compute else FLOAT), compute

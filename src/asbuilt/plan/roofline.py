@@ -68,8 +68,19 @@ ADDED = ("weights", "lookups", "cache", "products", "scores", "memory_seconds", 
 
 
 def _nothing(kind: Kind) -> Component:
-    return Component(kind=kind, stored=0, weights=0, lookups=0, cache=0, products=0, scores=0, memory_seconds=0,
-                     compute_seconds=0, seconds=0, binding=(0, 0, 0))  # fmt: skip
+    return Component(
+        kind=kind,
+        stored=0,
+        weights=0,
+        lookups=0,
+        cache=0,
+        products=0,
+        scores=0,
+        memory_seconds=0,
+        compute_seconds=0,
+        seconds=0,
+        binding=(0, 0, 0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +115,11 @@ class Run:
     @property
     def bound(self) -> Bound:
         """What takes longest in all."""
-        roofs: dict[Bound, float] = {"memory": self.memory_seconds, "compute": self.compute_seconds,
-                                     "link": self.link_seconds}  # fmt: skip
+        roofs: dict[Bound, float] = {
+            "memory": self.memory_seconds,
+            "compute": self.compute_seconds,
+            "link": self.link_seconds,
+        }
         return max(roofs, key=lambda name: roofs[name])
 
 
@@ -181,13 +195,24 @@ class Roofline:
             weights, nbytes, stored = float(step.products * products), step.nbytes, held.get(kind, 0)
             reading, computing = nbytes / bandwidth, weights / weight_rate + scores / score_rate
             if nbytes or scores or weights or stored:
-                components.append(Component(
-                    kind=kind, stored=stored, weights=step.weights, lookups=math.ceil(step.lookups),
-                    cache=math.ceil(step.cache), products=weights, scores=scores, memory_seconds=reading,
-                    compute_seconds=computing, seconds=max(reading, computing),
-                    binding=(nbytes, 0, 0) if reading >= computing else (0, weights, scores)))  # fmt: skip
-        return Run(components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows,
-                   times=times)  # fmt: skip
+                components.append(
+                    Component(
+                        kind=kind,
+                        stored=stored,
+                        weights=step.weights,
+                        lookups=math.ceil(step.lookups),
+                        cache=math.ceil(step.cache),
+                        products=weights,
+                        scores=scores,
+                        memory_seconds=reading,
+                        compute_seconds=computing,
+                        seconds=max(reading, computing),
+                        binding=(nbytes, 0, 0) if reading >= computing else (0, weights, scores),
+                    )
+                )
+        return Run(
+            components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows, times=times
+        )
 
     def _read_embedding(self, stage: Stage, steps: dict[Kind, Step]) -> None:
         if self.conventions.embedding == "read":

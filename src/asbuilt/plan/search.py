@@ -40,8 +40,9 @@ def search(subject: Subject, machine: Machine, options: Options, most: int = SHO
     layout the least checkpointing that fits is taken, since more of it is never faster.
     """
     if subject.model is None:
-        raise InputError("how a model is divided is not said by a number of parameters", field="search",
-                         fix="name a MODEL")  # fmt: skip
+        raise InputError(
+            "how a model is divided is not said by a number of parameters", field="search", fix="name a MODEL"
+        )
     sequences = options.batch * options.accumulate * options.layout.dp
     found: list[Trial] = []
     tried = 0
@@ -81,8 +82,15 @@ def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Opt
                     if dp * cp % ep == 0:
                         # stage 1 sends what stage 0 does and holds less
                         for zero in (1, 2, 3) if dp * cp > 1 else (0,):
-                            yield replace(options, tp=tp, pp=pp, cp=cp, ep=ep, zero=zero,
-                                          accumulate=sequences // (dp * options.batch))  # fmt: skip
+                            yield replace(
+                                options,
+                                tp=tp,
+                                pp=pp,
+                                cp=cp,
+                                ep=ep,
+                                zero=zero,
+                                accumulate=sequences // (dp * options.batch),
+                            )
 
 
 def suggest(subject: Subject, machine: Machine, trial: Trial) -> list[Suggestion]:
@@ -128,8 +136,9 @@ def _changes(subject: Subject, trial: Trial) -> Iterator[tuple[str, Options, boo
     for fields in (zero, sparing) if subject.model is not None else (zero,):  # of numbers alone nothing is saved
         found = _gpus_needed(subject, trial, replace(o, **fields))
         if found is not None:
-            said = "".join(f" --{name.replace('_', '-')} {value}" for name, value in fields.items()
-                           if value != getattr(o, name))  # fmt: skip
+            said = "".join(
+                f" --{name.replace('_', '-')} {value}" for name, value in fields.items() if value != getattr(o, name)
+            )
             yield f"--gpus {found}{said}", replace(o, **fields, gpus=found), False
 
 
@@ -184,8 +193,11 @@ def _adapted(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
 def _pair(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:
     """The two changes that leave training as it is and together fit at the least cost; None where no two suffice."""
     single = [(words, fields) for words, fields, alters in _single(trial.options) if not alters]
-    made = [(f"{a} {b}", _try(subject, machine, replace(trial.options, **(one | other))))
-            for (a, one), (b, other) in combinations(single, 2) if not one.keys() & other.keys()]  # fmt: skip
+    made = [
+        (f"{a} {b}", _try(subject, machine, replace(trial.options, **(one | other))))
+        for (a, one), (b, other) in combinations(single, 2)
+        if not one.keys() & other.keys()
+    ]
     fitting = [(words, found, False) for words, found in made if found is not None and found.fits]
     return min(fitting, key=lambda item: _order(trial, *item[1:])) if fitting else None
 
@@ -195,8 +207,11 @@ def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Tr
     words: list[str] = []
     now = trial
     for _ in range(MOST_CHANGES):
-        choices = [(said, _try(subject, machine, replace(now.options, **f))) for said, f, alters in _single(now.options)
-                   if not alters]  # fmt: skip
+        choices = [
+            (said, _try(subject, machine, replace(now.options, **f)))
+            for said, f, alters in _single(now.options)
+            if not alters
+        ]
         better = [(said, found) for said, found in choices if found is not None and _less(found, now)]
         if not better:
             return None

@@ -226,8 +226,10 @@ class ServePlan:
         layout = self.layout
         many = f"{layout.gpus} x " if layout.gpus > 1 else ""
         how = f" (tp {layout.tp}, pp {layout.pp}, ep {layout.ep})" if layout.gpus > 1 else ""
-        return (f"{self.asked.name} in {self.precision.name} on {many}{self.machine.name}{how}, "
-                f"{self.context:,} tokens, cache in {self.capacity.kv_dtype}")  # fmt: skip
+        return (
+            f"{self.asked.name} in {self.precision.name} on {many}{self.machine.name}{how}, "
+            f"{self.context:,} tokens, cache in {self.capacity.kv_dtype}"
+        )
 
 
 def serve(
@@ -264,8 +266,9 @@ def serve(
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
     if spec.n_vocab == 0 and context != spec.max_positions:
-        raise InputError("an image has as many tokens as it has", field="context", value=context,
-                         allowed=str(spec.max_positions))  # fmt: skip
+        raise InputError(
+            "an image has as many tokens as it has", field="context", value=context, allowed=str(spec.max_positions)
+        )
     _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT))
     _require(prompt=(1 if prompt is None else prompt, context), users=(1 if users is None else users, LARGEST_USERS))
     if not decodes(spec):  # every token sees every other: there is nothing to read piece by piece
@@ -277,11 +280,17 @@ def serve(
     kv = held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
     cache_bytes(kv)
     capacity = Capacity(
-        spec=spec, machine=machine, layout=place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=conventions.node),
-        precision=held, kv_dtype=kv, chunk=chunk, conventions=conventions,
-    )  # fmt: skip
-    roofline = Roofline(capacity=capacity, bandwidth_efficiency=bandwidth_efficiency,
-                        compute_efficiency=compute_efficiency)  # fmt: skip
+        spec=spec,
+        machine=machine,
+        layout=place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=conventions.node),
+        precision=held,
+        kv_dtype=kv,
+        chunk=chunk,
+        conventions=conventions,
+    )
+    roofline = Roofline(
+        capacity=capacity, bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency
+    )
     goal = limits.Goal(users=users or 1, latency=latency_target, first_token=first_token_target, prompt=prompt)
     return _answer(roofline, Asked(name=name or spec.name, context=context, users=users, goal=goal))
 
@@ -398,16 +407,21 @@ def _alternatives(roofline: Roofline, asked: Asked, users: int, decode: Decode) 
         if switch in OF_SPEED:
             speed = decode.batch / changed.decode(decode.batch, asked.context).seconds
         if then != users or abs(speed / decode.tokens_per_second - 1) > MATTERS:
-            found.append(Alternative(switch=switch, value=value, users=then, tokens_per_second=speed,
-                                     meaning=MEANING[switch][value]))  # fmt: skip
+            found.append(
+                Alternative(
+                    switch=switch, value=value, users=then, tokens_per_second=speed, meaning=MEANING[switch][value]
+                )
+            )
     return tuple(found)
 
 
 def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
     capacity = roofline.capacity
     if asked.context > capacity.spec.max_positions:
-        yield (f"{asked.context:,} tokens are beyond the model's context of {capacity.spec.max_positions:,}: "
-               "what it costs is right, what it says there is not to be relied on")  # fmt: skip
+        yield (
+            f"{asked.context:,} tokens are beyond the model's context of {capacity.spec.max_positions:,}: "
+            "what it costs is right, what it says there is not to be relied on"
+        )
     for (_, used), wanted in zip(
         roofline.rates, (capacity.precision.compute, capacity.precision.activation), strict=True
     ):

@@ -54,8 +54,14 @@ def document(plan: ServePlan) -> dict[str, Any]:
 
 
 def _ladder_line(line: Line) -> dict[str, Any]:
-    return {"line": line.name, "bytes": line.value, "formula": line.symbols, "numbers": dict(line.numbers),
-            "source": line.source, "note": line.note}  # fmt: skip
+    return {
+        "line": line.name,
+        "bytes": line.value,
+        "formula": line.symbols,
+        "numbers": dict(line.numbers),
+        "source": line.source,
+        "note": line.note,
+    }
 
 
 def _components_of(run: Run) -> list[dict[str, Any]]:
@@ -63,25 +69,48 @@ def _components_of(run: Run) -> list[dict[str, Any]]:
         {name: value for name, value in asdict(c).items() if name != "binding"}
         | {"moved": c.moved, "flops": c.flops, "flops_per_token": c.flops / run.rows, "bound": c.bound}
         for c in run.components
-    ]  # fmt: skip
+    ]
 
 
 def _run(run: Run) -> dict[str, Any]:
     """What the seconds are made of; `rows` tokens a run, of which a step makes `times`."""
-    return {"memory_seconds": run.memory_seconds, "compute_seconds": run.compute_seconds,
-            "link_seconds": run.link_seconds, "rows": run.rows, "times": run.times}  # fmt: skip
+    return {
+        "memory_seconds": run.memory_seconds,
+        "compute_seconds": run.compute_seconds,
+        "link_seconds": run.link_seconds,
+        "rows": run.rows,
+        "times": run.times,
+    }
 
 
 def _decode(step: Decode) -> dict[str, Any]:
-    names = ("batch", "seconds_per_step", "overlapped_seconds", "tokens_per_second", "tokens_per_second_per_user",
-             "memory_tokens_per_second", "compute_tokens_per_second", "bound")  # fmt: skip
+    names = (
+        "batch",
+        "seconds_per_step",
+        "overlapped_seconds",
+        "tokens_per_second",
+        "tokens_per_second_per_user",
+        "memory_tokens_per_second",
+        "compute_tokens_per_second",
+        "bound",
+    )
     return {name: getattr(step, name) for name in names}
 
 
 def tables(plan: ServePlan) -> list[Table]:
     """Returns the answer first, then how it comes about."""
-    found = [_answer(plan), suggestions(plan), _ladder(plan), _components(plan), _times(plan), _sweep(plan),
-             _caches(plan), _alternatives(plan), _assumed(plan), notes(plan)]  # fmt: skip
+    found = [
+        _answer(plan),
+        suggestions(plan),
+        _ladder(plan),
+        _components(plan),
+        _times(plan),
+        _sweep(plan),
+        _caches(plan),
+        _alternatives(plan),
+        _assumed(plan),
+        notes(plan),
+    ]
     return [table for table in found if table.rows]
 
 
@@ -100,14 +129,20 @@ def _answer(plan: ServePlan) -> Table:
             (f"largest context for {wanted:,} user{'s' * (wanted > 1)}{within}", _most(plan)),
             (f"largest batch{within}", f"{plan.largest_batch:,}"),
             (f"smallest single card{within}", plan.smallest_card or "none in the catalogue"),
-            (f"fewest {plan.machine.name}{within}", "none of the counts tried" if plan.smallest_count is None
-             else f"{plan.smallest_count:,}"),
-        ]  # fmt: skip
+            (
+                f"fewest {plan.machine.name}{within}",
+                "none of the counts tried" if plan.smallest_count is None else f"{plan.smallest_count:,}",
+            ),
+        ]
     rows.append((f"time to first token at least, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
-        rows += [(f"time per token at least, batch {plan.decode.batch:,}", _time(plan.decode)),
-                 ("tokens/s at most, and for each user", f"{number(plan.decode.tokens_per_second, 4)}, "
-                  f"{number(plan.decode.tokens_per_second_per_user, 4)}")]  # fmt: skip
+        rows += [
+            (f"time per token at least, batch {plan.decode.batch:,}", _time(plan.decode)),
+            (
+                "tokens/s at most, and for each user",
+                f"{number(plan.decode.tokens_per_second, 4)}, {number(plan.decode.tokens_per_second_per_user, 4)}",
+            ),
+        ]
     return Table(plan.title, ("", "answer"), rows)
 
 
@@ -165,8 +200,12 @@ def _components(plan: ServePlan) -> Table:
         "time at least",
         "bound",
     )
-    return Table(f"Stored, moved and multiplied on one device in {what}", columns, rows,
-                 drop=("bytes stored", "FLOPs per token", "cache bytes moved"))  # fmt: skip
+    return Table(
+        f"Stored, moved and multiplied on one device in {what}",
+        columns,
+        rows,
+        drop=("bytes stored", "FLOPs per token", "cache bytes moved"),
+    )
 
 
 def _times(plan: ServePlan) -> Table:
@@ -189,11 +228,18 @@ def _times(plan: ServePlan) -> Table:
 
 def _sweep(plan: ServePlan) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (s.batch, time(s.seconds_per_step), time(s.run.memory_seconds), time(s.run.compute_seconds),
-         number(s.tokens_per_second, 4), number(s.tokens_per_second_per_user, 4), s.bound,
-         "yes" if s.batch <= (plan.users_that_fit or 0) else "no")
+        (
+            s.batch,
+            time(s.seconds_per_step),
+            time(s.run.memory_seconds),
+            time(s.run.compute_seconds),
+            number(s.tokens_per_second, 4),
+            number(s.tokens_per_second_per_user, 4),
+            s.bound,
+            "yes" if s.batch <= (plan.users_that_fit or 0) else "no",
+        )
         for s in plan.sweep
-    ]  # fmt: skip
+    ]
     knee = "at no batch do FLOPs take as long as bytes" if plan.knee is None else f"the knee is at {plan.knee:,}"
     columns = ("batch", "step at least", "bytes", "FLOPs", "tokens/s at most", "for each user", "bound", "fits")
     return Table(f"Decode by batch: {knee}", columns, rows, drop=("FLOPs", "bytes"))
@@ -241,9 +287,12 @@ def _assumed(plan: ServePlan) -> Table:
         ("memory", f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used", "--memory, --utilisation"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
-        ("several nodes", f"{c.node} devices a node; from one to another {c.network / 1e9:g} GB/s a device, where not "
-         "all are in one", "--node, --network"),
-    ]  # fmt: skip
+        (
+            "several nodes",
+            f"{c.node} devices a node; from one to another {c.network / 1e9:g} GB/s a device, where not all are in one",
+            "--node, --network",
+        ),
+    ]
     return Table("What is assumed", ("", "assumption", "option"), rows)
 
 
@@ -256,8 +305,21 @@ def notes(plan: ServePlan) -> Table:
 
 def compare(plans: Sequence[ServePlan]) -> Table:
     """Returns one line for each plan."""
-    columns = ("model", "machine", "layout", "fits", "weights a device, GB", "users", "largest context", "first token",
-               "batch", "time per token", "tokens/s", "for each user", "bound")  # fmt: skip
+    columns = (
+        "model",
+        "machine",
+        "layout",
+        "fits",
+        "weights a device, GB",
+        "users",
+        "largest context",
+        "first token",
+        "batch",
+        "time per token",
+        "tokens/s",
+        "for each user",
+        "bound",
+    )
     less = ("bound", "layout", "batch", "largest context", "weights a device, GB", "first token", "tokens/s")
     title = f"{len(plans)} plans; times are theoretical minima (floors)"
     return Table(title, columns, [_compared(plan) for plan in plans], drop=less)
@@ -266,12 +328,26 @@ def compare(plans: Sequence[ServePlan]) -> Table:
 def _compared(plan: ServePlan) -> tuple[Cell, ...]:
     layout, step = plan.layout, plan.decode
     how = f"{layout.gpus} (tp {layout.tp}, pp {layout.pp}, ep {layout.ep})" if layout.gpus > 1 else "1"
-    first = (plan.asked.name, plan.machine.name, how, _verdict(plan), f"{plan.weight_bytes / 1e9:,.2f}",
-             _or_dash(plan.users), _or_dash(plan.largest_context), time(plan.prefill.seconds))  # fmt: skip
+    first = (
+        plan.asked.name,
+        plan.machine.name,
+        how,
+        _verdict(plan),
+        f"{plan.weight_bytes / 1e9:,.2f}",
+        _or_dash(plan.users),
+        _or_dash(plan.largest_context),
+        time(plan.prefill.seconds),
+    )
     if step is None:
         return (*first, "-", "-", "-", "-", plan.prefill.bound)
-    return (*first, f"{step.batch:,}", time(step.seconds_per_step), number(step.tokens_per_second, 4),
-            number(step.tokens_per_second_per_user, 4), step.bound)  # fmt: skip
+    return (
+        *first,
+        f"{step.batch:,}",
+        time(step.seconds_per_step),
+        number(step.tokens_per_second, 4),
+        number(step.tokens_per_second_per_user, 4),
+        step.bound,
+    )
 
 
 def _or_dash(value: int | None) -> str:
@@ -285,9 +361,14 @@ def time_lines(plan: ServePlan) -> Iterator[Line]:
         step = plan.decode
         name = f"decode step of {step.batch:,}"
         yield from _run_lines(plan, name, step.run)
-        yield Line(name="tokens/s", value=step.tokens_per_second, unit="tokens/s", formula="{batch} / {time of a step}",
-                   numbers={"batch": step.batch, "time of a step": step.seconds_per_step},
-                   note="the most there can be")  # fmt: skip
+        yield Line(
+            name="tokens/s",
+            value=step.tokens_per_second,
+            unit="tokens/s",
+            formula="{batch} / {time of a step}",
+            numbers={"batch": step.batch, "time of a step": step.seconds_per_step},
+            note="the most there can be",
+        )
 
 
 def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
@@ -297,8 +378,14 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
     for c in run.components:
         if not c.seconds:
             continue
-        numbers = {"bytes": c.moved, "bandwidth": plan.roofline.bandwidth, "product FLOPs": c.products, "rate": rate,
-                   "score FLOPs": c.scores, "score rate": score_rate}  # fmt: skip
+        numbers = {
+            "bytes": c.moved,
+            "bandwidth": plan.roofline.bandwidth,
+            "product FLOPs": c.products,
+            "rate": rate,
+            "score FLOPs": c.scores,
+            "score rate": score_rate,
+        }
         formula = "max({bytes} / {bandwidth}, {product FLOPs} / {rate} + {score FLOPs} / {score rate})"
         note = f"{c.bound} binds"
         if c.seconds > max(c.memory_seconds, c.compute_seconds) * (
@@ -307,10 +394,22 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
             formula = "{bytes} / {bandwidth} + {product FLOPs} / {rate} + {score FLOPs} / {score rate}"
             numbers |= zip(("bytes", "product FLOPs", "score FLOPs"), c.binding, strict=True)
             note = "bytes of the chunks in which they bind, FLOPs of the others"
-        yield Line(name=f"{name}: {c.kind}", value=c.seconds, unit="seconds", numbers=numbers, source=source,
-                   formula=formula, note=note)  # fmt: skip
+        yield Line(
+            name=f"{name}: {c.kind}",
+            value=c.seconds,
+            unit="seconds",
+            numbers=numbers,
+            source=source,
+            formula=formula,
+            note=note,
+        )
         parts[c.kind] = c.seconds
     formula = "{times} × (" + " + ".join(f"{{{kind}}}" for kind in parts) + ") + {links}"
-    yield Line(name=name, value=run.seconds, unit="seconds", formula=formula,
-               numbers={"times": run.times, **parts, "links": run.link_seconds},
-               note="theoretical minimum (floor)")  # fmt: skip
+    yield Line(
+        name=name,
+        value=run.seconds,
+        unit="seconds",
+        formula=formula,
+        numbers={"times": run.times, **parts, "links": run.link_seconds},
+        note="theoretical minimum (floor)",
+    )

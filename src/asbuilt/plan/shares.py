@@ -129,8 +129,13 @@ class Slice:
     def local(self) -> Pass:
         """The rank's own tokens, the last ones: they see all keys."""
         tokens = self.run.tokens // self.cp
-        return Pass(tokens=tokens, past=self.run.tokens - tokens, batch=self.run.batch, kernel=self.run.kernel,
-                    width=self.run.width)  # fmt: skip
+        return Pass(
+            tokens=tokens,
+            past=self.run.tokens - tokens,
+            batch=self.run.batch,
+            kernel=self.run.kernel,
+            width=self.run.width,
+        )
 
 
 def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice, known: dict[tuple[object, ...], Piece]) -> Shares:
@@ -266,7 +271,7 @@ class _Fold:
             experts=self._state_of(path, part, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
-            room=part.works(run),
+            room=part.peak_bytes(run),
             work=self._work(path, whole, part),
             reduced=sums if self.at.tp > 1 else 0,
             sent=self._sent(path, part),
@@ -309,7 +314,7 @@ class _Fold:
 
         What tensor parallelism leaves whole and has a row per token is divided by tokens.
         """
-        run, dropped = self.at.local, cost.remade_tensors(part, path)
+        run, dropped = self.at.local, cost.recomputed_tensors(part, path)
         found = cost.saved_tensors(part, run, path)
         before = cost.saved_tensors(whole, run, path) if self.at.tp > 1 else {}
         twice = cost.saved_tensors(part, replace(run, batch=2 * run.batch), path) if self.at.tp > 1 else {}
@@ -409,8 +414,13 @@ def check_targets(spec: Model, lora: Lora | None) -> None:
     }
     for target in lora.targets or ():
         if target not in known:
-            raise InputError("no matrix of a block has this name", field="targets", value=target,
-                             allowed=", ".join(known), fix=near(target, known))  # fmt: skip
+            raise InputError(
+                "no matrix of a block has this name",
+                field="targets",
+                value=target,
+                allowed=", ".join(known),
+                fix=near(target, known),
+            )
 
 
 def adapters(weight: Weight, rank: int) -> tuple[Weight, Weight]:

@@ -116,18 +116,22 @@ class Step:
         numbers = max(sum(p.sent * n for p, n in stage.section.counted) for stage in self.stages)
         per_pass = 2 * ring(self.layout.ep) * numbers * self.job.width
         return self._traffic(
-            per_pass * (self.passes + 1) * self.job.accumulate, self.layout.ep, self.layout.tp,
+            per_pass * (self.passes + 1) * self.job.accumulate,
+            self.layout.ep,
+            self.layout.tp,
             "2 (n-1)/n x chosen rows, a mixture, forward and backward, x micro-batches",
-        )  # fmt: skip
+        )
 
     @cached_property
     def context(self) -> Traffic:
         """Keys and values round the ring: forward once, backward themselves and their gradients (arXiv 2310.01889)."""
         passed = max(sum(p.passed * n for p, n in stage.section.counted) for stage in self.stages)
         return self._traffic(
-            passed * (self.passes + 2) * self.job.accumulate, self.layout.cp, self.layout.tp,
+            passed * (self.passes + 2) * self.job.accumulate,
+            self.layout.cp,
+            self.layout.tp,
             "keys and values of the other ranks, once forward and twice backward, x micro-batches",
-        )  # fmt: skip
+        )
 
     @cached_property
     def pipeline(self) -> Traffic:
@@ -137,9 +141,11 @@ class Step:
             return NOTHING
         stream = 2 * shares.stream * self.job.accumulate * self.job.interleave
         return self._traffic(
-            stream + shares.copied.gradients, layout.pp, layout.tp * layout.replicas,
+            stream + shares.copied.gradients,
+            layout.pp,
+            layout.tp * layout.replicas,
             "stream and its gradient x micro-batches x chunks of a stage, and the gradient of a tied table",
-        )  # fmt: skip
+        )
 
     @cached_property
     def data(self) -> Traffic:
@@ -180,8 +186,12 @@ class Step:
         """To the host's memory and back: gradients and weights once a step, saved tensors of every micro-batch."""
         nbytes = max(self._moved(stage) for stage in self.stages)
         formula = "gradients there and trained weights back, and saved tensors both ways"
-        return Traffic(bytes=nbytes, seconds=nbytes / self.speed.network.host, formula=formula,
-                       source=self.speed.network.named["host"])  # fmt: skip
+        return Traffic(
+            bytes=nbytes,
+            seconds=nbytes / self.speed.network.host,
+            formula=formula,
+            source=self.speed.network.named["host"],
+        )
 
     def _moved(self, stage: Stage) -> int:
         """Bytes to and from the host: of the shard that a rank updates, and of its saved tensors."""
@@ -199,8 +209,14 @@ class Step:
             ways = ranks if layout.zero else 1
             trained = state.gradients // width * self.job.recipe.weight_width
             kept = state.master + sum(state.optimizer.values())
-            found.append(Shard(gradients=split(state.gradients, ways), trained=split(trained, ways),
-                               kept=split(kept, ways), master=state.master > 0))  # fmt: skip
+            found.append(
+                Shard(
+                    gradients=split(state.gradients, ways),
+                    trained=split(trained, ways),
+                    kept=split(kept, ways),
+                    master=state.master > 0,
+                )
+            )
         return found
 
     def _traffic(self, nbytes: float, ranks: int, stride: int, formula: str) -> Traffic:
@@ -324,43 +340,80 @@ class Step:
 
     def _computing(self) -> Line:
         speed, again = self.speed, ", every block run again" * (self.passes - 1)
-        return Line(name="computing one micro-batch", unit="seconds", value=self.compute_seconds,
-                    formula="{FLOPs of the busiest device} / ({rate} × {kernel efficiency})",
-                    numbers={"FLOPs of the busiest device": self.flops, "rate": speed.rate,
-                             "kernel efficiency": speed.efficiency}, source=ASSUMPTIONS["kernel efficiency"],
-                    note=f"training FLOPs, masked pairs skipped{again}")  # fmt: skip
+        return Line(
+            name="computing one micro-batch",
+            unit="seconds",
+            value=self.compute_seconds,
+            formula="{FLOPs of the busiest device} / ({rate} × {kernel efficiency})",
+            numbers={
+                "FLOPs of the busiest device": self.flops,
+                "rate": speed.rate,
+                "kernel efficiency": speed.efficiency,
+            },
+            source=ASSUMPTIONS["kernel efficiency"],
+            note=f"training FLOPs, masked pairs skipped{again}",
+        )
 
     def _sent(self) -> list[Line]:
         return [
-            Line(name=f"communication: {name}", unit="seconds", value=traffic.seconds,
-                 formula="{bytes one device sends} / {bytes a second}",
-                 numbers={"bytes one device sends": traffic.bytes, "bytes a second": traffic.bytes / traffic.seconds},
-                 note=traffic.formula, source=traffic.source)
-            for name, traffic in self.communication.items() if traffic.bytes
-        ]  # fmt: skip
+            Line(
+                name=f"communication: {name}",
+                unit="seconds",
+                value=traffic.seconds,
+                formula="{bytes one device sends} / {bytes a second}",
+                numbers={"bytes one device sends": traffic.bytes, "bytes a second": traffic.bytes / traffic.seconds},
+                note=traffic.formula,
+                source=traffic.source,
+            )
+            for name, traffic in self.communication.items()
+            if traffic.bytes
+        ]
 
     def _added(self) -> list[Line]:
         p, m, v = self.layout.pp, self.job.accumulate, self.job.interleave
         return [
             total("one micro-batch", {"computing": self.compute_seconds, **self._waited}, unit="seconds"),
-            Line(name="the pipeline's bubble", unit="of the micro-batches' time", value=self.bubble,
-                 formula="({stages} − 1) / ({micro-batches} × {chunks of a stage} + {stages} − 1)",
-                 numbers={"stages": p, "micro-batches": m, "chunks of a stage": v}),
-            Line(name="one step", unit="seconds", value=self.seconds,
-                 formula="({micro-batches} + ({stages} − 1) / {chunks of a stage}) × {one micro-batch}"
-                         " + {data, waited for} + {offload} + {optimizer}",
-                 numbers={"micro-batches": m, "stages": p, "chunks of a stage": v,
-                          "one micro-batch": self.micro_seconds, "data, waited for": self.exposed_seconds,
-                          "offload": self.offload.seconds, "optimizer": self.optimizer_seconds},
-                 note="at least: a floor"),
-        ]  # fmt: skip
+            Line(
+                name="the pipeline's bubble",
+                unit="of the micro-batches' time",
+                value=self.bubble,
+                formula="({stages} − 1) / ({micro-batches} × {chunks of a stage} + {stages} − 1)",
+                numbers={"stages": p, "micro-batches": m, "chunks of a stage": v},
+            ),
+            Line(
+                name="one step",
+                unit="seconds",
+                value=self.seconds,
+                formula="({micro-batches} + ({stages} − 1) / {chunks of a stage}) × {one micro-batch}"
+                " + {data, waited for} + {offload} + {optimizer}",
+                numbers={
+                    "micro-batches": m,
+                    "stages": p,
+                    "chunks of a stage": v,
+                    "one micro-batch": self.micro_seconds,
+                    "data, waited for": self.exposed_seconds,
+                    "offload": self.offload.seconds,
+                    "optimizer": self.optimizer_seconds,
+                },
+                note="at least: a floor",
+            ),
+        ]
 
     def _given(self, utilisation: float) -> Line:
-        return Line(name="one step", unit="seconds", value=self.seconds,
-                    formula="{FLOPs a token} × {tokens} / ({GPUs} × {rate} × {utilisation})",
-                    numbers={"FLOPs a token": self.needed[self.counted], "tokens": self.tokens,
-                             "GPUs": self.layout.gpus, "rate": self.speed.rate, "utilisation": utilisation},
-                    note="at the utilisation that was given, bubble and communication within it")  # fmt: skip
+        return Line(
+            name="one step",
+            unit="seconds",
+            value=self.seconds,
+            formula="{FLOPs a token} × {tokens} / ({GPUs} × {rate} × {utilisation})",
+            numbers={
+                "FLOPs a token": self.needed[self.counted],
+                "tokens": self.tokens,
+                "GPUs": self.layout.gpus,
+                "rate": self.speed.rate,
+                "utilisation": utilisation,
+            },
+            note="at the utilisation that was given, bubble and communication within it",
+        )
 
 
 NOTHING = Traffic(bytes=0, seconds=0.0, formula="")

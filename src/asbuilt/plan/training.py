@@ -47,11 +47,16 @@ class Subject:
             if parameters < 1:
                 raise InputError("not allowed", field="parameters", value=parameters, allowed="a number from 1")
         elif not isinstance(model, Model):
-            raise InputError("only a model of one stack of blocks can be planned", field="model",
-                             value=type(model).__name__)  # fmt: skip
+            raise InputError(
+                "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
+            )
         elif isinstance(model.vision, Contrast):
-            raise InputError("training on pairs of images and texts is not planned", field="MODEL", value=model.name,
-                             fix="`asbuilt describe --images 1` says what a pass costs")  # fmt: skip
+            raise InputError(
+                "training on pairs of images and texts is not planned",
+                field="MODEL",
+                value=model.name,
+                fix="`asbuilt describe --images 1` says what a pass costs",
+            )
         self.model = model
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
         self.active = self.total
@@ -97,16 +102,19 @@ class Subject:
         encoder = self.model is not None and self.model.encoder is not None
         for name in ("pp", "cp") if encoder else ():
             if getattr(o, name) > 1:
-                raise InputError("not planned for a model with an encoder", field=name, value=getattr(o, name),
-                                 allowed="1")  # fmt: skip
+                raise InputError(
+                    "not planned for a model with an encoder", field=name, value=getattr(o, name), allowed="1"
+                )
         if self.model is not None and o.pp > self.model.n_layers:
-            raise InputError("more stages than blocks", field="pp", value=o.pp,
-                             allowed=f"1 to n_layers = {self.model.n_layers}")  # fmt: skip
+            raise InputError(
+                "more stages than blocks", field="pp", value=o.pp, allowed=f"1 to n_layers = {self.model.n_layers}"
+            )
 
     def _check(self, o: Options) -> None:
         if self.model is not None and self.model.n_vocab == 0 and o.seq != self.model.max_positions:
-            raise InputError("an image has as many tokens as it has", field="seq", value=o.seq,
-                             allowed=str(self.model.max_positions))  # fmt: skip
+            raise InputError(
+                "an image has as many tokens as it has", field="seq", value=o.seq, allowed=str(self.model.max_positions)
+            )
         if o.seq % o.cp:
             allowed = ", ".join(map(str, divisors(o.seq)))
             raise InputError(f"a context of seq = {o.seq} tokens is divided", field="cp", value=o.cp, allowed=allowed)
@@ -118,8 +126,9 @@ class Subject:
             self._check_bare(o)
         elif not self.divides(o.tp):
             allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
-            raise InputError("not every part can be divided so", field="tp", value=o.tp,
-                             allowed=", ".join(map(str, allowed)))  # fmt: skip
+            raise InputError(
+                "not every part can be divided so", field="tp", value=o.tp, allowed=", ".join(map(str, allowed))
+            )
 
     def divides(self, tp: int) -> bool:
         """Whether every part can be shared by `tp` devices."""
@@ -133,20 +142,36 @@ class Subject:
 
     def _check_bare(self, o: Options) -> None:
         if o.optimizer in BY_SHAPE:
-            raise InputError("its state depends on the weights' shapes, which a number of parameters does not say",
-                             field="optimizer", value=o.optimizer, allowed="adamw, adamw-8bit, sgd-momentum",
-                             fix="name a MODEL")  # fmt: skip
+            raise InputError(
+                "its state depends on the weights' shapes, which a number of parameters does not say",
+                field="optimizer",
+                value=o.optimizer,
+                allowed="adamw, adamw-8bit, sgd-momentum",
+                fix="name a MODEL",
+            )
         if o.adapters is not None:
-            raise InputError("adapters stand beside matrices, which a number of parameters does not say", field="lora",
-                             value=o.adapters.rank, fix="name a MODEL")  # fmt: skip
+            raise InputError(
+                "adapters stand beside matrices, which a number of parameters does not say",
+                field="lora",
+                value=o.adapters.rank,
+                fix="name a MODEL",
+            )
 
     def _bare(self, o: Options, at: Slice) -> Shares:
         """A number of parameters, evenly divided: state and 2N FLOPs a token, no activations."""
         own = Weight(shape=(split(self.total, o.tp * o.pp),), role="matrix")
         work = Work(trained=split(2 * own.size * at.run.rows, o.cp))
         piece = Piece(dense=o.recipe.trained(own, "other"), work=work)
-        return Shares(before=Piece(), kinds=(piece,), blocks=(0,) * o.pp, after=Piece(), copied=State(), stream=0,
-                      logits=0, rows=0)  # fmt: skip
+        return Shares(
+            before=Piece(),
+            kinds=(piece,),
+            blocks=(0,) * o.pp,
+            after=Piece(),
+            copied=State(),
+            stream=0,
+            logits=0,
+            rows=0,
+        )
 
     def flops(self, options: Options) -> dict[str, float]:
         """Training FLOPs per token by convention, of all devices together; nothing is run again."""
@@ -170,12 +195,17 @@ def chunks(options: Options, blocks: int) -> int:
     if options.interleave is None:
         return most if whole else 1
     if options.interleave > most:
-        raise InputError("more chunks than a stage has blocks", field="interleave", value=options.interleave,
-                         allowed=f"1 to {most}")  # fmt: skip
+        raise InputError(
+            "more chunks than a stage has blocks", field="interleave", value=options.interleave, allowed=f"1 to {most}"
+        )
     if options.interleave > 1 and not whole:
-        raise InputError("an interleaved schedule runs micro-batches in rounds of as many as there are stages",
-                         field="interleave", value=options.interleave, allowed="1",
-                         fix=f"--accumulate a multiple of pp = {options.pp}")  # fmt: skip
+        raise InputError(
+            "an interleaved schedule runs micro-batches in rounds of as many as there are stages",
+            field="interleave",
+            value=options.interleave,
+            allowed="1",
+            fix=f"--accumulate a multiple of pp = {options.pp}",
+        )
     return options.interleave
 
 
@@ -222,10 +252,21 @@ class Trial:
 def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
     """Returns what `options` come to; raises InputError for what cannot be."""
     found = subject.stages(options)
-    step = Step(stages=found, layout=found[0].layout, job=found[0].job, speed=speed_of(machine, options),
-                needed=subject.flops(options))  # fmt: skip
-    return Trial(options=options, layout=step.layout, stages=found, step=step, memory=machine.memory_bytes(),
-                 memory_source=machine.source)  # fmt: skip
+    step = Step(
+        stages=found,
+        layout=found[0].layout,
+        job=found[0].job,
+        speed=speed_of(machine, options),
+        needed=subject.flops(options),
+    )
+    return Trial(
+        options=options,
+        layout=step.layout,
+        stages=found,
+        step=step,
+        memory=machine.memory_bytes(),
+        memory_source=machine.source,
+    )
 
 
 def speed_of(machine: Machine, options: Options) -> Speed:
@@ -237,10 +278,17 @@ def speed_of(machine: Machine, options: Options) -> Speed:
         "between": ASSUMPTIONS["network"] if options.network == NETWORK else "as given",
         "host": ASSUMPTIONS["host"] if options.host == HOST else "as given",
     }
-    network = Network(gpus=options.gpus, node=options.node, link=link, between=options.network, host=options.host,
-                      named=named)  # fmt: skip
-    return Speed(rate=rate, precision=precision, memory=machine.bandwidth, efficiency=options.kernel_efficiency,
-                 utilisation=options.utilisation, network=network)  # fmt: skip
+    network = Network(
+        gpus=options.gpus, node=options.node, link=link, between=options.network, host=options.host, named=named
+    )
+    return Speed(
+        rate=rate,
+        precision=precision,
+        memory=machine.bandwidth,
+        efficiency=options.kernel_efficiency,
+        utilisation=options.utilisation,
+        network=network,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,23 +377,55 @@ class TrainPlan:
     def _run(self) -> Iterator[Line]:
         step, gpus = self.trial.step, self.trial.layout.gpus
         for name, share in step.mfu.items():
-            yield Line(name=f"model FLOPs utilisation, {name}", unit="of the dense rate", value=share,
-                       formula="{FLOPs a token} × {tokens a step} / ({GPUs} × {rate} × {one step})",
-                       numbers={"FLOPs a token": step.needed[name], "tokens a step": step.tokens, "GPUs": gpus,
-                                "rate": step.speed.rate, "one step": step.seconds})  # fmt: skip
-        yield Line(name="Chinchilla-optimal tokens", unit="tokens", value=self.chinchilla_tokens,
-                   formula="{tokens a parameter} × {parameters}", source=ASSUMPTIONS["chinchilla"],
-                   numbers={"tokens a parameter": CHINCHILLA, "parameters": self.active})  # fmt: skip
-        yield Line(name="FLOPs, 6ND", unit="FLOPs", value=self.flops_total, formula="6 × {parameters} × {tokens}",
-                   numbers={"parameters": self.active, "tokens": self.tokens}, note=ASSUMPTIONS["6ND"])  # fmt: skip
-        yield Line(name="days", unit="days", value=self.days,
-                   formula="{tokens} / {tokens a step} × {one step} / {seconds a day}",
-                   numbers={"tokens": self.tokens, "tokens a step": step.tokens, "one step": step.seconds,
-                            "seconds a day": SECONDS_A_DAY})  # fmt: skip
+            yield Line(
+                name=f"model FLOPs utilisation, {name}",
+                unit="of the dense rate",
+                value=share,
+                formula="{FLOPs a token} × {tokens a step} / ({GPUs} × {rate} × {one step})",
+                numbers={
+                    "FLOPs a token": step.needed[name],
+                    "tokens a step": step.tokens,
+                    "GPUs": gpus,
+                    "rate": step.speed.rate,
+                    "one step": step.seconds,
+                },
+            )
+        yield Line(
+            name="Chinchilla-optimal tokens",
+            unit="tokens",
+            value=self.chinchilla_tokens,
+            formula="{tokens a parameter} × {parameters}",
+            source=ASSUMPTIONS["chinchilla"],
+            numbers={"tokens a parameter": CHINCHILLA, "parameters": self.active},
+        )
+        yield Line(
+            name="FLOPs, 6ND",
+            unit="FLOPs",
+            value=self.flops_total,
+            formula="6 × {parameters} × {tokens}",
+            numbers={"parameters": self.active, "tokens": self.tokens},
+            note=ASSUMPTIONS["6ND"],
+        )
+        yield Line(
+            name="days",
+            unit="days",
+            value=self.days,
+            formula="{tokens} / {tokens a step} × {one step} / {seconds a day}",
+            numbers={
+                "tokens": self.tokens,
+                "tokens a step": step.tokens,
+                "one step": step.seconds,
+                "seconds a day": SECONDS_A_DAY,
+            },
+        )
         if self.money is not None:
-            yield Line(name="money", unit="", value=self.money, formula="{days} × 24 × {GPUs} × {price of an hour}",
-                       numbers={"days": self.days, "GPUs": gpus,
-                                "price of an hour": self.trial.options.price or 0.0})  # fmt: skip
+            yield Line(
+                name="money",
+                unit="",
+                value=self.money,
+                formula="{days} × 24 × {GPUs} × {price of an hour}",
+                numbers={"days": self.days, "GPUs": gpus, "price of an hour": self.trial.options.price or 0.0},
+            )
 
     def _repr_html_(self) -> str:
         from asbuilt.plan.render import html

@@ -33,11 +33,21 @@ def against(trial: Trial) -> list[Line]:
     numbers = {"memory": memory, "reserve": reserve, "per device": held}
     return [
         Line(name="memory", value=memory, source=trial.memory_source),
-        Line(name="reserve", value=reserve, formula="ceil({share} × {memory})", source=ASSUMPTIONS["reserve"],
-             numbers={"share": trial.options.reserve, "memory": memory}),
-        Line(name="left", value=memory - reserve - held, formula="{memory} − {reserve} − {per device}", numbers=numbers,
-             note="" if trial.fits else "does not fit"),
-    ]  # fmt: skip
+        Line(
+            name="reserve",
+            value=reserve,
+            formula="ceil({share} × {memory})",
+            source=ASSUMPTIONS["reserve"],
+            numbers={"share": trial.options.reserve, "memory": memory},
+        ),
+        Line(
+            name="left",
+            value=memory - reserve - held,
+            formula="{memory} − {reserve} − {per device}",
+            numbers=numbers,
+            note="" if trial.fits else "does not fit",
+        ),
+    ]
 
 
 def _held(trial: Trial) -> Iterator[Line]:
@@ -49,8 +59,13 @@ def _held(trial: Trial) -> Iterator[Line]:
     for name in stage.state.optimizer:
         yield _state(stage, name, lambda s, n=name: s.optimizer.get(n, 0), recipe.state_width, 1)
     if stage.on_host:
-        yield Line(name="in the host's memory", value=-stage.on_host, formula="0 − {moved there}",
-                   numbers={"moved there": stage.on_host}, note=f"--offload {options.offload}")  # fmt: skip
+        yield Line(
+            name="in the host's memory",
+            value=-stage.on_host,
+            formula="0 − {moved there}",
+            numbers={"moved there": stage.on_host},
+            note=f"--offload {options.offload}",
+        )
     yield from _moments(stage)
 
 
@@ -87,18 +102,31 @@ def _moments(stage: Stage) -> Iterator[Line]:
     yield _activations(stage)
     yield Line(name="outside the blocks", value=stage.outside, note="inputs of the final norm and head, tokens, tables")
     if stage.room == stage.gradient_room > max(stage.loss_room, stage.again_room):
-        yield Line(name="the head's gradient", value=stage.room, source=ASSUMPTIONS["gradient"],
-                   note="more than the loss or a block's backward pass needs")  # fmt: skip
+        yield Line(
+            name="the head's gradient",
+            value=stage.room,
+            source=ASSUMPTIONS["gradient"],
+            note="more than the loss or a block's backward pass needs",
+        )
     elif stage.loss_room >= stage.again_room:
         gradient = stage.loss_room - LOGITS_ALIVE * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
         formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])
-        yield Line(name="the loss", value=stage.loss_room, formula=formula, source=ASSUMPTIONS["loss"],
-                   numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
-                   note="more than a block's backward pass needs")  # fmt: skip
+        yield Line(
+            name="the loss",
+            value=stage.loss_room,
+            formula=formula,
+            source=ASSUMPTIONS["loss"],
+            numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
+            note="more than a block's backward pass needs",
+        )
     else:
-        yield Line(name="a block's backward pass", value=stage.again_room, source=ASSUMPTIONS["backward"],
-                   note="what it makes again and its working room; more than the loss needs")  # fmt: skip
+        yield Line(
+            name="a block's backward pass",
+            value=stage.again_room,
+            source=ASSUMPTIONS["backward"],
+            note="what it makes again and its working room; more than the loss needs",
+        )
 
 
 def _activations(stage: Stage) -> Line:
@@ -124,6 +152,10 @@ def logits(trial: Trial) -> Iterator[Line]:
     stage = trial.stages[-1]
     if stage.logits:
         rows = split(stage.shares.rows, stage.job.chunks)
-        yield Line(name="logits", value=stage.logits, formula="{rows} × {bytes of a row}",
-                   numbers={"rows": rows, "bytes of a row": stage.logits // rows},
-                   note="float32, of the rows that are there at once; counted in the loss")  # fmt: skip
+        yield Line(
+            name="logits",
+            value=stage.logits,
+            formula="{rows} × {bytes of a row}",
+            numbers={"rows": rows, "bytes of a row": stage.logits // rows},
+            note="float32, of the rows that are there at once; counted in the loss",
+        )

@@ -69,8 +69,14 @@ def document(plan: TrainPlan) -> dict[str, Any]:
         "days": plan.days,
         "days_of_layout": plan.days,
         "money": plan.money,
-        "layout": {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "cp": layout.cp,
-                   "zero": layout.zero},
+        "layout": {
+            "dp": layout.dp,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "ep": layout.ep,
+            "cp": layout.cp,
+            "zero": layout.zero,
+        },
         "stage": {"fullest": stage.section.number, "micro_batches_in_flight": stage.in_flight},
         "step": {
             "seconds": step.seconds,
@@ -85,23 +91,36 @@ def document(plan: TrainPlan) -> dict[str, Any]:
             "mfu": step.mfu,
         },
         "communication": {
-            name: {"bytes": traffic.bytes, "seconds": traffic.seconds, "formula": traffic.formula,
-                   "source": traffic.source}
+            name: {
+                "bytes": traffic.bytes,
+                "seconds": traffic.seconds,
+                "formula": traffic.formula,
+                "source": traffic.source,
+            }
             for name, traffic in step.communication.items()
         },
         "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
         "options": asdict(options),
         "conventions": CONVENTIONS,
         "assumptions": ASSUMPTIONS,
-    }  # fmt: skip
+    }
 
 
 def _ladder(lines: Sequence[Line]) -> list[dict[str, Any]]:
     steps, running = [], 0
     for line in lines:
         running += int(line.value)
-        steps.append({"line": line.name, "bytes": line.value, "running_bytes": running, "formula": line.symbols,
-                      "numbers": dict(line.numbers), "source": line.source, "note": line.note})  # fmt: skip
+        steps.append(
+            {
+                "line": line.name,
+                "bytes": line.value,
+                "running_bytes": running,
+                "formula": line.symbols,
+                "numbers": dict(line.numbers),
+                "source": line.source,
+                "note": line.note,
+            }
+        )
     return steps
 
 
@@ -157,8 +176,12 @@ def _memory(plan: TrainPlan) -> Table:
     rows.append(("per device", plan.per_device_bytes, *_gb(plan.per_device_bytes), "", ""))
     where = f", pipeline stage {stage.section.number + 1} of {layout.pp}" if layout.pp > 1 else ""
     columns = ("memory", "bytes", "GB", "GiB", "GB so far", "formula")
-    return Table(f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}", columns, rows,
-                 drop=("GB so far", "GiB", "formula"))  # fmt: skip
+    return Table(
+        f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}",
+        columns,
+        rows,
+        drop=("GB so far", "GiB", "formula"),
+    )
 
 
 def _held_against(plan: TrainPlan) -> Table:
@@ -196,8 +219,12 @@ def _step(plan: TrainPlan) -> Table:
     for name, share in step.mfu.items():
         rows.append((f"model FLOPs utilisation, {MFU[name]}", "", "", "", f"{share:.1%} of {rate}"))
     title = "One step, of one device" if given is None else f"One step, at {given:.0%} of the dense rate over all of it"
-    return Table(title, ("", "GB sent", "seconds on the link", "seconds of the step", ""), rows,
-                 drop=("GB sent", "seconds on the link"))  # fmt: skip
+    return Table(
+        title,
+        ("", "GB sent", "seconds on the link", "seconds of the step", ""),
+        rows,
+        drop=("GB sent", "seconds on the link"),
+    )
 
 
 MFU = {"6ND": "6ND", "exact": "full scores", "exact_causal": "masked pairs skipped"}
@@ -230,9 +257,13 @@ def _run(plan: TrainPlan) -> Table:
 def ranked_table(ranked: Ranked) -> Table:
     """Returns the layouts that fit, fastest first."""
     rows = [
-        (said(trial), f"{trial.fullest.total / 1e9:,.1f}", number(trial.step.seconds, 4),
-         f"{trial.step.tokens / trial.step.seconds / trial.layout.gpus:,.0f}")
+        (
+            said(trial),
+            f"{trial.fullest.total / 1e9:,.1f}",
+            number(trial.step.seconds, 4),
+            f"{trial.step.tokens / trial.step.seconds / trial.layout.gpus:,.0f}",
+        )
         for trial in ranked.trials
-    ]  # fmt: skip
+    ]
     title = f"{ranked.fitting} layouts fit of {ranked.tried} tried; the fastest, by the least that a step takes"
     return Table(title, ("options", "GB a device", "seconds a step", "tokens/s a GPU"), rows)

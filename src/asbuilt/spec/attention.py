@@ -217,7 +217,7 @@ class Attention(Part):
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """Whatever is as large as the scores, where a kernel keeps it (Korthikanti et al. 2022, arXiv 2205.05198)."""
         return ("mask", "capped", "probabilities", "probabilities cast")
 
@@ -233,7 +233,7 @@ class Attention(Part):
             return "none"
         return "causal"
 
-    def mask_works(self, run: Pass) -> tuple[str, int, int]:
+    def mask_peak(self, run: Pass) -> tuple[str, int, int]:
         """Returns the mask's name, its bytes for the whole pass, and what making it takes beside: layers may share one.
 
         It is made by the first attention that sees so, once q, k and v are there.
@@ -290,7 +290,7 @@ class Attention(Part):
         buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """q, k, v and q and k normed or turned; beside them what turning takes, or mixed values, scores and the result.
 
         Where heads are normed, q and k are turned one after the other, each beside what its norm made.
@@ -305,10 +305,10 @@ class Attention(Part):
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
         attending = query + run.rows * self.n_heads * max(4, run.width)
         if self._uses_reference(run):
-            attending = self._reference_works(run)
+            attending = self._reference_peak(run)
         return projected + max(turning, turned + attending, turned + query + result)
 
-    def _reference_works(self, run: Pass) -> int:
+    def _reference_peak(self, run: Pass) -> int:
         """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow."""
         pairs = run.tokens * self.keys(run)
         size = run.batch * self.n_heads * pairs

@@ -100,7 +100,7 @@ class CrossAttention(Part):
         cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
         return (*common, Saved(name="probabilities", size=size, width="wide"), *cast)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """q, k and v beside the scores, or beside the mixed values and the result."""
         query, source = run.rows * self.d_query * run.width, run.batch * run.source_tokens
         projected = query + 2 * source * self.d_query * run.width

@@ -40,7 +40,7 @@ class TypeEmbedding(Part):
         """The type of each token."""
         return (Saved(name="types", size=run.rows, width="int64"),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The looked-up vectors."""
         return run.rows * self.d_model * run.width
 
@@ -82,7 +82,7 @@ class HeadTransform(Part):
         statistics = (Saved(name="mean", size=run.rows), Saved(name="rstd", size=run.rows))
         return (Saved(name="input", size=size), *before, Saved(name="activated", size=size), *statistics)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The activation's input and output, or its output and the result."""
         return 2 * run.rows * self.d_model * run.width
 
@@ -113,6 +113,6 @@ class Pooler(Part):
         size = run.rows * self.d_model
         return (Saved(name="input", size=size), Saved(name="pooled", size=size))
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """tanh's input and output."""
         return 2 * run.rows * self.d_model * run.width if run.logits == "pooled" else 0

@@ -124,7 +124,7 @@ class Router(Part):
             Saved(name="sums", size=run.rows, width="wide"),
         )
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """Logits and scores of all experts, those they are chosen by, and the chosen ones with their numbers."""
         wide = max(4, run.width)
         choosing = wide * (self.correction + (self.groups is not None))
@@ -273,7 +273,7 @@ class MixtureOfExperts(Part):
             *(shared if self.shared_gate else ()),
         )
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """The sorted rows, and what follows from the results of an expert's inward maps, or from what relu kept."""
         if self.gating == "none" and self.activation == "relu":
             return ("rows",)
@@ -288,7 +288,7 @@ class MixtureOfExperts(Part):
         before = () if self.activation == "relu" else ("before",)
         return (*before, "hidden") if self.gating == "none" else (*before, "activated", "up", "hidden")
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result.
 
         gate and up stay while their product is multiplied outward. A capacity counts places at every expert: a byte for
@@ -299,9 +299,9 @@ class MixtureOfExperts(Part):
         between = 5 if isinstance(self.gating, ClampedGate) else 2
         inside = (rows * self.d_model + between * rows * self.d_ff) * run.width
         outward = (2 * rows * self.d_model + (1 if self.gating == "none" else 3) * rows * self.d_ff) * run.width
-        shared = 0 if self.shared is None else stream + max(self.shared.works(run), 2 * stream)
+        shared = 0 if self.shared is None else stream + max(self.shared.peak_bytes(run), 2 * stream)
         counted = 0 if self.capacity is None else chosen + 17 * rows * self.n_experts
-        return max(self.router.works(run), counted, chosen + max(inside, outward), shared)
+        return max(self.router.peak_bytes(run), counted, chosen + max(inside, outward), shared)
 
 
 FeedForward = MLP | GatedMLP | MixtureOfExperts

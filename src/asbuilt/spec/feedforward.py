@@ -66,11 +66,11 @@ class MLP(Part):
         before = () if self.activation == "relu" else (Saved(name="up", size=wide),)
         return (Saved(name="input", size=run.rows * self.d_model), *before, Saved(name="hidden", size=wide))
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """Down's input, from the activation's; not where relu kept only its output."""
         return () if self.activation == "relu" else ("hidden",)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The activation's input and output, quick_gelu's multiplied input too; or its output and the result."""
         between = self.d_ff if self.activation == "quick_gelu" else 0
         return run.rows * run.width * (self.d_ff + max(self.d_ff + between, self.d_model))
@@ -121,10 +121,10 @@ class GatedMLP(Part):
             Saved(name="hidden", size=wide),
         )
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """Down's input, and the activated gate unless it is all that relu keeps."""
         return ("hidden",) if self.activation == "relu" else ("activated", "hidden")
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """gate and up, their product and the result."""
         return run.rows * run.width * (3 * self.d_ff + self.d_model)

@@ -84,8 +84,12 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
     }
     for name, hint in _part_fields(kind).items():
         if name in values and not _fits(values[name], hint):
-            raise InputError(f"no part that {kind.__name__} has here", field=f"{where}.{name}", value=data[name],
-                             allowed=", ".join(sorted(part.__name__ for part in _parts_in(hint))))  # fmt: skip
+            raise InputError(
+                f"no part that {kind.__name__} has here",
+                field=f"{where}.{name}",
+                value=data[name],
+                allowed=", ".join(sorted(part.__name__ for part in _parts_in(hint))),
+            )
     try:
         return kind(**values)
     except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse

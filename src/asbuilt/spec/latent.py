@@ -100,8 +100,9 @@ class LatentAttention(Part):
         rope = linear(self.d_rope, self.d_model, self.bias, "k_rope")
         up = linear(self.n_heads * self.d_nope, self.kv_rank, False, "k_up")
         up |= linear(self.n_heads * self.d_value, self.kv_rank, False, "v_up")
-        return q | down | rope | up | linear(self.d_model, self.n_heads * self.d_value, self.output_bias, "o",
-                                             stream=True)  # fmt: skip
+        return (
+            q | down | rope | up | linear(self.d_model, self.n_heads * self.d_value, self.output_bias, "o", stream=True)
+        )
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_heads / tensor heads; the maps down, and so the cached latents, are whole on each."""
@@ -190,11 +191,11 @@ class LatentAttention(Part):
         kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
         return (*kept, *mask, Saved(name="probabilities", size=size, width="wide"), *cast)
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """Whatever is as large as the scores, where a kernel keeps it; k and v would take products with weights."""
         return ("mask", "probabilities", "probabilities cast")
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept."""
         down, query = self.d_latent + (self.q_rank or 0), self.n_heads * self.d_head
         turned = 0 if self.positions is None else self.n_heads * self.d_rope

@@ -74,7 +74,7 @@ class TokenEmbedding(Part):
         rows = () if self.d_table is None else (Saved(name="rows", size=run.rows * self.d_table),)
         return (tokens, *scale, *rows)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The looked-up vectors, and what they are multiplied to."""
         return run.rows * (self.d_model + (self.d_table or 0)) * run.width
 
@@ -101,7 +101,7 @@ class SharedEmbedding(Part):
         tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
         return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The looked-up vectors."""
         return run.rows * self.d_model * run.width
 
@@ -165,13 +165,13 @@ class _Logits(Part):
             read += (Saved(name="narrow", size=run.rows * self.d_table),)
         return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
         times = 3 if self.softcap is not None else 2 if self.scale != 1.0 or self.shift else 1
         logits = run.rows * self.n_vocab * run.width * times
         if self.transform is None:
             return run.rows * (self.d_table or 0) * run.width + logits
-        return max(self.transform.works(run), run.rows * self.d_model * run.width + logits)
+        return max(self.transform.peak_bytes(run), run.rows * self.d_model * run.width + logits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,10 +227,10 @@ class Parallel(Part):
         """Both read the normed stream."""
         return (("ffn", "attention"),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The busier of the two, the attention's result being there while the other runs; or both and their sum."""
         stream = run.rows * self.d_model * run.width
-        return max(self.attention.works(run), stream + self.ffn.works(run), 3 * stream)
+        return max(self.attention.peak_bytes(run), stream + self.ffn.peak_bytes(run), 3 * stream)
 
 
 Body = Mixer | CrossAttention | FeedForward | Parallel
@@ -267,18 +267,18 @@ class Branch(Part):
         first = "norm" if self.norm is not None else "body.attention" if isinstance(self.body, Parallel) else "body"
         return f"{self.name}.{first}"
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """The normed input, from the stream that the norm keeps."""
         reader = "body.attention" if isinstance(self.body, Parallel) else "body"
         return () if self.norm is None else (f"{reader}:input",)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The busiest of norm, body with the normed input, post-norm, and the sum."""
         stream = run.rows * self.body.d_model * run.width
         normed = stream if self.norm is not None else 0
-        norms = [norm.works(run) for norm in (self.norm,) if norm is not None]
-        after = [stream + norm.works(run) for norm in (self.post_norm, self.sum_norm) if norm is not None]
-        return max(normed + self.body.works(run), 2 * stream, *norms, *after)
+        norms = [norm.peak_bytes(run) for norm in (self.norm,) if norm is not None]
+        after = [stream + norm.peak_bytes(run) for norm in (self.post_norm, self.sum_norm) if norm is not None]
+        return max(normed + self.body.peak_bytes(run), 2 * stream, *norms, *after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,10 +293,10 @@ class Block(Part):
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
         require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The busiest branch; from the second on its input is alive beside the block's."""
         stream = run.rows * self.branches[0].body.d_model * run.width
-        return max(branch.works(run) + (stream if i else 0) for i, branch in enumerate(self.branches))
+        return max(branch.peak_bytes(run) + (stream if i else 0) for i, branch in enumerate(self.branches))
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """What a parallel branch reads first is what the branch before it read first."""
@@ -376,7 +376,7 @@ class Model(Part):
     def __repr__(self) -> str:
         return show(self)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout.
 
         An encoder or a tower runs before, and what it made stays.
@@ -386,26 +386,27 @@ class Model(Part):
         blocks = self.blocks[: run.depth]
         parts = [part for block in blocks for _, part in walk(block)]
         rotary = {part for part in parts if isinstance(part, Rotary)}
-        masks = {m[0]: m[1:] for part in parts if isinstance(part, Attention) for m in (part.mask_works(run),)}
-        tables = run.tokens * 8 + sum(part.works(run) for part in rotary) + sum(kept for kept, _ in masks.values())
+        masks = {m[0]: m[1:] for part in parts if isinstance(part, Attention) for m in (part.mask_peak(run),)}
+        tables = run.tokens * 8 + sum(part.peak_bytes(run) for part in rotary) + sum(kept for kept, _ in masks.values())
         above = self._above(run)
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
-        norm = self.norm.works(above) if self.norm is not None else 0
+        norm = self.norm.peak_bytes(above) if self.norm is not None else 0
         after = self.pooler if run.logits == "pooled" else self.head
-        head = max(norm, normed + (0 if after is None else after.works(above)))
+        head = max(norm, normed + (0 if after is None else after.peak_bytes(above)))
         making = max((stream + made for _, made in masks.values() if made), default=0)
-        own = tables + stream + max(head, making, self.embedding.works(run), *(block.works(run) for block in blocks))
-        return max(own, self._works_before(run, own))
+        busiest = max(head, making, self.embedding.peak_bytes(run), *(block.peak_bytes(run) for block in blocks))
+        own = tables + stream + busiest
+        return max(own, self._peak_before(run, own))
 
-    def _works_before(self, run: Pass, own: int) -> int:
+    def _peak_before(self, run: Pass, own: int) -> int:
         """The busiest of an encoder or tower, and of what comes after it beside what it made."""
         source, seen = self.child_run("encoder", run), self.child_run("vision", run)
         if self.encoder is not None and source is not None:
-            return max(self.encoder.works(source), source.rows * self.encoder.d_model * run.width + own)
+            return max(self.encoder.peak_bytes(source), source.rows * self.encoder.d_model * run.width + own)
         if self.vision is None or seen is None:
             return 0
         made = self.vision.n_tokens * self.d_model if isinstance(self.vision, Vision) else 0
-        return max(self.vision.works(seen), seen.batch * made * run.width + own)
+        return max(self.vision.peak_bytes(seen), seen.batch * made * run.width + own)
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
@@ -457,9 +458,14 @@ class Model(Part):
             made = self.vision.projector.d_out
             require(self, "vision", made == self.d_model, f"a projector to d_model = {self.d_model}")
             parts = [part for block in self._unlike_blocks() for _, part in walk(block)]
-            masked = all(isinstance(p, Attention) and p.causal and p.chunk is None
-                         and not isinstance(p.positions, Alibi | RelativeBuckets | RelativeProjection)
-                         for p in parts if isinstance(p, Mixer))  # fmt: skip
+            masked = all(
+                isinstance(p, Attention)
+                and p.causal
+                and p.chunk is None
+                and not isinstance(p.positions, Alibi | RelativeBuckets | RelativeProjection)
+                for p in parts
+                if isinstance(p, Mixer)
+            )
             allowed = "images that see both ways in causal attention alone, without chunks and distances"
             require(self, "vision", masked or not self.vision.both_ways, allowed)
 

@@ -49,7 +49,7 @@ class RMSNorm(Part):
             Saved(name="rstd", size=run.rows, width="wide"),
         )
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The result, and a wide copy of the input where the run's dtype is narrow."""
         numbers = run.rows * self.d
         return numbers * (run.width + (4 if run.width < 4 else 0))
@@ -83,7 +83,7 @@ class LayerNorm(Part):
             Saved(name="rstd", size=run.rows),
         )
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The result."""
         return run.rows * self.d * run.width
 

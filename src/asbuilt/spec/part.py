@@ -188,7 +188,7 @@ class Part:
         """Returns the tensors autograd keeps for the backward pass, children excluded, weights excluded."""
         return ()
 
-    def remakes(self) -> tuple[str, ...]:
+    def recomputes(self) -> tuple[str, ...]:
         """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
 
         Each is made again during the backward pass from what is kept: number by number, by a norm, by looking rows up,
@@ -196,7 +196,7 @@ class Part:
         """
         return ()
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """Returns the most bytes alive at once while this part runs without gradients, its input not counted."""
         return 0
 

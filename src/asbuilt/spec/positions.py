@@ -241,7 +241,7 @@ class Rotary(Part):
         """The tables of cos and sin, the same for all layers with equal rotary positions."""
         return (Saved(name=repr(self), size=2 * run.tokens * self.d_rotary, shared=True),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The tables of cos and sin, which stay for the whole pass."""
         return 2 * run.tokens * self.d_rotary * run.width
 

@@ -95,7 +95,7 @@ class PatchEmbedding(Part):
         """The patches."""
         return (Saved(name="input", size=run.batch * self.n_patches * self.d_patch),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The patches and their vectors, or these once more beside the class token."""
         made = run.batch * self.n_patches * self.d_model
         beside = run.batch * self.n_tokens * self.d_model if self.class_token != "none" else 0
@@ -128,7 +128,7 @@ class Classifier(Part):
         """The input."""
         return (Saved(name="input", size=run.rows * self.d_model),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The result."""
         return run.rows * self.n_labels * run.width
 
@@ -166,7 +166,7 @@ class Projection(Part):
         found = Saved(name="places", size=2 * run.rows, width="int64")
         return (read,) if self.reads == "first" else (read, found)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The result."""
         return run.rows * self.d_out * run.width
 
@@ -242,7 +242,7 @@ class MLPProjector(Part):
         hidden = tuple(Saved(name=f"hidden {i}", size=rows * width) for i, width in enumerate(between))
         return (Saved(name="input", size=rows * self.widths[0]), *before, *hidden)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The widest two in a row."""
         pairs = zip(self.widths, self.widths[1:], strict=False)
         return self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
@@ -289,10 +289,10 @@ class PooledProjector(Part):
         """The normed means."""
         return (Saved(name="input", size=run.batch * self.n_tokens(run.tokens) * self.d_in),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The means, normed, and the result."""
         rows = run.batch * self.n_tokens(run.tokens)
-        return rows * run.width * (2 * self.d_in + self.d_out) + self.norm.works(self.child_run("norm", run))
+        return rows * run.width * (2 * self.d_in + self.d_out) + self.norm.peak_bytes(self.child_run("norm", run))
 
 
 Projector = MLPProjector | PooledProjector
@@ -353,11 +353,11 @@ class Vision(Part):
         """Which tokens of the text are placeholders."""
         return (Saved(name="places", size=run.batch // run.images * run.tokens, width="bool"),)
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The tower; or the projector beside what is selected, once more where a class token was left out."""
         selected = run.batch * self.n_selected * self.tower.d_model * run.width
-        projected = self.projector.works(self.child_run("projector", run))
-        return max(self.tower.works(self.child_run("tower", run)), 2 * selected + projected)
+        projected = self.projector.peak_bytes(self.child_run("projector", run))
+        return max(self.tower.peak_bytes(self.child_run("tower", run)), 2 * selected + projected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,7 +402,7 @@ class Contrast(Part):
         }
         return tuple(Saved(name=name, size=size) for name, size in sizes.items())
 
-    def works(self, run: Pass) -> int:
+    def peak_bytes(self, run: Pass) -> int:
         """The tower; or both kinds of vectors, normed."""
         made = 3 * (run.batch + run.batch // run.images) * self.d_shared * run.width
-        return max(self.tower.works(self.child_run("tower", run)), made)
+        return max(self.tower.peak_bytes(self.child_run("tower", run)), made)

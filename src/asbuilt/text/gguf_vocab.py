@@ -180,8 +180,12 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         raise InputError("a token is too long", field="tokenizer.ggml.tokens", value=longest, allowed=f"{MAX_PIECE}")
     letters = sum(map(len, score))
     if letters > MOST_LETTERS:
-        raise InputError("tokens are too long together", field="tokenizer.ggml.tokens", value=letters,
-                         allowed=f"at most {MOST_LETTERS:,} characters")  # fmt: skip
+        raise InputError(
+            "tokens are too long together",
+            field="tokenizer.ggml.tokens",
+            value=letters,
+            allowed=f"at most {MOST_LETTERS:,} characters",
+        )
     whole = sorted(score, key=lambda token: -score[token])
     pairs = ((token[:at], token[at:]) for token in whole for at in range(1, len(token)))
     return [(left, right) for left, right in pairs if left in score and right in score]
@@ -193,8 +197,12 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     special = [token for token, type_ in typed if type_ in (CONTROL, UNKNOWN) and token]
     plain = [token for token, type_ in typed if type_ == USER_DEFINED and token]
     if len(special) + len(plain) > MOST_ADDED:
-        raise InputError("too many control and user-defined tokens", field="tokenizer.ggml.token_type",
-                         value=len(special) + len(plain), allowed=f"at most {MOST_ADDED:,}")  # fmt: skip
+        raise InputError(
+            "too many control and user-defined tokens",
+            field="tokenizer.ggml.token_type",
+            value=len(special) + len(plain),
+            allowed=f"at most {MOST_ADDED:,}",
+        )
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
 

@@ -17,21 +17,63 @@ from dataclasses import dataclass
 from typing import Any
 
 # Those of minijinja's own that treat every argument as Python does stay its own: strip, upper, replace, items ...
-OF_STRINGS = frozenset({
-    "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "format_map", "index",
-    "isdecimal", "isidentifier", "isprintable", "istitle", "ljust", "lstrip", "partition", "removeprefix",
-    "removesuffix", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith",
-    "strip", "swapcase", "title", "zfill",
-})  # fmt: skip
+OF_STRINGS = frozenset(
+    {
+        "capitalize",
+        "casefold",
+        "center",
+        "count",
+        "endswith",
+        "expandtabs",
+        "find",
+        "format",
+        "format_map",
+        "index",
+        "isdecimal",
+        "isidentifier",
+        "isprintable",
+        "istitle",
+        "ljust",
+        "lstrip",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "rfind",
+        "rindex",
+        "rjust",
+        "rpartition",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "swapcase",
+        "title",
+        "zfill",
+    }
+)
 METHODS: dict[type, frozenset[str]] = {
     str: OF_STRINGS,
     list: frozenset({"index", "count", "copy"}),
     tuple: frozenset({"index", "count"}),
     dict: frozenset({"copy"}),
 }
-CHANGING = frozenset({
-    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update",
-})  # fmt: skip
+CHANGING = frozenset(
+    {
+        "append",
+        "clear",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "remove",
+        "reverse",
+        "setdefault",
+        "sort",
+        "update",
+    }
+)
 REWRITTEN = frozenset[str]().union(*METHODS.values(), CHANGING)
 
 SKIPPED = r"\{#.*?#\}|\{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}"
@@ -248,16 +290,23 @@ def truncate(text: str, length: int = 255, killwords: bool = False, end: str = "
     return (cut if killwords else cut.rsplit(" ", 1)[0]) + end
 
 
-def wordwrap(text: str, width: int = 79, break_long_words: bool = True, wrapstring: str = "\n",
-             break_on_hyphens: bool = True) -> str:  # fmt: skip
+def wordwrap(
+    text: str, width: int = 79, break_long_words: bool = True, wrapstring: str = "\n", break_on_hyphens: bool = True
+) -> str:
     """Jinja's `wordwrap`: lines of at most that width."""
     lines = (
         wrapstring.join(
-            textwrap.wrap(line, width=width, expand_tabs=False, replace_whitespace=False,
-                          break_long_words=break_long_words, break_on_hyphens=break_on_hyphens)
+            textwrap.wrap(
+                line,
+                width=width,
+                expand_tabs=False,
+                replace_whitespace=False,
+                break_long_words=break_long_words,
+                break_on_hyphens=break_on_hyphens,
+            )
         )
         for line in text.splitlines()
-    )  # fmt: skip
+    )
     return wrapstring.join(lines)
 
 

@@ -379,8 +379,12 @@ def _templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | 
     named = {}
     for entry in said:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise InputError("not a named template", field=f"{folder / CONFIG}: chat_template", value=entry,
-                             allowed='{"name": ..., "template": ...}')  # fmt: skip
+            raise InputError(
+                "not a named template",
+                field=f"{folder / CONFIG}: chat_template",
+                value=entry,
+                allowed='{"name": ..., "template": ...}',
+            )
         named[entry["name"]] = _template(entry.get("template"))
     return named.get("default"), named.get("tool_use")
 

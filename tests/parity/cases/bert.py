@@ -14,8 +14,13 @@ from transformers import BertConfig, PreTrainedConfig
 INERT = {"k.bias": "adds the same number to every score of a query, which softmax does not see"}
 
 
-def draw(rng: Random, kind: type[PreTrainedConfig] = BertConfig, name: str = "BertForMaskedLM", rows: int = TOKENS,
-         **more: object) -> PreTrainedConfig:  # fmt: skip
+def draw(
+    rng: Random,
+    kind: type[PreTrainedConfig] = BertConfig,
+    name: str = "BertForMaskedLM",
+    rows: int = TOKENS,
+    **more: object,
+) -> PreTrainedConfig:
     """A config of the class whose position table has `rows`; `more` overrides."""
     heads = rng.choice([2, 3, 5])
     sizes: dict[str, Any] = {

@@ -48,10 +48,12 @@ V3 = partial(latent, kind=DeepseekV3Config, routed_scaling_factor=1.7)
 CONFIGS: dict[str, Draw] = {
     "groups_tied": partial(V3, tie_word_embeddings=True, **GROUPS),
     "no_query_rank": partial(V3, q_lora_rank=None, attention_bias=True, rope_interleave=False, **OPEN),
-    "mscale": partial(stretched, kind=DeepseekV3Config, attention_bias=True, norm_topk_prob=False, v_head_dim=30,
-                      **OPEN),
-    "two_mscales": partial(stretched, kind=DeepseekV3Config, all_dim=1.3, first_k_dense_replace=0, n_shared_experts=2,
-                           **GROUPS),
-}  # fmt: skip
+    "mscale": partial(
+        stretched, kind=DeepseekV3Config, attention_bias=True, norm_topk_prob=False, v_head_dim=30, **OPEN
+    ),
+    "two_mscales": partial(
+        stretched, kind=DeepseekV3Config, all_dim=1.3, first_k_dense_replace=0, n_shared_experts=2, **GROUPS
+    ),
+}
 
 CASE = ParityCase(family="deepseek_v3", configs=CONFIGS)

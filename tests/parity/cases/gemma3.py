@@ -32,8 +32,11 @@ def draw(rng: Random, side: int, tokens: int, *, beyond: bool = False, **more: o
     )
 
 
-CONFIGS: dict[str, Draw] = {"whole": partial(draw, side=6, tokens=9), "rest": partial(draw, side=7, tokens=9),
-                            "beyond": partial(draw, side=6, tokens=9, beyond=True)}  # fmt: skip
+CONFIGS: dict[str, Draw] = {
+    "whole": partial(draw, side=6, tokens=9),
+    "rest": partial(draw, side=7, tokens=9),
+    "beyond": partial(draw, side=6, tokens=9, beyond=True),
+}
 
 UNSEEN = "adds the same number to every score of a query, which softmax does not see"
 

@@ -22,9 +22,13 @@ USUAL: dict[str, Any] = {
 CONFIGS: dict[str, Draw] = {
     "usual": partial(yarn, tie_word_embeddings=False, **USUAL),
     "wide": partial(wide, tie_word_embeddings=True, **USUAL),
-    "listed": partial(draw, attention_bias=False, layer_types=["full_attention", "sliding_attention"],
-                      **USUAL | {"num_experts_per_tok": 3}),
-}  # fmt: skip
+    "listed": partial(
+        draw,
+        attention_bias=False,
+        layer_types=["full_attention", "sliding_attention"],
+        **USUAL | {"num_experts_per_tok": 3},
+    ),
+}
 
 # scaled-dot-product attention has no sinks there
 CASE = ParityCase(family="gpt_oss", configs=CONFIGS, attentions=("eager",))

@@ -28,9 +28,10 @@ def draw(rng: Random, **more: object) -> LlavaConfig:
 
 CONFIGS: dict[str, Draw] = {
     "below": partial(draw, vision_feature_layer=-2, multimodal_projector_bias=True),
-    "full": partial(draw, vision_feature_layer=1, vision_feature_select_strategy="full",
-                    multimodal_projector_bias=False),
-}  # fmt: skip
+    "full": partial(
+        draw, vision_feature_layer=1, vision_feature_select_strategy="full", multimodal_projector_bias=False
+    ),
+}
 CASE = ParityCase(
     family="llava",
     configs=CONFIGS,

@@ -14,13 +14,16 @@ from transformers import ModernBertConfig
 BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias", "decoder_bias")
 
 
-def draw(rng: Random, name: str = "ModernBertForMaskedLM", scaling: str = "default", biases: bool = False,
-         **more: object) -> ModernBertConfig:  # fmt: skip
+def draw(
+    rng: Random, name: str = "ModernBertForMaskedLM", scaling: str = "default", biases: bool = False, **more: object
+) -> ModernBertConfig:
     """A config whose windows are shorter than half the text; `more` overrides."""
     heads = rng.choice([2, 3, 5])
     factor = {} if scaling == "default" else {"factor": rng.uniform(2, 4)}
-    rope = {kind: {"rope_type": scaling, "rope_theta": rng.uniform(50, 200), **factor}
-            for kind in ("full_attention", "sliding_attention")}  # fmt: skip
+    rope = {
+        kind: {"rope_type": scaling, "rope_theta": rng.uniform(50, 200), **factor}
+        for kind in ("full_attention", "sliding_attention")
+    }
     sizes: dict[str, Any] = {
         "architectures": [name],
         "vocab_size": rng.randrange(60, 100),

@@ -18,8 +18,16 @@ CAPACITY = TOKENS // EXPERTS - 1  # below the mean: one expert at least is full
 def sparse(rng: Random, **more: object) -> PreTrainedConfig:
     """An encoder whose second layer has experts, and a decoder in which every layer has."""
     activation = rng.choice(PLAIN)
-    return draw(rng, kind=SwitchTransformersConfig, dense_act_fn=activation, num_experts=EXPERTS,
-                expert_capacity=CAPACITY, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, **more)  # fmt: skip
+    return draw(
+        rng,
+        kind=SwitchTransformersConfig,
+        dense_act_fn=activation,
+        num_experts=EXPERTS,
+        expert_capacity=CAPACITY,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        **more,
+    )
 
 
 CASE = ParityCase(

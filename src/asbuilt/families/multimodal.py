@@ -70,7 +70,7 @@ def vision_of(spec: Model, family: str) -> Vision:
     return expect(spec.vision, Vision, "vision", family)
 
 
-def write_seeing(
+def write_multimodal(
     spec: Model,
     text: ModuleType,
     written: dict[str, Any],
@@ -89,7 +89,7 @@ def write_seeing(
     return config
 
 
-def seeing_table(spec: Model, text: Table, projector: list[Entry], family: str) -> Table:
+def multimodal_table(spec: Model, text: Table, projector: list[Entry], family: str) -> Table:
     """Returns the table of a text's table, a tower and a projector."""
     tower = vision_of(spec, family).tower
     entries = (

@@ -51,21 +51,41 @@ def attention(n_kv_heads: int = 2, **more: Any) -> Attention:  # noqa: ANN401  a
 
 def mixture(**more: Any) -> MixtureOfExperts:  # noqa: ANN401  any field
     router = Router(d_model=WIDTH, n_experts=64, top_k=4)
-    return MixtureOfExperts(**{"d_model": WIDTH, "d_ff": 128, "n_experts": 64, "activation": "silu", "router": router,
-                               **more})  # fmt: skip
+    return MixtureOfExperts(
+        **{"d_model": WIDTH, "d_ff": 128, "n_experts": 64, "activation": "silu", "router": router, **more}
+    )
 
 
 def latent(**more: Any) -> LatentAttention:  # noqa: ANN401  any field
-    return LatentAttention(**{"d_model": WIDTH, "n_heads": 8, "q_rank": 32, "kv_rank": 64, "d_nope": 32, "d_rope": 16,
-                              "d_value": 32, "positions": Rotary(d_rotary=16), "q_norm": RMSNorm(d=32),
-                              "kv_norm": RMSNorm(d=64), **more})  # fmt: skip
+    return LatentAttention(
+        **{
+            "d_model": WIDTH,
+            "n_heads": 8,
+            "q_rank": 32,
+            "kv_rank": 64,
+            "d_nope": 32,
+            "d_rope": 16,
+            "d_value": 32,
+            "positions": Rotary(d_rotary=16),
+            "q_norm": RMSNorm(d=32),
+            "kv_norm": RMSNorm(d=64),
+            **more,
+        }
+    )
 
 
 def model(body: Any, n_vocab: int = 50, **more: Any) -> Model:  # noqa: ANN401  any body
     branch = Branch(name="x", body=body, norm=RMSNorm(d=WIDTH))
     head = Head(d_model=WIDTH, n_vocab=n_vocab)
-    return Model(**{"embedding": TokenEmbedding(n_vocab=n_vocab, d_model=WIDTH), "blocks": (Block(branches=(branch,)),),
-                    "head": head, "max_positions": 512, **more})  # fmt: skip
+    return Model(
+        **{
+            "embedding": TokenEmbedding(n_vocab=n_vocab, d_model=WIDTH),
+            "blocks": (Block(branches=(branch,)),),
+            "head": head,
+            "max_positions": 512,
+            **more,
+        }
+    )
 
 
 def peak(
@@ -96,76 +116,95 @@ PARTS: dict[str, Part] = {
 }
 PARTS |= {f"{kind} norms, turned": attention(positions=ROTARY, q_norm=n, k_norm=n) for kind, n in OF_HEAD.items()}
 PARTS |= {f"{kind} norms": attention(q_norm=n, k_norm=n) for kind, n in OF_HEAD.items()}
-PARTS |= {"queries normed": attention(8, positions=ROTARY, q_norm=OF_HEAD["rms"]),
-          "keys normed": attention(8, positions=ROTARY, k_norm=OF_HEAD["rms"])}  # fmt: skip
+PARTS |= {
+    "queries normed": attention(8, positions=ROTARY, q_norm=OF_HEAD["rms"]),
+    "keys normed": attention(8, positions=ROTARY, k_norm=OF_HEAD["rms"]),
+}
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_works_is_the_peak_of_the_fused_kernel(name: str) -> None:
+def test_peak_bytes_is_the_peak_of_the_fused_kernel(name: str) -> None:
     spec = model(PARTS[name])
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")
-    assert spec.works(run) == pytest.approx(peak(spec, "fused"), rel=0.02)
+    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused"), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["attention", "turned", "turned, as many key heads", "window", "rms norms, turned"])
-def test_works_is_the_peak_of_the_reference_kernel(name: str) -> None:
+def test_peak_bytes_is_the_peak_of_the_reference_kernel(name: str) -> None:
     """Scores of 2 x 8 x 128 x 128 in float32, twice, are most of it."""
     spec = model(PARTS[name])
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last", kernel="reference")
-    assert 0.9 < spec.works(run) / peak(spec, "reference") <= 1.01
+    assert 0.9 < spec.peak_bytes(run) / peak(spec, "reference") <= 1.01
 
 
-def test_works_of_narrow_scores_counts_them_widened() -> None:
+def test_peak_bytes_of_narrow_scores_counts_them_widened() -> None:
     """Latent attention whose 2 x 8 x 256 x 256 scores are there in 2 bytes and twice in 4: what is packed is small."""
     spec = model(latent())
     run = Pass(tokens=256, batch=BATCH, width=2, logits="last", kernel="reference")
-    assert 0.75 < spec.works(run) / peak(spec, "reference", tokens=256, dtype=torch.bfloat16) < 1.05
+    assert 0.75 < spec.peak_bytes(run) / peak(spec, "reference", tokens=256, dtype=torch.bfloat16) < 1.05
 
 
-def test_works_of_one_head_counts_its_mask() -> None:
+def test_peak_bytes_of_one_head_counts_its_mask() -> None:
     """512 x 512 scores in float32, twice for each of two texts, and beside them their mask, made in two steps."""
     one = Attention(d_model=WIDTH, n_heads=1, n_kv_heads=1, d_head=64)
     spec = model(one)
     run = Pass(tokens=512, batch=BATCH, width=4, logits="last", kernel="reference")
-    assert 0.98 < spec.works(run) / peak(spec, "reference", tokens=512) <= 1.01
+    assert 0.98 < spec.peak_bytes(run) / peak(spec, "reference", tokens=512) <= 1.01
 
 
-@pytest.mark.parametrize("more", [{}, {"capacity": 16}, {"bias": True}, {"gating": "none", "activation": "gelu"},
-                                  {"weighs": "inputs"}, {"gating": ClampedGate(alpha=1.7, limit=7.0)}])  # fmt: skip
-def test_works_of_experts_is_the_peak(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"capacity": 16},
+        {"bias": True},
+        {"gating": "none", "activation": "gelu"},
+        {"weighs": "inputs"},
+        {"gating": ClampedGate(alpha=1.7, limit=7.0)},
+    ],
+)
+def test_peak_bytes_of_experts_is_the_peak(more: dict[str, Any]) -> None:
     spec = model(mixture(**more))
-    ratio = spec.works(Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")) / peak(spec, "fused")
+    ratio = spec.peak_bytes(Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")) / peak(spec, "fused")
     assert 0.95 < ratio < 1.02, ratio
 
 
-def test_works_of_a_capacity_is_the_peak() -> None:
+def test_peak_bytes_of_a_capacity_is_the_peak() -> None:
     """The places taken at each expert, a byte and two counts of 8 for every choice, outweigh experts 8 wide."""
     router = Router(d_model=WIDTH, n_experts=256, top_k=4)
     part = mixture(router=router, n_experts=256, d_ff=8, capacity=16)
     spec = model(part)
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")
-    assert part.works(run) > BATCH * TOKENS * 4 * 256 * 17
-    assert 0.95 < spec.works(run) / peak(spec, "fused") < 1.05
+    assert part.peak_bytes(run) > BATCH * TOKENS * 4 * 256 * 17
+    assert 0.95 < spec.peak_bytes(run) / peak(spec, "fused") < 1.05
 
 
-@pytest.mark.parametrize("head", [
-    Head(d_model=WIDTH, n_vocab=5000), Head(d_model=WIDTH, n_vocab=5000, bias=True),
-    Head(d_model=WIDTH, n_vocab=5000, scale=0.5), Head(d_model=WIDTH, n_vocab=5000, softcap=3.0),
-    Head(d_model=WIDTH, n_vocab=5000, shift=True), TiedHead(d_model=WIDTH, n_vocab=5000),
-])  # fmt: skip
-def test_works_of_a_head_is_the_peak(head: Head | TiedHead) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        Head(d_model=WIDTH, n_vocab=5000),
+        Head(d_model=WIDTH, n_vocab=5000, bias=True),
+        Head(d_model=WIDTH, n_vocab=5000, scale=0.5),
+        Head(d_model=WIDTH, n_vocab=5000, softcap=3.0),
+        Head(d_model=WIDTH, n_vocab=5000, shift=True),
+        TiedHead(d_model=WIDTH, n_vocab=5000),
+    ],
+)
+def test_peak_bytes_of_a_head_is_the_peak(head: Head | TiedHead) -> None:
     spec = model(MLP(d_model=WIDTH, d_ff=8, activation="relu"), 5000, head=head)
     run = Pass(tokens=TOKENS, batch=BATCH, width=4)
-    assert spec.works(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
+    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
 
 
-def test_works_of_narrow_tables_is_the_peak() -> None:
+def test_peak_bytes_of_narrow_tables_is_the_peak() -> None:
     table = 4096
-    spec = model(MLP(d_model=WIDTH, d_ff=8, activation="relu"),
-                 embedding=TokenEmbedding(n_vocab=50, d_model=WIDTH, d_table=table),
-                 head=TiedHead(d_model=WIDTH, n_vocab=50, d_table=table))  # fmt: skip
+    spec = model(
+        MLP(d_model=WIDTH, d_ff=8, activation="relu"),
+        embedding=TokenEmbedding(n_vocab=50, d_model=WIDTH, d_table=table),
+        head=TiedHead(d_model=WIDTH, n_vocab=50, d_table=table),
+    )
     run = Pass(tokens=TOKENS, batch=BATCH, width=4)
-    assert spec.works(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
+    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
 
 
 # What selective checkpointing drops, from what each part keeps in its reference pass: the scores' size (Korthikanti et
@@ -190,10 +229,11 @@ REMADE: list[tuple[Part, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "names"), REMADE, ids=[type(part).__name__ + str(i) for i, (part, _) in
-                                                         enumerate(REMADE)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "names"), REMADE, ids=[type(part).__name__ + str(i) for i, (part, _) in enumerate(REMADE)]
+)
 def test_what_can_be_made_again(part: Part, names: tuple[str, ...]) -> None:
-    assert part.remakes() == names
+    assert part.recomputes() == names
 
 
 def test_selective_checkpointing_of_a_block_in_bytes() -> None:
@@ -207,13 +247,17 @@ def test_selective_checkpointing_of_a_block_in_bytes() -> None:
     ffn = GatedMLP(d_model=M, d_ff=F, activation="silu")
     norm = RMSNorm(d=M)
     branches = (Branch(name="attention", body=own, norm=norm), Branch(name="ffn", body=ffn, norm=norm))
-    spec = Model(embedding=TokenEmbedding(n_vocab=5, d_model=M), blocks=(Block(branches=branches),),
-                 head=Head(d_model=M, n_vocab=5), max_positions=16)  # fmt: skip
+    spec = Model(
+        embedding=TokenEmbedding(n_vocab=5, d_model=M),
+        blocks=(Block(branches=branches),),
+        head=Head(d_model=M, n_vocab=5),
+        max_positions=16,
+    )
     run = Pass(tokens=s, batch=b, width=2, kernel="reference")
     bill, kept = cost.saved(spec, run), cost.saved_tensors(spec, run)
     scores = b * H * s * s
     by_hand = 2 * 2 * b * s * M + 2 * 2 * b * s * F + scores * (4 + 2) + s * s
-    dropped = {key: tensor.nbytes(2) for key, tensor in kept.items() if key in cost.remade_tensors(spec)}
+    dropped = {key: tensor.nbytes(2) for key, tensor in kept.items() if key in cost.recomputed_tensors(spec)}
     assert bill.all - bill.selective == sum(dropped.values()) == by_hand, dropped
     fused = cost.saved(spec, Pass(tokens=s, batch=b, width=2))
     assert fused.all - fused.selective == 2 * 2 * b * s * M + 2 * 2 * b * s * F
