@@ -20,7 +20,7 @@ from asbuilt import catalog, measure, plan
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.families import gemma, gpt2, gpt_neox, mixtral, qwen3
-from asbuilt.families.dimensions import Dimensions
+from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.measure.report import PREFILL, PROMPT, Row
 from asbuilt.nn import build
 from asbuilt.nn.modules import Model as Built

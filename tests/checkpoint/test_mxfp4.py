@@ -21,7 +21,7 @@ from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
-from asbuilt.families.table import Mxfp4
+from asbuilt.families.shared.table import Mxfp4
 
 E, F, M = 3, 32, 64
 CONFIG: dict[str, Any] = {

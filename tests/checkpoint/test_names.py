@@ -15,7 +15,7 @@ from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table
-from asbuilt.families.table import is_ignored
+from asbuilt.families.shared.table import is_ignored
 
 V = 61
 LIKE_LLAMA: dict[str, Any] = {

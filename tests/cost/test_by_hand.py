@@ -10,7 +10,7 @@ import pytest
 from asbuilt import InputError, cost
 from asbuilt.cost.folded import Folded
 from asbuilt.families import llama, mixtral
-from asbuilt.families.dimensions import Dimensions
+from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.spec import Block, Branch, LatentAttention, Model, Pass, Rotary, Router
 
 

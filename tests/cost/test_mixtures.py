@@ -12,8 +12,8 @@ from asbuilt.cost.dtypes import BLOCKS
 from asbuilt.cost.mixtures import MIXTURES
 from asbuilt.cost.mixtures import held as find_held
 from asbuilt.families import llama, mixtral
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.packing import holding
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.packing import holding
 from asbuilt.spec import Model, Rotary, Router, weights
 from asbuilt.spec.part import Weight
 

@@ -12,7 +12,7 @@ from asbuilt import cost
 from asbuilt.catalog import find
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
-from asbuilt.families.experts import MOST_EXPERTS
+from asbuilt.families.shared.experts import MOST_EXPERTS
 from asbuilt.spec import (
     Attention,
     ExpertGroups,

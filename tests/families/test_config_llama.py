@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from asbuilt.errors import InputError
 from asbuilt.families import families_that_write, read_config, write_config
-from asbuilt.families.common import difference
+from asbuilt.families.shared.common import difference
 from asbuilt.spec import (
     Attention,
     DynamicNTK,

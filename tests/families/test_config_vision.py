@@ -17,8 +17,8 @@ from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.save import save
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
-from asbuilt.families.multimodal import SPELLINGS
-from asbuilt.families.table import respelled
+from asbuilt.families.shared.multimodal import SPELLINGS
+from asbuilt.families.shared.table import respelled
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
 from asbuilt.spec import Model, Pass, Vision

@@ -21,7 +21,7 @@ from asbuilt.checkpoint.source import open_model
 from asbuilt.cli import bill
 from asbuilt.errors import InputError
 from asbuilt.families import load_config_file, read_config, write_config
-from asbuilt.families.packing import block_scales
+from asbuilt.families.shared.packing import block_scales
 from asbuilt.nn import stored_tensors
 from asbuilt.spec import LatentAttention, MixtureOfExperts, Model
 

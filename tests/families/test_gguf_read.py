@@ -17,7 +17,7 @@ from asbuilt.catalog import find
 from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor, read_header
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_config, read_gguf, write_config
-from asbuilt.families.gguf_keys import shortest
+from asbuilt.families.shared.gguf_keys import shortest
 from asbuilt.spec import (
     Attention,
     FrequencyFactors,

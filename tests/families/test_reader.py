@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
-from asbuilt.families.reader import ConfigReader, load_config_file
+from asbuilt.families.shared.reader import ConfigReader, load_config_file
 
 JSON_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
 

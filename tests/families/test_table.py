@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_config, tensor_table
-from asbuilt.families.table import (
+from asbuilt.families.shared.table import (
     AdjacentPairs,
     Chain,
     Concat,

@@ -24,7 +24,7 @@ from running import run
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.families import FAMILIES, read_config
-from asbuilt.families.common import IRRELEVANT
+from asbuilt.families.shared.common import IRRELEVANT
 from asbuilt.spec import Pass
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"

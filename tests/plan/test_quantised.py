@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asbuilt import InputError, catalog, cost, open_model
 from asbuilt.families import llama, mixtral
-from asbuilt.families.dimensions import Dimensions
+from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.plan import serve
 from asbuilt.plan.quantised import quantised, read_packing
 from asbuilt.spec import Model, Rotary, Router, weights

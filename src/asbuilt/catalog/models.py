@@ -29,7 +29,6 @@ from asbuilt.families import (
     gpt2,
     gpt_neox,
     gpt_oss,
-    latent,
     llama,
     llama4,
     llama4_text,
@@ -54,8 +53,9 @@ from asbuilt.families import (
     switch_transformers,
     t5,
 )
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.towers import tower
+from asbuilt.families.shared import latent
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.towers import tower
 from asbuilt.spec import (
     Activation,
     Classifier,

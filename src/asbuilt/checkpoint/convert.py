@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asbuilt.checkpoint.load import Contents, as_source, stored_dtype
 from asbuilt.checkpoint.save import MAX_SHARD_BYTES, Progress, write_folder
 from asbuilt.checkpoint.source import Source
-from asbuilt.families.table import Entry
+from asbuilt.families.shared.table import Entry
 
 if TYPE_CHECKING:
     import torch

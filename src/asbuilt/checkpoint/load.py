@@ -18,7 +18,7 @@ from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_fo
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
-from asbuilt.families.table import Entry, Table, as_stored, is_ignored
+from asbuilt.families.shared.table import Entry, Table, as_stored, is_ignored
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 

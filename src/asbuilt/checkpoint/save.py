@@ -24,7 +24,7 @@ from asbuilt.checkpoint.safetensors import BITS, FLOATS, INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import tensor_table, write_config
-from asbuilt.families.table import Entry, Table
+from asbuilt.families.shared.table import Entry, Table
 from asbuilt.files import decoded, parse_json, read_regular, require_regular, stays_within
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights

@@ -18,7 +18,7 @@ from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
-from asbuilt.families.table import as_stored
+from asbuilt.families.shared.table import as_stored
 from asbuilt.spec import Model, from_dict
 
 if TYPE_CHECKING:

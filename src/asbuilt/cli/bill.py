@@ -14,7 +14,7 @@ from asbuilt import cost
 from asbuilt.cost.dtypes import BLOCKS, PLAIN
 from asbuilt.cost.folded import Held
 from asbuilt.errors import InputError
-from asbuilt.families.packing import block_scales, holding
+from asbuilt.families.shared.packing import block_scales, holding
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, Vision, weights
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
-from asbuilt.families.common import QUANTIZATION
-from asbuilt.families.reader import SLIP, Reading, UnreadKeys, load_config_file
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import QUANTIZATION
+from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model, stored_weights
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -19,9 +19,9 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.fused import branches, expect
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Entry, Leading, Table, entry
+from asbuilt.families.shared.fused import branches, expect
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Entry, Leading, Table, entry
 from asbuilt.spec import (
     MLP,
     Activation,

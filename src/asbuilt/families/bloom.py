@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.families.common import MOST_LAYERS, config_of, divide, read_common, require_same
-from asbuilt.families.fused import branches, expect, fused_table, grouped
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import MOST_LAYERS, config_of, divide, read_common, require_same
+from asbuilt.families.shared.fused import branches, expect, fused_table, grouped
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     MLP,
     Alibi,

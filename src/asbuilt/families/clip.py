@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import config_of, named_entries, read_common, require_same
-from asbuilt.families.fused import expect
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table, entry
-from asbuilt.families.towers import (
+from asbuilt.families.shared.common import config_of, named_entries, read_common, require_same
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table, entry
+from asbuilt.families.shared.towers import (
     CLIP_DEFAULTS,
     POSITION_IDS,
     STEMS,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asbuilt.families import latent
-from asbuilt.families.experts import GROUPS, MOST_EXPERTS
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table
+from asbuilt.families.shared import latent
+from asbuilt.families.shared.experts import GROUPS, MOST_EXPERTS
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import ExpertGroups, Model, Router
 
 # of transformers' DeepseekV2Config; num_experts_per_tok has none

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, divide, read_common, require_same
-from asbuilt.families.fused import branches, expect, fused_table, grouped
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, divide, read_common, require_same
+from asbuilt.families.shared.fused import branches, expect, fused_table, grouped
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_rotary, write_rotary
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     MLP,
     Activation,

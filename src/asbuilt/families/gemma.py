@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -18,9 +18,9 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import Table, entry
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_rotary, write_rotary
+from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
     Activation,
     Attention,

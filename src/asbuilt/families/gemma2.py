@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.families import gemma
-from asbuilt.families.common import ACTIVATION_NAMES, config_of, read_common, read_layer_types, require_same
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import ACTIVATION_NAMES, config_of, read_common, read_layer_types, require_same
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_rotary, write_rotary
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import Activation, Model
 
 FAMILY = "gemma2"

@@ -10,9 +10,9 @@ from typing import Any
 
 from asbuilt.families import gemma3_text
 from asbuilt.families.clip import nested
-from asbuilt.families.common import read_common
-from asbuilt.families.fused import expect
-from asbuilt.families.multimodal import (
+from asbuilt.families.shared.common import read_common
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.multimodal import (
     multimodal_table,
     read_around,
     read_placeholder,
@@ -20,9 +20,9 @@ from asbuilt.families.multimodal import (
     vision_of,
     write_multimodal,
 )
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table, Transpose, entry
-from asbuilt.families.towers import SIGLIP_DEFAULTS, read_tower, read_tower_common, tower, write_tower
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table, Transpose, entry
+from asbuilt.families.shared.towers import SIGLIP_DEFAULTS, read_tower, read_tower_common, tower, write_tower
 from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, TiedHead, Vision
 
 FAMILY = "gemma3"

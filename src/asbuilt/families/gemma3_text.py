@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.families import gemma
-from asbuilt.families.common import config_of, read_common, require_same
 from asbuilt.families.gemma2 import (
     FULL,
     SLIDING,
@@ -20,9 +19,10 @@ from asbuilt.families.gemma2 import (
     write_more,
 )
 from asbuilt.families.gemma2 import STEMS as GEMMA2_STEMS
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import KINDS, ORIGINAL, read_scaling, write_rotary
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import config_of, read_common, require_same
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import KINDS, ORIGINAL, read_scaling, write_rotary
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model, Rotary
 
 FAMILY = "gemma3_text"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import dimensions as shared
-from asbuilt.families import experts, predictors
-from asbuilt.families.common import config_of, read_common
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import partial_factor
-from asbuilt.families.table import Table
+from asbuilt.families.shared import dimensions as shared
+from asbuilt.families.shared import experts, predictors
+from asbuilt.families.shared.common import config_of, read_common
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import partial_factor
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import Attention, GatedMLP, Model, RMSNorm, Rotary, Router
 
 FAMILY = "glm4_moe"

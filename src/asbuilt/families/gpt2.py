@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -17,9 +17,9 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.gguf_keys import carried_tokens, gguf_reader, rows_of, shortest, stored_dtype, vocabulary
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Chain, Concat, Entry, Layout, Table, Transpose, entry
+from asbuilt.families.shared.gguf_keys import carried_tokens, gguf_reader, rows_of, shortest, stored_dtype, vocabulary
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Chain, Concat, Entry, Layout, Table, Transpose, entry
 from asbuilt.spec import (
     MLP,
     Activation,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import dimensions as shared
-from asbuilt.families import experts
-from asbuilt.families.common import config_of, read_common, read_layer_types, require_same
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Table, Transpose, entry
+from asbuilt.families.shared import dimensions as shared
+from asbuilt.families.shared import experts
+from asbuilt.families.shared.common import config_of, read_common, read_layer_types, require_same
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Table, Transpose, entry
 from asbuilt.spec import ClampedGate, MixtureOfExperts, Model, RMSNorm, Router
 
 FAMILY = "gpt_oss"

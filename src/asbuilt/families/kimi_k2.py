@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import deepseek_v3, latent
-from asbuilt.families.reader import Reading
-from asbuilt.families.table import Table
+from asbuilt.families import deepseek_v3
+from asbuilt.families.shared import latent
+from asbuilt.families.shared.reader import Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model
 
 FAMILY = replace(deepseek_v3.FAMILY, name="kimi_k2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -18,8 +18,8 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.dimensions import head_width
-from asbuilt.families.gguf_keys import (
+from asbuilt.families.shared.dimensions import head_width
+from asbuilt.families.shared.gguf_keys import (
     carried_tokens,
     gguf_reader,
     read_gguf_rotary,
@@ -27,9 +27,9 @@ from asbuilt.families.gguf_keys import (
     stored_dtype,
     vocabulary,
 )
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import AdjacentPairs, Layout, Table, entry
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_rotary, write_rotary
+from asbuilt.families.shared.table import AdjacentPairs, Layout, Table, entry
 from asbuilt.spec import (
     Activation,
     Attention,

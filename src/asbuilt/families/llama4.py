@@ -9,14 +9,22 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families import llama4_text, towers
+from asbuilt.families import llama4_text
 from asbuilt.families.clip import nested
-from asbuilt.families.common import named_entries, read_common
-from asbuilt.families.fused import expect
-from asbuilt.families.multimodal import TEXT, read_around, read_placeholder, read_text, vision_of, write_multimodal
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_rotary
-from asbuilt.families.table import Entry, Flattened, Table, entry, respelled
+from asbuilt.families.shared import towers
+from asbuilt.families.shared.common import named_entries, read_common
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.multimodal import (
+    TEXT,
+    read_around,
+    read_placeholder,
+    read_text,
+    vision_of,
+    write_multimodal,
+)
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_rotary
+from asbuilt.families.shared.table import Entry, Flattened, Table, entry, respelled
 from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, TiedHead, Vision
 
 FAMILY = "llama4"

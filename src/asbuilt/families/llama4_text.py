@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import dimensions as shared
-from asbuilt.families import experts
-from asbuilt.families.common import config_of, read_common, read_layer_types, require_same
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.reader import ConfigReader, Reading, is_whole
-from asbuilt.families.table import Chain, Concat, EachExpert, Entry, Table, Transpose
+from asbuilt.families.shared import dimensions as shared
+from asbuilt.families.shared import experts
+from asbuilt.families.shared.common import config_of, read_common, read_layer_types, require_same
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.reader import ConfigReader, Reading, is_whole
+from asbuilt.families.shared.table import Chain, Concat, EachExpert, Entry, Table, Transpose
 from asbuilt.spec import (
     Attention,
     GatedMLP,

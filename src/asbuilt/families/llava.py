@@ -10,12 +10,18 @@ from typing import Any
 
 from asbuilt.families import llama
 from asbuilt.families.clip import IMAGES, nested
-from asbuilt.families.common import ACTIVATION_NAMES, read_common
-from asbuilt.families.fused import expect
-from asbuilt.families.multimodal import multimodal_table, read_placeholder, read_text, vision_of, write_multimodal
-from asbuilt.families.reader import ConfigReader, Reading, is_whole
-from asbuilt.families.table import Table, entry
-from asbuilt.families.towers import (
+from asbuilt.families.shared.common import ACTIVATION_NAMES, read_common
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.multimodal import (
+    multimodal_table,
+    read_placeholder,
+    read_text,
+    vision_of,
+    write_multimodal,
+)
+from asbuilt.families.shared.reader import ConfigReader, Reading, is_whole
+from asbuilt.families.shared.table import Table, entry
+from asbuilt.families.shared.towers import (
     CLIP_DEFAULTS,
     WRITTEN_ACTIVATIONS,
     read_tower,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -19,10 +19,10 @@ from asbuilt.families.common import (
     read_layer_types,
     require_same,
 )
-from asbuilt.families.fused import branches, expect, outside_entries
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_scaling, write_rotary
-from asbuilt.families.table import Concat, Entry, Table
+from asbuilt.families.shared.fused import branches, expect, outside_entries
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_scaling, write_rotary
+from asbuilt.families.shared.table import Concat, Entry, Table
 from asbuilt.spec import (
     Activation,
     Attention,

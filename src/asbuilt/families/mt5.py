@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.families import t5
-from asbuilt.families.common import config_of, read_common, require_same
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import config_of, read_common, require_same
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model
 
 FAMILY = "mt5"

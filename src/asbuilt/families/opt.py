@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -18,9 +18,9 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.fused import branches, expect, outside_entries
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table
+from asbuilt.families.shared.fused import branches, expect, outside_entries
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     MLP,
     Activation,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.families.common import config_of, read_common, require_same
-from asbuilt.families.fused import expect
-from asbuilt.families.papers import no_tensors, read_sizes, write_sizes
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import config_of, read_common, require_same
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.papers import no_tensors, read_sizes, write_sizes
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     Attention,
     Block,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -17,9 +17,9 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import partial_factor, read_rotary, write_rotary
-from asbuilt.families.table import Table, entry
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import partial_factor, read_rotary, write_rotary
+from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
     MLP,
     Activation,

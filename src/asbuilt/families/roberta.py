@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.families import bert
-from asbuilt.families.common import config_of, require_same
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Table
+from asbuilt.families.shared.common import config_of, require_same
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import LearnedPositions, Model
 
 FAMILY = "roberta"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.families import dimensions as shared
-from asbuilt.families.common import config_of, read_common, require_same
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.reader import ConfigReader, Reading, is_whole
-from asbuilt.families.table import Table
+from asbuilt.families.shared import dimensions as shared
+from asbuilt.families.shared.common import config_of, read_common, require_same
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.reader import ConfigReader, Reading, is_whole
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import GatedMLP, Model, RMSNorm
 
 FAMILY = "smollm3"

@@ -10,10 +10,10 @@ from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families import t5
-from asbuilt.families.common import ACTIVATION_NAMES, config_of, read_common, require_same
-from asbuilt.families.experts import MOST_EXPERTS
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Entry, StackExperts, Table
+from asbuilt.families.shared.common import ACTIVATION_NAMES, config_of, read_common, require_same
+from asbuilt.families.shared.experts import MOST_EXPERTS
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Entry, StackExperts, Table
 from asbuilt.spec import MLP, Activation, MixtureOfExperts, Model, Router
 
 FAMILY = "switch_transformers"

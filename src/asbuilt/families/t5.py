@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import (
+from asbuilt.families.shared.common import (
     ACTIVATION_NAMES,
     MOST_LAYERS,
     config_of,
@@ -19,9 +19,9 @@ from asbuilt.families.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.fused import branches, expect
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Entry, Table, entry
+from asbuilt.families.shared.fused import branches, expect
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Entry, Table, entry
 from asbuilt.spec import (
     MLP,
     Activation,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families.common import config_of, named_entries, read_common, require_same
-from asbuilt.families.fused import expect
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Leading, Table, entry
-from asbuilt.families.towers import CLIP_DEFAULTS, first_parts, outside_entries, read_tower, tower, write_tower
+from asbuilt.families.shared.common import config_of, named_entries, read_common, require_same
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Leading, Table, entry
+from asbuilt.families.shared.towers import CLIP_DEFAULTS, first_parts, outside_entries, read_tower, tower, write_tower
 from asbuilt.spec import Classifier, Model, Pooler
 
 FAMILY = "vit"

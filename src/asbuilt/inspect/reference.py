@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.families import load_config_file, tensor_table
-from asbuilt.families.table import Entry, Table, respelled
+from asbuilt.families.shared.table import Entry, Table, respelled
 from asbuilt.inspect.diff import Difference, relative
 from asbuilt.inspect.taps import activations
 from asbuilt.nn.modules import Model

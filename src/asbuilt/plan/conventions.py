@@ -9,7 +9,7 @@ from typing import Literal
 
 from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
 from asbuilt.errors import InputError
-from asbuilt.families.reader import is_whole
+from asbuilt.families.shared.reader import is_whole
 
 GIB = 2**30
 # Assumptions. An engine takes this share of the device; the rest is for the driver's context and other processes.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from asbuilt.cost.folded import Census, Folded, census
 from asbuilt.errors import InputError
-from asbuilt.families.reader import is_whole
+from asbuilt.families.shared.reader import is_whole
 from asbuilt.plan.conventions import NODE
 from asbuilt.plan.precision import Precision
 from asbuilt.spec import Kind, Model, Part, Pass, runs, walk

@@ -1,7 +1,7 @@
 """Weights as they are stored: as a config's quantization_config packs them, as a GGUF file holds them, or as a mixture.
 
 What a config says is a stranger's: a way of packing that is not known is refused by name, and so is a key that would
-change what is counted. `families/packing.py` says which modules are left out.
+change what is counted. `families/shared/packing.py` says which modules are left out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture
 from asbuilt.errors import InputError, near
 from asbuilt.families import gguf_table
-from asbuilt.families.packing import FIELD, holding, left_out, listed, modules
-from asbuilt.families.patterns import matched
-from asbuilt.families.reader import is_whole
+from asbuilt.families.shared.packing import FIELD, holding, left_out, listed, modules
+from asbuilt.families.shared.patterns import matched
+from asbuilt.families.shared.reader import is_whole
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import QUANTISED_KINDS, WIDE, Precision, precision
 from asbuilt.spec import Model, weights

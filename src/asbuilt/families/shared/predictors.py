@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families.common import require_same
-from asbuilt.families.reader import ConfigReader
-from asbuilt.families.table import Entry, Table, entry
+from asbuilt.families.shared.common import require_same
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.table import Entry, Table, entry
 from asbuilt.spec import Block, Head, Model, Predictor, RMSNorm, TokenEmbedding
 
 KEY, OTHER = "num_nextn_predict_layers", "num_mtp_layers"

@@ -10,11 +10,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from asbuilt.families.common import config_of, require_same
-from asbuilt.families.fused import expect
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.table import Entry, Table, respelled
-from asbuilt.families.towers import POSITION_IDS, tower_entries
+from asbuilt.families.shared.common import config_of, require_same
+from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.table import Entry, Table, respelled
+from asbuilt.families.shared.towers import POSITION_IDS, tower_entries
 from asbuilt.spec import Model, Vision
 
 PLACEHOLDER = ("image_token_index", "image_token_id")

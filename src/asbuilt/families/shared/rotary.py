@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.reader import ConfigReader
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import (
     DynamicNTK,
     FrequencyFactors,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, divide, named_entries, read_layer_types
-from asbuilt.families.reader import ConfigReader
-from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import Table, entry
+from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, divide, named_entries, read_layer_types
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.rotary import read_rotary, write_rotary
+from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
     MLP,
     Activation,

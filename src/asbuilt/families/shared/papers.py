@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import MOST_LAYERS
-from asbuilt.families.reader import ConfigReader
+from asbuilt.families.shared.common import MOST_LAYERS
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import Attention, FeedForward, Model, TiedHead
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import named_entries
-from asbuilt.families.table import Entry, Interleave, Layout, Table, entry
+from asbuilt.families.shared.common import named_entries
+from asbuilt.families.shared.table import Entry, Interleave, Layout, Table, entry
 from asbuilt.spec import Attention, Branch, Model, Part, TiedHead, weights
 
 P = TypeVar("P", bound=Part)

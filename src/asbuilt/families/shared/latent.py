@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asbuilt.families import dimensions as shared
-from asbuilt.families import experts, predictors
-from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, read_common
-from asbuilt.families.reader import ConfigReader, Reading
-from asbuilt.families.rotary import read_rotary, write_rotary
-from asbuilt.families.table import Concat, Entry, Interleave, Table
+from asbuilt.families.shared import dimensions as shared
+from asbuilt.families.shared import experts, predictors
+from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, read_common
+from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.rotary import read_rotary, write_rotary
+from asbuilt.families.shared.table import Concat, Entry, Interleave, Table
 from asbuilt.spec import (
     Activation,
     GatedMLP,

@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.reader import ConfigReader
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.files import open_regular
 from asbuilt.spec import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, Scaling, YaRN
 

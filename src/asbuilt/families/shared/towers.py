@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.common import ACTIVATION_NAMES, MOST_LAYERS, divide, named_entries
-from asbuilt.families.fused import branches, expect
-from asbuilt.families.reader import ConfigReader
-from asbuilt.families.table import Entry, Layout, entry
+from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, divide, named_entries
+from asbuilt.families.shared.fused import branches, expect
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.table import Entry, Layout, entry
 from asbuilt.spec import (
     MLP,
     Activation,

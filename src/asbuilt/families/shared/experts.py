@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families import dimensions as shared
-from asbuilt.families.dimensions import Dimensions
-from asbuilt.families.reader import ConfigReader
-from asbuilt.families.table import Entry, StackExperts, Table
+from asbuilt.families.shared import dimensions as shared
+from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.table import Entry, StackExperts, Table
 from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, Router
 from asbuilt.spec.experts import GroupScore, Scoring
 

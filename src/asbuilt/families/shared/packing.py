@@ -9,8 +9,8 @@ from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture, held
 from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
-from asbuilt.families.patterns import matched
-from asbuilt.families.reader import is_whole
+from asbuilt.families.shared.patterns import matched
+from asbuilt.families.shared.reader import is_whole
 from asbuilt.spec import Model, stored_weights
 
 FIELD = "quantization_config"

@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.reader import ConfigReader
-from asbuilt.families.table import Entry, Layout, Same
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.table import Entry, Layout, Same
 from asbuilt.spec import Activation, Model, Part, stored_weights
 from asbuilt.spec.part import MOST_BLOCKS
 
