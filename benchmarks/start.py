@@ -35,7 +35,7 @@ def seconds(words: tuple[str, ...], cache: str) -> float:
 def all_configs() -> tuple[int, float]:
     """Describes every published config whose family is known, in one process."""
     from asbuilt.checkpoint.source import open_model
-    from asbuilt.cli.bill import describe
+    from asbuilt.description.bill import describe
     from asbuilt.errors import InputError
 
     began, count = time.process_time(), 0

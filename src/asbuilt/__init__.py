@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.load import load
     from asbuilt.checkpoint.save import save
     from asbuilt.checkpoint.source import Source, open_model
+    from asbuilt.description import Description, describe
     from asbuilt.errors import InputError
     from asbuilt.generate.embed import embed
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import complete
     from asbuilt.nn.build import build
+    from asbuilt.spec.decoder import decoder
 
 # name -> (module, attribute); no attribute where the module itself is meant
 PUBLIC: dict[str, tuple[str, str]] = {
+    "Description": ("asbuilt.description", "Description"),
     "InputError": ("asbuilt.errors", "InputError"),
     "Sampling": ("asbuilt.generate.sampling", "Sampling"),
     "Source": ("asbuilt.checkpoint.source", "Source"),
@@ -27,6 +30,8 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "complete": ("asbuilt.generate.text", "complete"),
     "convert": ("asbuilt.checkpoint.convert", "convert"),
     "cost": ("asbuilt.cost", ""),
+    "decoder": ("asbuilt.spec.decoder", "decoder"),
+    "describe": ("asbuilt.description", "describe"),
     "embed": ("asbuilt.generate.embed", "embed"),
     "families": ("asbuilt.families", ""),
     "generate": ("asbuilt.generate", ""),
@@ -39,6 +44,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
 }
 
 __all__ = [
+    "Description",
     "InputError",
     "Sampling",
     "Source",
@@ -47,6 +53,8 @@ __all__ = [
     "complete",
     "convert",
     "cost",
+    "decoder",
+    "describe",
     "embed",
     "families",
     "generate",

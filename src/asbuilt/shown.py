@@ -6,9 +6,11 @@ title, clear it, turn lines around, or forge a line of ours.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 
 # What Python calls printable and nobody sees: fillers, a joiner and selectors that hide what a name is.
 UNSEEN = {
@@ -107,3 +109,25 @@ def time(seconds: float) -> str:
         if seconds >= least:
             return f"{number(float(seconds * factor), 3)} {unit}"
     return f"{number(float(seconds * 1e6), 3)} µs"
+
+
+def shape(numbers: Sequence[int] | None) -> str:
+    """Returns 4096 x 14336."""
+    return "" if numbers is None else " x ".join(map(str, numbers))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Returns 0-2, 5 for 0, 1, 2, 5."""
+    said: list[list[int]] = []
+    for i in numbers:
+        if said and said[-1][1] == i - 1:
+            said[-1][1] = i
+        else:
+            said.append([i, i])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in said)
+
+
+def defaults_line(defaults: Mapping[str, int | bool]) -> str:
+    """Returns the line that says which sizes stand in no config, and are those of transformers' class."""
+    said = ", ".join(f"{key} {json.dumps(value)}" for key, value in defaults.items())
+    return f"Not in config.json, taken from the class's defaults: {said}"

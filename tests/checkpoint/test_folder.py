@@ -20,6 +20,7 @@ from asbuilt.checkpoint.safetensors import BITS, read_folder, read_header
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
+from asbuilt.nn import build
 from asbuilt.nn.modules import Model
 
 
@@ -155,10 +156,18 @@ def test_values_beyond_the_range_of_a_dtype_are_refused(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["made"]
 
 
-@pytest.mark.parametrize("dtype", ["int8", torch.int64, "float8_e4m3fn", "bf16"])
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16", "torch.bfloat16", torch.bfloat16])
+def test_a_dtype_is_spelled_as_anyone_spells_it(tmp_path: Path, dtype: torch.dtype | str) -> None:
+    tiny.write(tmp_path, "llama", 8)
+    model = load(tmp_path, dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in build(model.spec, dtype=dtype, device="meta").parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int64, "float8_e4m3fn", "bf61"])
 def test_a_dtype_that_no_model_computes_in_is_refused(tmp_path: Path, dtype: object) -> None:
     tiny.write(tmp_path, "llama", 8)
-    with pytest.raises(InputError, match=r"dtype.*allowed: float32, bfloat16"):
+    with pytest.raises(InputError, match=r"dtype.*allowed: fp64, fp32, bf16, fp16"):
         load(tmp_path, dtype=dtype)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor
 from asbuilt.checkpoint.source import Source
-from asbuilt.cli import bill
+from asbuilt.description import bill
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, gguf_table, llama, read_config
 from asbuilt.spec import (

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from asbuilt import cost
 from asbuilt.checkpoint.source import Source, open_model
-from asbuilt.cli import bill
 from asbuilt.cli.main import cli
 from asbuilt.cli.output import ranges
+from asbuilt.description import bill
 from asbuilt.families import FAMILIES, Reading
 from asbuilt.spec import KINDS, Model, Pass, dumps
 from asbuilt.spec.part import LARGEST_SIZE

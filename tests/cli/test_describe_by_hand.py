@@ -16,7 +16,7 @@ import strategies
 import torch
 
 from asbuilt.checkpoint.source import Source
-from asbuilt.cli import bill
+from asbuilt.description import bill
 from asbuilt.families import Reading, read_config
 from asbuilt.measure import run as measured
 from asbuilt.spec import (

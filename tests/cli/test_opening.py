@@ -13,8 +13,9 @@ from click.testing import Result
 
 import asbuilt.checkpoint.source as module
 from asbuilt.checkpoint import hub
-from asbuilt.cli.opening import defaults_line, opened, opened_all
+from asbuilt.cli.opening import opened, opened_all
 from asbuilt.errors import InputError
+from asbuilt.shown import defaults_line
 
 Run = Callable[..., Result]
 SMALL: dict[str, Any] = {

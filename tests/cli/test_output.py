@@ -151,12 +151,12 @@ SENTENCE = "some words that go on and on"  # 28 characters
     ],
 )
 def test_how_wide_a_column_may_be(name: str, cells: list[Any], right: bool, widest: int, least: int) -> None:
-    made = output._column(name, cells)
+    made = output.measured(name, cells)
     assert (made.name, made.right, made.widest, made.least) == (name, right, widest, least)
 
 
 def column(name: str, least: int, widest: int = 0, *, right: bool = False) -> Any:  # noqa: ANN401
-    return output._Column(name=name, cells=(), right=right, widest=widest or least, least=least)
+    return output.Column(name=name, cells=(), right=right, widest=widest or least, least=least)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from asbuilt import cost
 from asbuilt.checkpoint.load import load, stored_parameters
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
-from asbuilt.cli import bill
+from asbuilt.description import bill
 from asbuilt.errors import InputError
 from asbuilt.families import load_config_file, read_config, write_config
 from asbuilt.families.shared.packing import block_scales

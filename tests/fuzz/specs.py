@@ -23,7 +23,7 @@ from running import run
 
 from asbuilt.catalog import find
 from asbuilt.checkpoint.source import Source
-from asbuilt.cli import bill
+from asbuilt.description import bill
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, families_that_write
 from asbuilt.spec import Model, loads, to_dict

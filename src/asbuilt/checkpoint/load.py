@@ -16,6 +16,7 @@ from asbuilt.checkpoint.gguf import GGUFTensor, read_tensor
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_folder
 from asbuilt.checkpoint.source import Source, open_model
+from asbuilt.dtypes import torch_name
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
 from asbuilt.families.shared.table import Entry, Table, as_stored, is_ignored
@@ -235,13 +236,10 @@ def _listed(what: str, items: list[str]) -> Iterator[str]:
 
 
 def dtype_of(wanted: torch.dtype | str) -> torch.dtype:
-    """Returns the torch dtype of a name such as `bfloat16`; InputError for one that no model computes in."""
+    """Returns the torch dtype of a name such as `bf16` or `bfloat16`; InputError for one that no model computes in."""
     import torch
 
-    name = str(wanted).removeprefix("torch.")
-    if name not in DTYPES:
-        raise InputError("not allowed", field="dtype", value=name, allowed=", ".join(DTYPES))
-    return getattr(torch, name)
+    return getattr(torch, torch_name(wanted))
 
 
 def require_range(tensor: Tensor, dtype: torch.dtype, what: str) -> None:

@@ -30,9 +30,9 @@ def convert(
     """
     from asbuilt.catalog.quantities import parse_bytes
     from asbuilt.checkpoint import convert as conversion
-    from asbuilt.cli.dtypes import torch_name
+    from asbuilt.dtypes import torch_name
 
-    limit, stored = parse_bytes(max_shard_size, "--max-shard-size"), torch_name(dtype)
+    limit, stored = parse_bytes(max_shard_size, "--max-shard-size"), dtype and torch_name(dtype, "--dtype")
     model = opened(source, allow_unread, weights=True)
     began = time.perf_counter()
     conversion.convert(model, out, stored, limit, Bar())

@@ -131,13 +131,13 @@ def _start(
     """Loads the model, having checked what needs no weights and whether it fits into memory, and starts."""
     from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
     from asbuilt.checkpoint.room import require_room
-    from asbuilt.cli.dtypes import torch_name
+    from asbuilt.dtypes import torch_name
     from asbuilt.generate.compute import choose, request_bytes
     from asbuilt.generate.decode import check_prompt, check_start, room
     from asbuilt.generate.text import complete, is_chat, prompt_ids
     from asbuilt.text.chat import turn_ends
 
-    asked = torch_name(dtype)
+    asked = dtype and torch_name(dtype, "--dtype")
     headers(source)  # says so where there are no weights
     tokenizer, reads = _tokenizer(source), source.spec.encoder is not None
     start = source.decoder_start if reads else ()
@@ -152,7 +152,7 @@ def _start(
         source_tokens = len(ids) if reads else None
         return contents.needs(dtype, request_bytes(source.spec, len(begun), new, dtype, chunk, source_tokens))
 
-    compute = choose(contents.dtype(None), None if asked is None else dtype_of(asked), len(ids), new, needs)
+    compute = choose(contents.dtype(None), dtype_of(asked) if asked else None, len(ids), new, needs)
     require_room(
         compute.needed,
         source.name,

@@ -88,7 +88,7 @@ def _built(source: Source, dtype: str) -> Model:
     import torch
 
     from asbuilt.checkpoint.load import load
-    from asbuilt.cli.dtypes import TORCH_NAMES
+    from asbuilt.dtypes import TORCH_NAMES
     from asbuilt.nn import build
 
     wanted: torch.dtype = getattr(torch, TORCH_NAMES[dtype])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -59,12 +58,6 @@ def _with_needed(model: str, allow_unread: Sequence[str], weights: bool, used: s
                 raise
             needed += more
             used.update(more)
-
-
-def defaults_line(defaults: Mapping[str, int | bool]) -> str:
-    """Returns the line that says which sizes stand in no config, and are those of transformers' class."""
-    said = ", ".join(f"{key} {json.dumps(value)}" for key, value in defaults.items())
-    return f"Not in config.json, taken from the class's defaults: {said}"
 
 
 def _warn(allow_unread: Sequence[str], *sources: Source) -> None:

@@ -14,22 +14,17 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.cli.streams import draw
-from asbuilt.shown import line, number, size
+from asbuilt.shown import line, number, ranges, shape, size
+from asbuilt.tables import Cell, Column, cells_of, measured, plain
 
 __all__ = ["count", "print_json", "ranges", "say", "shape", "size", "table", "warn", "write"]
 
-Cell = str | int | float
 count = number
 # What json leaves as it is and a terminal may not: DEL, C1, directions, separators, joiners, halves of pairs.
 BEYOND, OBEYED = re.compile("[\x7f-\U0010ffff]"), ("Cc", "Cf", "Cs", "Zl", "Zp")
-FIGURE = re.compile(r"[+−-]?[0-9][0-9,]*(\.[0-9]+)?(e-?[0-9]+)?%?")  # what is set to the right
-EMPTY = ("", "-")
-SHORT = 28  # characters of text that is not broken over lines
-NARROW = 20  # to which longer text may be broken, and its longest word up to SHORT
 GAP = 2  # between columns: rich sets a space to the right of each, and its box another between them
 
 
@@ -77,73 +72,26 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def shape(numbers: Sequence[int] | None) -> str:
-    """Returns 4096 x 14336."""
-    return "" if numbers is None else " x ".join(map(str, numbers))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Returns 0-2, 5 for 0, 1, 2, 5."""
-    said: list[list[int]] = []
-    for i in numbers:
-        if said and said[-1][1] == i - 1:
-            said[-1][1] = i
-        else:
-            said.append([i, i])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in said)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Column:
-    """A column's name and texts, and how it may be set: `widest` on one line, `least` at words."""
-
-    name: str
-    cells: tuple[str, ...]
-    right: bool
-    widest: int
-    least: int
-
-
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, drop: Sequence[str] = ()) -> None:
     """Prints a table; columns that hold nothing but numbers are set to the right.
 
     Where a terminal is too narrow, columns are left out: those of `drop` in its order, then from the right, never the
     first.
     """
-    made = [_column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    made = [measured(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
     if sys.stdout.isatty():
         room = shutil.get_terminal_size().columns
         kept, left_out = fitting(made, drop, room)
         _draw(line(title), kept, widths(kept, room), left_out, room)
     else:
-        _plain(line(title), made)
+        print(plain(title, made))
 
 
-def _column(name: str, cells: Sequence[Cell]) -> _Column:
-    """Measures a column: a header breaks at words, and so does text that is no name, no figure and no size."""
-    texts = tuple(line(cell) if isinstance(cell, str) else count(cell) for cell in cells)
-    widest = max(map(cells_of, [name, *texts]))
-    words = [min(SHORT, cells_of(word)) for text in texts for word in text.split()]
-    broken = max([NARROW, *words])
-    text = max(map(cells_of, texts), default=0)
-    right = any(map(FIGURE.fullmatch, texts)) and all(FIGURE.fullmatch(text) for text in texts if text not in EMPTY)
-    least = max([text if right or text <= SHORT else broken, *map(cells_of, name.split())])
-    return _Column(name=line(name), cells=texts, right=right, widest=widest, least=least)
-
-
-def cells_of(text: str) -> int:
-    """Returns how many cells of a terminal the text takes: two for a wide character, none for a combining one."""
-    if text.isascii():
-        return len(text)
-    wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
-    return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me") for character in text)
-
-
-def fitting(columns: list[_Column], drop: Sequence[str], room: int) -> tuple[list[_Column], list[str]]:
+def fitting(columns: list[Column], drop: Sequence[str], room: int) -> tuple[list[Column], list[str]]:
     """Returns the columns that there is room for, in their order, and the names of the others."""
     first = [column for name in drop for column in columns if column.name == name]
     order = [*first, *(column for column in reversed(columns[1:]) if column.name not in drop)]
-    left_out: list[_Column] = []
+    left_out: list[Column] = []
     for column in order:
         kept = [other for other in columns if other not in left_out]
         if len(kept) <= 2 or _needed(kept) <= room:
@@ -152,11 +100,11 @@ def fitting(columns: list[_Column], drop: Sequence[str], room: int) -> tuple[lis
     return [column for column in columns if column not in left_out], [column.name for column in left_out]
 
 
-def _needed(columns: Sequence[_Column]) -> int:
+def _needed(columns: Sequence[Column]) -> int:
     return sum(column.least for column in columns) + GAP * (len(columns) - 1)
 
 
-def widths(columns: Sequence[_Column], room: int) -> list[int]:
+def widths(columns: Sequence[Column], room: int) -> list[int]:
     """Returns how wide each column is drawn: what is free goes to those that it spares the most lines.
 
     Where not even two columns fit, it is text that is broken anywhere, and never a figure.
@@ -173,18 +121,7 @@ def widths(columns: Sequence[_Column], room: int) -> list[int]:
     return given
 
 
-def _plain(title: str, columns: Sequence[_Column]) -> None:
-    print(f"\n{title}")
-    for i in range(-1, len(columns[0].cells) if columns else -1):
-        cells = [(column.name if i < 0 else column.cells[i], column) for column in columns]
-        padding = [" " * (column.widest - cells_of(text)) for text, column in cells]
-        padded = [
-            space + text if column.right else text + space for (text, column), space in zip(cells, padding, strict=True)
-        ]
-        print("  " + "  ".join(padded).rstrip())
-
-
-def _draw(title: str, columns: Sequence[_Column], given: Sequence[int], left_out: Sequence[str], room: int) -> None:
+def _draw(title: str, columns: Sequence[Column], given: Sequence[int], left_out: Sequence[str], room: int) -> None:
     """Draws with rich into a text, every name in it as it is: no markup, no picture for `:smile:`."""
     from io import StringIO
 

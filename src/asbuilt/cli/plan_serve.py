@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from asbuilt.cli.opening import allow_unread_option, defaults_line, opened_all
+from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
 from asbuilt.plan.conventions import CHOICES, CHUNK, MEANING, Conventions
+from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine

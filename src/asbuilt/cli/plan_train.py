@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from asbuilt.cli.opening import allow_unread_option, defaults_line, opened
+from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.plan.optimizers import OPTIMIZERS
 from asbuilt.plan.options import DTYPES, Options
 from asbuilt.plan.shares import CHECKPOINTING
 from asbuilt.plan.stages import OFFLOADS
+from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine

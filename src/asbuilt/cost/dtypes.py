@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from asbuilt.checkpoint.ggml_types import GGML_TYPES
+from asbuilt.dtypes import short_name
 from asbuilt.errors import InputError, near
 from asbuilt.spec.part import Weight
 
@@ -17,16 +18,6 @@ PLAIN: dict[str, Fraction] = {
     "fp8": Fraction(1),
     "int8": Fraction(1),
     "int4": Fraction(1, 2),
-}
-ALIASES = {
-    "float64": "fp64",
-    "float32": "fp32",
-    "f32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "f16": "fp16",
-    "half": "fp16",
-    "float8": "fp8",
 }
 
 # The GGUF formats that model files are published in: (numbers, bytes) per block.
@@ -73,7 +64,7 @@ class Dtype:
 
 def dtype(name: str) -> Dtype:
     """Returns the format of that name; raises InputError for a name that is none."""
-    key = ALIASES.get(name.lower(), name.lower())
+    key = short_name(name)
     if key in PLAIN:
         return Dtype(key, 1, PLAIN[key])
     if key in BLOCKS:

@@ -7,20 +7,25 @@ import math
 import torch
 from torch import Tensor, nn
 
+from asbuilt.dtypes import torch_name
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model
 from asbuilt.spec.part import Weight, buffers, stored_weights
 
 
 def build(
-    spec: model.Model, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int | None = 0
+    spec: model.Model,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int | None = 0,
 ) -> Model:
     """Returns the model of `spec`, initialised from `seed`; None leaves the memory as it came, to be loaded over.
 
     On the meta device nothing is allocated.
     """
     default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(getattr(torch, torch_name(dtype)))
     try:
         with torch.device(device):
             built = Model(spec)

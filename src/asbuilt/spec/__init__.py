@@ -2,6 +2,7 @@
 
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.cross import CrossAttention
+from asbuilt.spec.decoder import decoder
 from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
 from asbuilt.spec.experts import (
     GROUP_SCORES,
@@ -150,6 +151,7 @@ __all__ = [
     "Weight",
     "YaRN",
     "buffers",
+    "decoder",
     "dumps",
     "from_dict",
     "loads",

@@ -82,18 +82,23 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
     values: dict[str, Any] = {
         key: _value(value, f"{where}.{key}", depth) for key, value in data.items() if key != "part"
     }
+    require_parts(kind, values, where, data)
+    try:
+        return kind(**values)
+    except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
+        raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
+
+
+def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: dict[str, Any] | None = None) -> None:
+    """Raises InputError, showing what `data` has, where a field of `kind` would hold a part that has no place there."""
     for name, hint in _part_fields(kind).items():
         if name in values and not _fits(values[name], hint):
             raise InputError(
                 f"no part that {kind.__name__} has here",
                 field=f"{where}.{name}",
-                value=data[name],
+                value=values[name] if data is None else data[name],
                 allowed=", ".join(sorted(part.__name__ for part in _parts_in(hint))),
             )
-    try:
-        return kind(**values)
-    except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
-        raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
 
 
 @cache

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from asbuilt.errors import InputError
+from asbuilt.spec import edit
 
 Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other"]
 KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other")
@@ -261,6 +262,32 @@ class Part:
             elif isinstance(value, tuple):
                 found += ((f"{field.name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Part))
         return tuple(found)
+
+    def at(self, path: str) -> Part:
+        """Returns the part at a path as `walk` yields it, "blocks.3.attention.body"; raises InputError for none."""
+        return edit.at(self, path)
+
+    def edit(self, path: str, /, **changes: Any) -> Self:  # noqa: ANN401  # fields' values
+        """Returns this part with fields changed of what lies at `path`, in which `*` stands for any one segment.
+
+        `spec.edit("blocks.*.attention.body", window=128)`, `spec.edit("blocks.0-3.ffn.body", d_ff=512)`. Raises
+        InputError for a path or a field that there is not, and for values that the parts refuse.
+        """
+        return edit.edit(self, path, changes)
+
+    def replace_where(
+        self,
+        which: type[Part] | tuple[type[Part], ...] | Callable[[str, Part], bool],
+        change: Part | Callable[[Part], Part] | None = None,
+        /,
+        **changes: Any,  # noqa: ANN401  # fields' values
+    ) -> Self:
+        """Returns this part with all parts changed that are of a type, or for which `which(path, part)` holds.
+
+        `change` is a part to put in their place, or a function that makes it of each; else `changes` are fields.
+        Children are changed before what holds them. Raises InputError as `edit` does, and where nothing is chosen.
+        """
+        return edit.replace_where(self, which, change, changes)
 
     def extras(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for what a checkpoint holds beside this part, and no pass of the model reaches.

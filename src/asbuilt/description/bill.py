@@ -159,6 +159,13 @@ def _weight_bytes(spec: Model) -> dict[str, int]:
     return {f.name: math.ceil(sum(n * f.nbytes(weight) for weight, n in held.items())) for f in formats}
 
 
+def length(spec: Model, seq: int | None) -> int:
+    """Returns how many tokens a description is for: those asked for, else 1024 or the context; an image has its own."""
+    if spec.n_vocab == 0:
+        return spec.max_positions
+    return min(DEFAULT_SEQ, spec.max_positions) if seq is None else seq
+
+
 def activation_dtype(dtype: str) -> str:
     """Returns the dtype of activations: weights in 8 bits or fewer still multiply activations in bf16."""
     name = cost.format_name(dtype)

@@ -1,0 +1,150 @@
+"""What a model is and what it costs, from its description alone: `asbuilt.describe(model)`.
+
+The command `asbuilt describe` prints the same object; its figures are folds over what the parts declare (`bill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from asbuilt import tables as plain
+from asbuilt.description import bill, tables
+from asbuilt.dtypes import short_name
+from asbuilt.errors import InputError, near
+from asbuilt.shown import line
+from asbuilt.spec import Model
+from asbuilt.spec.edit import matches
+from asbuilt.spec.part import LARGEST_SIZE
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.given import Given
+    from asbuilt.checkpoint.source import Source
+    from asbuilt.cost import Row
+
+__all__ = ["Description", "describe"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Description:
+    """A model's bill at `batch` sequences of `seq` tokens; everything in it is worked out when it is first asked for.
+
+    It prints as the command does, and shows itself as tables in a notebook.
+    """
+
+    source: Source
+    seq: int
+    batch: int
+    images: int
+    dtype: str
+    kv_dtype: str
+
+    @property
+    def spec(self) -> Model:
+        """The model's description."""
+        return self.source.spec
+
+    @cached_property
+    def _document(self) -> dict[str, Any]:
+        return bill.describe(
+            self.source,
+            seq=self.seq,
+            batch=self.batch,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            images=self.images,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Returns the document that `asbuilt describe --json` prints: plain data, whose keys only ever get more."""
+        return self._document
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Numbers of parameters: `total`, `active` per token, and one of each kind of part."""
+        return self._document["parameters"]
+
+    @property
+    def flops(self) -> dict[str, int | float]:
+        """FLOPs per token, the mean of `seq`: `forward_per_token`, `training_per_token`, ..."""
+        return self._document["flops"]
+
+    @property
+    def cache(self) -> dict[str, Any]:
+        """Bytes of the cache: `bytes_per_token`, `bytes_at_seq`, ..."""
+        return self._document["cache"]
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of the weights by dtype."""
+        return self._document["weight_bytes"]
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The bill by path, equal blocks folded: `blocks.0-31.attention.body`, its figures those of one of them."""
+        from asbuilt.cost import Row
+
+        return tuple(Row(**row) for row in self._document["rows"])
+
+    def at(self, path: str) -> Row:
+        """Returns the row of a path, as it is printed or of one block of those that it stands for.
+
+        Raises InputError for a path without a row, with those that are near.
+        """
+        for row in self.rows:
+            if row.path == path or matches(row.path, path):
+                return row
+        known = [row.path for row in self.rows]
+        raise InputError("no row of that path", field="path", value=path, fix=near(path, known))
+
+    def tables(self) -> list[plain.Table]:
+        """Returns the answer as tables."""
+        return [item for item in tables.printed(self._document) if isinstance(item, plain.Table)]
+
+    def markdown(self) -> str:
+        """Returns the tables for a document."""
+        return plain.markdown(self.tables())
+
+    def __str__(self) -> str:
+        return plain.joined(tables.printed(self._document))
+
+    def __repr__(self) -> str:
+        return line(f"<Description of {tables.headline(self._document)}>")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{plain.escaped(tables.headline(self._document))}</p>{plain.html(self.tables())}"
+
+
+def describe(
+    model: Given,
+    *,
+    seq: int | None = None,
+    batch: int = 1,
+    images: int = 0,
+    dtype: object = "bf16",
+    kv_dtype: object = None,
+    allow_unread: Sequence[str] = (),
+) -> Description:
+    """Returns what a model is and what it costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run.
+
+    `model` is a spec, a built model, a source, a catalogue name or a path. `seq` None is 1024 tokens, or the context if
+    less; an image is as many tokens as it is. `dtype` is of weights and activations, a block format too; `kv_dtype`
+    None is `dtype` where that is a float of 16 bits or more, else bf16. Raises InputError for what is none of these.
+    """
+    from asbuilt.checkpoint.given import source_of
+
+    source = source_of(model, allow_unread=allow_unread)
+    for name, value, least in (("seq", 1 if seq is None else seq, 1), ("batch", batch, 1), ("images", images, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_SIZE:
+            raise InputError("must be a whole number", field=name, value=value, allowed=f"{least} to 2^31-1")
+    weights = short_name(dtype)
+    return Description(
+        source=source,
+        seq=bill.length(source.spec, seq),
+        batch=batch,
+        images=images,
+        dtype=weights,
+        kv_dtype=bill.activation_dtype(weights) if kv_dtype is None else short_name(kv_dtype),
+    )

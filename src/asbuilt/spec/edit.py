@@ -1,0 +1,163 @@
+"""Parts found and changed by path: a spec is frozen, so an edit gives a new one, checked by its parts as any other.
+
+Paths are those that `walk_stored` yields. In a pattern `*` stands for one segment, and `0-3` for 0, 1, 2, 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asbuilt.errors import InputError, near
+
+if TYPE_CHECKING:
+    from asbuilt.spec.part import Part
+
+P = TypeVar("P", bound="Part")
+Which = Callable[[str, "Part"], bool]
+Change = Callable[["Part"], "Part"]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path is one of those that the pattern stands for."""
+    wanted, given = pattern.split("."), path.split(".")
+    return len(wanted) == len(given) and all(map(_same, wanted, given))
+
+
+def _same(wanted: str, given: str) -> bool:
+    first, dash, last = wanted.partition("-")
+    if dash and first.isdecimal() and last.isdecimal() and given.isdecimal():
+        return int(first) <= int(given) <= int(last)
+    return wanted in ("*", given)
+
+
+def at(part: Part, path: str) -> Part:
+    """Returns the part at a path; raises InputError for a path that there is not, with those that are near."""
+    for found, below in _walk(part):
+        if found == path:
+            return below
+    raise _nothing(part, path)
+
+
+def edit(part: P, pattern: str, changes: dict[str, Any]) -> P:
+    """Returns the part with fields changed of all that the pattern stands for.
+
+    Raises InputError where that is nothing, for a field that a part has not, and for values that the parts refuse.
+    """
+    if not any(matches(pattern, path) for path, _ in _walk(part)):
+        raise _nothing(part, pattern)
+    return _rebuilt(part, "", lambda path, _: matches(pattern, path), None, changes)
+
+
+def replace_where(
+    part: P, which: type[Part] | tuple[type[Part], ...] | Which, change: Part | Change | None, changes: dict[str, Any]
+) -> P:
+    """Returns the part with all changed that are of a type, or for which `which(path, part)` holds.
+
+    `change` is what is put in their place, or what makes it of each; else `changes` are fields. Raises as `edit` does.
+    """
+    chosen = _chooser(which)
+    if not any(chosen(path, below) for path, below in _walk(part)):
+        raise InputError("no part is of this kind", field="which", value=getattr(which, "__name__", which))
+    if change is not None and changes:
+        raise InputError("either what is put in their place, or fields", field="change", value=list(changes))
+    if change is None or callable(change):
+        return _rebuilt(part, "", chosen, change, changes)
+    return _rebuilt(part, "", chosen, lambda _: change, changes)
+
+
+def _chooser(which: type[Part] | tuple[type[Part], ...] | Which) -> Which:
+    if isinstance(which, type | tuple):
+        return lambda _, part: isinstance(part, which)
+    return which
+
+
+def _walk(part: Part) -> Iterator[tuple[str, Part]]:
+    from asbuilt.spec.part import walk_stored
+
+    return walk_stored(part)
+
+
+def _nothing(part: Part, path: str) -> InputError:
+    known = [found for found, _ in _walk(part)]
+    hint = near(path.replace("*", "0"), known, cutoff=0.6) or f"paths begin {', '.join(known[1:4])} ..."
+    return InputError("no part at this path", field="path", value=path, fix=hint)
+
+
+def _rebuilt(part: Any, path: str, which: Which, change: Change | None, changes: dict[str, Any]) -> Any:  # noqa: ANN401  # the part's own type
+    """Returns `part` with what is chosen in it changed; children first, and with a part's own fields in one go."""
+    below: dict[str, Part] = {}
+    for name, child in (*part.children(), *part.extras()):
+        made = _rebuilt(child, f"{path}.{name}" if path else name, which, change, changes)
+        if made is not child:
+            below[name] = made
+    chosen = which(path, part)
+    values = _placed(part, below, path) | (changes if chosen and change is None else {})
+    made = _replaced(part, values, path) if values else part
+    return change(made) if chosen and change is not None else made
+
+
+def _placed(part: Part, below: dict[str, Part], path: str) -> dict[str, Any]:
+    """Returns the fields that hold the children of these names, with the new ones in their place."""
+    values: dict[str, Any] = {}
+    slots = dict(_slots(part))
+    for name, child in below.items():
+        if name not in slots:
+            raise InputError("is not a field, and cannot be changed", field=f"{path}.{name}" if path else name)
+        field, index = slots[name]
+        if index is None:
+            values[field] = child
+        else:
+            items = list(values.get(field, getattr(part, field)))
+            items[index] = child
+            values[field] = tuple(items)
+    return {name: _shared(value) for name, value in values.items()}
+
+
+def _shared(value: Any) -> Any:  # noqa: ANN401  # a field's value
+    """Equal items of a tuple as one object: what is done once for each kind of block is then done once."""
+    if not isinstance(value, tuple):
+        return value
+    own = {item: item for item in value}
+    return tuple(own[item] for item in value)
+
+
+def _slots(part: Part) -> Iterator[tuple[str, tuple[str, int | None]]]:
+    """Yields (name of a child, the field and index that hold it): children come in the order of the fields."""
+    from asbuilt.spec.part import Part
+
+    held: list[tuple[str, str, int | None, Part]] = []
+    for field in fields(part):
+        value = getattr(part, field.name)
+        items = enumerate(value) if isinstance(value, tuple) else [(None, value)]
+        for index, item in items:
+            if isinstance(item, Part):
+                held.append((field.name if index is None else f"{field.name}.{index}", field.name, index, item))
+    plain = {name: (field, index) for name, field, index, _ in held}
+    left = iter(held)
+    for name, child in (*part.children(), *part.extras()):
+        if name in plain:
+            yield name, plain[name]
+        else:  # under a name of its own, as a block's branches are
+            yield name, next((field, index) for _, field, index, item in left if item is child)
+
+
+def _replaced(part: Part, values: dict[str, Any], path: str) -> Part:
+    from asbuilt.spec.json import require_parts
+
+    kind = type(part)
+    known = [field.name for field in fields(part) if field.init]
+    where = path or kind.__name__
+    for name, value in values.items():
+        if name not in known:
+            hint = near(name, known) or f"fields: {', '.join(known)}"
+            raise InputError(f"unknown field of {kind.__name__}", field=f"{where}.{name}", value=value, fix=hint)
+    require_parts(kind, values, where)
+    try:
+        return replace(part, **values)
+    except InputError as error:
+        field = f"{where}: {error.field}"
+        raise InputError(error.problem, field=field, value=error.value, allowed=error.allowed, fix=error.fix) from error
+    except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
+        raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
