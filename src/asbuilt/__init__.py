@@ -6,7 +6,9 @@ nothing at all: `python -m asbuilt` comes here first, with the folder one stands
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from asbuilt import catalog, cost, families, generate, measure, plan, spec
+    from asbuilt import catalog, cost, families, spec
+    from asbuilt.api.diff import diff
+    from asbuilt.api.generate import generate
     from asbuilt.checkpoint.convert import convert
     from asbuilt.checkpoint.load import load
     from asbuilt.checkpoint.save import save
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import complete
     from asbuilt.nn.build import build
+    from asbuilt.packages import measure, plan
     from asbuilt.spec.decoder import decoder
 
-# name -> (module, attribute); no attribute where the module itself is meant
+# name -> (module, attribute); no attribute where the module itself is meant. `generate`, `measure` and `plan` are
+# packages that can be called (asbuilt.packages): asbuilt.plan(model, gpu=...) beside asbuilt.plan.serve.
 PUBLIC: dict[str, tuple[str, str]] = {
     "Description": ("asbuilt.description", "Description"),
     "InputError": ("asbuilt.errors", "InputError"),
@@ -32,6 +36,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "cost": ("asbuilt.cost", ""),
     "decoder": ("asbuilt.spec.decoder", "decoder"),
     "describe": ("asbuilt.description", "describe"),
+    "diff": ("asbuilt.api.diff", "diff"),
     "embed": ("asbuilt.generate.embed", "embed"),
     "families": ("asbuilt.families", ""),
     "generate": ("asbuilt.generate", ""),
@@ -55,6 +60,7 @@ __all__ = [
     "cost",
     "decoder",
     "describe",
+    "diff",
     "embed",
     "families",
     "generate",

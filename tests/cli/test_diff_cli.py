@@ -15,8 +15,8 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
+import asbuilt.api.diff
 import asbuilt.checkpoint.source
-import asbuilt.cli.diff
 import asbuilt.inspect
 import asbuilt.memory
 from asbuilt.catalog import find
@@ -246,7 +246,7 @@ def test_no_image_is_read(
     vision = find("gemma-3-4b-mm").spec().vision
     tower = replace(plain, reading=replace(plain.reading, spec=Seeing(plain.spec, vision)))  # type: ignore[arg-type]
     monkeypatch.setattr(asbuilt.checkpoint.source, "open_model", lambda *_, **__: tower if next(sees) else plain)
-    monkeypatch.setattr(asbuilt.cli.diff, "_between", lambda *_: ([Difference(path="", relative=0.0)], None))
+    monkeypatch.setattr(asbuilt.api.diff, "_between", lambda *_: ([Difference(path="", relative=0.0)], None))
     result = run("diff", checkpoint, checkpoint)
     assert result.exit_code == 0, result.output
     more = "; no image, so nothing below vision was compared" if any(seeing) else ""
@@ -269,7 +269,7 @@ class Seeing:
 def test_fixed_ids_where_there_is_no_tokenizer(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The i-th is 7919 i modulo the smaller vocabulary; as many as the smaller context holds, at most 32."""
     seen: list[list[int]] = []
-    monkeypatch.setattr(asbuilt.cli.diff, "_between", lambda _, ids, __: seen.append(ids) or (FOUND[:1], None))
+    monkeypatch.setattr(asbuilt.api.diff, "_between", lambda _, ids, __: seen.append(ids) or (FOUND[:1], None))
     (checkpoint / "tokenizer.json").unlink()
     small = checkpoint.parent / "small"
     shutil.copytree(checkpoint, small)
@@ -289,7 +289,7 @@ def test_fixed_ids_where_there_is_no_tokenizer(run: Run, checkpoint: Path, monke
 def test_a_text_that_both_know(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One token a byte, and the byte A has the 33rd place of the printing ones: 32."""
     seen: list[list[int]] = []
-    monkeypatch.setattr(asbuilt.cli.diff, "_between", lambda _, ids, __: seen.append(ids) or (FOUND[:1], None))
+    monkeypatch.setattr(asbuilt.api.diff, "_between", lambda _, ids, __: seen.append(ids) or (FOUND[:1], None))
     small = checkpoint.parent / "small"
     shutil.copytree(checkpoint, small)
     config = json.loads((small / "config.json").read_text())

@@ -235,11 +235,11 @@ def _listed(what: str, items: list[str]) -> Iterator[str]:
         yield f"{len(items)} {what}: {', '.join(items[:LISTED])}{more}"
 
 
-def dtype_of(wanted: torch.dtype | str) -> torch.dtype:
+def dtype_of(wanted: object, field: str = "dtype") -> torch.dtype:
     """Returns the torch dtype of a name such as `bf16` or `bfloat16`; InputError for one that no model computes in."""
     import torch
 
-    return getattr(torch, torch_name(wanted))
+    return getattr(torch, torch_name(wanted, field))
 
 
 def require_range(tensor: Tensor, dtype: torch.dtype, what: str) -> None:

@@ -16,12 +16,8 @@ from asbuilt.errors import InputError
 from asbuilt.shown import number
 
 if TYPE_CHECKING:
-    import torch
-
-    from asbuilt.checkpoint.source import Source
     from asbuilt.generate.compute import Compute
     from asbuilt.generate.text import Completion
-    from asbuilt.text.tokenizer import Tokenizer
 
 LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million tokens
 
@@ -88,11 +84,13 @@ def generate(
     )
     source = opened(model, allow_unread, weights=True)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
+    from asbuilt.api.generate import begin
     from asbuilt.checkpoint.room import memory_errors
 
     # What is logged of a request is said once, by `_finish`: without a handler the library would say it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
-    completion, compute = _start(source, _messages(said, system) if chat else said, dtype, options)
+    asked = _messages(said, system) if chat else said
+    completion, compute = begin(source, asked, dtype or None, options, field="--dtype")
     if compute.warning:
         warn(f"warning: {compute.warning}")
     with memory_errors(compute.needed, source.name, "to be run"):
@@ -123,51 +121,6 @@ def _prompt(prompt: str | None) -> str:
 def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
     said = [{"role": "user", "content": prompt}]
     return said if system is None else [{"role": "system", "content": system}, *said]
-
-
-def _start(
-    source: Source, prompt: str | list[dict[str, str]], dtype: str | None, options: dict[str, Any]
-) -> tuple[Completion, Compute]:
-    """Loads the model, having checked what needs no weights and whether it fits into memory, and starts."""
-    from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
-    from asbuilt.checkpoint.room import require_room
-    from asbuilt.dtypes import torch_name
-    from asbuilt.generate.compute import choose, request_bytes
-    from asbuilt.generate.decode import check_prompt, check_start, room
-    from asbuilt.generate.text import complete, is_chat, prompt_ids
-    from asbuilt.text.chat import turn_ends
-
-    asked = dtype and torch_name(dtype, "--dtype")
-    headers(source)  # says so where there are no weights
-    tokenizer, reads = _tokenizer(source), source.spec.encoder is not None
-    start = source.decoder_start if reads else ()
-    check_start(source.spec, start)
-    ids = prompt_ids(tokenizer, prompt)
-    check_prompt(source.spec, ids)
-    eos_ids = (*source.eos_ids, *(turn_ends(tokenizer) if is_chat(prompt) else ()))
-    contents, begun, chunk = Contents(source), start if reads else ids, options["prefill_chunk"]
-    new = max(0, room(source.spec, len(begun), options["max_new_tokens"]))
-
-    def needs(dtype: torch.dtype) -> int:
-        source_tokens = len(ids) if reads else None
-        return contents.needs(dtype, request_bytes(source.spec, len(begun), new, dtype, chunk, source_tokens))
-
-    compute = choose(contents.dtype(None), dtype_of(asked) if asked else None, len(ids), new, needs)
-    require_room(
-        compute.needed,
-        source.name,
-        what="to be run",
-        fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less",
-    )
-    model = load(source, compute.dtype)
-    return complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute
-
-
-def _tokenizer(source: Source) -> Tokenizer:
-    tokenizer = source.tokenizer()
-    if tokenizer is None:
-        raise InputError("has no tokenizer", field="MODEL", value=source.name, fix="put its tokenizer.json beside it")
-    return tokenizer
 
 
 def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:

@@ -198,6 +198,7 @@ def _plots(path: Path) -> ModuleType:
 def _plans(
     sources: list[Source], gpus: tuple[str, ...], measured: str | None, options: dict[str, Any]
 ) -> Iterator[ServePlan]:
+    from asbuilt.api.plan import precision
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
@@ -206,20 +207,8 @@ def _plans(
         if measured is not None:
             options |= _efficiency(Path(measured), source)
         for machine in machines:
-            yield plan(source.spec, machine, name=source.name, conventions=conventions, **_dtype(source, options))
-
-
-def _dtype(source: Source, options: dict[str, Any]) -> dict[str, Any]:
-    """The format that is asked for; without one that which the weights are published in, else bf16."""
-    from asbuilt.plan.quantised import QUANTISED, mixed, published, quantised
-
-    said, spec = options["dtype"], source.spec
-    if said not in (None, QUANTISED):
-        return options | {"dtype": mixed(spec, said, source.family)}
-    found = published(source)
-    if said is None:
-        return options | {"dtype": found or "bf16"}
-    return options | {"dtype": found or quantised(spec, None, None, source.family)}
+            asked: dict[str, Any] = options | {"dtype": precision(source, options["dtype"])}
+            yield plan(source.spec, machine, name=source.name, conventions=conventions, **asked)
 
 
 def _machine(name: str) -> Machine:

@@ -1,8 +1,14 @@
-"""Running what was built, and printing the measured figure beside the predicted one."""
+"""Running what was built, the measured figure beside the predicted one.
+
+The package is itself callable: `asbuilt.measure(model)`.
+"""
 
 from asbuilt.measure.calibrate import calibrate
 from asbuilt.measure.machine import this_machine
 from asbuilt.measure.rates import Calibration
 from asbuilt.measure.report import Report, Row, counted, measure
+from asbuilt.packages import make_callable
 
 __all__ = ["Calibration", "Report", "Row", "calibrate", "counted", "measure", "this_machine"]
+
+make_callable(__name__)

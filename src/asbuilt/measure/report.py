@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from asbuilt import cost
 from asbuilt.measure import run, timing
@@ -13,6 +14,7 @@ from asbuilt.measure.trace import trace
 from asbuilt.nn.modules import Model
 from asbuilt.spec import model as spec_model
 from asbuilt.spec.part import Pass
+from asbuilt.tables import Table, escaped, html, joined
 
 # What a prediction may miss by: nothing where a byte is a byte, and what is left to the library or to the machine.
 SAVED, MEMORY, TIME = 0.01, 0.03, 0.20
@@ -49,6 +51,30 @@ class Row:
         return abs(self.error) <= self.tolerance
 
     @property
+    def difference(self) -> str:
+        """The error as it is printed."""
+        return "0" if self.predicted == self.measured else f"{self.error:+.2%}"
+
+    @property
+    def verdict(self) -> str:
+        """Says whether the figure is within its tolerance, and plainly where it is not."""
+        if not self.tolerance:
+            return "exact" if self.ok else "MISSED: should be exact"
+        return f"within {self.tolerance:.0%}" if self.ok else f"MISSED: should be within {self.tolerance:.0%}"
+
+    def document(self) -> dict[str, Any]:
+        """Returns the row as plain data."""
+        return {
+            "figure": self.figure,
+            "unit": self.unit,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error": self.error,
+            "tolerance": self.tolerance,
+            "ok": self.ok,
+        }
+
+    @property
     def timed(self) -> bool:
         """Whether the figure is a speed, which other work on the machine can spoil."""
         return self.unit == "tokens/s"
@@ -56,7 +82,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The rows, the machine they were measured on, and what a reader of the speeds should know of it."""
+    """The rows, the machine they were measured on, and what a reader of the speeds should know of it.
+
+    It prints as the command does, and shows itself as a table in a notebook.
+    """
 
     model: str
     dtype: str
@@ -68,6 +97,36 @@ class Report:
     def ok(self) -> bool:
         """Whether every figure that is no speed is within its tolerance."""
         return all(row.ok for row in self.rows if not row.timed)
+
+    @property
+    def title(self) -> str:
+        """The model and the machine on one line."""
+        machine = self.machine.machine
+        return f"{self.model} in {self.dtype} on {machine['processor']}, {machine['threads']} threads"
+
+    def document(self) -> dict[str, Any]:
+        """Returns the document that `asbuilt measure --json` prints."""
+        return {
+            "model": self.model,
+            "dtype": self.dtype,
+            "machine": asdict(self.machine),
+            "rows": [row.document() for row in self.rows],
+            "notes": list(self.notes),
+            "ok": self.ok,
+        }
+
+    def table(self) -> Table:
+        """Returns the rows as a table."""
+        columns = ("figure", "unit", "predicted", "measured", "difference", "")
+        rows = [(r.figure, r.unit, r.predicted, r.measured, r.difference, r.verdict) for r in self.rows]
+        return Table("Predicted and measured", columns, rows)
+
+    def __str__(self) -> str:
+        return joined([self.title, self.table(), *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        said = (escaped(text) for text in (self.title, *(f"note: {note}" for note in self.notes)))
+        return "".join(f"<p>{text}</p>" for text in said) + html([self.table()])
 
 
 Say = Callable[[str], None]

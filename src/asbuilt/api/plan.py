@@ -1,0 +1,92 @@
+"""`asbuilt.plan(model, gpu)`: what a machine holds of a model and how fast it serves it, or what training it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from asbuilt.dtypes import short_name
+from asbuilt.errors import InputError
+
+if TYPE_CHECKING:
+    from asbuilt.catalog.machine import Machine
+    from asbuilt.checkpoint.given import Given
+    from asbuilt.checkpoint.source import Source
+    from asbuilt.plan import ServePlan, TrainPlan
+    from asbuilt.plan.precision import Precision
+
+TASKS = ("serve", "train")
+THIS = "this"
+
+
+@overload
+def plan(
+    model: Given,
+    gpu: Machine | str,
+    *,
+    task: Literal["serve"] = "serve",
+    allow_unread: Sequence[str] = (),
+    **options: Any,  # noqa: ANN401
+) -> ServePlan: ...
+
+
+@overload
+def plan(
+    model: Given,
+    gpu: Machine | str,
+    *,
+    task: Literal["train"],
+    allow_unread: Sequence[str] = (),
+    **options: Any,  # noqa: ANN401
+) -> TrainPlan: ...
+
+
+def plan(
+    model: Given,
+    gpu: Machine | str,
+    *,
+    task: Literal["serve", "train"] = "serve",
+    allow_unread: Sequence[str] = (),
+    **options: Any,
+) -> ServePlan | TrainPlan:
+    """Returns what `gpu` holds of a model and how fast it serves it, or what training it there takes; nothing is run.
+
+    `model` is a spec, a built model, a source, a catalogue name or a path; `gpu` a machine, what `--gpu` takes, or
+    `this`, which is measured. Options are those of `asbuilt.plan.serve` (context, users, dtype ...) and of
+    `asbuilt.plan.train` (gpus, tp, zero, seq ...). Weights are as published unless `dtype` says otherwise. Raises
+    InputError naming the argument that is wrong.
+    """
+    from asbuilt.checkpoint.given import source_of
+    from asbuilt.plan import serve, train
+
+    if task not in TASKS:
+        raise InputError("no such task", field="task", value=task, allowed=", ".join(TASKS))
+    source = source_of(model, allow_unread=allow_unread)
+    machine = _machine(gpu)
+    if task == "train":
+        return train(source.spec, machine, **options)
+    if options.get("kv_dtype") is not None:
+        options["kv_dtype"] = short_name(options["kv_dtype"])
+    options["dtype"] = precision(source, options.get("dtype"))
+    return serve(source.spec, machine, **{"name": source.name, **options})
+
+
+def precision(source: Source, dtype: object = None) -> Precision | str:
+    """Returns the format that is asked for; without one that which the weights are published in, else bf16."""
+    from asbuilt.plan.precision import Precision
+    from asbuilt.plan.quantised import QUANTISED, mixed, published, quantised
+
+    if isinstance(dtype, Precision):
+        return dtype
+    if dtype is not None and dtype != QUANTISED:
+        return mixed(source.spec, dtype if isinstance(dtype, str) else short_name(dtype), source.family)
+    found = published(source)
+    return found or ("bf16" if dtype is None else quantised(source.spec, None, None, source.family))
+
+
+def _machine(gpu: Machine | str) -> Machine | str:
+    if gpu != THIS:
+        return gpu
+    from asbuilt.measure import this_machine
+
+    return this_machine()
