@@ -47,7 +47,7 @@ DENSE = llama.build(
 )
 # The same with 4 experts of which a token uses 2, a router of 256, and windows of 8 tokens:
 # dense 251,456 - 4 x 18,432 + 4 x 256 = 178,752, experts 4 x 4 x 18,432 = 294,912: 473,664 parameters.
-SPARSE = mixtral.read(
+SPARSE = mixtral.FAMILY.read(
     {
         "model_type": "mixtral",
         "hidden_size": 64,

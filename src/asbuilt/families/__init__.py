@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
 from asbuilt.families.shared.common import QUANTIZATION
+from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model, stored_weights
@@ -84,6 +85,12 @@ __all__ = [
 ]
 
 
+def _family(family: object, field: str = "family") -> Any:  # noqa: ANN401  # a value, or a module that has its functions
+    module = _module(family, field)
+    found = getattr(module, "FAMILY", None)
+    return found if isinstance(found, Family) else module
+
+
 def _module(family: object, field: str) -> ModuleType:
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(
@@ -120,7 +127,7 @@ def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] =
     """
     if not isinstance(config, dict):
         raise InputError("not a JSON object", field=name, value=config)
-    read = _module(config.get("model_type"), f"{name}: model_type").read
+    read = _family(config.get("model_type"), f"{name}: model_type").read
     reading, inner = _passing_over(read, config, name, allow_unread), config.get("text_config")
     packed = _packing(config, name)
     within = _packing(inner, f"{name}: text_config") if packed is None and isinstance(inner, dict) else None
@@ -190,7 +197,7 @@ def write_config(family: str, spec: Model, carried: dict[str, Any], dtype: str |
 
     Raises InputError naming the field of the spec that the family cannot express.
     """
-    return _module(family, "family").write(spec, carried, dtype)
+    return _family(family).write(spec, carried, dtype)
 
 
 def families_that_write(spec: Model) -> list[str]:
@@ -215,25 +222,30 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
     Raises InputError naming a weight of the spec that the family has no name for, or one that the spec lacks, and for
     weights packed in a way that is not read.
     """
-    module = _module(family, "family")
-    prefix = getattr(module, "PREFIX", "model.")  # transformers' `base_model_prefix`
+    module = _family(family)
+    prefix = getattr(module, "PREFIX", getattr(module, "prefix", "model."))  # transformers' `base_model_prefix`
     if quantization is None:
         return replace(_covering(module.table(spec), spec, family), prefix=prefix)
-    method = quantization.get("quant_method")
-    if not reads_packed(family, quantization):
+    method, packed = quantization.get("quant_method"), _packed(family)
+    if not isinstance(method, str) or method not in packed:
         raise InputError(
             f"weights packed so are not read in {family}",
             field="quantization_config.quant_method",
             value=method,
             fix="use the unquantised checkpoint, or a GGUF file",
         )
-    return replace(_covering(module.PACKED[method](spec), spec, family), prefix=prefix)
+    return replace(_covering(packed[method](spec), spec, family), prefix=prefix)
 
 
 def reads_packed(family: str, quantization: dict[str, Any]) -> bool:
     """Returns whether checkpoint folders of the family are read where their weights are packed so."""
     method = quantization.get("quant_method")
-    return isinstance(method, str) and method in getattr(_module(family, "family"), "PACKED", {})
+    return isinstance(method, str) and method in _packed(family)
+
+
+def _packed(family: str) -> Mapping[str, Callable[[Model], Table]]:
+    found = _family(family)
+    return found.packed if isinstance(found, Family) else getattr(found, "PACKED", {})
 
 
 def _covering(table: Table, spec: Model, family: str) -> Table:

@@ -30,6 +30,7 @@ from asbuilt.spec import (
     Norm,
     Parallel,
     Part,
+    RMSNorm,
     Rotary,
     TiedHead,
     TokenEmbedding,
@@ -69,6 +70,11 @@ class Dimensions:
         """Numbers of one head."""
         return self.d_head or self.rotary.d_rotary
 
+    @property
+    def d_query(self) -> int:
+        """Numbers of all heads' queries together."""
+        return self.n_heads * self.head_width
+
     def attention(
         self,
         *,
@@ -94,6 +100,12 @@ class Dimensions:
             window=window,
             scale=None if scale == self.head_width**-0.5 else scale,
         )
+
+    def whole_normed_attention(self, bias: bool, eps: float) -> Attention:
+        """Returns attention with an RMSNorm over all heads' queries together, and one over all keys."""
+        widths = (self.d_query, self.n_kv_heads * self.head_width)
+        q_norm, k_norm = (RMSNorm(d=width, eps=eps) for width in widths)
+        return self.attention(bias=bias, output_bias=bias, q_norm=q_norm, k_norm=k_norm)
 
     def gated(self, bias: bool = False) -> GatedMLP:
         """Returns the gated feed-forward part."""

@@ -9,7 +9,9 @@ from typing import Any
 from asbuilt.errors import InputError
 from asbuilt.families.shared import dimensions as shared
 from asbuilt.families.shared.dimensions import Dimensions
-from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Size, Values
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import REQUIRED, ConfigReader
 from asbuilt.families.shared.table import Entry, StackExperts, Table
 from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, Router
 from asbuilt.spec.experts import GroupScore, Scoring
@@ -19,6 +21,56 @@ from asbuilt.spec.experts import GroupScore, Scoring
 MOST_EXPERTS = 2**18
 CORRECTION = "e_score_correction_bias"  # what the checkpoints call Router.correction
 GROUPS = ("n_group", "topk_group")
+
+
+def _many(values: Values) -> int:
+    return MOST_EXPERTS // values["n_layers"]
+
+
+def counts(key: str, *also: str, n_experts: Any = REQUIRED, top_k: Any = REQUIRED) -> tuple[Key, ...]:  # noqa: ANN401
+    """Returns the keys that count the experts and say how many each token takes; defaults as the class has them."""
+    enough = lambda values: values["top_k"] <= values["n_experts"]  # noqa: E731
+    return (
+        Size(key, "n_experts", also=also, default=n_experts, most=_many, at=lambda parts: parts.mixture.n_experts),
+        Size(
+            "num_experts_per_tok",
+            "top_k",
+            default=top_k,
+            must=(enough, lambda values: f"at most the {values['n_experts']} experts"),
+            at=lambda parts: parts.mixture.top_k,
+        ),
+    )
+
+
+# Whether the scores of a token's experts are divided by their sum.
+RENORMALISE = Flag("norm_topk_prob", "renormalise", default=False, at=lambda parts: parts.mixture.router.renormalise)
+
+
+def routed(*keys: Key, **fixed: Any) -> Group:  # noqa: ANN401
+    """Returns the keys of a router, in which `fixed` are the fields that no key says."""
+
+    def make(n_layers: int, **found: Any) -> Router:  # noqa: ANN401
+        return Router(**fixed, **found)
+
+    def given(values: Values) -> Values:
+        return {"d_model": values["dimensions"].d_model, "n_layers": values["dimensions"].n_layers}
+
+    training = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+    return Group("router", make, (Irrelevant("training only", *training), *keys), given=given)
+
+
+def expert_width(default: int) -> Size:
+    """Returns the key of the width of an expert."""
+    return Size("moe_intermediate_size", "d_expert", default=default, at=lambda parts: parts.mixture.d_ff)
+
+
+# The key of the feed-forward's width, where that is the width of layers without experts alone.
+DENSE_WIDTH = Irrelevant("of the dense layers, where there are any", "intermediate_size")
+
+
+def dense_width(default: int) -> Callable[[Parts], int]:
+    """Returns what finds the width of the layers without experts; where there are none, what was carried."""
+    return lambda parts: parts.carried.get("intermediate_size", default) if parts.dense is None else parts.dense.d_ff
 
 
 def read_router(

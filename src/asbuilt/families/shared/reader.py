@@ -123,6 +123,7 @@ class ConfigReader:
         # sizes that are missing, by path, shared with the readers of objects inside; those that are there, by key
         self.defaults: dict[str, int | bool] = {} if within is None else within.defaults
         self.notes: dict[str, str] = {} if within is None else within.notes
+        self.names: dict[str, str] = {}  # what a key is for -> how it was spelled
         self._usual: dict[str, tuple[int, int | None]] = {}
 
     def error(self, key: str, problem: str, *, value: object = None, allowed: str = "", fix: str = "") -> InputError:

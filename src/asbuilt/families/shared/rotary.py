@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.errors import InputError
+from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import (
     DynamicNTK,
@@ -195,6 +197,44 @@ def partial_factor(d_rotary: int, d_head: int) -> float:
 def write_rotary(rotary: Rotary, context: int) -> dict[str, Any]:
     """Returns `rope_theta` and `rope_scaling`, the older spelling, which every version reads."""
     return {"rope_theta": float(rotary.theta), "rope_scaling": _write_scaling(rotary.scaling, context)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """The keys of rotary positions, whose base is `theta` unless a config says another.
+
+    With `partial` only a part of each head turns, that part unless told otherwise. `outside` names base and part where
+    they stand beside the rotary object, `width` finds the width of a head in what was read.
+    """
+
+    theta: float = 10000.0
+    partial: float | None = None
+    outside: tuple[str, str] = OUTSIDE
+    width: Callable[[dict[str, Any]], int] = lambda values: values["d_head"]
+
+    def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
+        """Reads the rotary positions."""
+        values["rotary"] = read_rotary(
+            reader,
+            self.width(values),
+            values["max_positions"],
+            default_theta=self.theta,
+            partial=self.partial,
+            outside=self.outside,
+        )
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys, in the older spelling."""
+        written = write_rotary(parts.rotary, parts.max_positions)
+        written[self.outside[0]] = written.pop("rope_theta")
+        if self.partial is not None:
+            written[self.outside[1]] = partial_factor(parts.rotary.d_rotary, parts.d_head)
+        return written
+
+
+def shared_out(values: dict[str, Any]) -> int:
+    """Returns the width of heads that share out the stream's."""
+    return values["d_model"] // values["n_heads"]
 
 
 def _write_scaling(scaling: Scaling | None, context: int) -> dict[str, Any] | None:

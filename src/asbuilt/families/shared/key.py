@@ -1,0 +1,297 @@
+"""A key of a config as a value: its name, its default, what it may be, and where in a spec it is found again.
+
+A key is read into `values`, by the name that the family's `build` has for it, and written from the `Parts` of a spec,
+by the same name unless `at` says another place. So each is said once, and reading and writing cannot disagree about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Protocol
+
+from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, divide
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import LARGEST_NUMBER, REFUSED, REQUIRED, ConfigReader
+from asbuilt.spec.part import LARGEST_SIZE
+
+# What has been read so far, by the names of the arguments of `build`.
+Values = dict[str, Any]
+# Whether the values are allowed, and what would be.
+Must = tuple[Callable[[Values], bool], Callable[[Values], str] | str]
+
+
+class Key(Protocol):
+    """One key of a config, or several that say one thing together."""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the key into `values`; raises InputError naming it where it is missing or not allowed."""
+        ...
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the key as a config of these parts has it; DROPPED for one that was carried and says it no more."""
+        ...
+
+
+DROPPED = object()
+
+
+def told(value: Any, values: Values) -> Any:  # noqa: ANN401
+    """Returns what a default or bound is beside the values read so far: some follow from others."""
+    return value(values) if callable(value) else value
+
+
+@dataclass(frozen=True)
+class Value:
+    """A key with one value, `into` which argument of `build` it goes, `also` its other spellings.
+
+    `default` stands for a missing key and `null` for null, as values or as functions of the values read so far; `must`
+    is what the value has to be beside those. With `carried`, a reason, the key is carried verbatim too.
+    """
+
+    key: str
+    into: str
+    _: KW_ONLY
+    default: Any = REQUIRED
+    null: Any = REFUSED
+    also: tuple[str, ...] = ()
+    must: Must | None = None
+    at: Callable[[Parts], Any] | None = None
+    carried: str = ""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the value, then holds it to `must`."""
+        values[self.into] = self.get(reader, told(self.default, values), told(self.null, values), values)
+        reader.names[self.into] = name = reader.spelled(self.key, *self.also) or self.key
+        self.check(reader, name, values)
+        for key in (self.key, *self.also) if self.carried else ():
+            reader.irrelevant(key, self.carried)
+
+    def check(self, reader: ConfigReader, name: str, values: Values) -> None:
+        """Raises InputError naming the key, spelled `name`, unless the value is allowed beside the others."""
+        if self.must is not None:
+            reader.require(name, self.must[0](values), told(self.must[1], values))
+
+    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> Any:  # noqa: ANN401
+        """Returns what the config says."""
+        raise NotImplementedError
+
+    def found(self, parts: Parts) -> Any:  # noqa: ANN401
+        """Returns what a spec says."""
+        return getattr(parts, self.into) if self.at is None else self.at(parts)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the key with what the spec says."""
+        return {self.key: self.found(parts)}
+
+
+@dataclass(frozen=True)
+class Size(Value):
+    """A whole number from `least` to `most`, which `divides` another that was read before.
+
+    A `derived` default follows from other keys of the same model.
+    """
+
+    _: KW_ONLY
+    least: int = 1
+    most: Any = LARGEST_SIZE
+    derived: bool = False
+    divides: str = ""
+
+    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> int:  # noqa: ANN401
+        """Returns the size."""
+        return reader.size(
+            self.key,
+            *self.also,
+            default=default,
+            null=null,
+            least=self.least,
+            most=told(self.most, values),
+            derived=self.derived,
+        )
+
+    def check(self, reader: ConfigReader, name: str, values: Values) -> None:
+        """Raises InputError naming both keys where a division leaves a remainder."""
+        super().check(reader, name, values)
+        if self.divides:
+            divide(reader, values[self.divides], reader.names[self.divides], values[self.into], name)
+
+
+@dataclass(frozen=True)
+class Number(Value):
+    """A finite number greater than `above` and at most `most`."""
+
+    _: KW_ONLY
+    above: float = 0.0
+    most: float = LARGEST_NUMBER
+
+    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> float:  # noqa: ANN401
+        """Returns the number."""
+        return reader.number(self.key, *self.also, default=default, null=null, above=self.above, most=self.most)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the number as one with a point."""
+        return {self.key: float(self.found(parts))}
+
+
+@dataclass(frozen=True)
+class Flag(Value):
+    """True or false."""
+
+    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> bool:  # noqa: ANN401
+        """Returns the flag."""
+        return reader.flag(self.key, *self.also, default=default, null=null)
+
+
+@dataclass(frozen=True)
+class Choice(Value):
+    """One of the names in `choices`; a value that has several is written by the name that `written` has for it."""
+
+    _: KW_ONLY
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[Any, str] = field(default_factory=dict)
+
+    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> Any:  # noqa: ANN401
+        """Returns what the name stands for."""
+        return reader.choice(self.key, *self.also, choices=self.choices, default=default)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the name."""
+        value = self.found(parts)
+        named = (name for name, meant in self.choices.items() if meant == value)
+        return {self.key: self.written.get(value) or next(named, value)}
+
+
+@dataclass(frozen=True)
+class Optional(Value):
+    """A key whose value may be null, which is None to `build`; what it is otherwise, `of` says, and a default too."""
+
+    _: KW_ONLY
+    of: type[Value] = Size
+    default: Any = None
+
+    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> Any:  # noqa: ANN401
+        """Returns the value, None for null."""
+        if reader.given(self.key):
+            return self.of(self.key, self.into).get(reader, REQUIRED, REFUSED, values)
+        return None if self.key in reader.config else default
+
+
+@dataclass(frozen=True)
+class Irrelevant:
+    """Keys that do not change the model, for `reason`; they are carried."""
+
+    reason: str
+    keys: tuple[str, ...]
+
+    def __init__(self, reason: str, *keys: str) -> None:
+        object.__setattr__(self, "reason", reason)
+        object.__setattr__(self, "keys", keys)
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Declares them."""
+        for key in self.keys:
+            reader.irrelevant(key, self.reason)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns nothing: what was carried is kept."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Only:
+    """A key that may only be one of `allowed`, for `reason`, or missing; it is carried."""
+
+    key: str
+    allowed: tuple[Any, ...]
+    reason: str
+
+    def __init__(self, key: str, *allowed: Any, reason: str) -> None:  # noqa: ANN401
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "allowed", allowed)
+        object.__setattr__(self, "reason", reason)
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Refuses another value."""
+        reader.only(self.key, *(told(value, values) for value in self.allowed), reason=self.reason)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns nothing: what was carried is kept."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A key that says what every model of the family is: written, and read by what is read elsewhere."""
+
+    key: str
+    value: Any
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads nothing."""
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the key."""
+        return {self.key: told(self.value, {})}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the keys read so far must be together: `must` names what is allowed, `key` the one at fault."""
+
+    key: str
+    must: Must
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Raises InputError naming the key unless the values are allowed."""
+        reader.require(self.key, self.must[0](values), told(self.must[1], values))
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns nothing."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys whose values `make` one argument of `build`, beside those that are `given` of what was read before."""
+
+    into: str
+    make: Callable[..., Any]
+    keys: tuple[Key, ...]
+    given: Callable[[Values], Values] = lambda values: {}
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the keys, in order."""
+        own = self.given(values)
+        for key in self.keys:
+            key.read(reader, own)
+        values[self.into] = self.make(**own)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns all the keys."""
+        return written(self.keys, parts)
+
+
+def written(keys: tuple[Key, ...], parts: Parts) -> dict[str, Any]:
+    """Returns what all the keys write."""
+    return {name: value for key in keys for name, value in key.write(parts).items()}
+
+
+def depth(key: str, default: int, *also: str) -> Size:
+    """Returns the key of the number of layers, each of which is made."""
+    return Size(key, "n_layers", default=default, most=MOST_LAYERS, also=also)
+
+
+def eps(key: str, default: float) -> Number:
+    """Returns the key of the norms' epsilon."""
+    return Number(key, "eps", default=default, most=1.0)
+
+
+def activation(key: str = "hidden_act", default: str = "silu", tanh: str = "gelu_pytorch_tanh") -> Choice:
+    """Returns the key of the activation; `tanh` is how the tanh form of GELU is written."""
+    return Choice(key, "activation", default=default, choices=ACTIVATION_NAMES, written={"gelu_tanh": tanh})
+
+
+def tied(default: bool) -> Flag:
+    """Returns the key that says whether the head shares the embedding's table."""
+    return Flag("tie_word_embeddings", "tied", default=default)

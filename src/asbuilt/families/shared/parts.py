@@ -1,0 +1,226 @@
+"""What a spec is made of, found under the names by which the families' `build` functions take it: the way back.
+
+A config says one number for all layers, so each is taken from the first layer that has it. Whether the others agree is
+not asked here: the config that is written is read again and compared with the spec (`Family.write`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+from asbuilt.errors import InputError
+from asbuilt.spec import (
+    MLP,
+    Activation,
+    Attention,
+    Branch,
+    FeedForward,
+    GatedMLP,
+    Head,
+    MixtureOfExperts,
+    Model,
+    Norm,
+    Parallel,
+    Part,
+    Rotary,
+    TiedHead,
+    TokenEmbedding,
+)
+
+P = TypeVar("P", bound=Part)
+
+
+class Parts:
+    """The parts of a spec that a config is written from; `carried` is what it may keep of the config that was read.
+
+    Every property raises InputError naming the place where the family has a part that the spec lacks.
+    """
+
+    def __init__(self, model: Model, family: str, carried: Mapping[str, Any]) -> None:
+        self.model, self.family, self.carried = model, family, carried
+
+    def expect(self, value: object, kind: type[P], path: str) -> P:
+        """Returns `value`; raises InputError naming its path unless it is a part of that kind."""
+        if not isinstance(value, kind):
+            raise InputError(f"{self.family} has {kind.__name__} here", field=path, value=repr(value))
+        return value
+
+    # the model
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.model.d_model
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of different tokens."""
+        return self.model.n_vocab
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return self.model.n_layers
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context."""
+        return self.model.max_positions
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head shares the embedding's table."""
+        return isinstance(self.model.head, TiedHead)
+
+    @property
+    def head(self) -> Head | TiedHead:
+        """The language model's head."""
+        if self.model.language_head is None:
+            raise InputError(f"{self.family} has Head here", field="head", value=repr(self.model.head))
+        return self.model.language_head
+
+    @property
+    def embedding(self) -> TokenEmbedding:
+        """The table of tokens."""
+        return self.expect(self.model.embedding, TokenEmbedding, "embedding")
+
+    @property
+    def norm(self) -> Norm:
+        """The norm before the head."""
+        if self.model.norm is None:
+            raise InputError(f"{self.family} has a norm here", field="norm", value=repr(None))
+        return self.model.norm
+
+    @property
+    def eps(self) -> float:
+        """Of the norm before the head, and so of all."""
+        return self.norm.eps
+
+    # a block
+
+    @property
+    def first(self) -> Branch:
+        """The first block's first branch."""
+        return self.model.blocks[0].branches[0]
+
+    @cached_property
+    def attentions(self) -> list[Attention]:
+        """The attention of every block's first branch, where it is one or stands beside another part."""
+        bodies = [block.branches[0].body for block in self.model.blocks]
+        found = [body.attention if isinstance(body, Parallel) else body for body in bodies]
+        return [body for body in found if isinstance(body, Attention)]
+
+    @property
+    def attention(self) -> Attention:
+        """The first layer's attention."""
+        return self.expect(next(iter(self.attentions), self.first.body), Attention, f"blocks.0.{self.first.name}.body")
+
+    @property
+    def ffn(self) -> FeedForward:
+        """The first layer's feed-forward."""
+        branch = self.model.blocks[0].branches[-1]
+        body = branch.body.ffn if isinstance(branch.body, Parallel) else branch.body
+        if not isinstance(body, MLP | GatedMLP | MixtureOfExperts):
+            path = f"blocks.0.{branch.name}.body"
+            raise InputError(f"{self.family} has a feed-forward here", field=path, value=repr(body))
+        return body
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return self.attention.n_heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.attention.n_kv_heads
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head."""
+        return self.attention.d_head
+
+    @property
+    def d_ff(self) -> int:
+        """Width of the feed-forward."""
+        return self.ffn.d_ff
+
+    @property
+    def activation(self) -> Activation:
+        """Of the feed-forward."""
+        return self.ffn.activation
+
+    @property
+    def rotary(self) -> Rotary:
+        """The first rotary positions; where no layer has any, those of whole heads will do."""
+        found = (layer.positions for layer in self.attentions)
+        return next((one for one in found if isinstance(one, Rotary)), Rotary(d_rotary=self.d_head))
+
+    @property
+    def bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.attention.bias
+
+    @property
+    def mlp_bias(self) -> bool:
+        """Whether the feed-forward has biases."""
+        return self.ffn.bias
+
+    @property
+    def head_norms(self) -> bool:
+        """Whether queries and keys are normed."""
+        return self.attention.q_norm is not None
+
+    @property
+    def window(self) -> int | None:
+        """Of the first layer."""
+        return self.attention.window
+
+    @property
+    def softcap(self) -> float | None:
+        """What scores are capped at."""
+        return self.attention.softcap
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.d_head**-0.5 if self.attention.scale is None else self.attention.scale
+
+    @property
+    def embedding_scale(self) -> float:
+        """What is looked up is multiplied by it."""
+        return self.embedding.scale
+
+    @property
+    def branch_scale(self) -> float:
+        """What every branch is multiplied by."""
+        return self.first.scale
+
+    @property
+    def logit_scale(self) -> float:
+        """What logits are multiplied by."""
+        return self.head.scale
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """What logits are capped at."""
+        return self.head.softcap
+
+    # experts
+
+    @property
+    def mixture(self) -> MixtureOfExperts:
+        """The first mixture of experts."""
+        bodies = (branch.body for block in self.model.blocks for branch in block.branches)
+        found = next((body for body in bodies if isinstance(body, MixtureOfExperts)), None)
+        if found is None:
+            raise InputError(f"{self.family} has experts", field="blocks", allowed="MixtureOfExperts in some block")
+        return found
+
+    @property
+    def dense(self) -> GatedMLP | None:
+        """The first gated feed-forward that stands in the place of experts, None where there is none."""
+        bodies = (block.branches[-1].body for block in self.model.blocks)
+        return next((body for body in bodies if isinstance(body, GatedMLP)), None)
