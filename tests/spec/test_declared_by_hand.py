@@ -575,6 +575,10 @@ def test_patches_and_what_reads_them() -> None:
     assert multiplied(patches) == {"weight": (12, 18, 5, 1)}
     assert [each.product.first for each in cost.products(patches, RUN)] == [True]
     assert kept(patches) == {"input": 12 * 18}
+    nine = replace(patches, image_size=11)
+    assert (nine.n_side, nine.n_patches, nine.n_tokens, nine.d_patch) == (3, 9, 9, 18)
+    assert replace(nine, class_token="last").n_tokens == 10
+    assert PatchEmbedding(image_size=7, patch_size=3, d_model=5).d_patch == 27  # three colours
     labels = Classifier(d_model=5, n_labels=11)
     assert held(labels) == {"weight": ((11, 5), "matrix"), "bias": ((11,), "bias")}
     assert held(replace(labels, bias=False)) == {"weight": ((11, 5), "matrix")}
@@ -612,6 +616,7 @@ def test_projectors() -> None:
     assert held(pooled) == {"weight": ((11, 5), "matrix"), "norm.weight": ((5,), "gain")}
     assert multiplied(pooled, of_25) == {"weight": (12, 5, 11, 1)}
     assert kept(pooled, of_25) == {"input": 60}
+    assert replace(pooled, n_side=7).n_tokens(49) == 9
     normed = cost.saved_tensors(pooled, of_25, "projector")
     assert normed["projector.norm:input"].size == 60
     assert [pooled.fits(patches, side) for patches, side in ((25, 5), (26, 5), (16, 4), (25, 4))] == [

@@ -253,6 +253,12 @@ def test_room_of_latent_scores(w: int) -> None:
         assert largest == max(softmax, masking)
     one = room(LATENT, w, Pass(tokens=1, batch=3, kernel="reference"))  # nothing is masked for a single token
     assert one == (3 * (21 + 12) + 9 * (7 + 3)) * w + 9 * w + (8 * 9 if w < 4 else 9 * w)
+    two = room(LATENT, w, Pass(tokens=2, kernel="reference"))
+    scores = 3 * 2 * 2
+    assert two == (2 * (21 + 12) + 6 * (7 + 3)) * w + max(2 * scores * w + 2 * 4, (8 * scores + scores * w) * (w < 4))
+    # 3 x (1 + 8) numbers of a query, 24 of them turned: that outweighs keys and values of one token
+    turned = replace(LATENT, d_nope=1, d_rope=8, d_value=1, positions=Rotary(d_rotary=8))
+    assert room(turned, w, Pass(tokens=1, kernel="reference")) == (7 + 8 + 27 + 3 * 24) * w
 
 
 @WIDTHS
@@ -288,11 +294,12 @@ def test_room_of_cross_attention(w: int) -> None:
 @WIDTHS
 def test_room_of_feed_forwards(w: int) -> None:
     """The activation's input and output, quick_gelu's product too, or its output and the result."""
-    wide, narrow = {"d_model": 11, "d_ff": 29}, {"d_model": 29, "d_ff": 11}
+    wide: dict[str, Any] = {"d_model": 11, "d_ff": 29}
+    narrow: dict[str, Any] = {"d_model": 29, "d_ff": 11}
     for activation in ("relu", "gelu", "gelu_tanh", "silu"):
-        assert room(MLP(**wide, activation=activation), w) == 21 * (29 + 29) * w  # type: ignore[arg-type]
-        assert room(MLP(**narrow, activation=activation), w) == 21 * (11 + 29) * w  # type: ignore[arg-type]
-        assert room(GatedMLP(**wide, activation=activation), w) == 21 * (3 * 29 + 11) * w  # type: ignore[arg-type]
+        assert room(MLP(**wide, activation=activation), w) == 21 * (29 + 29) * w
+        assert room(MLP(**narrow, activation=activation), w) == 21 * (11 + 29) * w
+        assert room(GatedMLP(**wide, activation=activation), w) == 21 * (3 * 29 + 11) * w
     assert room(MLP(**wide, activation="quick_gelu"), w) == 21 * 3 * 29 * w
     assert room(MLP(**narrow, activation="quick_gelu"), w) == 21 * (11 + 29) * w
     assert room(MLP(d_model=13, d_ff=11, activation="quick_gelu"), w) == 21 * 3 * 11 * w
@@ -460,7 +467,7 @@ MODEL = Model(
     head=Head(d_model=11, n_vocab=5),
     max_positions=16,
 )
-HEADED = {"n_vocab": 211, "d_model": 11}
+HEADED: dict[str, Any] = {"n_vocab": 211, "d_model": 11}
 
 
 @WIDTHS

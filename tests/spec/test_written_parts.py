@@ -1,0 +1,252 @@
+"""Every kind of part as JSON and as text: there and back, and what is unknown, missing or misplaced refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import pytest
+from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, stack
+from test_room_by_hand import ATTENTION, EXPERTS, LATENT
+
+from asbuilt import spec
+from asbuilt.errors import InputError
+from asbuilt.spec import Part, RMSNorm, Rotary, TokenEmbedding, dumps, from_dict, loads, to_dict, walk_stored
+from asbuilt.spec.json import DEEPEST, LONGEST, PARTS
+from asbuilt.spec.show import LINE, show
+
+
+def examples() -> dict[str, Part]:
+    """One part of each kind, those that other tests make and what is in them."""
+    found: dict[str, Part] = {}
+    for part in (*(part for part, *_ in REFUSED), *(replace(part, **changed) for part, changed in TAKEN)):
+        for _, inner in walk_stored(part):
+            found.setdefault(type(inner).__name__, inner)
+    found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
+    found.setdefault("GatedMLP", spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
+    return found
+
+
+EXAMPLES = examples()
+
+
+def test_every_kind_is_written_and_read() -> None:
+    exported = {
+        name
+        for name in spec.__all__
+        if isinstance(value := getattr(spec, name), type) and issubclass(value, Part) and value is not Part
+    }
+    assert {*PARTS} == exported == {*EXAMPLES}
+    assert all(PARTS[name].__name__ == name for name in PARTS)
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_a_part_is_what_it_was(kind: str) -> None:
+    part = EXAMPLES[kind]
+    plain = to_dict(part)
+    assert list(plain) == ["part", *(field.name for field in fields(part))]
+    assert plain["part"] == kind
+    assert from_dict(plain) == loads(dumps(part)) == loads(json.dumps(plain)) == part
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_unknown_and_missing_fields_are_refused_by_name(kind: str) -> None:
+    plain = to_dict(EXAMPLES[kind])
+    with pytest.raises(InputError, match=f"unknown field of {kind}") as refused:
+        from_dict(plain | {"colour": 1}, "at")
+    assert refused.value.field == "at.colour"
+    for field in fields(EXAMPLES[kind]):
+        left = {name: value for name, value in plain.items() if name != field.name}
+        if field.default is MISSING:
+            with pytest.raises(InputError, match=f"missing field of {kind}") as refused:
+                from_dict(left, "at")
+            assert refused.value.field == f"at.{field.name}"
+        else:
+            assert from_dict(left) == replace(EXAMPLES[kind], **{field.name: field.default})
+            near = {f"{field.name}x": plain[field.name], **left}
+            with pytest.raises(InputError, match=f"did you mean .*'{field.name}'"):
+                from_dict(near)
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_a_part_that_belongs_elsewhere_is_refused_by_its_place(kind: str) -> None:
+    """Where a part belongs nothing else fits, and where a number belongs no part does."""
+    plain = to_dict(EXAMPLES[kind])
+    other = {"part": "FrequencyFactors", "factors": [1.0]} if kind != "Rotary" else {"part": "RMSNorm", "d": 4}
+    for field in fields(EXAMPLES[kind]):
+        if not plain[field.name] or field.name == "factors":
+            continue
+        with pytest.raises(InputError) as refused:
+            from_dict(plain | {field.name: other}, "at")
+        assert field.name in refused.value.field or refused.value.problem.startswith(f"wrong type in {kind}")
+        if isinstance(plain[field.name], dict):
+            assert refused.value.field == f"at.{field.name}"
+            assert refused.value.problem == f"no part that {kind} has here"
+            assert refused.value.value == other
+
+
+def test_what_is_allowed_in_a_place_is_listed() -> None:
+    plain = to_dict(BRANCH)
+    with pytest.raises(InputError) as refused:
+        from_dict(plain | {"norm": {"part": "MLP", "d_model": 11, "d_ff": 1, "activation": "relu"}})
+    assert refused.value.allowed == "LayerNorm, RMSNorm"
+    for block in (1, {"part": "RMSNorm", "d": 11}):
+        with pytest.raises(InputError, match="no part that Block has here") as refused:
+            from_dict({"part": "Block", "branches": [plain, block]})
+        assert (refused.value.field, refused.value.allowed) == ("spec.branches", "Branch")
+    with pytest.raises(InputError, match="no part that Block has here"):
+        from_dict({"part": "Block", "branches": plain})
+    gating = to_dict(EXPERTS)
+    with pytest.raises(InputError, match="no part that MixtureOfExperts has here"):
+        from_dict(gating | {"gating": "clamped"})
+    with pytest.raises(InputError, match="no part that MixtureOfExperts has here"):
+        from_dict(gating | {"gating": 1})
+    assert from_dict(gating | {"gating": "none"}) == replace(EXPERTS, gating="none")
+
+
+def test_runs_of_equal_items_are_written_once() -> None:
+    three = replace(MODEL, blocks=stack(ATTENTION, ATTENTION, replace(LATENT, d_model=11)))
+    plain = to_dict(three)["blocks"]
+    assert [item.get("repeat") for item in plain] == [2, None]
+    assert plain[0] == {"repeat": 2, "item": to_dict(three.blocks[0])}
+    assert plain[1] == to_dict(three.blocks[2])
+    apart = replace(MODEL, blocks=(three.blocks[0], three.blocks[2], three.blocks[1]))
+    assert [item.get("repeat") for item in to_dict(apart)["blocks"]] == [None, None, None]
+    assert to_dict(replace(MODEL, predictors=(PREDICTOR,) * 3))["predictors"] == [
+        {"repeat": 3, "item": to_dict(PREDICTOR)}
+    ]
+    numbers = spec.FrequencyFactors(factors=(1.0, 1.0, 2.0))  # numbers are not
+    assert to_dict(numbers) == {"part": "FrequencyFactors", "factors": [1.0, 1.0, 2.0]}
+
+
+@pytest.mark.parametrize("n", [0, -1, LONGEST + 1, 1.0, "2", True, None])
+def test_a_repeat_is_a_number_within_bounds(n: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match="bad repeat") as refused:
+        from_dict({"part": "FrequencyFactors", "factors": [1.0, {"repeat": n, "item": 2.0}]})
+    assert refused.value.field == "spec.factors.1"
+    assert refused.value.allowed == "1 to 100000 in all"
+
+
+def test_repeats_are_bounded_together() -> None:
+    def read(*counts: int) -> Part:
+        return from_dict({"part": "FrequencyFactors", "factors": [{"repeat": n, "item": 2.0} for n in counts]})
+
+    assert read(1) == spec.FrequencyFactors(factors=(2.0,))
+    assert read(2, 3) == spec.FrequencyFactors(factors=(2.0,) * 5)
+    assert read(LONGEST - 1, 1) == spec.FrequencyFactors(factors=(2.0,) * LONGEST)
+    with pytest.raises(InputError, match="bad repeat"):
+        read(LONGEST - 1, 2)
+    with pytest.raises(InputError, match="not a part"):  # an item alone is no repeat, nor one with more beside it
+        from_dict({"part": "FrequencyFactors", "factors": [{"item": 2.0}]})
+    with pytest.raises(InputError, match="not a part"):
+        from_dict({"part": "FrequencyFactors", "factors": [{"repeat": 1, "item": 2.0, "also": 1}]})
+
+
+def test_the_place_of_what_is_wrong_is_said() -> None:
+    plain = json.loads(dumps(MODEL))
+    plain["blocks"][0]["branches"][0]["body"]["d_ff"] = 0
+    with pytest.raises(InputError) as refused:
+        from_dict(plain)
+    assert refused.value.field == "GatedMLP.d_ff"
+    plain["blocks"][0]["branches"][0]["body"]["part"] = "GatedMLb"
+    with pytest.raises(InputError) as refused:
+        from_dict(plain)
+    assert refused.value.field == "spec.blocks.0.branches.0.body"
+    assert refused.value.fix == "did you mean 'GatedMLP'?"
+    for data in ([], 1, None, {}, {"part": 1}, {"d": 4}):
+        with pytest.raises(InputError, match='an object with a "part" key') as refused:
+            from_dict(data, "here")
+        assert refused.value.field == "here"
+    with pytest.raises(InputError, match="unknown part"):
+        from_dict({"part": "Part"})
+    for kind, field, value in (("RMSNorm", "d", {"part": "RMSNorm", "d": 1}), ("PatchEmbedding", "image_size", [4])):
+        with pytest.raises(InputError):
+            from_dict(to_dict(EXAMPLES[kind]) | {field: value})
+
+
+def test_nesting_is_bounded() -> None:
+    def deep(levels: int) -> dict[str, Any]:
+        inner: dict[str, Any] = to_dict(RMSNorm(d=4))
+        for _ in range(levels):
+            inner = {"part": "Branch", "name": "x", "body": inner}
+        return inner
+
+    with pytest.raises(InputError, match="nested too deeply") as refused:
+        from_dict(deep(DEEPEST + 1))
+    assert refused.value.allowed == "16 levels"
+    assert refused.value.field == "spec" + ".body" * 17
+    with pytest.raises(InputError, match="no part that Branch has here"):
+        from_dict(deep(DEEPEST))
+    within = {"part": "Block", "branches": [{"repeat": 1, "item": deep(DEEPEST)}]}
+    with pytest.raises(InputError, match="nested too deeply"):
+        from_dict(within)
+    with pytest.raises(InputError, match="nested too deeply"):
+        from_dict(to_dict(MODEL), depth=DEEPEST)
+    assert from_dict(to_dict(RMSNorm(d=4)), depth=DEEPEST) == RMSNorm(d=4)
+
+
+def test_text_is_read_as_data_is() -> None:
+    assert dumps(RMSNorm(d=4)) == '{\n "part": "RMSNorm",\n "d": 4,\n "eps": 1e-06,\n "gain": "weight"\n}'
+    with pytest.raises(InputError, match=r"RMSNorm\.eps"):
+        loads('{"part": "RMSNorm", "d": 4, "eps": Infinity}')
+
+
+def test_a_part_that_fits_a_line_is_on_one() -> None:
+    norm, rotary = RMSNorm(d=5), Rotary(d_rotary=4, theta=500.0)
+    assert show(norm) == "RMSNorm(d=5)"
+    assert show(rotary) == "Rotary(d_rotary=4, theta=500.0)"
+    assert show(spec.FrequencyFactors(factors=(1.0, 2.0))) == "FrequencyFactors(factors=(1.0, 2.0))"
+    assert show(BRANCH) == "Branch(name='ffn', body=MLP(d_model=11, d_ff=13, activation='relu'))"
+    one = spec.FrequencyFactors(factors=(*(1.0,) * 15, 10000.0))
+    shown = show(one)
+    assert len(shown) == LINE == 110
+    assert show(one, 1) == "FrequencyFactors(\n   factors=(" + "1.0, " * 15 + "10000.0),\n )"
+    assert show(MODEL.blocks[0], 0).startswith("Block(branches=[Branch(name='ffn'")
+
+
+def test_what_repeats_is_shown_once_on_lines_of_its_own() -> None:
+    block = spec.Block(branches=(BRANCH,))
+    model = replace(MODEL, blocks=(block, block, spec.Block(branches=(replace(BRANCH, name="y"),))), head=None)
+    line = "Block(branches=[Branch(name='{}', body=MLP(d_model=11, d_ff=13, activation='relu'))]),"
+    assert show(model, 4) == "\n".join(
+        (
+            "Model(",
+            "      embedding=TokenEmbedding(n_vocab=5, d_model=11),",
+            "      blocks=[",
+            "        2 × " + line.format("ffn"),
+            "        " + line.format("y"),
+            "      ],",
+            "      max_positions=16,",
+            "    )",
+        )
+    )
+    assert show(spec.Block(branches=(BRANCH, replace(BRANCH, name="y")))) == (
+        "Block(\n"
+        "  branches=[\n"
+        "    Branch(name='ffn', body=MLP(d_model=11, d_ff=13, activation='relu')),\n"
+        "    Branch(name='y', body=MLP(d_model=11, d_ff=13, activation='relu')),\n"
+        "  ],\n"
+        ")"
+    )
+
+
+def test_nested_parts_are_indented_by_two() -> None:
+    long = replace(
+        ATTENTION, q_norm=RMSNorm(d=5, eps=1e-5), k_norm=RMSNorm(d=5, eps=1e-5), positions=Rotary(d_rotary=4)
+    )
+    assert show(spec.Branch(name="x", body=long)) == (
+        "Branch(\n"
+        "  name='x',\n"
+        "  body=Attention(\n"
+        "    d_model=11,\n"
+        "    n_heads=6,\n"
+        "    n_kv_heads=2,\n"
+        "    d_head=5,\n"
+        "    q_norm=RMSNorm(d=5, eps=1e-05),\n"
+        "    k_norm=RMSNorm(d=5, eps=1e-05),\n"
+        "    positions=Rotary(d_rotary=4),\n"
+        "  ),\n"
+        ")"
+    )
+    assert repr(TokenEmbedding(n_vocab=5, d_model=4)).startswith("TokenEmbedding(n_vocab=5, d_model=4, scale")
