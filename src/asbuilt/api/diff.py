@@ -149,7 +149,7 @@ def _against_transformers(sides: list[_Side], ids: list[int], tolerance: float) 
     """Returns the differences of ours from transformers' of the second, and where they part for good."""
     ours, theirs = sides
     source = theirs.source
-    if source.kind != "folder" or source.path is None:
+    if source.kind != "folder" or source.path is None or source.own:
         raise InputError("transformers runs checkpoint folders", field="MODEL", value=source.name)
     if isinstance(source.spec.vision, Contrast):
         raise InputError("reads images beside texts, and what is compared is a text", field="MODEL", value=source.name)

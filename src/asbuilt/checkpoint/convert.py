@@ -26,6 +26,8 @@ def convert(
 ) -> None:
     """Writes the folder `out` with the weights, config, tokenizer and generation settings of `source`.
 
+    It is one of the published family, or in our own form where there is none that can express the model.
+
     `dtype` None keeps what a folder has, tensor by tensor (as buffers always do), and for a GGUF file or packed weights
     takes what `load` would. In memory are
     the entry that is being written and, where the two formats group tensors differently, those read but not yet
@@ -39,7 +41,7 @@ def convert(
     write_folder(
         out,
         spec=source.spec,
-        family=source.family,
+        family=source.family or None,
         carried=source.reading.carried,
         config_dtype=str(common).removeprefix("torch."),
         dtypes=own if own and dtype is None else own | cast,

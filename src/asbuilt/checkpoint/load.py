@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.ggml_types import READABLE
 from asbuilt.checkpoint.gguf import GGUFTensor, read_tensor
+from asbuilt.checkpoint.own import own_table
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_folder
 from asbuilt.checkpoint.source import Source, open_model
@@ -109,8 +110,11 @@ class Contents:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
         in_gguf = source.gguf is not None
         self.packed = source.reading.quantization
-        table = gguf_table(source.family, self.spec) if in_gguf else None
-        self.table = as_stored(table or tensor_table(source.family, self.spec, self.packed), self.headers)
+        if in_gguf:
+            table = gguf_table(source.family, self.spec)
+        else:
+            table = own_table(self.spec) if source.own else tensor_table(source.family, self.spec, self.packed)
+        self.table = as_stored(table, self.headers)
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
         self.buffers = {path for path, _, _ in buffers(self.spec)}
         named = {name for entry in self.entries for name in entry.names}

@@ -1,4 +1,4 @@
-"""A checkpoint folder in Hugging Face's layout, written aside and renamed when it is whole.
+"""A checkpoint folder, in Hugging Face's layout or our own, written aside and renamed when it is whole.
 
 Offsets of all tensors follow from the spec, so headers are written first and each tensor then goes to its place: only
 one is in memory at a time, which the library's own writer, given a whole shard at once, does not offer.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.load import alike, as_source, dtype_of, require_range
+from asbuilt.checkpoint.own import OWN, own_document, own_table
 from asbuilt.checkpoint.safetensors import BITS, FLOATS, INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
 from asbuilt.errors import InputError, shorten
@@ -73,19 +74,20 @@ def save(
     model: Model,
     folder: str | os.PathLike[str],
     *,
-    family: str,
-    carried: dict[str, Any],
+    family: str | None = None,
+    carried: dict[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     tokenizer_from: Source | str | Path | None = None,
     max_shard_bytes: float = MAX_SHARD_BYTES,
     progress: Progress | None = None,
 ) -> None:
-    """Writes the model as a checkpoint folder that transformers loads.
+    """Writes the model as a folder: in our own form, or as one of a published `family`, which transformers loads.
 
-    `carried` are the keys of config.json that do not describe the model; `dtype` None keeps each parameter's own, as
-    buffers always do; `progress` is called with bytes written and bytes in all. Raises InputError for a family that
-    cannot express the model, a folder that exists and is not empty, a full disk, and values beyond the range of
-    `dtype`. Whatever is raised, nothing is left behind.
+    Our own form is the spec in `asbuilt.json`, and tensors under its paths: any model can be saved so. `carried` are
+    the keys of config.json that do not describe the model, such as its end tokens; `dtype` None keeps each parameter's
+    own, as buffers always do; `tokenizer_from` is a source whose tokenizer goes beside; `progress` is called with bytes
+    written and bytes in all. Raises InputError for a family that cannot express the model, a folder that exists and is
+    not empty, a full disk, and values beyond the range of `dtype`. Whatever is raised, nothing is left behind.
     """
     from asbuilt.nn import stored_tensors
 
@@ -96,7 +98,7 @@ def save(
         folder,
         spec=model.spec,
         family=family,
-        carried=carried,
+        carried=carried or {},
         config_dtype=str(next(iter(kept.values()))).removeprefix("torch."),
         dtypes=kept,
         read=lambda entry: [tensors[path].detach() for path in entry.paths],
@@ -110,7 +112,7 @@ def write_folder(
     folder: str | os.PathLike[str],
     *,
     spec: ModelSpec,
-    family: str,
+    family: str | None,
     carried: dict[str, Any],
     config_dtype: str,
     dtypes: dict[str, torch.dtype],
@@ -120,13 +122,15 @@ def write_folder(
     progress: Progress | None,
 ) -> None:
     """Writes a checkpoint folder from `read`, which gives the tensors of an entry's paths; see `save`."""
-    config = _without_code(write_config(family, spec, carried, config_dtype))
-    table = tensor_table(family, spec)
+    if family is None:
+        file, config, table = OWN, own_document(spec, carried, config_dtype), own_table(spec)
+    else:
+        file, config, table = CONFIG, write_config(family, spec, carried, config_dtype), tensor_table(family, spec)
     shards = plan_shards(_stored(table, spec, dtypes), max_shard_bytes)
     total = sum(place.nbytes for shard in shards for place in shard)
     copied = {} if beside is None else _copied(beside)
     with aside(Path(folder), total + sum(copied.values()) + ROOM) as partial:
-        _write_json(partial / CONFIG, config)
+        _write_json(partial / file, _without_code(config))
         if beside is not None:
             _write_beside(beside, copied, partial)
         places = _begin_shards(partial, shards, total)

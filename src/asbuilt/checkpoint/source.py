@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asbuilt.checkpoint import hub
 from asbuilt.checkpoint.gguf import GGUFFile, read_header
+from asbuilt.checkpoint.own import OWN, own_reading
 from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
@@ -32,13 +33,17 @@ PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, wh
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model that was found: what it is (`reading`), and where its weights lie, if it has any (`path`)."""
+    """A model that was found: what it is (`reading`), and where its weights lie, if it has any (`path`).
+
+    Tensors of a folder in our `own` form are stored under the spec's paths, whatever family could express it.
+    """
 
     kind: Kind
     name: str
     reading: Reading
     path: Path | None = None
     gguf: GGUFFile | None = field(default=None, repr=False)
+    own: bool = False
 
     @property
     def spec(self) -> Model:
@@ -143,15 +148,15 @@ def told_ends(config: dict[str, Any], where: str) -> list[int]:
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
     """Returns the source that `model` names; `allow_unread` as `read_config` takes it.
 
-    Looked for in this order: a file; a folder with a config.json; a catalogue name; a hub id, ORG/MODEL@REVISION. Of a
-    hub model only the descriptions are downloaded, unless `weights`, when the hub comes before a catalogue name that
-    has none. Raises InputError for what is none of these, with the nearest catalogue names, and for a description that
-    is wrong.
+    Looked for in this order: a file; a folder with a config.json, or in our own form; a catalogue name; a hub id,
+    ORG/MODEL@REVISION. Of a hub model only the descriptions are downloaded, unless `weights`, when the hub comes before
+    a catalogue name that has none. Raises InputError for what is none of these, with the nearest catalogue names, and
+    for a description that is wrong.
     """
     path = Path(model)
     try:
         if path.is_dir():
-            if (path / CONFIG).exists() or _catalogued(str(model)) is None:
+            if any((path / name).exists() for name in (CONFIG, OWN)) or _catalogued(str(model)) is None:
                 return _open_folder(path, allow_unread)
         elif "\0" not in str(path) and path.exists():
             return _open_file(path, allow_unread)
@@ -191,6 +196,8 @@ def _require_blocks(file: GGUFFile) -> None:
 
 
 def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
+    if path.name == OWN:  # the description alone: a folder is named as such
+        return replace(_open_own(path, allow_unread), kind="spec", path=path)
     data = load_config_file(path)
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
     if "part" not in data:
@@ -219,12 +226,21 @@ def _nothing_to_pass_over(name: str, allow_unread: Sequence[str]) -> InputError:
 
 def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:
     if not (path / CONFIG).exists():
+        if (path / OWN).exists():
+            return _open_own(path / OWN, allow_unread)
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
         raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
     name = path.resolve().name
     reading = _with_packing(read_config(load_config_file(path / CONFIG), name, allow_unread), path / CONFIG)
     return Source(kind="folder", name=name, reading=_as_stored(reading, path), path=path)
+
+
+def _open_own(path: Path, allow_unread: Sequence[str]) -> Source:
+    if allow_unread:
+        raise _nothing_to_pass_over(OWN, allow_unread)
+    folder = path.parent
+    return Source(kind="folder", name=folder.resolve().name, reading=own_reading(path), path=folder, own=True)
 
 
 def _with_packing(reading: Reading, config: Path) -> Reading:

@@ -1,0 +1,53 @@
+"""Our own form of a checkpoint folder: `asbuilt.json` with the spec, and safetensors under the spec's own paths.
+
+It needs no published family: whatever can be described is saved and loaded again as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from asbuilt.errors import InputError, near
+from asbuilt.families import Reading, families_that_write, load_config_file
+from asbuilt.families.shared.table import Table, entry
+from asbuilt.spec import Model, from_dict, stored_weights, to_dict
+
+OWN = "asbuilt.json"
+VERSION = 1
+KEYS = ("asbuilt", "dtype", "model", "carried")
+
+
+def own_document(spec: Model, carried: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Returns what `asbuilt.json` holds: the version, the stored dtype, the spec, and what is carried beside it."""
+    return {"asbuilt": VERSION, "dtype": dtype, "model": to_dict(spec), "carried": carried}
+
+
+def own_reading(path: Path) -> Reading:
+    """Returns what an `asbuilt.json` says, with the first family that can express it, if any can.
+
+    Raises InputError for a version that is not read, a key that is unknown or missing, and for what is no model.
+    """
+    data, where = load_config_file(path), str(path)
+    version = data.get("asbuilt")
+    if type(version) is not int or version != VERSION:
+        fix = "a newer asbuilt may read it" if isinstance(version, int) and version > VERSION else ""
+        raise InputError("not a version", field=f"{where}: asbuilt", value=version, allowed=str(VERSION), fix=fix)
+    for key in data:
+        if key not in KEYS:
+            raise InputError("unknown key", field=f"{where}: {key}", value=data[key], fix=near(key, KEYS))
+    spec = from_dict(data.get("model"), f"{where}: model")
+    if not isinstance(spec, Model):
+        raise InputError("not a whole model", field=f"{where}: model.part", value=type(spec).__name__, allowed="Model")
+    dtype, carried = data.get("dtype"), data.get("carried", {})
+    if not isinstance(dtype, str | None):
+        raise InputError("not a dtype", field=f"{where}: dtype", value=dtype, allowed="a name, or null")
+    if not isinstance(carried, dict):
+        raise InputError("not a JSON object", field=f"{where}: carried", value=carried)
+    family = next(iter(families_that_write(spec)), "")
+    return Reading(spec=spec, carried=carried, dtype=dtype, family=family)
+
+
+def own_table(spec: Model) -> Table:
+    """Returns the table of such a folder: each tensor under its own path, as it is."""
+    return Table(entries=tuple(entry(path, path) for path, _, _ in stored_weights(spec)))
