@@ -207,10 +207,9 @@ def test_what_is_written_reads_back_equal(family: str, data: st.DataObject) -> N
     tensor_table(family, first.spec)  # covers every weight, or raises
 
 
-@pytest.mark.parametrize("family", AKIN)
-def test_gguf_files_are_refused_by_name(family: str) -> None:
-    with pytest.raises(InputError, match=family):
-        gguf_table(family, spec_of(family))
+def test_gguf_files_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="mistral"):
+        gguf_table("mistral", spec_of("mistral"))
 
 
 @pytest.mark.parametrize("family", AKIN)

@@ -17,7 +17,7 @@ from asbuilt.catalog import find
 from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor, read_header
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_config, read_gguf, write_config
-from asbuilt.families.shared.gguf_keys import shortest
+from asbuilt.families.gguf.scaling import shortest
 from asbuilt.spec import (
     Attention,
     FrequencyFactors,
@@ -215,7 +215,9 @@ BAD_LLAMA: list[tuple[str, dict[str, Any]]] = [
     ("rope.scaling.attn_factor", {"llama.rope.scaling.attn_factor": 1.2}),
     ("yarn_log_multiplier", {"llama.rope.scaling.yarn_log_multiplier": 0.1}),
     ("vocab_size", {"llama.vocab_size": 99}),
-    ("expert_count", {"llama.expert_count": 8}),
+    ("expert_used_count", {"llama.expert_count": 8}),
+    ("expert_used_count", {"llama.expert_count": 8, "llama.expert_used_count": 9}),
+    ("expert_used_count", {"llama.expert_used_count": 2}),
     ("layer_norm_rms_epsilon", {"llama.attention.layer_norm_rms_epsilon": 0.0}),
     ("llama.attention.sliding_window", {"llama.attention.sliding_window": 64}),
     ("llama.logit_scale", {"llama.logit_scale": 0.5}),

@@ -9,6 +9,7 @@ import harness
 import pytest
 import transformers
 from cases import CASES
+from ggml import compared, reference
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -24,17 +25,32 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """One of several processes hands its results to the one that prints the table."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
+        output["llama.cpp"] = [asdict(result) for result in compared.RESULTS]
         output["parity"] = [(r.family, r.label, asdict(r.difference)) for r in harness.RESULTS]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401  a class of the plugin's own
     """Takes the results of another process."""
+    for result in getattr(node, "workeroutput", {}).get("llama.cpp", []):
+        compared.RESULTS.append(compared.Result(**result))
     for family, label, difference in getattr(node, "workeroutput", {}).get("parity", []):
         harness.RESULTS.append(harness.Result(family=family, label=label, difference=harness.Difference(**difference)))
 
 
+def _llama_cpp_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not compared.RESULTS:
+        return
+    terminalreporter.section(f"log-probabilities beside llama.cpp (xllamacpp {reference.installed()})")
+    terminalreporter.write_line(f"{'architecture':<22}{'comparisons':>12}{'worst':>10}{'own gelu':>10}  greedy tokens")
+    for r in compared.RESULTS:
+        own = f"{r.plain:>10.1e}" if r.plain != r.worst else " " * 10
+        greedy = "the same" if r.greedy else "others"
+        terminalreporter.write_line(f"{r.name:<22}{r.comparisons:>12}{r.worst:>10.1e}{own}  {greedy}")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _llama_cpp_summary(terminalreporter)
     by_family: dict[str, list[harness.Result]] = {}
     for result in harness.RESULTS:
         by_family.setdefault(result.family, []).append(result)

@@ -111,7 +111,7 @@ class Contents:
         in_gguf = source.gguf is not None
         self.packed = source.reading.quantization
         if in_gguf:
-            table = gguf_table(source.family, self.spec)
+            table = gguf_table(source.family, self.spec, self.headers)
         else:
             table = own_table(self.spec) if source.own else tensor_table(source.family, self.spec, self.packed)
         self.table = as_stored(table, self.headers)

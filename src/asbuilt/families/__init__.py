@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
+from asbuilt.families import gguf
 from asbuilt.families.shared.common import QUANTIZATION
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
@@ -19,7 +20,7 @@ from asbuilt.spec import Model, stored_weights
 if TYPE_CHECKING:
     from asbuilt.checkpoint.gguf import GGUFFile
 
-# model_type, also general.architecture where GGUF files are read, to the module that reads it; imported when asked for
+# model_type to the module that reads it; imported when asked for
 FAMILIES: dict[str, str] = {
     "bart": "asbuilt.families.bart",
     "bert": "asbuilt.families.bert",
@@ -261,24 +262,42 @@ def _covering(table: Table, spec: Model, family: str) -> Table:
 
 def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Reading:
     """Returns what a GGUF file's header says, by its `general.architecture`; arguments and errors as `read_config`."""
-    module = _gguf_module(file.metadata.get("general.architecture"), f"{name}: general.architecture")
-    return _passing_over(
-        lambda data, name: module.read_gguf(replace(file, metadata=data), name), file.metadata, name, allow_unread
+
+    def read(data: dict[str, Any], name: str) -> Reading:
+        found = replace(file, metadata=data)
+        return gguf.read(_architecture(found, name), found, name, read_config)
+
+    return _passing_over(read, file.metadata, name, allow_unread)
+
+
+def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> Table:
+    """Returns the names and layouts of the tensors in a GGUF file of the family; raises as `tensor_table` does.
+
+    `stored` are the tensors that a file has: some files hold apart what others hold in one.
+    """
+    found = next((one for one in gguf.ARCHITECTURES if one.family == family), None)
+    if found is None:
+        raise _no_gguf(family, "family")
+    tensor_table(family, spec)  # refuses what is none of the family's
+    return _covering(gguf.table(found, spec, stored), spec, family)
+
+
+def _architecture(file: GGUFFile, name: str) -> gguf.Architecture:
+    said, field = file.metadata.get("general.architecture"), f"{name}: general.architecture"
+    found = [one for one in gguf.ARCHITECTURES if one.name == said and one.when(file)]
+    if found:
+        return found[0]
+    if isinstance(said, str) and said in FAMILIES:
+        raise _no_gguf(said, field)
+    known = dict.fromkeys(one.name for one in gguf.ARCHITECTURES)
+    problem = "missing" if said is None else "unknown architecture"
+    raise InputError(problem, field=field, value=said, allowed=", ".join(known), fix=_instead(said))
+
+
+def _no_gguf(family: str, field: str) -> InputError:
+    return InputError(
+        "GGUF files of this family are not read or written",
+        field=field,
+        value=family,
+        fix="use the checkpoint folder",
     )
-
-
-def gguf_table(family: str, spec: Model) -> Table:
-    """Returns the names and layouts of the tensors in a GGUF file of the family; raises as `tensor_table` does."""
-    return _covering(_gguf_module(family, "family").gguf_table(spec), spec, family)
-
-
-def _gguf_module(family: object, field: str) -> ModuleType:
-    module = _module(family, field)
-    if not hasattr(module, "read_gguf"):
-        raise InputError(
-            "GGUF files of this family are not read or written",
-            field=field,
-            value=family,
-            fix="use the checkpoint folder",
-        )
-    return module

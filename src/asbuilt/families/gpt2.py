@@ -5,7 +5,7 @@ Radford et al. 2019; GPT-3 (arXiv 2005.14165) is read through the same class whe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.common import (
@@ -17,7 +17,6 @@ from asbuilt.families.shared.common import (
     read_common,
     require_same,
 )
-from asbuilt.families.shared.gguf_keys import carried_tokens, gguf_reader, rows_of, shortest, stored_dtype, vocabulary
 from asbuilt.families.shared.reader import ConfigReader, Reading
 from asbuilt.families.shared.table import Chain, Concat, Entry, Layout, Table, Transpose, entry
 from asbuilt.spec import (
@@ -36,9 +35,6 @@ from asbuilt.spec import (
 )
 from asbuilt.spec.part import LARGEST_SIZE
 
-if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
-
 FAMILY = "gpt2"
 HEADS = ("GPT2LMHeadModel",)
 WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
@@ -56,19 +52,6 @@ STEMS = {
     "ffn.norm": "ln_2",
     "ffn.body.up": "mlp.c_fc",
     "ffn.body.down": "mlp.c_proj",
-}
-GGUF_OUTSIDE = {
-    "embedding.weight": "token_embd.weight",
-    "positions.weight": "position_embd.weight",
-    "norm.weight": "output_norm.weight",
-    "norm.bias": "output_norm.bias",
-}
-GGUF_STEMS = {
-    "attention.norm": "attn_norm",
-    "attention.body.o": "attn_output",
-    "ffn.norm": "ffn_norm",
-    "ffn.body.up": "ffn_up",
-    "ffn.body.down": "ffn_down",
 }
 TRANSPOSED = ("attention.body.o", "ffn.body.up", "ffn.body.down")
 FUSED = tuple(f"attention.body.{part}" for part in "qkv")
@@ -224,14 +207,8 @@ def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, 
 def table(spec: Model) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
     tied = isinstance(spec.head, TiedHead)
-    outside = {path: PREFIX + name for path, name in OUTSIDE.items()}
-    transposed: dict[str, Layout] = dict.fromkeys(TRANSPOSED, Transpose())
-    fused = ("attn.c_attn", Chain((_concat(spec), Transpose())))
-    entries = _entries(spec, outside, f"{PREFIX}h", STEMS, fused, transposed)
-    if not tied:
-        entries.append(entry("head.weight", "lm_head.weight"))
     return Table(
-        entries=tuple(entries),
+        entries=tuple(_entries(spec)) + (() if tied else (entry("head.weight", "lm_head.weight"),)),
         ignored={r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)": "the causal mask, stored as a buffer"},
         duplicates={"lm_head.weight": "embedding.weight"} if tied else {},
     )
@@ -242,56 +219,15 @@ def _concat(spec: Model) -> Concat:
     return Concat((attention.d_query, attention.d_kv, attention.d_kv))
 
 
-def _entries(
-    spec: Model,
-    outside: dict[str, str],
-    layers: str,
-    stems: dict[str, str],
-    fused: tuple[str, Layout],
-    layouts: dict[str, Layout],
-) -> list[Entry]:
+def _entries(spec: Model) -> list[Entry]:
     """Returns the entries of all but the head: what stands outside the blocks, then each block with q, k, v as one."""
-    entries = [entry(path, name) for path, name in outside.items()]
+    entries = [entry(path, PREFIX + name) for path, name in OUTSIDE.items()]
+    transposed: dict[str, Layout] = dict.fromkeys(TRANSPOSED, Transpose())
+    fused = Chain((_concat(spec), Transpose()))
     for i, block in enumerate(spec.blocks):
-        path, prefix = f"blocks.{i}.", f"{layers}.{i}."
+        path, prefix = f"blocks.{i}.", f"{PREFIX}h.{i}."
         for kind in ("weight", "bias"):
             paths = tuple(f"{path}{stem}.{kind}" for stem in FUSED)
-            entries.append(Entry(paths=paths, names=(f"{prefix}{fused[0]}.{kind}",), layout=fused[1]))
-        entries += named_entries(block, path, stems, prefix, layouts, FAMILY, elsewhere=FUSED)
+            entries.append(Entry(paths=paths, names=(f"{prefix}attn.c_attn.{kind}",), layout=fused))
+        entries += named_entries(block, path, STEMS, prefix, transposed, FAMILY, elsewhere=FUSED)
     return entries
-
-
-def read_gguf(file: GGUFFile, name: str) -> Reading:
-    """Returns what a GGUF file's header says; llama.cpp computes the tanh form of gelu for this family.
-
-    Raises InputError naming the key at fault.
-    """
-    reader = gguf_reader(file, name)
-    d_model = reader.size(f"{FAMILY}.embedding_length")
-    n_heads = reader.size(f"{FAMILY}.attention.head_count")
-    context = reader.size(f"{FAMILY}.context_length")
-    n_positions = rows_of(file, "position_embd.weight", context)
-    sizes: dict[str, Any] = {
-        "n_vocab": vocabulary(reader, file, FAMILY),
-        "n_layers": reader.size(f"{FAMILY}.block_count", most=MOST_LAYERS),
-        "d_ff": reader.size(f"{FAMILY}.feed_forward_length"),
-        "eps": shortest(reader.number(f"{FAMILY}.attention.layer_norm_epsilon", most=1.0)),
-        "tied": "output.weight" not in file.tensors,
-    }
-    kv_heads = reader.size(f"{FAMILY}.attention.head_count_kv", default=n_heads)
-    reader.finish()
-    reader.require(f"{FAMILY}.attention.head_count_kv", kv_heads == n_heads, f"head_count = {n_heads}")
-    reader.require(f"{FAMILY}.context_length", context <= n_positions, f"at most the {n_positions} positions stored")
-    divide(reader, d_model, f"{FAMILY}.embedding_length", n_heads, f"{FAMILY}.attention.head_count")
-    spec = build(d_model=d_model, n_heads=n_heads, n_positions=n_positions, max_positions=context, name=name, **sizes)
-    return Reading(
-        spec=spec, carried=carried_tokens(file), dtype=stored_dtype(file, "blk.0.attn_qkv.weight"), family=FAMILY
-    )
-
-
-def gguf_table(spec: Model) -> Table:
-    """Returns the names and layouts of a GGUF file's tensors: matrices lie (out, in), q, k and v still fused."""
-    entries = _entries(spec, GGUF_OUTSIDE, "blk", GGUF_STEMS, ("attn_qkv", _concat(spec)), {})
-    if not isinstance(spec.head, TiedHead):
-        entries.append(entry("head.weight", "output.weight"))
-    return Table(entries=tuple(entries))

@@ -1,12 +1,12 @@
 """The llama family: RMSNorm before each branch, rotary grouped-query attention, gated feed-forward, no positions table.
 
 Llama 1 to 3.3, SmolLM2, TinyLlama and others publish under `model_type: llama`. Touvron et al. 2023
-(arXiv 2302.13971, 2307.09288); names on disk as on the hub and as llama.cpp's converter writes them.
+(arXiv 2302.13971, 2307.09288); names on disk as on the hub.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.common import (
@@ -19,17 +19,9 @@ from asbuilt.families.shared.common import (
     require_same,
 )
 from asbuilt.families.shared.dimensions import head_width
-from asbuilt.families.shared.gguf_keys import (
-    carried_tokens,
-    gguf_reader,
-    read_gguf_rotary,
-    shortest,
-    stored_dtype,
-    vocabulary,
-)
 from asbuilt.families.shared.reader import ConfigReader, Reading
 from asbuilt.families.shared.rotary import read_rotary, write_rotary
-from asbuilt.families.shared.table import AdjacentPairs, Layout, Table, entry
+from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
     Activation,
     Attention,
@@ -43,9 +35,6 @@ from asbuilt.spec import (
     TiedHead,
     TokenEmbedding,
 )
-
-if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
 
 FAMILY = "llama"
 HEADS = ("LlamaForCausalLM", "LLaMAForCausalLM")  # the second in the earliest conversions
@@ -61,17 +50,6 @@ STEMS = {
     "ffn.body.gate": "mlp.gate_proj",
     "ffn.body.up": "mlp.up_proj",
     "ffn.body.down": "mlp.down_proj",
-}
-GGUF_STEMS = {
-    "attention.norm": "attn_norm",
-    "attention.body.q": "attn_q",
-    "attention.body.k": "attn_k",
-    "attention.body.v": "attn_v",
-    "attention.body.o": "attn_output",
-    "ffn.norm": "ffn_norm",
-    "ffn.body.gate": "ffn_gate",
-    "ffn.body.up": "ffn_up",
-    "ffn.body.down": "ffn_down",
 }
 
 
@@ -223,76 +201,3 @@ def table(spec: Model) -> Table:
         ignored={r"(.*\.)?rotary_emb\.inv_freq": "rotary frequencies, computed from the config"},
         duplicates={"lm_head.weight": "embedding.weight"} if tied else {},
     )
-
-
-def read_gguf(file: GGUFFile, name: str) -> Reading:
-    """Returns what a GGUF file's header says; biases and a tied head are told by the tensors the file has.
-
-    Raises InputError naming the key at fault; files with experts are refused.
-    """
-    reader = gguf_reader(file, name)
-    for key in ("expert_count", "expert_used_count"):
-        reader.only(f"{FAMILY}.{key}", 0, reason="a mixture of experts is not read in this family")
-    reader.irrelevant(f"{FAMILY}.tensor_data_layout", "a note of early converters")
-    d_model = reader.size(f"{FAMILY}.embedding_length")
-    n_heads = reader.size(f"{FAMILY}.attention.head_count")
-    d_head = _gguf_head_width(reader, d_model, n_heads)
-    context = reader.size(f"{FAMILY}.context_length")
-    sizes: dict[str, Any] = {
-        "n_vocab": vocabulary(reader, file, FAMILY),
-        "n_layers": reader.size(f"{FAMILY}.block_count", most=MOST_LAYERS),
-        "n_kv_heads": reader.size(f"{FAMILY}.attention.head_count_kv", default=n_heads),
-        "d_ff": reader.size(f"{FAMILY}.feed_forward_length"),
-        "eps": shortest(reader.number(f"{FAMILY}.attention.layer_norm_rms_epsilon", most=1.0)),
-    }
-    rotary = read_gguf_rotary(reader, file, FAMILY, d_head, context)
-    reader.finish()
-    heads, kv_heads = (f"{FAMILY}.attention.{key}" for key in ("head_count", "head_count_kv"))
-    divide(reader, n_heads, heads, sizes["n_kv_heads"], kv_heads)
-    spec = build(
-        d_model=d_model,
-        n_heads=n_heads,
-        max_positions=context,
-        rotary=rotary,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        tied="output.weight" not in file.tensors,
-        name=name,
-        **sizes,
-    )
-    return Reading(
-        spec=spec, carried=carried_tokens(file), dtype=stored_dtype(file, "blk.0.attn_q.weight"), family=FAMILY
-    )
-
-
-def _gguf_head_width(reader: ConfigReader, d_model: int, n_heads: int) -> int:
-    prefix = f"{FAMILY}.attention"
-    if not reader.given(f"{prefix}.key_length"):
-        divide(reader, d_model, f"{FAMILY}.embedding_length", n_heads, f"{prefix}.head_count")
-    d_head = reader.size(f"{prefix}.key_length", default=d_model // n_heads)
-    reader.require(
-        f"{prefix}.key_length", d_head % 2 == 0, f"an even number, not {d_head}: rotary positions turn pairs"
-    )
-    d_value = reader.size(f"{prefix}.value_length", default=d_head)
-    reader.require(f"{prefix}.value_length", d_value == d_head, f"key_length = {d_head}")
-    return d_head
-
-
-def gguf_table(spec: Model) -> Table:
-    """Returns the names and layouts of a GGUF file's tensors: q and k rows lie with rotary pairs adjacent."""
-    entries = [entry("embedding.weight", "token_embd.weight"), entry("norm.weight", "output_norm.weight")]
-    if not isinstance(spec.head, TiedHead):
-        entries.append(entry("head.weight", "output.weight"))
-    attention, _, _, rotary = _parts(spec)
-    layouts: dict[str, Layout] = {
-        "attention.body.q": AdjacentPairs(attention.n_heads, rotary.d_rotary),
-        "attention.body.k": AdjacentPairs(attention.n_kv_heads, rotary.d_rotary),
-    }
-    for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"blocks.{i}.", GGUF_STEMS, f"blk.{i}.", layouts, FAMILY)
-    computed = {
-        r"rope_freqs\.weight": "divisors of the rotary frequencies, read into the spec",
-        r"blk\.\d+\.attn_rot_embd(\.weight)?": "rotary frequencies, computed from the header",
-    }
-    return Table(entries=tuple(entries), ignored=computed)

@@ -87,25 +87,40 @@ def shortest(value: float) -> float:
     return next((x for x in decimals if abs(x) < 3.4e38 and struct.pack("<f", x) == stored), value)
 
 
-def read_gguf_rotary(reader: ConfigReader, file: GGUFFile, arch: str, d_head: int, context: int) -> Rotary:
-    """Returns the rotary positions of a file whose heads are turned as a whole.
+def read_gguf_rotary(
+    reader: ConfigReader, file: GGUFFile, arch: str, d_head: int, context: int, *, partial: bool = False
+) -> Rotary:
+    """Returns the rotary positions of a file whose heads are turned as a whole, or in a `partial` family less.
 
     `rope_freqs.weight` holds one divisor per pair; where these are the published ones of Llama 3 it is named so.
     """
     rope = f"{arch}.rope"
     turned = reader.size(f"{rope}.dimension_count", default=d_head)
-    reader.require(f"{rope}.dimension_count", turned == d_head, f"{d_head}, the whole head")
-    theta = shortest(reader.number(f"{rope}.freq_base", default=10000.0, above=1.0))
-    scaling = _scaling(reader, rope, context)
-    factors = rope_factors(file, d_head // 2)
+    if partial:
+        even = turned <= d_head and turned % 2 == 0
+        reader.require(f"{rope}.dimension_count", even, f"an even part of the {d_head} numbers of a head")
+    else:
+        reader.require(f"{rope}.dimension_count", turned == d_head, f"{d_head}, the whole head")
+    theta = read_base(reader, rope)
+    scaling = read_gguf_scaling(reader, rope, context)
+    factors = rope_factors(file, turned // 2)
     if factors is not None:
         if scaling is not None:
             raise reader.error(f"{rope}.scaling.type", "rope_freqs.weight beside another scaling is not read")
-        scaling = name_factors(factors, d_head, theta)
-    return Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
+        scaling = name_factors(factors, turned, theta)
+    return Rotary(d_rotary=turned, theta=theta, scaling=scaling)
 
 
-def _scaling(reader: ConfigReader, rope: str, context: int) -> Scaling | None:
+def read_base(reader: ConfigReader, rope: str, key: str = "freq_base") -> float:
+    """Returns the base of the frequencies, 10000 where the file says none."""
+    return shortest(reader.number(f"{rope}.{key}", default=10000.0, above=1.0))
+
+
+def read_gguf_scaling(reader: ConfigReader, rope: str, context: int, *, log_multiplier: bool = False) -> Scaling | None:
+    """Returns the scaling of the keys `rope.scaling.*`, None where positions are not scaled.
+
+    `log_multiplier` leaves `yarn_log_multiplier` to the caller; elsewhere it is refused.
+    """
     key = f"{rope}.scaling"
     # a missing type means linear, and a missing factor (or 0) means 1
     kind = reader.choice(f"{key}.type", choices={"none": "", "linear": "linear", "yarn": "yarn"}, default="linear")
@@ -114,7 +129,9 @@ def _scaling(reader: ConfigReader, rope: str, context: int) -> Scaling | None:
     factor = 1.0 if zero else shortest(reader.number(named or "", most=MOST_FACTOR))
     original = reader.size(f"{key}.original_context_length", default=context)
     reader.irrelevant(f"{key}.finetuned", "says how the model was made")
-    for one, allowed in (("yarn_log_multiplier", (0,)), ("yarn_ext_factor", (1, -1)), ("yarn_attn_factor", (1, -1))):
+    usual: dict[str, tuple[object, ...]] = {"yarn_ext_factor": (1, -1), "yarn_attn_factor": (1, -1)}
+    usual |= {} if log_multiplier else {"yarn_log_multiplier": (0,)}
+    for one, allowed in usual.items():
         reader.only(f"{key}.{one}", *allowed, reason="only the usual YaRN is read")
     extra = shortest(reader.number(f"{key}.attn_factor", default=1.0, most=MOST_FACTOR))
     fast = shortest(reader.number(f"{key}.yarn_beta_fast", default=32.0, most=MOST_FACTOR))
@@ -124,17 +141,17 @@ def _scaling(reader: ConfigReader, rope: str, context: int) -> Scaling | None:
         reader.require(f"{key}.attn_factor", extra == 1.0, "1 where the scaling is not yarn")
         return LinearScaling(factor=factor) if kind and factor != 1.0 else None
     # llama.cpp multiplies what the file says with the usual attention factor
-    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    attention = None if extra == 1.0 else extra * usual
+    mscale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    attention = None if extra == 1.0 else extra * mscale
     return YaRN(factor=factor, original_context=original, beta_fast=fast, beta_slow=slow, attention_factor=attention)
 
 
-def rope_factors(file: GGUFFile, n: int) -> tuple[float, ...] | None:
-    """Returns the `n` divisors of `rope_freqs.weight`, None where the file has none; it is 4n bytes of float32."""
-    tensor = file.tensors.get("rope_freqs.weight")
+def rope_factors(file: GGUFFile, n: int, name: str = "rope_freqs.weight") -> tuple[float, ...] | None:
+    """Returns the `n` divisors of the named tensor, None where the file has none; it is 4n bytes of float32."""
+    tensor = file.tensors.get(name)
     if tensor is None:
         return None
-    field = f"{file.path}: rope_freqs.weight"
+    field = f"{file.path}: {name}"
     if tensor.type != "F32" or tensor.shape != (n,):
         raise InputError("not allowed", field=field, value=(tensor.type, tensor.shape), allowed=f"F32 of shape ({n},)")
     try:

@@ -1,0 +1,174 @@
+"""Every architecture that is read from GGUF, against llama.cpp: next-token log-probabilities and greedy tokens.
+
+A small file with random weights is written in llama.cpp's conventions (`ggml.models`, `ggml.written`), and both read
+it. Draws are the same on every run, unless GGUF_SEED says another: a router whose choice hangs on the last bit would
+choose otherwise here than there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ggml import compared, reference
+from ggml.compared import as_there, built, difference, has_gelu
+from ggml.models import MODELS
+from ggml.written import N_VOCAB, write
+
+from asbuilt.checkpoint.gguf import GGUFFile, read_tensor
+from asbuilt.checkpoint.source import Source, open_model
+from asbuilt.errors import InputError
+from asbuilt.families import Reading, gguf_table, read_gguf
+from asbuilt.families import gguf as families_gguf
+from asbuilt.families.gguf import Architecture
+from asbuilt.families.gguf.layouts import PlusOne
+
+SEED = int(os.environ.get("GGUF_SEED", "1"))
+# float32 sums in another order: 6e-5 is the worst of ten draws of every model. Gelu in half precision: a number on the
+# edge of two entries of the table falls to either side, 5e-4 of it apart; 1e-3 is the worst, 5e-3 with our own gelu.
+TOLERANCE, GELU_TOLERANCE, PLAIN_GELU = 1e-4, 3e-3, 1e-2
+LENGTHS, NEW = (1, 9, 24), 6
+DIRECTORY = TemporaryDirectory()
+
+pytestmark = pytest.mark.skipif(
+    reference.installed() is None, reason="llama.cpp's wheel xllamacpp is not installed (pip install -e '.[dev]')"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, and what llama.cpp answers of it."""
+
+    path: Path
+    answers: list[reference.Answer]
+
+
+@cache
+def case(name: str) -> Case:
+    """Returns the file of a model and llama.cpp's answers; once in a process."""
+    rng, model = np.random.default_rng(SEED), MODELS[name]
+    path = write(model, Path(DIRECTORY.name) / f"{name}.gguf", rng)
+    prompts = [rng.integers(3, N_VOCAB, length).tolist() for length in LENGTHS]
+    return Case(path, reference.ask(path, prompts, NEW, N_VOCAB, model.keys["context_length"]))
+
+
+def tolerance(source: Source) -> float:
+    """What a difference may be: more where the activation is looked up in half precision."""
+    return GELU_TOLERANCE if has_gelu(built(source)) else TOLERANCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_as_llama_cpp(name: str) -> None:
+    found = case(name)
+    model = built(open_model(found.path))
+    allowed, plain = (GELU_TOLERANCE, PLAIN_GELU) if has_gelu(model) else (TOLERANCE, TOLERANCE)
+    without, _ = difference(model, found.answers, allowed)
+    worst, greedy = difference(as_there(model), found.answers, 2 * allowed)
+    n = sum(len(answer.tokens) for answer in found.answers)
+    compared.RESULTS.append(compared.Result(name, n, worst, without, greedy))
+    assert worst <= allowed, f"{name}: log-probabilities differ by {worst:.1e}; GGUF_SEED={SEED} draws it again"
+    assert greedy, f"{name}: another token is more probable here"
+    assert without <= plain
+
+
+# Numbers that say how, not how many: each is read otherwise on our side, which must be noticed.
+CHANGED: dict[str, Callable[[Any], Any]] = {
+    "freq_base": lambda x: 2 * x,
+    "layer_norm_rms_epsilon": lambda x: 1e3 * x,
+    "layer_norm_epsilon": lambda x: 1e3 * x,
+    "sliding_window": lambda x: x + 1,
+    "softcapping": lambda x: 1.1 * x,
+    "_scale": lambda x: 1.1 * x,
+    "attention.scale": lambda x: 1.1 * x,
+    "scaling.factor": lambda x: 1.5 * x,
+    "original_context_length": lambda x: 2 * x,
+    "yarn_log_multiplier": lambda x: 1.5 * x,
+    "expert_used_count": lambda x: x + 1,
+    "expert_group_used_count": lambda x: x + 1,
+    "expert_weights_norm": lambda x: not x,
+    "use_parallel_residual": lambda x: not x,
+    "rope.dimension_count": lambda x: x - 2,
+}
+NUMBERS = [
+    (name, key)
+    for name, model in MODELS.items()
+    for key in model.keys
+    if any(key.endswith(ending) for ending in CHANGED)
+    if (model.architecture, key) != ("deepseek2", "rope.dimension_count")  # a size of tensors there
+]
+
+
+def read_or_refused(file: GGUFFile) -> Reading | InputError:
+    try:
+        return read_gguf(file, "x")
+    except InputError as error:
+        return error
+
+
+@pytest.mark.parametrize(("name", "key"), NUMBERS)
+def test_every_number_of_the_header_is_heeded(name: str, key: str) -> None:
+    found, source = case(name), open_model(case(name).path)
+    assert source.gguf is not None
+    whole = f"{MODELS[name].architecture}.{key}"
+    change = next(change for ending, change in CHANGED.items() if key.endswith(ending))
+    metadata = source.gguf.metadata | {whole: change(source.gguf.metadata[whole])}
+    reading = read_or_refused(replace(source.gguf, metadata=metadata))
+    if isinstance(reading, InputError):  # the family has it one way only
+        assert whole in str(reading)
+        return
+    worst, _ = difference(as_there(built(replace(source, reading=reading))), found.answers, 0.0)
+    assert worst > 3 * tolerance(source), f"{key} of {name}: {worst:.1e}"
+
+
+def turned_otherwise(architecture: Architecture) -> Architecture:
+    return replace(architecture, adjacent=not architecture.adjacent)
+
+
+def gains_otherwise(architecture: Architecture) -> Architecture:
+    return replace(architecture, plus_one=not architecture.plus_one)
+
+
+def joined_otherwise(architecture: Architecture) -> Architecture:
+    swapped = tuple(replace(join, parts=join.parts[::-1]) for join in architecture.joined)
+    return replace(architecture, joined=swapped)
+
+
+ADJACENT = ("llama", "llama, experts", "granite", "deepseek", "smollm3", "olmo")
+MUTATIONS = [
+    *((name, turned_otherwise) for name in (*ADJACENT, "qwen3", "gpt-oss", "gemma3", "glm4moe", "starcoder2")),
+    *((name, gains_otherwise) for name in ("gemma", "gemma2", "gemma3", "llama", "olmo2")),
+    *((name, joined_otherwise) for name in ("phi3", "gptneox", "bloom", "mpt", "gpt2")),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), MUTATIONS)
+def test_a_layout_taken_for_another_is_noticed(
+    name: str, change: Callable[[Architecture], Architecture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, right = case(name), open_model(case(name).path)
+    changed = tuple(change(one) if one.family == right.family else one for one in families_gguf.ARCHITECTURES)
+    monkeypatch.setattr(families_gguf, "ARCHITECTURES", changed)
+    worst, _ = difference(as_there(built(open_model(found.path))), found.answers, 0.0)
+    assert worst > 30 * tolerance(right), f"{worst:.1e}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layouts_know_their_inverse(name: str) -> None:
+    source = open_model(case(name).path)
+    file = source.gguf
+    assert isinstance(file, GGUFFile)
+    table = gguf_table(source.family, source.spec, file.tensors)
+    for entry in table.entries:
+        stored = [read_tensor(file, one) for one in entry.names]
+        again = entry.layout.save(entry.layout.load(stored))
+        rounding = 1e-6 if entry.layout == PlusOne() else 0.0  # 1 is taken away and added again
+        for one, other in zip(stored, again, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=rounding)
