@@ -154,3 +154,9 @@ def test_what_is_nowhere() -> None:
         small().replace_where(LayerNorm, eps=1.0)
     with pytest.raises(InputError, match="either what is put in their place, or fields"):
         small().replace_where(RMSNorm, RMSNorm(d=32), eps=1.0)
+
+
+def test_an_edit_is_shared_by_equal_blocks() -> None:
+    """What is done once for each kind of block is done once after an edit too: equal ones are one object."""
+    made = small().edit("blocks.*.ffn.body", d_ff=64)
+    assert len({id(block) for block in made.blocks}) == 1

@@ -90,7 +90,7 @@ def _rebuilt(part: Any, path: str, which: Which, change: Change | None, changes:
     below: dict[str, Part] = {}
     for name, child in (*part.children(), *part.extras()):
         made = _rebuilt(child, f"{path}.{name}" if path else name, which, change, changes)
-        if made is not child:
+        if made is not child and made != child:
             below[name] = made
     chosen = which(path, part)
     values = _placed(part, below, path) | (changes if chosen and change is None else {})
@@ -134,13 +134,16 @@ def _slots(part: Part) -> Iterator[tuple[str, tuple[str, int | None]]]:
         for index, item in items:
             if isinstance(item, Part):
                 held.append((field.name if index is None else f"{field.name}.{index}", field.name, index, item))
-    plain = {name: (field, index) for name, field, index, _ in held}
+    plain = {field.name: (field.name, None) for field in fields(part)}  # None where the part makes it itself
+    plain |= {name: (field, index) for name, field, index, _ in held}
     left = iter(held)
     for name, child in (*part.children(), *part.extras()):
         if name in plain:
             yield name, plain[name]
-        else:  # under a name of its own, as a block's branches are
-            yield name, next((field, index) for _, field, index, item in left if item is child)
+            continue
+        found = next(((field, index) for _, field, index, item in left if item is child), None)
+        if found is not None:  # under a name of its own, as a block's branches are
+            yield name, found
 
 
 def _replaced(part: Part, values: dict[str, Any], path: str) -> Part:
