@@ -30,6 +30,8 @@ from asbuilt.families import Reading, gguf_table, read_gguf
 from asbuilt.families import gguf as families_gguf
 from asbuilt.families.gguf import Architecture
 from asbuilt.families.gguf.layouts import PlusOne
+from asbuilt.plan.quantised import published
+from asbuilt.spec import weights
 
 SEED = int(os.environ.get("GGUF_SEED", "1"))
 # float32 sums in another order: 6e-5 is the worst of ten draws of every model. Gelu in half precision: a number on the
@@ -56,20 +58,21 @@ def case(name: str) -> Case:
     """Returns the file of a model and llama.cpp's answers; once in a process."""
     rng, model = np.random.default_rng(SEED), MODELS[name]
     path = write(model, Path(DIRECTORY.name) / f"{name}.gguf", rng)
-    prompts = [rng.integers(3, N_VOCAB, length).tolist() for length in LENGTHS]
+    prompts = [rng.integers(3, N_VOCAB, max(length, model.least)).tolist() for length in LENGTHS]
     return Case(path, reference.ask(path, prompts, NEW, N_VOCAB, model.keys["context_length"]))
 
 
 def tolerance(source: Source) -> float:
-    """What a difference may be: more where the activation is looked up in half precision."""
-    return GELU_TOLERANCE if has_gelu(built(source)) else TOLERANCE
+    """What a difference may be: more where the activation is looked up in half precision, and in a deep model."""
+    return GELU_TOLERANCE if has_gelu(built(source)) else TOLERANCE * max(1.0, source.spec.n_layers / 9)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_as_llama_cpp(name: str) -> None:
     found = case(name)
-    model = built(open_model(found.path))
-    allowed, plain = (GELU_TOLERANCE, PLAIN_GELU) if has_gelu(model) else (TOLERANCE, TOLERANCE)
+    source = open_model(found.path)
+    model, allowed = built(source), tolerance(source)
+    plain = PLAIN_GELU if has_gelu(model) else allowed
     without, _ = difference(model, found.answers, allowed)
     worst, greedy = difference(as_there(model), found.answers, 2 * allowed)
     n = sum(len(answer.tokens) for answer in found.answers)
@@ -89,7 +92,7 @@ CHANGED: dict[str, Callable[[Any], Any]] = {
     "_scale": lambda x: 1.1 * x,
     "attention.scale": lambda x: 1.1 * x,
     "scaling.factor": lambda x: 1.5 * x,
-    "original_context_length": lambda x: 2 * x,
+    "original_context_length": lambda x: 128 if x < 64 else 4,
     "yarn_log_multiplier": lambda x: 1.5 * x,
     "expert_used_count": lambda x: x + 1,
     "expert_group_used_count": lambda x: x + 1,
@@ -102,7 +105,8 @@ NUMBERS = [
     for name, model in MODELS.items()
     for key in model.keys
     if any(key.endswith(ending) for ending in CHANGED)
-    if (model.architecture, key) != ("deepseek2", "rope.dimension_count")  # a size of tensors there
+    # a size of tensors in these
+    if not (key == "rope.dimension_count" and (model.architecture == "deepseek2" or name.startswith("phi3, ")))
 ]
 
 
@@ -158,6 +162,16 @@ def test_a_layout_taken_for_another_is_noticed(
     monkeypatch.setattr(families_gguf, "ARCHITECTURES", changed)
     worst, _ = difference(as_there(built(open_model(found.path))), found.answers, 0.0)
     assert worst > 30 * tolerance(right), f"{worst:.1e}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_takes_the_bytes_that_the_file_has(name: str) -> None:
+    source = open_model(case(name).path)
+    precision = published(source)
+    assert source.gguf is not None
+    assert precision is not None
+    path, weight, owner = next(weights(source.spec))
+    assert precision.held(path, weight, owner) == source.gguf.tensors["token_embd.weight"].nbytes
 
 
 @pytest.mark.parametrize("name", MODELS)

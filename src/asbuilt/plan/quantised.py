@@ -22,7 +22,7 @@ from asbuilt.families.shared.patterns import matched
 from asbuilt.families.shared.reader import is_whole
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import QUANTISED_KINDS, WIDE, Precision, precision
-from asbuilt.spec import Model, weights
+from asbuilt.spec import Model, stored_weights, weights
 from asbuilt.spec.part import Part, Weight
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def published(source: Source) -> Precision | None:
 
 
 def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
-    sizes = {path: weight.size for path, weight, _ in weights(spec)}
+    sizes = {path: weight.size for path, weight, _ in stored_weights(spec)}
     held: dict[str, Fraction] = {}
-    for entry in gguf_table(family, spec).entries:
+    for entry in gguf_table(family, spec, file.tensors).entries:
         missing = next((name for name in entry.names if name not in file.tensors), None)
         if missing is not None:
             raise InputError("not in the file", field=f"{file.path}: {missing}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ggml.written import N_VOCAB, Shape, Written
 
@@ -62,6 +65,7 @@ def gated(d: int = D, ff: int = FF) -> dict[str, Shape]:
     return weights(ffn_gate=(ff, d), ffn_up=(ff, d), ffn_down=(d, ff))
 
 
+LEAST_CONTEXT = 256  # llama.cpp never opens a shorter one
 NARROW = D // H  # the width of heads where llama.cpp gives an architecture none of their own
 PRE = weights(attn_norm=(D,), ffn_norm=(D,))
 NARROW_BLOCK = PRE | attention(w=NARROW) | gated()
@@ -159,6 +163,56 @@ LATENT = PRE | weights(
     attn_output=(D, H * VALUE),
 )
 SPLIT = weights(attn_k_b=(H, RANK, NOPE), attn_v_b=(H, VALUE, RANK))
+LITE = {key: value for key, value in LATENT_OLD.items() if "q_lora" not in key} | {"leading_dense_block_count": 1}
+LITE_BLOCK = {name: shape for name, shape in LATENT.items() if "attn_q" not in name} | weights(
+    attn_q=(H * (NOPE + TURNED), D), attn_kv_b=(H * (NOPE + VALUE), RANK)
+)
+NEXT = weights(
+    **{
+        "nextn.eh_proj": (D, 2 * D),
+        "nextn.embed_tokens": (N_VOCAB, D),
+        "nextn.enorm": (D,),
+        "nextn.hnorm": (D,),
+        "nextn.shared_head_norm": (D,),
+        "nextn.shared_head_head": (N_VOCAB, D),
+    }
+)
+
+
+def divisors(n: int, most: float = 9.0) -> np.ndarray:
+    """What each of `n` frequencies is divided by, from 1 on."""
+    return np.linspace(1.0, most, n, dtype=np.float32)
+
+
+def longrope(original: int) -> Written:
+    """phi3 with divisors of its own for contexts up to `original` and for longer ones; a file's context is one of both.
+
+    llama.cpp takes the long ones where the context that it is opened with is longer, whatever the text's length.
+    """
+    scaling = {"rope.scaling.original_context_length": original, "rope.scaling.attn_factor": 1.19}
+    lists = {"rope_factors_short.weight": 4.0, "rope_factors_long.weight": 9.0}
+    return replace(
+        PHI3,
+        keys={**PHI3.keys, **scaling, "context_length": LEAST_CONTEXT},
+        least=original + 1 if original < LEAST_CONTEXT else 1,
+        values={name: divisors(NARROW // 2, most) for name, most in lists.items()},
+    )
+
+
+PHI3 = Written(
+    architecture="phi3",
+    keys=dimensions() | RMS | BASE | {"rope.dimension_count": NARROW},
+    outside=outside(),
+    block=PRE
+    | weights(attn_qkv=((H + 2 * K) * NARROW, D), attn_output=(D, H * NARROW), ffn_up=(2 * FF, D), ffn_down=(D, FF)),
+)
+GEMMA3 = Written(
+    architecture="gemma3",
+    layers=7,
+    keys=dimensions(block_count=7) | width() | RMS | BASE | {"attention.sliding_window": 5},
+    outside=outside(tied=True),
+    block=LLAMA_BLOCK | POST | HEAD_NORMS,
+)
 MODELS: dict[str, Written] = {
     "llama": akin("llama", {}, LLAMA_BLOCK),
     "llama, biases": akin("llama", {}, LLAMA_BLOCK | qkv_biases() | biases(attn_output=(D,)), tied=True),
@@ -186,22 +240,8 @@ MODELS: dict[str, Written] = {
         LLAMA_BLOCK | POST,
         tied=True,
     ),
-    "gemma3": Written(
-        architecture="gemma3",
-        layers=7,
-        keys=dimensions(block_count=7) | width() | RMS | BASE | {"attention.sliding_window": 5},
-        outside=outside(tied=True),
-        block=LLAMA_BLOCK | POST | HEAD_NORMS,
-    ),
-    "phi3": Written(
-        architecture="phi3",
-        keys=dimensions() | RMS | BASE | {"rope.dimension_count": NARROW},
-        outside=outside(),
-        block=PRE
-        | weights(
-            attn_qkv=((H + 2 * K) * NARROW, D), attn_output=(D, H * NARROW), ffn_up=(2 * FF, D), ffn_down=(D, FF)
-        ),
-    ),
+    "gemma3": GEMMA3,
+    "phi3": PHI3,
     "llama, experts": akin("llama", {"expert_count": E, "expert_used_count": 2}, PRE | attention() | mixture(FF)),
     "qwen3moe": akin(
         "qwen3moe",
@@ -371,5 +411,57 @@ MODELS: dict[str, Written] = {
         keys=dimensions() | width(NARROW) | NORM | BASE,
         outside=weights(token_embd=(N_VOCAB, D), output=(N_VOCAB, D)),
         block=attention(w=NARROW) | gated(),
+    ),
+    "llama, divisors": replace(akin("llama", {}, LLAMA_BLOCK), values={"rope_freqs.weight": divisors(W // 2)}),
+    "llama, one map": akin("llama", {}, PRE | weights(attn_qkv=((H + 2 * K) * W, D), attn_output=(D, H * W)) | gated()),
+    "gemma3, scaled": replace(
+        GEMMA3,
+        keys={
+            **GEMMA3.keys,
+            "rope.freq_base_swa": 90.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 4.0,
+        },
+    ),
+    "phi3, short": longrope(LEAST_CONTEXT),
+    "phi3, long": longrope(8),
+    "phi3, three maps": replace(
+        PHI3,
+        block=PRE | attention(w=NARROW) | weights(ffn_up=(2 * FF, D), ffn_down=(D, FF)),
+    ),
+    "deepseek2, one expert map": Written(
+        architecture="deepseek2",
+        keys=dimensions(attention__head_count_kv=1) | RMS6 | BASE | GROUPED | LATENT_NEW,
+        outside=outside(),
+        blocks=(
+            LATENT | SPLIT | gated(),
+            *(
+                LATENT
+                | SPLIT
+                | weights(ffn_gate_inp=(E, D), ffn_gate_up_exps=(E, 2 * FE, D), ffn_down_exps=(E, D, FE))
+                | CORRECTED
+                | shared(),
+            )
+            * 2,
+        ),
+    ),
+    "glm4moe, predictors": Written(
+        architecture="glm4moe",
+        layers=3,
+        keys=dimensions()
+        | width()
+        | RMS
+        | BASE
+        | GROUPED
+        | {"rope.dimension_count": W // 2, "nextn_predict_layers": 1},
+        outside=outside(),
+        blocks=(GLM | gated(), GLM | mixture() | CORRECTED | shared(), GLM | mixture() | CORRECTED | shared() | NEXT),
+    ),
+    "deepseek2, one query map": Written(
+        architecture="deepseek2",
+        layers=27,  # by which llama.cpp knows the lite model
+        keys=dimensions(block_count=27) | RMS6 | BASE | ROUTED | LITE | {"expert_weights_scale": 1.0},
+        outside=outside(),
+        blocks=(LITE_BLOCK | gated(), *(LITE_BLOCK | mixture() | shared(),) * 26),
     ),
 }

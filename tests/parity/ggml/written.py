@@ -16,6 +16,7 @@ import numpy as np
 
 Shape = tuple[int, ...]
 N_VOCAB = 64
+NEWER = ("attn_qkv", "ffn_gate_up_exps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Written:
 
     Shapes are (rows, columns), as numpy has them. A vector whose name ends in `norm.weight` is drawn around 1. `layers`
     says how many there are, `blocks` what each holds, where they differ. `values` are tensors that are given.
+    Prompts are at least `least` tokens long.
     """
 
     architecture: str
@@ -32,6 +34,7 @@ class Written:
     outside: Mapping[str, Shape]
     block: Mapping[str, Shape] = field(default_factory=dict)
     blocks: tuple[Mapping[str, Shape], ...] = ()
+    least: int = 1
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, Shape]:
@@ -40,6 +43,10 @@ class Written:
         return dict(self.outside) | {
             f"blk.{i}.{name}": shape for i, block in enumerate(inside) for name, shape in block.items()
         }
+
+    def newer(self) -> set[str]:
+        """Names that llama.cpp reads and the gguf library does not list for this architecture yet."""
+        return {f"blk.{i}.{stem}" for stem in NEWER for i in range(self.layers)}
 
 
 def draw(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
@@ -64,7 +71,7 @@ def write(
     _add_vocabulary(writer)
     known = _known_names(model)
     for name, shape in model.shapes().items():
-        assert name.rpartition(".")[0] in known, f"{name} is no tensor of {model.architecture}"
+        assert name.rpartition(".")[0] in known | model.newer(), f"{name} is no tensor of {model.architecture}"
         drawn = draw(name, shape, rng)
         writer.add_tensor(name, (changed or {}).get(name, drawn))
     for name, value in model.values.items():

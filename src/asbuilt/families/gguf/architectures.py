@@ -252,14 +252,13 @@ SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers of the func
 BY_SOFTMAX = Only("expert_gating_func", (SOFTMAX,), "experts of this family are scored by softmax")
 BY_SIGMOID = Only("expert_gating_func", (SIGMOID,), "experts of this family are scored by sigmoid")
 UNSCALED = Only("expert_weights_scale", (0, 1), "what experts give is not scaled in this family")
-EXPERT_JOINS = (QKV, EXPERTS_GATE_UP)
 
 MIXTRAL = Architecture(
     name="llama",
     family="mixtral",
     keys=(LAYOUT, *USUAL, Size("expert_count", "num_local_experts"), TOP_K),
     adjacent=True,
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
     when=_has_experts,
 )
 QWEN3MOE = Architecture(
@@ -276,7 +275,7 @@ QWEN3MOE = Architecture(
         Only("expert_weights_norm", (True,), "the weights of chosen experts sum to 1 in this family"),
     ),
     constants={"norm_topk_prob": True},  # llama.cpp always does so, as all published models do
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
 )
 OLMOE = Architecture(
     name="olmoe",
@@ -292,7 +291,7 @@ OLMOE = Architecture(
         Only("attention.clamp_kqv", (0,), "clipped queries, keys and values are not read"),
     ),
     constants={"norm_topk_prob": False},
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
 )
 
 
@@ -337,7 +336,7 @@ GLM4MOE = Architecture(
         BY_SIGMOID,
     ),
     names={"ffn.norm": "post_attention_norm"},
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
     predicts=True,
 )
 
@@ -367,7 +366,7 @@ GPT_OSS = Architecture(
         Only("expert_gating_func", (SOFTMAX_OF_CHOSEN,), "experts are weighed by softmax over the chosen ones"),
     ),
     names={"ffn.norm": "post_attention_norm"},
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
 )
 
 
@@ -392,14 +391,14 @@ LLAMA4 = Architecture(
         BY_SIGMOID,
     ),
     adjacent=True,
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
 )
 DEEPSEEK = Architecture(
     name="deepseek",
     family="deepseek",
     keys=(*USUAL, BIASED, *ROUTED, BY_SOFTMAX, UNSCALED),
     adjacent=True,
-    may_join=EXPERT_JOINS,
+    may_join=(QKV,),
 )
 
 
@@ -511,10 +510,11 @@ STARCODER2 = Architecture(
     ),
     may_join=(QKV,),
 )
-# Published models have the exact gelu; llama.cpp computes its tanh form for this family.
+# A file does not say which gelu: GPT-NeoX-20B has the tanh form, which llama.cpp takes for all, Pythia the exact one.
 GPTNEOX = Architecture(
     name="gptneox",
     family="gpt_neox",
+    constants={"hidden_act": "gelu_new"},
     keys=(
         *DIMENSIONS,
         LAYOUT,
@@ -549,7 +549,7 @@ def _falcon_norms(spec: Model, here: str, there: str, stored: Collection[str]) -
     ]
 
 
-# As for gptneox, the published models have the exact gelu.
+# Published models have the exact gelu; llama.cpp computes the tanh form for this family and for mpt.
 FALCON = Architecture(
     name="falcon",
     family="falcon",
@@ -593,7 +593,7 @@ def _mpt_width(header: Header) -> None:
     header.says("attn_config", {"alibi": True, "alibi_bias_max": slope}, "attention.max_alibi_bias")
 
 
-# As for gptneox, the published models have the exact gelu.
+# The published models have the exact gelu, as those of falcon.
 MPT = Architecture(
     name="mpt",
     family="mpt",

@@ -29,10 +29,10 @@ ELSEWHERE = {
 TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unknown": "unk_token_id", "padding": "pad_token_id"}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
-# Llama 3.1 and 3.3 stretch by 8, Llama 3.2 by 32; the three other numbers are the same in all of them.
+# Llama 3.1 and 3.3 stretch by 8, Llama 3.2 by 32, with one ramp; Llama 4 Scout by 16, without any ramp.
 PUBLISHED_LLAMA3 = tuple(
-    Llama3Scaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
-    for factor in (8.0, 32.0)
+    Llama3Scaling(factor=factor, low_freq_factor=1.0, high_freq_factor=high, original_context=8192)
+    for factor, high in ((8.0, 4.0), (32.0, 4.0), (16.0, 1.0))
 )
 # The writers compute the divisors in float32 throughout; a power of 500000 loses 4 bits of the 24 there.
 FLOAT32_ROUNDING = 2.0**-18

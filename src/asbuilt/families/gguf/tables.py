@@ -151,14 +151,17 @@ def _names(
 
 
 def _join(architecture: Architecture, there: str, rest: str, stored: Collection[str]) -> tuple[Join, str] | None:
-    """Returns the join that a weight lies in, and how the names of its parts end after the map's."""
+    """Returns the join that a weight lies in, and how the names of its parts end after the map's; None for none.
+
+    Where a file has a map that usually lies in a join under the map's own name, it does not lie there.
+    """
     for join in (*architecture.joined, *architecture.may_join):
-        for ending in (".weight", ".bias", ""):
-            if any(rest == part + ending for part in join.parts):
-                name = f"{there}{join.name}{ending or '.weight'}"
-                expert = (ending == "") == join.name.endswith("_exps")
-                if expert and (join in architecture.joined or name in stored):
-                    return join, ending
+        ending = next((end for end in (".weight", ".bias", "") if rest in [part + end for part in join.parts]), None)
+        if ending is None or (ending == "") != join.name.endswith("_exps"):
+            continue
+        name, own = f"{there}{join.name}{ending or '.weight'}", f"{there}{BLOCK[join.parts[0]]}{ending}"
+        if name in stored or (join in architecture.joined and own not in stored):
+            return join, ending
     return None
 
 
