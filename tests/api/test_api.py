@@ -91,6 +91,16 @@ def test_a_plan_takes_a_spec_a_built_model_a_path_and_any_dtype(spec: Model, che
         assert made.document() == wanted
 
 
+def test_plans_show_themselves_escaped(spec: Model) -> None:
+    """A name from a stranger's file is text in a notebook, on one line."""
+    named = spec.edit("", name="<b>\x1b[2J&")
+    for made in (asbuilt.plan(named, GPU, context=64), asbuilt.plan(named, GPU, task="train")):
+        shown = made._repr_html_()
+        assert "<b>" not in shown
+        assert "\x1b" not in shown
+        assert shown.startswith("<table>")
+
+
 def test_what_a_plan_refuses(spec: Model) -> None:
     with pytest.raises(InputError, match=r"^task: no such task \(got 'pay'\); allowed: serve, train"):
         asbuilt.plan(spec, GPU, task="pay")  # type: ignore[call-overload]

@@ -48,6 +48,13 @@ BESIDE = {
     "generate": ["tests/cli/test_generate.py"],
     "checkpoint": ["tests/cli/test_convert_cli.py"],
     "cost": ["tests/cli/test_describe.py"],
+    "description": [
+        "tests/cli/test_bill.py",
+        "tests/cli/test_describe.py",
+        "tests/cli/test_describe_by_hand.py",
+        "tests/cli/test_describe_printed.py",
+    ],
+    "api": ["tests/cli/test_diff_cli.py", "tests/cli/test_measure_cli.py", "tests/cli/test_generate.py"],
     "spec": ["tests/cost", "tests/nn", "tests/families/test_totals.py", "tests/checkpoint/test_names.py"],
     "nn": ["tests/cost/test_declarations.py", "tests/generate"],
     "kernels": ["tests/nn", "tests/cost/test_declarations.py"],
