@@ -1,8 +1,9 @@
 """Our model of a file beside llama.cpp's answers: the worst difference of log-probabilities, and the tokens chosen.
 
-llama.cpp departs from the published models in three places, which are put into ours for the comparison (`as_there`):
-gelu is looked up in a table of 65,536 half-precision numbers, and is the tanh form for every family; the ramp of YaRN
-is widened to whole pairs for gpt-oss too, whose config says that it is not.
+llama.cpp departs from the published models in five places, which are put into ours for the comparison: gelu is looked
+up in a table of 65,536 half-precision numbers, and is the tanh form for every family (`as_there`); the ramp of YaRN is
+widened to whole pairs for gpt-oss too, whose config says that it is not; groups of experts are ranked by their two best
+where DeepSeek-V2 takes the best; windows of phi3 are not heeded (`departing`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import Source
 from asbuilt.nn.modules import ACTIVATIONS, Model
-from asbuilt.spec import Attention, Rotary, YaRN
+from asbuilt.spec import Attention, Branch, MixtureOfExperts, Rotary, YaRN
 from asbuilt.spec import Model as ModelSpec
 from ggml.reference import Answer
 
@@ -61,17 +62,25 @@ def as_there(model: Model) -> Model:
     return model
 
 
-def with_whole_pairs(source: Source) -> Source:
-    """Returns the source with the ramp of YaRN widened to whole pairs."""
-    blocks = []
-    for block in source.spec.blocks:
-        first = block.branches[0]
-        positions = getattr(first.body, "positions", None)
-        if isinstance(first.body, Attention) and isinstance(positions, Rotary) and isinstance(positions.scaling, YaRN):
-            turned = replace(positions, scaling=replace(positions.scaling, truncate=True))
-            first = replace(first, body=replace(first.body, positions=turned))
-        blocks.append(replace(block, branches=(first, *block.branches[1:])))
-    return with_spec(source, replace(source.spec, blocks=tuple(blocks)))
+def departing(source: Source) -> Source:
+    """Returns the source with YaRN's ramp on whole pairs, groups ranked by two experts, and phi3 without windows."""
+    blocks = tuple(
+        replace(block, branches=tuple(_departing(branch, source.family) for branch in block.branches))
+        for block in source.spec.blocks
+    )
+    return with_spec(source, replace(source.spec, blocks=blocks))
+
+
+def _departing(branch: Branch, family: str) -> Branch:
+    body = branch.body
+    if isinstance(body, Attention) and family == "phi3":
+        body = replace(body, window=None)
+    positions = getattr(body, "positions", None)
+    if isinstance(body, Attention) and isinstance(positions, Rotary) and isinstance(positions.scaling, YaRN):
+        body = replace(body, positions=replace(positions, scaling=replace(positions.scaling, truncate=True)))
+    if isinstance(body, MixtureOfExperts) and body.router.groups is not None:
+        body = replace(body, router=replace(body.router, groups=replace(body.router.groups, score="two_best")))
+    return replace(branch, body=body)
 
 
 def with_spec(source: Source, spec: ModelSpec) -> Source:
@@ -81,7 +90,7 @@ def with_spec(source: Source, spec: ModelSpec) -> Source:
 
 def built(source: Source) -> Model:
     """Returns the model of a file in float32."""
-    return load(with_whole_pairs(source), dtype="float32")
+    return load(departing(source), dtype="float32")
 
 
 @torch.inference_mode()

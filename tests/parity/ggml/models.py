@@ -213,6 +213,20 @@ GEMMA3 = Written(
     outside=outside(tied=True),
     block=LLAMA_BLOCK | POST | HEAD_NORMS,
 )
+SOFTMAX_LATENT = Written(
+    architecture="deepseek2",
+    keys=dimensions()
+    | RMS6
+    | BASE
+    | ROUTED
+    | LATENT_OLD
+    | {"leading_dense_block_count": 1, "expert_weights_scale": 1.7},
+    outside=outside(),
+    blocks=(
+        LATENT | weights(attn_kv_b=(H * (NOPE + VALUE), RANK)) | gated(),
+        *(LATENT | weights(attn_kv_b=(H * (NOPE + VALUE), RANK)) | mixture() | shared(),) * 2,
+    ),
+)
 MODELS: dict[str, Written] = {
     "llama": akin("llama", {}, LLAMA_BLOCK),
     "llama, biases": akin("llama", {}, LLAMA_BLOCK | qkv_biases() | biases(attn_output=(D,)), tied=True),
@@ -299,20 +313,7 @@ MODELS: dict[str, Written] = {
         outside=outside(),
         blocks=(NARROW_BLOCK, *(PRE | attention(w=NARROW) | mixture() | shared(),) * 2),
     ),
-    "deepseek2, softmax": Written(
-        architecture="deepseek2",
-        keys=dimensions()
-        | RMS6
-        | BASE
-        | ROUTED
-        | LATENT_OLD
-        | {"leading_dense_block_count": 1, "expert_weights_scale": 1.7},
-        outside=outside(),
-        blocks=(
-            LATENT | weights(attn_kv_b=(H * (NOPE + VALUE), RANK)) | gated(),
-            *(LATENT | weights(attn_kv_b=(H * (NOPE + VALUE), RANK)) | mixture() | shared(),) * 2,
-        ),
-    ),
+    "deepseek2, softmax": SOFTMAX_LATENT,
     "deepseek2, sigmoid": Written(
         architecture="deepseek2",
         keys=dimensions(attention__head_count_kv=1)
@@ -445,6 +446,10 @@ MODELS: dict[str, Written] = {
             * 2,
         ),
     ),
+    "phi3, window": replace(PHI3, keys={**PHI3.keys, "attention.sliding_window": 5}),
+    "deepseek2, softmax, groups": replace(
+        SOFTMAX_LATENT, keys={**SOFTMAX_LATENT.keys, "expert_group_count": 4, "expert_group_used_count": 2}
+    ),
     "glm4moe, predictors": Written(
         architecture="glm4moe",
         layers=3,
@@ -464,4 +469,17 @@ MODELS: dict[str, Written] = {
         outside=outside(),
         blocks=(LITE_BLOCK | gated(), *(LITE_BLOCK | mixture() | shared(),) * 26),
     ),
+}
+ENCODERS = {
+    "bert": Written(
+        architecture="bert",
+        keys=dimensions(attention__head_count_kv=H) | NORM | {"attention.causal": False, "pooling_type": 1},
+        outside=weights(token_embd=(N_VOCAB, D), position_embd=(CONTEXT, D), token_types=(2, D), token_embd_norm=(D,))
+        | biases(token_embd_norm=(D,)),
+        block=attention(k=H, w=NARROW)
+        | weights(attn_output_norm=(D,), layer_output_norm=(D,))
+        | biases(attn_q=(D,), attn_k=(D,), attn_v=(D,), attn_output=(D,), attn_output_norm=(D,))
+        | plain()
+        | biases(layer_output_norm=(D,), ffn_up=(FF,), ffn_down=(D,)),
+    )
 }

@@ -35,9 +35,19 @@ def installed() -> str | None:
 def ask(path: Path, prompts: Sequence[Sequence[int]], n_predict: int, n_vocab: int, context: int) -> list[Answer]:
     """Returns what llama.cpp answers on the CPU, keys and values kept in float32, without its fused attention."""
     job = {"path": str(path), "prompts": [list(p) for p in prompts], "n_predict": n_predict, "n_vocab": n_vocab}
+    return [Answer(a["prompt"], a["tokens"], np.array(a["logprobs"])) for a in _run(job | {"context": context})]
+
+
+def vectors(path: Path, prompts: Sequence[Sequence[int]], pooling: str, context: int) -> list[np.ndarray]:
+    """Returns each text's vector, the states of its tokens pooled so (`mean`, `cls`, `last`)."""
+    job = {"path": str(path), "prompts": [list(p) for p in prompts], "pooling": pooling, "context": context}
+    return [np.array(vector) for vector in _run(job)]
+
+
+def _run(job: dict[str, Any]) -> list[Any]:
     done = subprocess.run(
         [sys.executable, __file__],
-        input=json.dumps(job | {"context": context}),
+        input=json.dumps(job),
         capture_output=True,
         text=True,
         timeout=120,
@@ -47,11 +57,10 @@ def ask(path: Path, prompts: Sequence[Sequence[int]], n_predict: int, n_vocab: i
     wrong = [line for line in done.stderr.splitlines() if "rror" in line or "ssert" in line]
     assert done.returncode == 0, "\n".join(wrong)[:2000]
     assert said, done.stderr[-2000:]
-    answers = json.loads(said[0].removeprefix("ANSWERS "))
-    return [Answer(a["prompt"], a["tokens"], np.array(a["logprobs"])) for a in answers]
+    return json.loads(said[0].removeprefix("ANSWERS "))
 
 
-def _serve(job: dict[str, Any]) -> list[dict[str, Any]]:
+def _serve(job: dict[str, Any]) -> list[Any]:
     x: Any = import_module("xllamacpp")
     params = x.CommonParams()
     params.model.path = job["path"]
@@ -60,6 +69,11 @@ def _serve(job: dict[str, Any]) -> list[dict[str, Any]]:
     params.cpuparams.n_threads = 1
     params.cache_type_k = params.cache_type_v = x.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if "pooling" in job:
+        params.embedding, params.embd_normalize = True, -1
+        params.pooling_type = getattr(x.llama_pooling_type, f"LLAMA_POOLING_TYPE_{job['pooling'].upper()}")
+        server = x.Server(params)
+        return [_embed(server, prompt) for prompt in job["prompts"]]
     server = x.Server(params)
     return [_complete(server, prompt, job) for prompt in job["prompts"]]
 
@@ -76,6 +90,14 @@ def _complete(server: Any, prompt: list[int], job: dict[str, Any]) -> dict[str, 
         by_id = {one["id"]: one["logprob"] for one in step["top_logprobs"]}
         rows.append([by_id[i] for i in range(job["n_vocab"])])
     return {"prompt": prompt, "tokens": [step["id"] for step in content], "logprobs": rows}
+
+
+def _embed(server: Any, prompt: list[int]) -> list[float]:  # noqa: ANN401
+    answer = server.handle_embeddings({"input": [prompt]})
+    answer = json.loads(answer) if isinstance(answer, str) else answer
+    if "data" not in answer:
+        raise RuntimeError(str(answer)[:500])
+    return answer["data"][0]["embedding"]
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def write(
     for key, value in model.keys.items():
         _add(writer, f"{model.architecture}.{key}", value)
     _add_vocabulary(writer)
+    if "token_types.weight" in model.outside:
+        writer.add_token_type_count(model.outside["token_types.weight"][0])
     known = _known_names(model)
     for name, shape in model.shapes().items():
         assert name.rpartition(".")[0] in known | model.newer(), f"{name} is no tensor of {model.architecture}"

@@ -644,6 +644,33 @@ OLMO = Architecture(
     may_join=(QKV,),
 )
 
+
+def _bert_tables(header: Header) -> None:
+    """Reads the rows of the tables of positions and of token types."""
+    context, key = header.config["max_position_embeddings"], header.key("context_length")
+    stored = rows_of(header.file, "position_embd.weight", context)
+    header.reader.require(key, context <= stored, f"at most the {stored} positions stored")
+    header.says("max_position_embeddings", stored, "context_length")
+    header.says("type_vocab_size", rows_of(header.file, "token_types.weight", 2), "token_types.weight")
+
+
+# Files of RoBERTa's kind are written so too: their table of positions begins with the first that is used.
+BERT = Architecture(
+    name="bert",
+    family="bert",
+    keys=(
+        *DIMENSIONS,
+        Heads(kv="", width=""),
+        Number(LAYER_NORM, "layer_norm_eps", most=1.0),
+        Only("attention.causal", (False,), "tokens of this family see those after them"),
+        Irrelevant("pooling_type", "how a sentence's vector is made of the states"),
+        _bert_tables,
+    ),
+    constants={"architectures": ["BertModel"], "add_pooling_layer": False},  # files hold no head and no pooler
+    names={"attention.sum_norm": "attn_output_norm", "ffn.sum_norm": "layer_output_norm"},
+    may_join=(QKV,),
+)
+
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,
     MIXTRAL,
@@ -673,4 +700,5 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     BLOOM,
     MPT,
     GPT2,
+    BERT,
 )
