@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import asbuilt
+from asbuilt.api.generate import MOST
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
@@ -120,6 +121,11 @@ def test_text_for_a_text(spec: Model, checkpoint: Path) -> None:
     built = asbuilt.load(source)
     for tokenizer in (source.tokenizer(), source, str(checkpoint)):
         assert asbuilt.generate(built, "A drawing", max_new_tokens=9, tokenizer=tokenizer) == said
+
+
+def test_as_many_tokens_as_the_command_writes() -> None:
+    option = next(option for option in cli.get_command(None, "generate").params if option.name == "max_new_tokens")  # type: ignore[union-attr,arg-type]
+    assert option.default == MOST
 
 
 def test_token_ids_for_token_ids(spec: Model, checkpoint: Path) -> None:
