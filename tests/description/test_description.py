@@ -108,6 +108,14 @@ def test_what_is_no_model(model: Any) -> None:  # noqa: ANN401
         asbuilt.describe(model)
 
 
+def test_what_is_asked_is_answered() -> None:
+    """Of one token too; without a length of 1,024, or of the context where that is less, and of an image all of it."""
+    assert asbuilt.describe("smollm2-135m", seq=1).document()["seq"] == 1
+    assert asbuilt.describe("smollm2-135m").seq == 1024
+    assert asbuilt.describe(asbuilt.decoder(d_model=8, n_layers=1, n_heads=1, max_positions=7)).seq == 7
+    assert asbuilt.describe("vit-base-patch16-224", seq=9).seq == 197
+
+
 def test_it_shows_itself_escaped() -> None:
     """A stranger's name for a model is text in a notebook, and one line in a terminal."""
     spec = asbuilt.decoder(d_model=8, n_layers=1, n_heads=1, n_vocab=5, name="<b>\x1b[2J&")
