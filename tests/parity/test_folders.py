@@ -88,6 +88,7 @@ SPELLED = (
     "hidden_activation",
     "activation_function",
     "projector_hidden_act",
+    "classifier_activation",
     "rope_parameters",
     "feed_forward_proj",
     "dense_act_fn",

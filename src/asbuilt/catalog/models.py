@@ -48,13 +48,13 @@ from asbuilt.families import (
     qwen2,
     qwen3,
     qwen3_moe,
-    roberta,
     starcoder2,
     switch_transformers,
     t5,
 )
 from asbuilt.families.shared import latent
 from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.towers import tower
 from asbuilt.spec import (
     Activation,
@@ -265,7 +265,7 @@ def _roberta_base() -> Model:
 
 ROBERTA_SOURCE = "Liu et al. 2019, arXiv 1907.11692, Appendix B; config of FacebookAI/roberta-base"
 ROWS["roberta-base"] = Entry(
-    name="roberta-base", family=roberta.FAMILY, source=ROBERTA_SOURCE, dtype="float32", make=_roberta_base
+    name="roberta-base", family="roberta", source=ROBERTA_SOURCE, dtype="float32", make=_roberta_base
 )
 
 
@@ -913,7 +913,7 @@ ROWS["switch-base-8"] = Entry(
 
 def _bart(
     name: str,
-    kin: bart.Kin,
+    kin: Family,
     layers: int,
     d_model: int,
     heads: int,
@@ -936,17 +936,17 @@ def _bart(
         scaled=scaled,
         name=name,
     )
-    ROWS[name] = Entry(name=name, family=kin.family, source=source, dtype="float32", make=make)
+    ROWS[name] = Entry(name=name, family=kin.name, source=source, dtype="float32", make=make)
 
 
 # layers of each stack, d_model, heads
 TRANSFORMER_SOURCE = "Vaswani et al. 2017, arXiv 1706.03762, Table 3 and section 5.1; as a Marian model"
-_transformer = partial(_bart, kin=marian.KIN, source=TRANSFORMER_SOURCE, vocab=37000, activation="relu", scaled=True)
+_transformer = partial(_bart, kin=marian.FAMILY, source=TRANSFORMER_SOURCE, vocab=37000, activation="relu", scaled=True)
 _transformer("transformer-base", layers=6, d_model=512, heads=8)
 _transformer("transformer-big", layers=6, d_model=1024, heads=16)
 BART_SOURCE = "Lewis et al. 2020, arXiv 1910.13461; config of facebook/"
-_bart("bart-base", bart.KIN, 6, 768, 12, BART_SOURCE + "bart-base", vocab=50265, activation="gelu", scaled=False)
-_bart("bart-large", bart.KIN, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50265, activation="gelu", scaled=False)
+_bart("bart-base", bart.FAMILY, 6, 768, 12, BART_SOURCE + "bart-base", vocab=50265, activation="gelu", scaled=False)
+_bart("bart-large", bart.FAMILY, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50265, activation="gelu", scaled=False)
 
 
 def _vit_base() -> Model:

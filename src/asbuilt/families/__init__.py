@@ -1,12 +1,12 @@
-"""Published model families: one module per `model_type`, each a total reader, a writer back, and tensor tables."""
+"""Published model families: one file per `model_type`, each with a `FAMILY` that reads, writes and names tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
-from types import ModuleType
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
@@ -20,56 +20,8 @@ from asbuilt.spec import Model, stored_weights
 if TYPE_CHECKING:
     from asbuilt.checkpoint.gguf import GGUFFile
 
-# model_type to the module that reads it; imported when asked for
-FAMILIES: dict[str, str] = {
-    "bart": "asbuilt.families.bart",
-    "bert": "asbuilt.families.bert",
-    "bloom": "asbuilt.families.bloom",
-    "chinchilla": "asbuilt.families.chinchilla",
-    "clip": "asbuilt.families.clip",
-    "cohere": "asbuilt.families.cohere",
-    "deepseek": "asbuilt.families.deepseek",
-    "deepseek_v2": "asbuilt.families.deepseek_v2",
-    "deepseek_v3": "asbuilt.families.deepseek_v3",
-    "falcon": "asbuilt.families.falcon",
-    "gemma": "asbuilt.families.gemma",
-    "gemma2": "asbuilt.families.gemma2",
-    "gemma3": "asbuilt.families.gemma3",
-    "gemma3_text": "asbuilt.families.gemma3_text",
-    "glm4_moe": "asbuilt.families.glm4_moe",
-    "gpt2": "asbuilt.families.gpt2",
-    "gpt_neox": "asbuilt.families.gpt_neox",
-    "gpt_oss": "asbuilt.families.gpt_oss",
-    "granite": "asbuilt.families.granite",
-    "kimi_k2": "asbuilt.families.kimi_k2",
-    "llama": "asbuilt.families.llama",
-    "llama4": "asbuilt.families.llama4",
-    "llama4_text": "asbuilt.families.llama4_text",
-    "llava": "asbuilt.families.llava",
-    "marian": "asbuilt.families.marian",
-    "mbart": "asbuilt.families.mbart",
-    "mistral": "asbuilt.families.mistral",
-    "mixtral": "asbuilt.families.mixtral",
-    "modernbert": "asbuilt.families.modernbert",
-    "mpt": "asbuilt.families.mpt",
-    "mt5": "asbuilt.families.mt5",
-    "olmo": "asbuilt.families.olmo",
-    "olmo2": "asbuilt.families.olmo2",
-    "olmoe": "asbuilt.families.olmoe",
-    "opt": "asbuilt.families.opt",
-    "palm": "asbuilt.families.palm",
-    "phi": "asbuilt.families.phi",
-    "phi3": "asbuilt.families.phi3",
-    "qwen2": "asbuilt.families.qwen2",
-    "qwen3": "asbuilt.families.qwen3",
-    "qwen3_moe": "asbuilt.families.qwen3_moe",
-    "roberta": "asbuilt.families.roberta",
-    "smollm3": "asbuilt.families.smollm3",
-    "starcoder2": "asbuilt.families.starcoder2",
-    "switch_transformers": "asbuilt.families.switch_transformers",
-    "t5": "asbuilt.families.t5",
-    "vit": "asbuilt.families.vit",
-}
+# The `model_type`s that are read: each is a file here, imported when asked for.
+FAMILIES = tuple(sorted(module.name for module in iter_modules(__path__) if not module.ispkg))
 
 __all__ = [
     "FAMILIES",
@@ -86,22 +38,16 @@ __all__ = [
 ]
 
 
-def _family(family: object, field: str = "family") -> Any:  # noqa: ANN401  # a value, or a module that has its functions
-    module = _module(family, field)
-    found = getattr(module, "FAMILY", None)
-    return found if isinstance(found, Family) else module
-
-
-def _module(family: object, field: str) -> ModuleType:
-    if not isinstance(family, str) or family not in FAMILIES:
+def _family(name: object, field: str = "family") -> Family:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
-            "missing" if family is None else "unknown family",
+            "missing" if name is None else "unknown family",
             field=field,
-            value=family,
+            value=name,
             allowed=", ".join(FAMILIES),
-            fix=_instead(family),
+            fix=_instead(name),
         )
-    return import_module(FAMILIES[family])
+    return import_module(f"{__name__}.{name}").FAMILY
 
 
 def _instead(family: object) -> str:
@@ -223,30 +169,25 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
     Raises InputError naming a weight of the spec that the family has no name for, or one that the spec lacks, and for
     weights packed in a way that is not read.
     """
-    module = _family(family)
-    prefix = getattr(module, "PREFIX", getattr(module, "prefix", "model."))  # transformers' `base_model_prefix`
+    found, names = _family(family), None
     if quantization is None:
-        return replace(_covering(module.table(spec), spec, family), prefix=prefix)
-    method, packed = quantization.get("quant_method"), _packed(family)
-    if not isinstance(method, str) or method not in packed:
+        names = found.table
+    elif reads_packed(family, quantization):
+        names = found.packed[quantization["quant_method"]]
+    if names is None:
         raise InputError(
             f"weights packed so are not read in {family}",
             field="quantization_config.quant_method",
-            value=method,
+            value=quantization and quantization.get("quant_method"),
             fix="use the unquantised checkpoint, or a GGUF file",
         )
-    return replace(_covering(packed[method](spec), spec, family), prefix=prefix)
+    return replace(_covering(names(spec), spec, family), prefix=found.prefix)
 
 
 def reads_packed(family: str, quantization: dict[str, Any]) -> bool:
     """Returns whether checkpoint folders of the family are read where their weights are packed so."""
     method = quantization.get("quant_method")
-    return isinstance(method, str) and method in _packed(family)
-
-
-def _packed(family: str) -> Mapping[str, Callable[[Model], Table]]:
-    found = _family(family)
-    return found.packed if isinstance(found, Family) else getattr(found, "PACKED", {})
+    return isinstance(method, str) and method in _family(family).packed
 
 
 def _covering(table: Table, spec: Model, family: str) -> Table:
@@ -296,8 +237,5 @@ def _architecture(file: GGUFFile, name: str) -> gguf.Architecture:
 
 def _no_gguf(family: str, field: str) -> InputError:
     return InputError(
-        "GGUF files of this family are not read or written",
-        field=field,
-        value=family,
-        fix="use the checkpoint folder",
+        "GGUF files of this family are not read or written", field=field, value=family, fix="use the checkpoint folder"
     )

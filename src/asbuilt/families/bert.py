@@ -8,21 +8,17 @@ BertForPreTraining is refused. Padding is expected on the right, as these models
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from asbuilt.errors import InputError
-from asbuilt.families.shared.common import (
-    ACTIVATION_NAMES,
-    MOST_LAYERS,
-    config_of,
-    divide,
-    named_entries,
-    read_common,
-    require_same,
-)
-from asbuilt.families.shared.fused import branches, expect, outside_entries
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Headed, Irrelevant, Key, Only, Size, Values, activation, depth, eps
+from asbuilt.families.shared.names import Names
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.sizes import SharedOut
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     MLP,
@@ -40,12 +36,6 @@ from asbuilt.spec import (
     TypeEmbedding,
 )
 
-FAMILY = "bert"
-PREFIX = "bert."
-HEADS = ("BertForMaskedLM", "BertModel")
-WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
-DEFAULTS: dict[str, Any] = {"vocab_size": 30522, "max_position_embeddings": 512}
-
 OUTSIDE = {
     "embedding": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -58,7 +48,6 @@ HEAD = {
     "head.transform.norm": "cls.predictions.transform.LayerNorm",
     "head": "cls.predictions",
 }
-DECODER = "cls.predictions.decoder"
 STEMS = {
     "attention.body.q": "attention.self.query",
     "attention.body.k": "attention.self.key",
@@ -91,7 +80,7 @@ def build(
     masked: bool = True,
     head_activation: Activation | None = None,
     pooled: bool = False,
-    name: str = FAMILY,
+    name: str = "bert",
 ) -> Model:
     """Returns the model of these dimensions, `masked` with the masked language model's head, `pooled` with a pooler.
 
@@ -123,112 +112,65 @@ def build(
     )
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' BertConfig.
+class Ends(Headed):
+    """What the model ends in: the masked language model's head, or the stream and a pooler, which may be left out."""
 
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    if config.get("architectures") == ["BertForPreTraining"]:
-        raise reader.error(
-            "architectures",
-            "the next-sentence head is not read",
-            value=config["architectures"],
-            fix='say ["BertForMaskedLM"] to read its file without that head',
-        )
-    for key in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type"):
-        reader.irrelevant(f"pooler_{key}", "of the first release's code, read by nobody")
-    reader.irrelevant("directionality", "of the first release's code, read by nobody")
-    dtype, sizes = read_sizes(reader, FAMILY, HEADS, DEFAULTS)
-    sizes["n_positions"] = sizes.pop("rows")
-    reader.finish()
-    return Reading(
-        spec=build(name=name, **sizes),
-        carried=reader.carried,
-        dtype=dtype,
-        family=FAMILY,
-        defaults=reader.defaults,
-        notes=reader.notes,
-    )
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads it; a tied head is the only one."""
+        super().read(reader, values)
+        pooler, tie, masked = "add_pooling_layer", "tie_word_embeddings", values["masked"]
+        if masked:
+            reader.only(pooler, False, reason="a masked language model has no pooler")
+            reader.only(tie, True, reason="a decoder of its own is not read: of its two biases one is idle")
+        else:
+            reader.irrelevant(tie, "there is no head to tie")
+        values["pooled"] = not masked and reader.flag(pooler, default=True)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys."""
+        model = parts.model
+        if model.head is not None:
+            return super().write(parts) | {"tie_word_embeddings": True}
+        return super().write(parts) | ({"add_pooling_layer": False} if model.pooler is None else {})
 
 
-def read_sizes(
-    reader: ConfigReader, family: str, heads: tuple[str, str], defaults: Mapping[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
-    """Returns the stored dtype and what `build` takes, `rows` of the position table in place of `n_positions`.
+def positions_of(parts: Parts) -> LearnedPositions:
+    """Returns the table of positions."""
+    return parts.expect(parts.model.positions, LearnedPositions, "positions")
+
+
+def _types(parts: Parts) -> int:
+    return parts.expect(parts.model.types, TypeEmbedding, "types").n_types
+
+
+def _eps(parts: Parts) -> float:
+    return parts.expect(parts.first.sum_norm, LayerNorm, f"blocks.0.{parts.first.name}.sum_norm").eps
+
+
+def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
+    """Returns the keys of bert and its kin, `rows` that of the table of positions.
 
     `heads` are the classes with the masked language model's head and without; the first is meant where none is named.
     """
-    dtype = read_common(reader, family, heads, causal=False)
-    reader.irrelevant("attention_probs_dropout_prob", "training only")
-    reader.only("position_embedding_type", "absolute", None, reason="only learned absolute positions are read")
-    reader.only("is_decoder", False, reason="as a decoder its tokens would not see those after them")
-    masked = reader.config.get("architectures") != [heads[1]]
-    if masked:
-        reader.only("add_pooling_layer", False, reason="a masked language model has no pooler")
-        reader.only(
-            "tie_word_embeddings", True, reason="a decoder of its own is not read: of its two biases one is idle"
-        )
-    else:
-        reader.irrelevant("tie_word_embeddings", "there is no head to tie")
-    d_model = reader.size("hidden_size", default=768)
-    n_heads = reader.size("num_attention_heads", default=12)
-    divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
-    return dtype, {
-        "n_vocab": reader.size("vocab_size", default=defaults["vocab_size"]),
-        "d_model": d_model,
-        "n_layers": reader.size("num_hidden_layers", default=12, most=MOST_LAYERS),
-        "n_heads": n_heads,
-        "d_ff": reader.size("intermediate_size", default=3072),
-        "rows": reader.size("max_position_embeddings", default=defaults["max_position_embeddings"]),
-        "n_types": reader.size("type_vocab_size", default=2),
-        "eps": reader.number("layer_norm_eps", default=1e-12, most=1.0),
-        "activation": reader.choice("hidden_act", choices=ACTIVATION_NAMES, default="gelu"),
-        "masked": masked,
-        "pooled": not masked and reader.flag("add_pooling_layer", default=True),
-    }
+    return (
+        Ends(heads, "masked"),
+        Size("hidden_size", "d_model", default=768),
+        Size("num_attention_heads", "n_heads", default=12),
+        SharedOut(),
+        Size("vocab_size", "n_vocab", default=n_vocab),
+        depth("num_hidden_layers", 12),
+        Size("intermediate_size", "d_ff", default=3072),
+        rows,
+        Size("type_vocab_size", "n_types", default=2, at=_types),
+        replace(eps("layer_norm_eps", 1e-12), at=_eps),
+        activation(default="gelu", tanh="gelu_new"),
+        Irrelevant("training only", "attention_probs_dropout_prob"),
+        Only("position_embedding_type", "absolute", None, reason="only learned absolute positions are read"),
+        Only("is_decoder", False, reason="as a decoder its tokens would not see those after them"),
+    )
 
 
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    config = config_of(write_sizes(spec, FAMILY, HEADS), carried, dtype)
-    require_same(spec, read(config, spec.name).spec, FAMILY)
-    return config
-
-
-def write_sizes(spec: Model, family: str, heads: tuple[str, str]) -> dict[str, Any]:
-    """Returns the keys that `read_sizes` reads; raises InputError where the spec has other parts."""
-    first, second = branches(spec, family)
-    attention = expect(first.body, Attention, "blocks.0.attention.body", family)
-    ffn = expect(second.body, MLP, "blocks.0.ffn.body", family)
-    norm = expect(first.sum_norm, LayerNorm, "blocks.0.attention.sum_norm", family)
-    positions = expect(spec.positions, LearnedPositions, "positions", family)
-    types = expect(spec.types, TypeEmbedding, "types", family)
-    bare = spec.head is None
-    written = {
-        "architectures": [heads[1 if bare else 0]],
-        "model_type": family,
-        "vocab_size": spec.n_vocab,
-        "hidden_size": spec.d_model,
-        "num_hidden_layers": spec.n_layers,
-        "num_attention_heads": attention.n_heads,
-        "intermediate_size": ffn.d_ff,
-        "hidden_act": WRITTEN_ACTIVATIONS.get(ffn.activation, ffn.activation),
-        "max_position_embeddings": positions.n_positions + positions.offset,
-        "type_vocab_size": types.n_types,
-        "layer_norm_eps": float(norm.eps),
-    }
-    if bare:
-        return written | ({"add_pooling_layer": False} if spec.pooler is None else {})
-    return written | {"tie_word_embeddings": True}
-
-
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors."""
-    return table_of(spec, FAMILY, HEAD, DECODER, UNUSED)
-
-
-def table_of(spec: Model, family: str, head: dict[str, str], decoder: str, unused: dict[str, str]) -> Table:
+def names(spec: Model, family: str, head: dict[str, str], decoder: str, unused: dict[str, str]) -> Table:
     """Returns the table of a family of these names; with a head they have the family's name in front.
 
     `decoder` is the stem under which the tied table and the head's bias may be stored again, `unused` are tensors that
@@ -237,16 +179,59 @@ def table_of(spec: Model, family: str, head: dict[str, str], decoder: str, unuse
     if spec.head is not None and spec.pooler is not None:
         raise InputError(f"{family} has no pooler beside a head", field="pooler", value=repr(spec.pooler))
     prefix = "" if spec.head is None else f"{family}."
-    entries = outside_entries(spec, {path: prefix + stem for path, stem in OUTSIDE.items()} | head, family)
-    for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, family)
+    own = Names(
+        stems=STEMS,
+        outside={path: prefix + stem for path, stem in OUTSIDE.items()} | head,
+        layers=f"{prefix}encoder.layer",
+    )
     again = {f"{decoder}.weight": "embedding.weight", f"{decoder}.bias": "head.bias"}
     word = head["head"].partition(".")[0]
     if spec.head is None:
         unused = {rf"{word}\..*": "a head, which the model without one leaves aside"}
-    return Table(
-        entries=tuple(entries),
+    return replace(
+        own(spec, family),
         ignored=BUFFERS | unused,
         duplicates={} if spec.head is None else again,
         older={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     )
+
+
+def _no_pre_training(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Refuses the class with two heads, whose file can be read without the second."""
+    if config.get("architectures") == ["BertForPreTraining"]:
+        raise InputError(
+            "the next-sentence head is not read",
+            field=f"{name}: architectures",
+            value=config["architectures"],
+            fix='say ["BertForMaskedLM"] to read its file without that head',
+        )
+    return config
+
+
+HEADS = ("BertForMaskedLM", "BertModel")
+FAMILY = Family(
+    name="bert",
+    prefix="bert.",
+    heads=HEADS,
+    causal=False,
+    prepare=_no_pre_training,
+    keys=(  # defaults as in transformers' BertConfig
+        *keys(
+            HEADS,
+            30522,
+            Size(
+                "max_position_embeddings",
+                "n_positions",
+                default=512,
+                at=lambda parts: positions_of(parts).n_positions + positions_of(parts).offset,
+            ),
+        ),
+        Irrelevant(
+            "of the first release's code, read by nobody",
+            *(f"pooler_{key}" for key in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
+            "directionality",
+        ),
+    ),
+    build=build,
+    names=partial(names, head=HEAD, decoder="cls.predictions.decoder", unused=UNUSED),
+)

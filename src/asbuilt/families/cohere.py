@@ -5,8 +5,6 @@ Command R (Cohere 2024, the model card of c4ai-command-r-v01). Rotary positions 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from asbuilt.families.shared.dimensions import Dimensions, side_by_side
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Number, Only, eps
@@ -22,9 +20,9 @@ STEMS |= {f"parallel.body.ffn.{part}": f"mlp.{part}_proj" for part in ("gate", "
 def build(dimensions: Dimensions, *, eps: float = 1e-5, bias: bool = False, logit_scale: float = 0.0625) -> Model:
     """Returns the model of these dimensions, pairs of adjacent numbers turning; `bias` is the attention's."""
     norm = LayerNorm(d=dimensions.d_model, eps=eps, bias=False)
-    turned = replace(dimensions, rotary=replace(dimensions.rotary, pairing="adjacent"))
-    block = side_by_side(turned.attention(bias=bias, output_bias=bias), turned.gated(), norm)
-    return turned.model((block,) * turned.n_layers, norm, logit_scale=logit_scale)
+    attention = dimensions.attention(adjacent=True, bias=bias, output_bias=bias)
+    block = side_by_side(attention, dimensions.gated(), norm)
+    return dimensions.model((block,) * dimensions.n_layers, norm, logit_scale=logit_scale)
 
 
 FAMILY = Family(

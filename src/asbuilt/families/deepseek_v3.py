@@ -6,38 +6,11 @@ which is told by `quantization_config`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from asbuilt.families.shared import experts, latent
-from asbuilt.families.shared.reader import ConfigReader, Reading
-from asbuilt.families.shared.table import Table
-from asbuilt.spec import Model, Router
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Says
+from asbuilt.spec import Router
 
-# of transformers' DeepseekV3Config
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "n_shared_experts": 1,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 3,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "max_position_embeddings": 4096,
-}
 EPS = 1e-20  # of the sum that chosen scores are divided by
 
 
@@ -55,40 +28,42 @@ def usual_router(d_model: int, n_experts: int, top_k: int, scale: float) -> Rout
     )
 
 
-def _read_router(reader: ConfigReader, d_model: int, n_layers: int) -> Router:
-    reader.only("scoring_func", "sigmoid", reason="this family scores by sigmoid")
-    reader.only("topk_method", "noaux_tc", reason="this family chooses by corrected scores, within groups")
-    return experts.read_grouped_router(
-        reader, d_model, n_layers, DEFAULTS, scoring="sigmoid", score="two_best", correction=True, eps=EPS
-    )
-
-
-def _write_router(router: Router, carried: Mapping[str, Any]) -> dict[str, Any]:
-    said = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-    return said | experts.write_grouped_router(router, carried)
-
-
-FAMILY = latent.Family(
-    name="deepseek_v3",
-    heads=("DeepseekV3ForCausalLM",),
-    defaults=DEFAULTS,
-    read_router=_read_router,
-    write_router=_write_router,
-    interleave_key="rope_interleave",
-    predicts=True,
+ROUTER = experts.routed(
+    Says("scoring_func", "sigmoid", reason="this family scores by sigmoid"),
+    Says("topk_method", "noaux_tc", reason="this family chooses by corrected scores, within groups"),
+    experts.GROUPED_TRAINING,
+    *experts.counts("n_routed_experts", "num_local_experts", n_experts=256, top_k=8),
+    experts.Groups(n_group=8, topk_group=4, score="two_best"),
+    experts.renormalise(True),
+    experts.scale(2.5),
+    scoring="sigmoid",
+    correction=True,
+    eps=EPS,
 )
 
-
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; raises InputError naming the key at fault."""
-    return latent.read(FAMILY, config, name)
-
-
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    return latent.write(FAMILY, spec, carried, dtype)
-
-
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors, as on the hub: one matrix for each expert."""
-    return latent.table(spec, FAMILY.name)
+FAMILY = Family(
+    name="deepseek_v3",
+    heads=("DeepseekV3ForCausalLM",),
+    keys=latent.keys(  # defaults as in transformers' DeepseekV3Config
+        ROUTER,
+        interleave="rope_interleave",
+        predicts=True,
+        n_vocab=129280,
+        d_model=7168,
+        n_layers=61,
+        max_positions=4096,
+        d_ff=18432,
+        d_expert=2048,
+        n_shared=1,
+        n_dense=3,
+        n_heads=128,
+        n_kv_heads=128,
+        kv_rank=512,
+        q_rank=1536,
+        d_rope=64,
+        d_nope=128,
+        d_value=128,
+    ),
+    build=latent.build,
+    names=latent.names,
+)

@@ -9,25 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families import gemma3_text
-from asbuilt.families.clip import nested
-from asbuilt.families.shared.common import read_common
-from asbuilt.families.shared.fused import expect
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Check, Values, tied
 from asbuilt.families.shared.multimodal import (
+    AROUND,
+    SAME_TIE,
+    Text,
     multimodal_table,
-    read_around,
-    read_placeholder,
-    read_text,
+    placeholder,
+    projector_of,
+    tower_of,
     vision_of,
-    write_multimodal,
 )
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Table, Transpose, entry
-from asbuilt.families.shared.towers import SIGLIP_DEFAULTS, read_tower, read_tower_common, tower, write_tower
-from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, TiedHead, Vision
-
-FAMILY = "gemma3"
-HEADS = ("Gemma3ForConditionalGeneration",)
-IMAGES = "siglip_vision_model"
+from asbuilt.families.shared.towers import BESIDE, SIGLIP, Nested, tower, tower_keys
+from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, Vision
 
 
 def build(text: Model, images: dict[str, Any], *, placeholder: int, n_tokens: int = 256) -> Model:
@@ -45,57 +43,75 @@ def build(text: Model, images: dict[str, Any], *, placeholder: int, n_tokens: in
     return replace(text, vision=Vision(tower=seen, projector=projector, placeholder=placeholder, both_ways=True))
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' Gemma3Config.
+class NoHead:
+    """`vision_use_head`, which has to say false, as the class default is true."""
 
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS)
-    read_around(reader)
-    tied = reader.flag("tie_word_embeddings", default=True)
-    text = read_text(reader, gemma3_text)
-    uncapped = text.spec.language_head is not None and text.spec.language_head.softcap is None
-    reader.require("text_config", uncapped, "one without final_logit_softcapping, which is not applied beside images")
-    same = isinstance(text.spec.head, TiedHead) == tied
-    reader.require("tie_word_embeddings", same, "what text_config says")
-    images = nested(reader, "vision_config", IMAGES)
-    read_tower_common(images)
-    images.only("vision_use_head", False, reason="a tower with a head of its own is not read")
-    seen = read_tower(images, SIGLIP_DEFAULTS)
-    if "vision_use_head" not in images.config:
-        raise images.error("vision_use_head", "missing, which means true", allowed="false")
-    images.finish()
-    side = seen["image_size"] // seen["patch_size"]
-    n_tokens = reader.size("mm_tokens_per_image", default=256, most=2**28)
-    reader.require("mm_tokens_per_image", int(n_tokens**0.5) <= side, f"at most the {side**2} patches")
-    placeholder = read_placeholder(reader, 262144, text.spec, beyond=True)
-    spec = build(text.spec, seen, placeholder=placeholder, n_tokens=n_tokens)
-    reader.irrelevant("mm_tokens_per_image", "told by the projector, up to a rest")
-    reader.finish()
-    carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
+    key = "vision_use_head"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Refuses a tower with a head of its own."""
+        reader.only(self.key, False, reason="a tower with a head of its own is not read")
+        if self.key not in reader.config:
+            raise reader.error(self.key, "missing, which means true", allowed="false")
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the key."""
+        return {self.key: False}
 
 
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    vision = vision_of(spec, FAMILY)
-    projector = expect(vision.projector, PooledProjector, "vision.projector", FAMILY)
-    said = carried.get("mm_tokens_per_image", vision.n_tokens)
-    same = projector.n_side // max(1, int(said**0.5)) == projector.pool
-    written = {
-        "architectures": [HEADS[0]],
-        "vision_config": write_tower(vision.tower, FAMILY) | {"model_type": IMAGES, "vision_use_head": False},
-        "mm_tokens_per_image": said if same else vision.n_tokens,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-    }
-    return write_multimodal(spec, gemma3_text, written, carried, dtype, FAMILY, read)
+class Tokens:
+    """How many tokens an image becomes; the projector tells it up to a rest, so it is carried."""
+
+    key = "mm_tokens_per_image"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the number."""
+        images = values["images"]
+        side = images["image_size"] // images["patch_size"]
+        values["n_tokens"] = reader.size(self.key, default=256, most=2**28)
+        reader.require(self.key, int(values["n_tokens"] ** 0.5) <= side, f"at most the {side**2} patches")
+        reader.irrelevant(self.key, "told by the projector, up to a rest")
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the number, as carried where it means the same."""
+        projector, made = projector_of(parts, PooledProjector), vision_of(parts).n_tokens
+        said = parts.carried.get(self.key, made)
+        same = projector.n_side // max(1, int(said**0.5)) == projector.pool
+        return {self.key: said if same else made}
 
 
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors."""
+def _uncapped(values: Values) -> bool:
+    head = values["text"].language_head
+    return head is not None and head.softcap is None
+
+
+def _names(spec: Model, family: str) -> Table:
     projector = [
         entry("vision.projector.weight", "multi_modal_projector.mm_input_projection_weight", Transpose()),
         entry("vision.projector.norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
     ]
-    return multimodal_table(spec, gemma3_text.table(replace(spec, vision=None)), projector, FAMILY)
+    return multimodal_table(spec, gemma3_text.FAMILY.table(replace(spec, vision=None)), projector, family)
+
+
+FAMILY = Family(
+    name="gemma3",
+    heads=("Gemma3ForConditionalGeneration",),
+    keys=(  # defaults as in transformers' Gemma3Config
+        AROUND,
+        tied(True),
+        Text(gemma3_text.FAMILY),
+        Check("text_config", (_uncapped, "one without final_logit_softcapping, which is not applied beside images")),
+        SAME_TIE,
+        Nested(
+            key="vision_config",
+            into="images",
+            kind="siglip_vision_model",
+            at=tower_of,
+            keys=(*BESIDE, NoHead(), *tower_keys(SIGLIP)),
+        ),
+        Tokens(),
+        placeholder(262144, beyond=True),
+    ),
+    build=build,
+    names=_names,
+)

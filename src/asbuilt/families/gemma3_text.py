@@ -8,137 +8,112 @@ from __future__ import annotations
 from typing import Any
 
 from asbuilt.families import gemma
-from asbuilt.families.gemma2 import (
-    FULL,
-    SLIDING,
-    every,
-    read_activation,
-    read_cap,
-    read_scale,
-    read_windows,
-    write_more,
-)
-from asbuilt.families.gemma2 import STEMS as GEMMA2_STEMS
-from asbuilt.families.shared.common import config_of, read_common, require_same
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.gemma2 import ACTIVATION, SANDWICH, SCALE, Windows, cap, every
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Only, Values
+from asbuilt.families.shared.names import QK_NORMS, Names
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import KINDS, ORIGINAL, read_scaling, write_rotary
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.sizes import FULL, SLIDING
 from asbuilt.spec import Model, Rotary
 
-FAMILY = "gemma3_text"
-HEADS = ("Gemma3ForCausalLM",)
-THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 SCALINGS = {kind: KINDS[kind] for kind in ("default", "linear", "yarn", "llama3")}
-
-STEMS = GEMMA2_STEMS | {"attention.body.q_norm": "self_attn.q_norm", "attention.body.k_norm": "self_attn.k_norm"}
-
-
-def read(config: dict[str, Any], name: str, prefix: str = "") -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' Gemma3TextConfig.
-
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name, prefix)
-    dtype = read_common(reader, FAMILY, HEADS)
-    sizes = gemma.read_sizes(
-        reader,
-        vocab_size=262208,
-        hidden_size=2304,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        intermediate_size=9216,
-        max_position_embeddings=131072,
-    )
-    reader.only("attn_logit_softcapping", None, reason="heads are normed here instead, and transformers never caps")
-    full, local = read_rotaries(reader, sizes["d_head"], sizes["max_positions"])
-    windows = read_windows(reader, _usual(reader, gemma.read_depth(reader, 26)))
-    more: dict[str, Any] = {
-        "activation": read_activation(reader),
-        "scale": read_scale(reader),
-        "logit_softcap": read_cap(reader, "final_logit_softcapping", None),
-    }
-    reader.finish()
-    layers = tuple((full if window is None else local, window) for window in windows)
-    spec = gemma.build(layers=layers, sandwich=True, head_norms=True, name=name, **sizes, **more)
-    return Reading(
-        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
-    )
 
 
 def _usual(reader: ConfigReader, n_layers: int) -> tuple[str, ...]:
     """Returns the layer types that the older `sliding_window_pattern` stands for; `layer_types` may only agree."""
-    usual = every(reader.size("sliding_window_pattern", default=6), n_layers)
-    if reader.given("sliding_window_pattern") and reader.given("layer_types"):
-        agreed = reader.config["layer_types"] == list(usual)
-        reader.require("sliding_window_pattern", agreed, "what layer_types lists")
-    reader.overruled("sliding_window_pattern", "layer_types")
-    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-        reader.irrelevant(key, "layer_types, as it is written, says it")
+    key = "sliding_window_pattern"
+    usual = every(reader.size(key, default=6), n_layers)
+    if reader.given(key) and reader.given("layer_types"):
+        reader.require(key, reader.config["layer_types"] == list(usual), "what layer_types lists")
+    reader.overruled(key, "layer_types")
+    for one in (key, f"_{key}"):
+        reader.irrelevant(one, "layer_types, as it is written, says it")
     return usual
 
 
-def read_rotaries(reader: ConfigReader, d_head: int, context: int) -> tuple[Rotary, Rotary]:
-    """Returns the rotations of layers that see everything, and of those with a window.
+class Rotaries:
+    """The rotations of layers that see everything, and of those with a window.
 
     The newer `rope_parameters` has an object for each; the older keys are rope_theta with rope_scaling, and
     rope_local_base_freq.
     """
-    theta = reader.number("rope_theta", default=THETA, above=1.0)
-    local_theta = reader.number("rope_local_base_freq", default=LOCAL_THETA, above=1.0)
-    older, newer = reader.nested("rope_scaling"), reader.nested("rope_parameters")
-    if newer is None:
-        return _rotary(reader, "rope_theta", older, theta, d_head, context), Rotary(d_rotary=d_head, theta=local_theta)
-    if older is not None:
-        raise reader.error("rope_scaling", "given beside rope_parameters", allowed="one of the two")
-    full, local = newer.nested(FULL), newer.nested(SLIDING)
-    newer.finish()
-    return (
-        _rotary(reader, "rope_theta", full, theta, d_head, context),
-        _rotary(reader, "rope_local_base_freq", local, local_theta, d_head, context),
-    )
+
+    usual = (FULL, "rope_theta", 1_000_000.0), (SLIDING, "rope_local_base_freq", 10_000.0)
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads both."""
+        older, newer = reader.nested("rope_scaling"), reader.nested("rope_parameters")
+        if newer is not None and older is not None:
+            raise reader.error("rope_scaling", "given beside rope_parameters", allowed="one of the two")
+        thetas = [reader.number(key, default=theta, above=1.0) for _, key, theta in self.usual]
+        inside = [older, None] if newer is None else [newer.nested(kind) for kind, _, _ in self.usual]
+        if newer is not None:
+            newer.finish()
+        given = zip(self.usual, inside, thetas, strict=True)
+        values["rotaries"] = [self._one(reader, key, inner, theta, values) for (_, key, _), inner, theta in given]
+
+    @staticmethod
+    def _one(reader: ConfigReader, outside: str, inner: ConfigReader | None, theta: float, values: Values) -> Rotary:
+        """Returns a rotation of base `theta`, unless the object says another and the key `outside` of it nothing."""
+        d_head, context = values["d_head"], values["max_positions"]
+        if inner is None:
+            return Rotary(d_rotary=d_head, theta=theta)
+        if inner.spelled("rope_theta"):
+            said = inner.number("rope_theta", above=1.0)
+            if outside in reader.config and said != theta:
+                raise inner.error("rope_theta", f"disagrees with {outside} outside", value=said)
+            theta = said
+        inner.only("partial_rotary_factor", 1, None, reason="this family turns whole heads")
+        original = inner.size(ORIGINAL) if ORIGINAL in inner.config else context
+        return Rotary(d_rotary=d_head, theta=theta, scaling=read_scaling(inner, original, context, d_head, SCALINGS))
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the older keys, or the newer where layers with a window have a scaling, which the older lack."""
+        d_head, context = parts.d_head, parts.max_positions
+        found = {
+            True: Rotary(d_rotary=d_head, theta=self.usual[0][2]),
+            False: Rotary(d_rotary=d_head, theta=self.usual[1][2]),
+        }
+        for i, layer in enumerate(parts.attentions):
+            found[layer.window is None] = parts.expect(layer.positions, Rotary, f"blocks.{i}.attention.body.positions")
+        full, local = found[True], found[False]
+        if local.scaling is None:
+            return write_rotary(full, context) | {self.usual[1][1]: float(local.theta)}
+        both = [write_rotary(rotary, context) for rotary in (full, local)]
+        objects = [
+            {"rope_theta": one["rope_theta"], **(one["rope_scaling"] or {"rope_type": "default"})} for one in both
+        ]
+        return {"rope_parameters": dict(zip((FULL, SLIDING), objects, strict=True))}
 
 
-def _rotary(
-    reader: ConfigReader, outside: str, inner: ConfigReader | None, theta: float, d_head: int, context: int
-) -> Rotary:
-    """Returns a rotation of base `theta`, unless the object says another and the key `outside` of it nothing."""
-    if inner is None:
-        return Rotary(d_rotary=d_head, theta=theta)
-    if inner.spelled("rope_theta"):
-        said = inner.number("rope_theta", above=1.0)
-        if outside in reader.config and said != theta:
-            raise inner.error("rope_theta", f"disagrees with {outside} outside", value=said)
-        theta = said
-    inner.only("partial_rotary_factor", 1, None, reason="this family turns whole heads")
-    original = inner.size(ORIGINAL) if ORIGINAL in inner.config else context
-    return Rotary(d_rotary=d_head, theta=theta, scaling=read_scaling(inner, original, context, d_head, SCALINGS))
+def _build(*, rotaries: list[Rotary], windows: tuple[int | None, ...], **values: Any) -> Model:  # noqa: ANN401
+    layers = [(rotaries[window is not None], window) for window in windows]
+    return gemma.build(layers=layers, sandwich=True, head_norms=True, **values)
 
 
-def write_rotaries(spec: Model) -> dict[str, Any]:
-    """Returns the older keys, or the newer where layers with a window have a scaling, which the older cannot say."""
-    kinds = {gemma.window_of(block) is None: (block, i) for i, block in enumerate(spec.blocks)}
-    found = {full: gemma.rotary_of(*place, FAMILY) for full, place in kinds.items()}
-    d_head = next(iter(found.values())).d_rotary
-    full = found.get(True, Rotary(d_rotary=d_head, theta=THETA))
-    local = found.get(False, Rotary(d_rotary=d_head, theta=LOCAL_THETA))
-    if local.scaling is None:
-        return write_rotary(full, spec.max_positions) | {"rope_local_base_freq": float(local.theta)}
-    return {"rope_parameters": {FULL: _write_one(full, spec), SLIDING: _write_one(local, spec)}}
-
-
-def _write_one(rotary: Rotary, spec: Model) -> dict[str, Any]:
-    older = write_rotary(rotary, spec.max_positions)
-    return {"rope_theta": older["rope_theta"], **(older["rope_scaling"] or {"rope_type": "default"})}
-
-
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    written = write_more(spec, FAMILY, HEADS[0]) | write_rotaries(spec)
-    config = config_of(written, carried, dtype)
-    require_same(spec, read(config, spec.name).spec, FAMILY)
-    return config
-
-
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors."""
-    return gemma.table_of(spec, STEMS, FAMILY)
+FAMILY = Family(
+    name="gemma3_text",
+    heads=("Gemma3ForCausalLM",),
+    keys=(  # defaults as in transformers' Gemma3TextConfig
+        *gemma.keys(
+            {"activation": ACTIVATION, "rotary": Rotaries()},
+            n_vocab=262208,
+            d_model=2304,
+            d_ff=9216,
+            n_layers=26,
+            n_heads=8,
+            n_kv_heads=4,
+            d_head=256,
+            max_positions=131072,
+            ties=True,
+        ),
+        Windows(_usual),
+        SCALE,
+        Only("attn_logit_softcapping", None, reason="heads are normed here instead, and transformers never caps"),
+        cap("final_logit_softcapping", "logit_softcap", None),
+    ),
+    build=_build,
+    names=Names(stems=SANDWICH | QK_NORMS),
+)

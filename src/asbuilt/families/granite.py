@@ -5,15 +5,11 @@ Granite 3 (IBM 2024); the factors keep one learning rate good at all widths: She
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from asbuilt.families.shared.dimensions import Dimensions, pre_norm
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Number, Values
+from asbuilt.families.shared.key import Number
 from asbuilt.families.shared.names import STEMS, Names
-from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.reader import LARGEST_NUMBER, ConfigReader
+from asbuilt.families.shared.reader import LARGEST_NUMBER
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, MLP_BIAS, RMS_EPS, sizes
 from asbuilt.spec import Model, RMSNorm
 
@@ -36,19 +32,10 @@ def build(
     return dimensions.model(blocks, norm, embedding_scale=embedding_scale, logit_scale=logit_scale)
 
 
-@dataclass(frozen=True)
-class Divisor(Number):
-    """A number whose reciprocal is what `build` takes, written as the shortest that has it."""
-
-    def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> float:  # noqa: ANN401
-        """Returns the reciprocal."""
-        return 1 / super().get(reader, default, null, values)
-
-    def found(self, parts: Parts) -> float:
-        """Returns the divisor."""
-        scale = super().found(parts)
-        decimals = (float(f"{1 / scale:.{digits}g}") for digits in range(1, 18))
-        return next((x for x in decimals if 1 / x == scale), 1 / scale)
+def _divisor(scale: float) -> float:
+    """Returns the shortest number whose reciprocal is `scale`."""
+    decimals = (float(f"{1 / scale:.{digits}g}") for digits in range(1, 18))
+    return next((x for x in decimals if 1 / x == scale), 1 / scale)
 
 
 FAMILY = Family(
@@ -62,7 +49,15 @@ FAMILY = Family(
         Number("embedding_multiplier", "embedding_scale", default=1.0),
         Number("attention_multiplier", "score_scale", default=1.0),
         Number("residual_multiplier", "branch_scale", default=1.0),
-        Divisor("logits_scaling", "logit_scale", default=1.0, above=1 / LARGEST_NUMBER),
+        # logits are divided by it
+        Number(
+            "logits_scaling",
+            "logit_scale",
+            default=1.0,
+            above=1 / LARGEST_NUMBER,
+            make=lambda divisor: 1 / divisor,
+            back=_divisor,
+        ),
     ),
     build=build,
     names=Names(stems=STEMS),

@@ -10,39 +10,18 @@ from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families import llama4_text
-from asbuilt.families.clip import nested
 from asbuilt.families.shared import towers
-from asbuilt.families.shared.common import named_entries, read_common
-from asbuilt.families.shared.fused import expect
-from asbuilt.families.shared.multimodal import (
-    TEXT,
-    read_around,
-    read_placeholder,
-    read_text,
-    vision_of,
-    write_multimodal,
-)
-from asbuilt.families.shared.reader import ConfigReader, Reading
-from asbuilt.families.shared.rotary import read_rotary
+from asbuilt.families.shared.common import named_entries
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Number, Only, Values, tied
+from asbuilt.families.shared.multimodal import AROUND, SAME_TIE, TEXT, Text, placeholder, projector_of, tower_of
+from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.rotary import read_rotary, shared_out
 from asbuilt.families.shared.table import Entry, Flattened, Table, entry, respelled
-from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, TiedHead, Vision
+from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, Vision
 
-FAMILY = "llama4"
-HEADS = ("Llama4ForConditionalGeneration",)
-IMAGES = "llama4_vision_model"
-# of transformers' Llama4VisionConfig, whose code norms with 1e-5 whatever the config says
-DEFAULTS: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 448,
-    "patch_size": 14,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-}
-D_OUTPUT, D_PROJECTOR, RATIO = 7680, 4096, 0.5
+WIDTH = 4096
 STEMS = towers.STEMS | {
     "attention.norm": "input_layernorm",
     "attention.body.o": "self_attn.o_proj",
@@ -65,13 +44,7 @@ PROJECTOR = {
 
 
 def build(
-    text: Model,
-    images: dict[str, Any],
-    *,
-    placeholder: int,
-    width: int = D_PROJECTOR,
-    merge: int = 2,
-    theta: float = 10000.0,
+    text: Model, images: dict[str, Any], *, placeholder: int, width: int = WIDTH, merge: int = 2, theta: float = 10000.0
 ) -> Model:
     """Returns the text with images in it, of a tower as `towers.tower` takes it.
 
@@ -86,94 +59,124 @@ def build(
     return replace(text, vision=Vision(tower=tower, projector=projector, placeholder=placeholder))
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' Llama4Config.
-
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS)
-    read_around(reader)
-    text = read_text(reader, llama4_text)
-    same = isinstance(text.spec.head, TiedHead) == reader.flag("tie_word_embeddings", default=False)
-    reader.require("tie_word_embeddings", same, "what text_config says")
-    images = nested(reader, "vision_config", IMAGES)
-    seen, width, merge, theta = _read_tower(images)
-    images.finish()
-    placeholder = read_placeholder(reader, 200092, text.spec)
-    reader.finish()
-    spec = build(text.spec, seen, placeholder=placeholder, width=width, merge=merge, theta=theta)
-    carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
+def _build(text: Model, images: dict[str, Any], placeholder: int) -> Model:
+    width, merge, theta = (images.pop(name) for name in ("width", "merge", "theta"))
+    return build(text, images, placeholder=placeholder, width=width, merge=merge, theta=theta)
 
 
-def _read_tower(images: ConfigReader) -> tuple[dict[str, Any], int, int, float]:
-    """Returns the tower, the width between its squares and the text, how wide a square is, and the rotary base."""
-    towers.read_tower_common(images)
-    images.irrelevant("projector_dropout", "training only")
-    for key, value, reason in (
+class TowerRope:
+    """The rotary base of a tower, whose heads turn by column and by row."""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the base."""
+        d_head, heads = shared_out(values), reader.names["n_heads"]
+        reader.require(heads, d_head % 4 == 0, "heads whose width is a multiple of 4, for columns and rows")
+        rotary = read_rotary(reader, d_head, values["image_size"])
+        reader.require("rope_scaling", rotary.scaling is None, "none, in a tower")
+        values["theta"] = rotary.theta
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the base."""
+        path = "vision.tower.blocks.0.attention.body.positions"
+        return {"rope_theta": float(parts.expect(parts.attention.positions, Rotary, path).theta)}
+
+
+def _merges(values: Values) -> bool:
+    side = values["image_size"] // values["patch_size"]
+    return values["merge"] * values["ratio"] == 1.0 and side % values["merge"] == 0
+
+
+class Shuffle:
+    """How squares of patches become one token, which several keys say together: the ratio and four widths."""
+
+    ratio = Number("pixel_shuffle_ratio", "ratio", default=0.5, above=1 / 2**14, most=1.0)
+    width, others = "projector_output_dim", {"projector_input_dim": WIDTH, "vision_output_dim": 7680}
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the keys; raises InputError where they do not fit together."""
+        self.ratio.read(reader, values)
+        side = values["image_size"] // values["patch_size"]
+        values["merge"] = round(1 / values["ratio"])
+        reader.require(self.ratio.key, _merges(values), f"1/n, n dividing the {side} patches on a side")
+        del values["ratio"]
+        merge = values["merge"]
+        wide = values["d_model"] * merge**2
+        allowed = f"{wide}, the width of {merge}x{merge} patches, as well"
+        reader.require(reader.names["d_ff"], values["d_ff"] == wide, allowed)
+        values["width"] = reader.size(self.width, default=WIDTH)
+        for key, default in self.others.items():
+            same = reader.size(key, default=default) == values["width"]
+            reader.require(key, same, f"{self.width} = {values['width']}")
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys; the norms' epsilon, which no config of this kind says, goes."""
+        projector = projector_of(parts.around, MLPProjector)
+        widths = dict.fromkeys((self.width, *self.others), projector.widths[1])
+        return {self.ratio.key: 1 / projector.merge, "layer_norm_eps": DROPPED} | widths
+
+
+def _names(spec: Model, family: str) -> Table:
+    vision = expect(spec.vision, Vision, "vision", family)
+    tower, path, prefix = vision.tower, "vision.tower.", "vision_model."
+    embedding = expect(tower.embedding, PatchEmbedding, f"{path}embedding", family)
+    shape = embedding.holds()["weight"].shape[1:]
+    text = llama4_text.FAMILY.table(replace(spec, vision=None))
+    entries: list[Entry] = [
+        *respelled(text.entries, TEXT),
+        *towers.outside_entries(tower, path, prefix, OUTSIDE, family, {"embedding.weight": Flattened(shape)}),
+    ]
+    for i, block in enumerate(tower.blocks):
+        entries += named_entries(block, f"{path}blocks.{i}.", STEMS, f"{prefix}model.layers.{i}.", {}, family)
+    projector = expect(vision.projector, MLPProjector, "vision.projector", family)
+    for weight in projector.holds():
+        if weight not in PROJECTOR:
+            raise InputError(f"{family} files have no name for this weight", field=f"vision.projector.{weight}")
+        entries.append(entry(f"vision.projector.{weight}", f"{PROJECTOR[weight]}.weight"))
+    again: dict[str, str] = {"language_model.lm_head.weight": "embedding.weight"} if text.duplicates else {}
+    return Table(entries=tuple(entries), ignored=text.ignored, duplicates=again)
+
+
+def _tower_keys() -> tuple[Key, ...]:
+    fixed = (
         ("norm_eps", 1e-5, "the published code norms with 1e-5"),
         ("hidden_act", "gelu", "the published code uses gelu"),
         ("multi_modal_projector_bias", False, "the published code has none"),
         ("vision_feature_layer", -1, "the published code takes what the last layer makes"),
         ("vision_feature_select_strategy", "default", "the published code leaves the class token out"),
-    ):
-        images.only(key, value, reason=reason)
-    seen = towers.read_tower(images, DEFAULTS)
-    d_head = seen["d_model"] // seen["n_heads"]
-    images.require("num_attention_heads", d_head % 4 == 0, "heads whose width is a multiple of 4, for columns and rows")
-    rotary = read_rotary(images, d_head, seen["image_size"])
-    images.require("rope_scaling", rotary.scaling is None, "none, in a tower")
-    ratio = images.number("pixel_shuffle_ratio", default=RATIO, above=1 / 2**14, most=1.0)
-    merge, side = round(1 / ratio), seen["image_size"] // seen["patch_size"]
-    fits = merge * ratio == 1.0 and side % merge == 0
-    images.require("pixel_shuffle_ratio", fits, f"1/n, n dividing the {side} patches on a side")
-    wide = seen["d_model"] * merge**2
-    images.require("intermediate_size", seen["d_ff"] == wide, f"{wide}, the width of {merge}x{merge} patches, as well")
-    width = images.size("projector_output_dim", default=D_PROJECTOR)
-    for key, default in (("projector_input_dim", D_PROJECTOR), ("vision_output_dim", D_OUTPUT)):
-        images.require(key, images.size(key, default=default) == width, f"projector_output_dim = {width}")
-    return seen, width, merge, rotary.theta
+    )
+    return (
+        *towers.BESIDE,
+        Irrelevant("training only", "projector_dropout"),
+        *(Only(key, value, reason=reason) for key, value, reason in fixed),
+        # of transformers' Llama4VisionConfig, whose code norms with 1e-5 whatever the config says
+        *towers.tower_keys(
+            {
+                "d_model": 768,
+                "d_ff": 5632,
+                "n_layers": 34,
+                "n_heads": 16,
+                "image_size": 448,
+                "patch_size": 14,
+                "act": "gelu",
+                "eps": 1e-5,
+            }
+        ),
+        TowerRope(),
+        Shuffle(),
+    )
 
 
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    vision = vision_of(spec, FAMILY)
-    projector = expect(vision.projector, MLPProjector, "vision.projector", FAMILY)
-    attention, _, _ = towers.first_parts(vision.tower, FAMILY)
-    rotary = expect(attention.positions, Rotary, "vision.tower.blocks.0.attention.body.positions", FAMILY)
-    images = towers.write_tower(vision.tower, FAMILY) | {
-        "model_type": IMAGES,
-        "rope_theta": float(rotary.theta),
-        "pixel_shuffle_ratio": 1 / projector.merge,
-        **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), projector.widths[1]),
-    }
-    del images["layer_norm_eps"]
-    written = {
-        "architectures": [HEADS[0]],
-        "vision_config": images,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-    }
-    return write_multimodal(spec, llama4_text, written, carried, dtype, FAMILY, read)
-
-
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors."""
-    vision = vision_of(spec, FAMILY)
-    tower, path, prefix = vision.tower, "vision.tower.", "vision_model."
-    embedding = expect(tower.embedding, PatchEmbedding, f"{path}embedding", FAMILY)
-    shape = embedding.holds()["weight"].shape[1:]
-    text = llama4_text.table(replace(spec, vision=None))
-    entries: list[Entry] = [
-        *respelled(text.entries, TEXT),
-        *towers.outside_entries(tower, path, prefix, OUTSIDE, FAMILY, {"embedding.weight": Flattened(shape)}),
-    ]
-    for i, block in enumerate(tower.blocks):
-        entries += named_entries(block, f"{path}blocks.{i}.", STEMS, f"{prefix}model.layers.{i}.", {}, FAMILY)
-    projector = expect(vision.projector, MLPProjector, "vision.projector", FAMILY)
-    for weight in projector.holds():
-        if weight not in PROJECTOR:
-            raise InputError(f"{FAMILY} files have no name for this weight", field=f"vision.projector.{weight}")
-        entries.append(entry(f"vision.projector.{weight}", f"{PROJECTOR[weight]}.weight"))
-    again: dict[str, str] = {"language_model.lm_head.weight": "embedding.weight"} if text.duplicates else {}
-    return Table(entries=tuple(entries), ignored=text.ignored, duplicates=again)
+FAMILY = Family(
+    name="llama4",
+    heads=("Llama4ForConditionalGeneration",),
+    keys=(  # defaults as in transformers' Llama4Config
+        AROUND,
+        Text(llama4_text.FAMILY),
+        tied(False),
+        SAME_TIE,
+        towers.Nested(key="vision_config", into="images", kind="llama4_vision_model", at=tower_of, keys=_tower_keys()),
+        placeholder(200092),
+    ),
+    build=_build,
+    names=_names,
+)

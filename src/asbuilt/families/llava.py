@@ -9,38 +9,25 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families import llama
-from asbuilt.families.clip import IMAGES, nested
-from asbuilt.families.shared.common import ACTIVATION_NAMES, read_common
-from asbuilt.families.shared.fused import expect
-from asbuilt.families.shared.multimodal import (
-    multimodal_table,
-    read_placeholder,
-    read_text,
-    vision_of,
-    write_multimodal,
-)
-from asbuilt.families.shared.reader import ConfigReader, Reading, is_whole
+from asbuilt.families.clip import IMAGES
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Values, activation
+from asbuilt.families.shared.multimodal import Text, multimodal_table, placeholder, projector_of, tower_of, vision_of
+from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.table import Table, entry
-from asbuilt.families.shared.towers import (
-    CLIP_DEFAULTS,
-    WRITTEN_ACTIVATIONS,
-    read_tower,
-    read_tower_common,
-    tower,
-    write_tower,
-)
+from asbuilt.families.shared.towers import BESIDE, CLIP, Nested, TowerDefaults, tower, tower_keys
 from asbuilt.spec import Activation, MLPProjector, Model, TiedHead, Vision
 
-FAMILY = "llava"
-HEADS = ("LlavaForConditionalGeneration",)
 # Where no tower is described at all, CLIP's large one.
-LARGE = CLIP_DEFAULTS | {
-    "intermediate_size": 4096,
-    "hidden_size": 1024,
+LARGE: TowerDefaults = {
+    **CLIP,
+    "d_ff": 4096,
+    "d_model": 1024,
     "patch_size": 14,
     "image_size": 336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
+    "n_layers": 24,
+    "n_heads": 16,
 }
 
 
@@ -66,76 +53,81 @@ def build(
     return replace(text, vision=vision)
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' LlavaConfig.
+class Depth:
+    """After how many blocks the stream is taken: counted from 0, or from the end, where -1 is after all; carried so."""
 
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS)
-    reader.irrelevant("ignore_index", "training only")
-    reader.irrelevant("image_seq_length", "told by the tower's size, and used by the processor alone")
-    reader.irrelevant("vocab_size", "the text's own says it")
-    text = read_text(reader, llama)
-    if reader.flag("tie_word_embeddings", default=False):  # or where the text says so
-        head = TiedHead(d_model=text.spec.d_model, n_vocab=text.spec.n_vocab)
-        text = replace(text, spec=replace(text.spec, head=head))
-    images = nested(reader, "vision_config", IMAGES)
-    read_tower_common(images)
-    seen = read_tower(images, CLIP_DEFAULTS if reader.given("vision_config") else LARGE)
-    images.finish()
-    strategy = reader.choice(
-        "vision_feature_select_strategy", choices={"default": False, "full": True}, default="default"
-    )
-    activation = reader.choice("projector_hidden_act", choices=ACTIVATION_NAMES, default="gelu")
-    spec = build(
-        text.spec,
-        seen,
-        placeholder=read_placeholder(reader, 32000, text.spec),
-        layers=_layers(reader, seen["n_layers"]),
-        keep_class=strategy,
-        activation=activation,
-        bias=reader.flag("multimodal_projector_bias", default=True),
-    )
-    reader.irrelevant("vision_feature_layer", "counted from above or below, as it was")
-    reader.finish()
-    carried = reader.carried | {"text_config": text.carried, "vision_config": images.carried}
-    return Reading(spec=spec, carried=carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes)
+    key = "vision_feature_layer"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the number."""
+        said, n = reader.config.get(self.key, -2), values["images"]["n_layers"]
+        reader.require(self.key, is_whole(said) and -n - 1 <= said <= n, f"one whole number, {-n - 1} to {n}")
+        reader.irrelevant(self.key, "counted from above or below, as it was")
+        values["layers"] = said % (n + 1)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the number, as it was counted where that means the same."""
+        vision = vision_of(parts)
+        n = vision.tower.n_layers + 1
+        layers = n - 1 if vision.layers is None else vision.layers
+        said = parts.carried.get(self.key, layers - n)
+        return {self.key: said if said % n == layers else layers - n}
 
 
-def _layers(reader: ConfigReader, n_layers: int) -> int:
-    """Returns after how many blocks the stream is taken: counted from 0, or from the end, where -1 is after all."""
-    said = reader.config.get("vision_feature_layer", -2)
-    ok = is_whole(said) and -n_layers - 1 <= said <= n_layers
-    reader.require("vision_feature_layer", ok, f"one whole number, {-n_layers - 1} to {n_layers}")
-    return said % (n_layers + 1)
+class Tied(Flag):
+    """Whether the text's head is tied, which its own config may say too."""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the flag, and ties the head."""
+        super().read(reader, values)
+        if values.pop(self.into):
+            text = values["text"]
+            values["text"] = replace(text, head=TiedHead(d_model=text.d_model, n_vocab=text.n_vocab))
 
 
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    vision = vision_of(spec, FAMILY)
-    projector = expect(vision.projector, MLPProjector, "vision.projector", FAMILY)
-    n = vision.tower.n_layers + 1
-    layers = n - 1 if vision.layers is None else vision.layers
-    said = carried.get("vision_feature_layer", layers - n)
-    written = {
-        "architectures": [HEADS[0]],
-        "vision_config": write_tower(vision.tower, FAMILY) | {"model_type": IMAGES},
-        "projector_hidden_act": WRITTEN_ACTIVATIONS.get(projector.activation, projector.activation),
-        "multimodal_projector_bias": projector.bias,
-        "vision_feature_layer": said if said % n == layers else layers - n,
-        "vision_feature_select_strategy": "full" if vision.keep_class else "default",
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-    }
-    return write_multimodal(spec, llama, written, carried, dtype, FAMILY, read)
-
-
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors."""
-    held = vision_of(spec, FAMILY).projector.holds()
+def _names(spec: Model, family: str) -> Table:
+    held = expect(spec.vision, Vision, "vision", family).projector.holds()
     stored = {"layers_0": "linear_1", "layers_1": "linear_2"}
     projector = []
     for name in held:
         stem, _, kind = name.partition(".")
         projector.append(entry(f"vision.projector.{name}", f"multi_modal_projector.{stored.get(stem, stem)}.{kind}"))
-    return multimodal_table(spec, llama.table(replace(spec, vision=None)), projector, FAMILY)
+    return multimodal_table(spec, llama.FAMILY.table(replace(spec, vision=None)), projector, family)
+
+
+FAMILY = Family(
+    name="llava",
+    heads=("LlavaForConditionalGeneration",),
+    keys=(  # defaults as in transformers' LlavaConfig
+        Text(llama.FAMILY),
+        Tied("tie_word_embeddings", "tied", default=False),
+        Nested(
+            key="vision_config",
+            into="images",
+            kind=IMAGES,
+            at=tower_of,
+            keys=(*BESIDE, *tower_keys(CLIP)),
+            otherwise=(*BESIDE, *tower_keys(LARGE)),
+        ),
+        Choice(
+            "vision_feature_select_strategy",
+            "keep_class",
+            default="default",
+            choices={"default": False, "full": True},
+            at=lambda parts: vision_of(parts).keep_class,
+        ),
+        replace(
+            activation("projector_hidden_act", "gelu"), at=lambda parts: projector_of(parts, MLPProjector).activation
+        ),
+        placeholder(32000),
+        Depth(),
+        Flag(
+            "multimodal_projector_bias", "bias", default=True, at=lambda parts: projector_of(parts, MLPProjector).bias
+        ),
+        Irrelevant("training only", "ignore_index"),
+        Irrelevant("told by the tower's size, and used by the processor alone", "image_seq_length"),
+        Irrelevant("the text's own says it", "vocab_size"),
+    ),
+    build=build,
+    names=_names,
+)

@@ -6,13 +6,6 @@ store the sinusoids too, which are passed over.
 
 from __future__ import annotations
 
-from asbuilt.families.bart import BIG, Kin
+from asbuilt.families.bart import Kin, family
 
-KIN = Kin(
-    family="marian",
-    heads=("MarianMTModel",),
-    defaults={**BIG, "vocab_size": 58101, "decoder_start_token_id": 58100},
-    sinusoids=True,
-    two_vocabularies=True,
-)
-read, write, table = KIN.read, KIN.write, KIN.table
+FAMILY = family("marian", "MarianMTModel", Kin(sinusoids=True, two_vocabularies=True), n_vocab=58101, start=58100)

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from asbuilt.families.bart import BIG, Kin
+from asbuilt.families.bart import Kin, family
 
-KIN = Kin(
-    family="mbart",
-    heads=("MBartForConditionalGeneration",),
-    defaults={**BIG, "vocab_size": 50265},
-    norm_first=True,
-    embedding_norm=True,
-)
-read, write, table = KIN.read, KIN.write, KIN.table
+FAMILY = family("mbart", "MBartForConditionalGeneration", Kin(norm_first=True, embedding_norm=True), n_vocab=50265)

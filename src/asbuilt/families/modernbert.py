@@ -9,20 +9,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from asbuilt.families.shared.common import (
-    ACTIVATION_NAMES,
-    MOST_LAYERS,
-    config_of,
-    divide,
-    named_entries,
-    read_common,
-    read_layer_types,
-    require_same,
+from asbuilt.families.shared.common import ACTIVATION_NAMES, read_layer_types
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import (
+    DROPPED,
+    Choice,
+    Flag,
+    Headed,
+    Irrelevant,
+    Key,
+    Only,
+    Size,
+    Values,
+    activation,
+    depth,
+    eps,
+    tied,
+    written,
 )
-from asbuilt.families.shared.fused import branches, expect, outside_entries
-from asbuilt.families.shared.reader import ConfigReader, Reading
-from asbuilt.families.shared.rotary import read_scaling, write_rotary
-from asbuilt.families.shared.table import Concat, Entry, Table
+from asbuilt.families.shared.names import Fused, Names
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.rotary import read_scaling, shared_out, write_rotary_object
+from asbuilt.families.shared.sizes import FULL, SLIDING, SharedOut
+from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     Activation,
     Attention,
@@ -36,13 +46,10 @@ from asbuilt.spec import (
     Rotary,
     TiedHead,
     TokenEmbedding,
-    weights,
 )
 
-FAMILY = "modernbert"
 HEADS = ("ModernBertForMaskedLM", "ModernBertModel")
-WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
-FULL, SLIDING = "full_attention", "sliding_attention"
+WRITTEN = {"gelu_tanh": "gelu_new"}
 THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
 OUTSIDE = {"embedding": "embeddings.tok_embeddings", "embedding_norm": "embeddings.norm", "norm": "final_norm"}
@@ -52,19 +59,6 @@ STEMS = {
     "attention.body.o": "attn.Wo",
     "ffn.norm": "mlp_norm",
     "ffn.body.down": "mlp.Wo",
-}
-FUSED = {
-    "attn.Wqkv": ("attention.body.q", "attention.body.k", "attention.body.v"),
-    "mlp.Wi": ("ffn.body.gate", "ffn.body.up"),
-}
-
-IRRELEVANT = {
-    "training only": ("embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"),
-    "with labels only: logits that no loss looks at are then not computed": ("sparse_prediction",),
-    "describes a classifier": ("classifier_pooling",),
-    "how it is computed, not what": ("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
-    "norm_eps is what is read": ("layer_norm_eps",),
-    "layer_types, as it is written, says it": ("global_attn_every_n_layers",),
 }
 
 
@@ -84,7 +78,7 @@ def build(
     norm_bias: bool = False,
     attention_bias: bool = False,
     mlp_bias: bool = False,
-    name: str = FAMILY,
+    name: str = "modernbert",
 ) -> Model:
     """Returns the model of these dimensions; `layers` are each layer's rotation and window, None sees everything.
 
@@ -118,168 +112,148 @@ def build(
     )
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' ModernBertConfig.
+def _transform(parts: Parts) -> HeadTransform:
+    return parts.expect(parts.head.transform, HeadTransform, "head.transform")
 
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS, causal=False)
-    for reason, keys in IRRELEVANT.items():
-        for key in keys:
-            reader.irrelevant(key, reason)
-    reader.only("position_embedding_type", "absolute", None, reason="positions are rotary, whatever an early file says")
-    reader.only("is_decoder", False, reason="as a decoder its tokens would not see those after them")
-    masked = config.get("architectures") != [HEADS[1]]
-    d_model = reader.size("hidden_size", default=768)
-    n_heads = reader.size("num_attention_heads", default=12)
-    d_head = divide(reader, d_model, "hidden_size", n_heads, "num_attention_heads")
-    reader.require("num_attention_heads", d_head % 2 == 0, "a head of an even width: rotary positions turn pairs")
-    context = reader.size("max_position_embeddings", default=8192)
-    norm_bias = reader.flag("norm_bias", default=False)
-    sizes: dict[str, Any] = {
-        "n_vocab": reader.size("vocab_size", default=50368),
-        "d_ff": reader.size("intermediate_size", default=1152),
-        "eps": reader.number("norm_eps", default=1e-5, most=1.0),
-        "activation": reader.choice("hidden_activation", choices=ACTIVATION_NAMES, default="gelu"),
-        "attention_bias": reader.flag("attention_bias", default=False),
-        "mlp_bias": reader.flag("mlp_bias", default=False),
-        "layers": _layers(reader, d_head, context),
-    }
-    sizes |= _read_head(reader, d_model, sizes["eps"], norm_bias) if masked else _no_head(reader)
-    reader.finish()
-    spec = build(d_model=d_model, n_heads=n_heads, max_positions=context, norm_bias=norm_bias, name=name, **sizes)
-    return Reading(
-        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
+
+class Transform(Headed):
+    """The head, which the class without one leaves aside; its keys are then without effect."""
+
+    keys: tuple[Key, ...] = (
+        Choice(
+            "classifier_activation",
+            "activation",
+            default="gelu",
+            choices=ACTIVATION_NAMES,
+            written=WRITTEN,
+            at=lambda parts: _transform(parts).activation,
+        ),
+        Flag("classifier_bias", "bias", default=False, at=lambda parts: _transform(parts).bias),
     )
+    outside: tuple[Key, ...] = (
+        Flag("decoder_bias", "decoder_bias", default=True, at=lambda parts: parts.head.bias),
+        tied(True),
+    )
+    names = ("classifier_activation", "classifier_bias", "tie_word_embeddings", "decoder_bias")
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the head."""
+        super().read(reader, values)
+        if not values.pop(self.into):
+            Irrelevant("there is no head", *self.names).read(reader, values)
+            return
+        own: Values = {"d_model": values["d_model"], "eps": values["eps"], "norm_bias": values["norm_bias"]}
+        for key in self.keys:
+            key.read(reader, own)
+        values["head"] = HeadTransform(**own)
+        for key in self.outside:
+            key.read(reader, values)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the class and its keys."""
+        inner = {} if parts.model.head is None else written((*self.keys, *self.outside), parts)
+        return super().write(parts) | inner
 
 
-def _read_head(reader: ConfigReader, d_model: int, eps: float, norm_bias: bool) -> dict[str, Any]:
-    activation = reader.choice("classifier_activation", choices=ACTIVATION_NAMES, default="gelu")
-    bias = reader.flag("classifier_bias", default=False)
-    return {
-        "head": HeadTransform(d_model=d_model, activation=activation, eps=eps, bias=bias, norm_bias=norm_bias),
-        "tied": reader.flag("tie_word_embeddings", default=True),
-        "decoder_bias": reader.flag("decoder_bias", default=True),
-    }
+class Layers:
+    """Each layer's rotation and window; the older key says every how many layers one sees everything."""
+
+    every, window = "global_attn_every_n_layers", "local_attention"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads both."""
+        every = reader.size(self.every, default=3)
+        reader.overruled(self.every, "layer_types")
+        n_layers = values.pop("n_layers")
+        types = read_layer_types(reader, tuple(SLIDING if i % every else FULL for i in range(n_layers)))
+        reader.irrelevant(self.every, "layer_types, as it is written, says it")
+        # half of it on either side, and the token itself
+        near = reader.size(self.window, default=128, least=0) // 2 + 1
+        rotaries = self._rotaries(reader, shared_out(values), values["max_positions"])
+        values["layers"] = tuple((rotaries[kind], None if kind == FULL else near) for kind in types)
+
+    @staticmethod
+    def _rotaries(reader: ConfigReader, d_head: int, context: int) -> dict[str, Rotary]:
+        """Returns the rotation of either kind of layer: `rope_parameters` has an object for each, older keys bases."""
+        outer = reader.nested("rope_parameters")
+        found = {}
+        for kind, (key, usual) in THETAS.items():
+            theta = reader.number(key, default=usual, above=1.0)
+            inner = None if outer is None else outer.nested(kind)
+            if inner is not None and inner.spelled("rope_theta"):
+                said = inner.number("rope_theta", above=1.0)
+                if key in reader.config and said != theta:
+                    raise inner.error("rope_theta", f"disagrees with {key} outside", value=said)
+                theta = said
+            scaling = read_scaling(inner, context, context, d_head)
+            found[kind] = Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
+        if outer is not None:
+            outer.finish()
+        return found
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the types, an object with the rotation of either kind, and the window."""
+        kinds = [FULL if body.window is None else SLIDING for body in parts.attentions]
+        rotaries = {kind: body.positions for kind, body in zip(kinds, parts.attentions, strict=True)}
+        rope = {}
+        for kind, (_, usual) in THETAS.items():
+            rotary = rotaries.get(kind)
+            rotary = rotary if isinstance(rotary, Rotary) else Rotary(d_rotary=2, theta=usual)
+            rope[kind] = write_rotary_object(rotary, parts.max_positions)
+        windows = [body.window for body in parts.attentions if body.window is not None]
+        near = 2 * (windows[0] - 1) if windows else 128
+        return {"layer_types": kinds, "rope_parameters": rope, self.window: near, self.every: DROPPED}
 
 
-def _no_head(reader: ConfigReader) -> dict[str, Any]:
-    for key in ("classifier_activation", "classifier_bias", "tie_word_embeddings", "decoder_bias"):
-        reader.irrelevant(key, "there is no head")
-    return {}
-
-
-def _layers(reader: ConfigReader, d_head: int, context: int) -> tuple[tuple[Rotary, int | None], ...]:
-    """Returns each layer's rotation and window; the older key says every how many layers one sees everything."""
-    depth = reader.size("num_hidden_layers", default=22, most=MOST_LAYERS)
-    every = reader.size("global_attn_every_n_layers", default=3)
-    reader.overruled("global_attn_every_n_layers", "layer_types")
-    types = read_layer_types(reader, tuple(SLIDING if i % every else FULL for i in range(depth)))
-    # half of it on either side, and the token itself
-    near = reader.size("local_attention", default=128, least=0) // 2 + 1
-    rotaries = _rotaries(reader, d_head, context)
-    return tuple((rotaries[kind], None if kind == FULL else near) for kind in types)
-
-
-def _rotaries(reader: ConfigReader, d_head: int, context: int) -> dict[str, Rotary]:
-    """Returns the rotation of either kind of layer: `rope_parameters` has an object for each, older keys the bases."""
-    outer = reader.nested("rope_parameters")
-    found = {}
-    for kind, (key, usual) in THETAS.items():
-        theta = reader.number(key, default=usual, above=1.0)
-        inner = None if outer is None else outer.nested(kind)
-        if inner is not None and inner.spelled("rope_theta"):
-            said = inner.number("rope_theta", above=1.0)
-            if key in reader.config and said != theta:
-                raise inner.error("rope_theta", f"disagrees with {key} outside", value=said)
-            theta = said
-        scaling = read_scaling(inner, context, context, d_head)
-        found[kind] = Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
-    if outer is not None:
-        outer.finish()
-    return found
-
-
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    first, second = branches(spec, FAMILY)
-    attention = expect(first.body, Attention, "blocks.0.attention.body", FAMILY)
-    ffn = expect(second.body, GatedMLP, "blocks.0.ffn.body", FAMILY)
-    norm = expect(spec.norm, LayerNorm, "norm", FAMILY)
-    bare = spec.head is None
-    written = {
-        "architectures": [HEADS[1 if bare else 0]],
-        "model_type": FAMILY,
-        "vocab_size": spec.n_vocab,
-        "hidden_size": spec.d_model,
-        "intermediate_size": ffn.d_ff,
-        "num_hidden_layers": spec.n_layers,
-        "num_attention_heads": attention.n_heads,
-        "hidden_activation": WRITTEN_ACTIVATIONS.get(ffn.activation, ffn.activation),
-        "max_position_embeddings": spec.max_positions,
-        "norm_eps": float(norm.eps),
-        "norm_bias": norm.bias,
-        "attention_bias": attention.bias,
-        "mlp_bias": ffn.bias,
-        **_write_layers(spec),
-        **_write_head(spec),
-    }
-    kept = {key: value for key, value in carried.items() if key != "global_attn_every_n_layers"}
-    config = config_of(written, kept, dtype)
-    require_same(spec, read(config, spec.name).spec, FAMILY)
-    return config
-
-
-def _write_head(spec: Model) -> dict[str, Any]:
-    head = spec.language_head
-    if head is None:
-        return {}
-    transform = expect(head.transform, HeadTransform, "head.transform", FAMILY)
-    return {
-        "classifier_activation": WRITTEN_ACTIVATIONS.get(transform.activation, transform.activation),
-        "classifier_bias": transform.bias,
-        "decoder_bias": head.bias,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-    }
-
-
-def _write_layers(spec: Model) -> dict[str, Any]:
-    bodies = [body for block in spec.blocks for body in (block.branches[0].body,) if isinstance(body, Attention)]
-    kinds = [FULL if body.window is None else SLIDING for body in bodies]
-    rotaries = {kind: body.positions for kind, body in zip(kinds, bodies, strict=True)}
-    rope = {}
-    for kind, (_, usual) in THETAS.items():
-        rotary = rotaries.get(kind)
-        if not isinstance(rotary, Rotary):
-            rotary = Rotary(d_rotary=2, theta=usual)
-        older = write_rotary(rotary, spec.max_positions)
-        rope[kind] = {"rope_theta": older["rope_theta"], **(older["rope_scaling"] or {"rope_type": "default"})}
-    windows = [body.window for body in bodies if body.window is not None]
-    return {
-        "layer_types": kinds,
-        "rope_parameters": rope,
-        "local_attention": 2 * (windows[0] - 1) if windows else 128,
-    }
-
-
-def table(spec: Model) -> Table:
+def _names(spec: Model, family: str) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
-    prefix = "" if spec.head is None else "model."
-    outside = {path: prefix + stem for path, stem in OUTSIDE.items()}
-    entries = outside_entries(spec, outside | HEAD, FAMILY)
-    inside = tuple(path for paths in FUSED.values() for path in paths)
-    for i, block in enumerate(spec.blocks):
-        place, stored = f"blocks.{i}.", f"{prefix}layers.{i}."
-        shapes = {name: weight.shape for name, weight, _ in weights(block)}
-        for stem, parts in FUSED.items():
-            for kind in ("weight", "bias"):
-                names = [f"{part}.{kind}" for part in parts if f"{part}.{kind}" in shapes]
-                if names:
-                    layout = Concat(tuple(shapes[name][0] for name in names))
-                    paths = tuple(place + name for name in names)
-                    entries.append(Entry(paths=paths, names=(f"{stored}{stem}.{kind}",), layout=layout))
-        entries += named_entries(block, place, STEMS, stored, {}, FAMILY, elsewhere=inside)
-    duplicates = {"decoder.weight": "embedding.weight"} if isinstance(spec.head, TiedHead) else {}
-    ignored = {r"(head|decoder)\..*": "the head, which ModernBertModel leaves aside"} if spec.head is None else {}
-    return Table(entries=tuple(entries), ignored=ignored, duplicates=duplicates)
+    bare = spec.head is None
+    prefix = "" if bare else "model."
+    own = Names(
+        stems=STEMS,
+        outside={path: prefix + stem for path, stem in OUTSIDE.items()} | HEAD,
+        layers=f"{prefix}layers",
+        fused={"attn.Wqkv": Fused.qkv(), "mlp.Wi": Fused(stems=("ffn.body.gate", "ffn.body.up"))},
+        ignored={r"(head|decoder)\..*": "the head, which ModernBertModel leaves aside"} if bare else {},
+    )
+    return own(spec, family)
+
+
+def _norm_bias(parts: Parts) -> bool:
+    return parts.expect(parts.norm, LayerNorm, "norm").bias
+
+
+FAMILY = Family(
+    name="modernbert",
+    heads=HEADS,
+    causal=False,
+    keys=(  # defaults as in transformers' ModernBertConfig
+        Size("hidden_size", "d_model", default=768),
+        Size("num_attention_heads", "n_heads", default=12),
+        SharedOut(even=True),
+        Size("max_position_embeddings", "max_positions", default=8192),
+        Size("vocab_size", "n_vocab", default=50368),
+        Size("intermediate_size", "d_ff", default=1152),
+        eps("norm_eps", 1e-5),
+        activation("hidden_activation", "gelu", tanh="gelu_new"),
+        Flag("norm_bias", "norm_bias", default=False, at=_norm_bias),
+        Flag("attention_bias", "attention_bias", default=False, at=lambda parts: parts.bias),
+        Flag("mlp_bias", "mlp_bias", default=False),
+        depth("num_hidden_layers", 22),
+        Layers(),
+        Transform(HEADS, "masked"),
+        Irrelevant(
+            "training only", "embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"
+        ),
+        Irrelevant("with labels only: logits that no loss looks at are then not computed", "sparse_prediction"),
+        Irrelevant("describes a classifier", "classifier_pooling"),
+        Irrelevant(
+            "how it is computed, not what", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"
+        ),
+        Irrelevant("norm_eps is what is read", "layer_norm_eps"),
+        Only("position_embedding_type", "absolute", None, reason="positions are rotary, whatever an early file says"),
+        Only("is_decoder", False, reason="as a decoder its tokens would not see those after them"),
+    ),
+    build=build,
+    names=_names,
+)

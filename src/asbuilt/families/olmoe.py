@@ -34,7 +34,10 @@ FAMILY = Family(
                 "hidden_size / num_attention_heads: the query norm is hidden_size wide",
             ),
         ),
-        experts.routed(*experts.counts("num_experts", "num_local_experts", n_experts=64, top_k=8), experts.RENORMALISE),
+        experts.TRAINING,
+        experts.routed(
+            *experts.counts("num_experts", "num_local_experts", n_experts=64, top_k=8), experts.renormalise()
+        ),
         eps("rms_norm_eps", 1e-5),
         ATTENTION_BIAS,
         Only("clip_qkv", None, reason="clipped queries, keys and values are not read"),

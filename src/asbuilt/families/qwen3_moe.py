@@ -112,13 +112,13 @@ FAMILY = Family(
             n_heads=32,
             n_kv_heads=4,
             max_positions=32768,
-            d_ff_at=experts.dense_width(6144),
+            but={"d_ff": experts.dense_width(6144)},
         ),
-        experts.DENSE_WIDTH,
         Only("shared_expert_intermediate_size", 0, None, reason="this family has no shared expert"),
         Only("num_shared_experts", 0, None, reason="this family has no shared expert"),
+        experts.TRAINING,
         experts.routed(
-            *experts.counts("num_experts", "num_local_experts", n_experts=128, top_k=8), experts.RENORMALISE
+            *experts.counts("num_experts", "num_local_experts", n_experts=128, top_k=8), experts.renormalise()
         ),
         experts.expert_width(768),
         RMS_EPS,

@@ -5,22 +5,20 @@ Fedus et al. 2021 (arXiv 2101.03961). An expert takes so many tokens of a sequen
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families import t5
-from asbuilt.families.shared.common import ACTIVATION_NAMES, config_of, read_common, require_same
+from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.families.shared.experts import MOST_EXPERTS
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Only, Says, Size, Values
+from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, StackExperts, Table
 from asbuilt.spec import MLP, Activation, MixtureOfExperts, Model, Router
 
-FAMILY = "switch_transformers"
-PREFIX = "switch_transformers."
-HEADS = ("SwitchTransformersForConditionalGeneration",)
-DEFAULTS: dict[str, Any] = {"vocab_size": 32128, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12}
-STEPS = {"encoder": "num_sparse_encoder_layers", "decoder": "num_sparse_decoder_layers"}
 N_EXPERTS = 8  # where a config does not say
 EXPERTS = {"up": "wi", "down": "wo"}
 
@@ -55,71 +53,39 @@ def is_sparse(layer: int, step: int) -> bool:
     return step == 1 or (step > 0 and layer % step == 1)
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' class.
-
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS, encoder_decoder=True)
-    for key in ("router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"):
-        reader.irrelevant(key, "training only")
-    reader.only("num_selected_experts", 1, reason="each token goes to one expert in this family")
-    reader.only("batch_prioritized_routing", False, reason="tokens take their places in order in this family")
-    reader.irrelevant("router_type", "tokens choose, whatever it says")
-    reader.irrelevant("router_ignore_padding_tokens", "no code reads it")
-    reader.irrelevant("num_sparse_encoder_layers", "carried, encoder_sparse_step says it as it is written")
-    reader.irrelevant("num_sparse_decoder_layers", "carried, decoder_sparse_step says it as it is written")
-    reader.only("tie_word_embeddings", True, reason="embeddings that are not shared are not read in this family")
-    reader.only("router_dtype", "float32", reason="routers compute in float32")
-    reader.only("feed_forward_proj", "relu", reason="dense_act_fn names the activation, and there are no gates")
-    reader.only("is_gated_act", False, reason="there are no gates")
-    sizes = t5.read_sizes(reader, DEFAULTS)
-    n_layers = t5.read_layers(reader, DEFAULTS["num_layers"], 12)
-    most = MOST_EXPERTS // sum(n_layers)
-    shape: dict[str, Any] = {
-        "d_ff": reader.size("d_ff", default=DEFAULTS["d_ff"]),
-        "n_experts": reader.size("num_experts", default=N_EXPERTS, most=most),
-        "capacity": reader.size("expert_capacity", default=64),
-        "activation": reader.choice("dense_act_fn", choices=ACTIVATION_NAMES, default="relu"),
-        "router_bias": reader.flag("router_bias", default=False),
-    }
-    sparse = tuple(_read_sparse(reader, stack, n) for stack, n in zip(STEPS, n_layers, strict=True))
-    reader.finish()
-    spec = build(sizes, sparse=(sparse[0], sparse[1]), **shape)
-    return Reading(
-        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
-    )
-
-
-def _read_sparse(reader: ConfigReader, stack: str, n_layers: int) -> list[bool]:
-    """Returns which of the layers have experts: those of the step, which follows from their number unless it is said.
+class Sparse:
+    """Which layers have experts: those of the step, which follows from their number unless it is said.
 
     No sparse layer at all is a step of all layers, whose second has experts all the same.
     """
-    sparse = reader.size(STEPS[stack], default=3, least=0)
-    key = f"{stack}_sparse_step"
-    step = reader.size(key, default=n_layers // sparse if sparse else n_layers, least=0)
-    reader.irrelevant(key, "carried, since several steps may mean the same layers")
-    return [is_sparse(layer, step) for layer in range(n_layers)]
 
+    stacks = ("encoder", "decoder")
 
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    encoder, _, first = t5.stacks(spec, FAMILY)
-    mixtures = (body for stack in (encoder, spec) for body in bodies(stack) if isinstance(body, MixtureOfExperts))
-    ffn = next(mixtures, None)
-    plain = t5.write_ffn(first.body, FAMILY)
-    written = t5.write_sizes(spec, FAMILY, HEADS[0]) | {key: plain[key] for key in ("d_ff", "dense_act_fn")}
-    for stack, layers in (("encoder", encoder), ("decoder", spec)):
-        written |= _write_sparse(stack, [isinstance(body, MixtureOfExperts) for body in bodies(layers)], carried)
-    if ffn is None:
-        written |= {"num_experts": N_EXPERTS}  # no layer has any, and one that is not said would be another model's
-    else:
-        written |= {"num_experts": ffn.n_experts, "expert_capacity": ffn.capacity, "router_bias": ffn.router.bias}
-    config = config_of(written, carried, dtype)
-    require_same(spec, read(config, spec.name).spec, FAMILY)
-    return config
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the layers of both stacks."""
+        n_layers = (values.pop("n_layers"), values.pop("n_decoder_layers"))
+        found = []
+        for stack, n in zip(self.stacks, n_layers, strict=True):
+            sparse = reader.size(f"num_sparse_{stack}_layers", default=3, least=0)
+            key = f"{stack}_sparse_step"
+            step = reader.size(key, default=n // sparse if sparse else n, least=0)
+            reader.irrelevant(f"num_sparse_{stack}_layers", f"carried, {key} says it as it is written")
+            reader.irrelevant(key, "carried, since several steps may mean the same layers")
+            found.append([is_sparse(layer, step) for layer in range(n)])
+        values["sparse"] = tuple(found)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the steps that mean these layers, the carried ones where they do."""
+        written = {}
+        for stack, model in zip(self.stacks, (t5.encoder_of(parts).model, parts.model), strict=True):
+            key, sparse = f"{stack}_sparse_step", [isinstance(body, MixtureOfExperts) for body in bodies(model)]
+            said = [parts.carried[key]] if isinstance(parts.carried.get(key), int) else []
+            steps = (*said, *range(len(sparse) + 1))
+            fits = (step for step in steps if [is_sparse(i, step) for i in range(len(sparse))] == sparse)
+            written[key] = next(fits, None)
+            if written[key] is None:
+                raise InputError(f"{parts.family} has experts every so many layers", field="blocks", value=sparse)
+        return written
 
 
 def bodies(stack: Model) -> list[Any]:
@@ -128,20 +94,43 @@ def bodies(stack: Model) -> list[Any]:
     return [one.get("ffn") for one in named]
 
 
-def _write_sparse(stack: str, sparse: list[bool], carried: dict[str, Any]) -> dict[str, int]:
-    """Returns the step that means these layers, the carried one where it does."""
-    key, n = f"{stack}_sparse_step", len(sparse)
-    said = [carried[key]] if isinstance(carried.get(key), int) else []
-    for step in (*said, *range(n + 1)):
-        if [is_sparse(layer, step) for layer in range(n)] == sparse:
-            return {key: step}
-    raise InputError(f"{FAMILY} has experts every so many layers", field="blocks", value=sparse)
+def _mixture(parts: Parts) -> MixtureOfExperts | None:
+    """Returns the first experts of either stack, None where no layer has any."""
+    found = (body for stack in (t5.encoder_of(parts).model, parts.model) for body in bodies(stack))
+    return next((body for body in found if isinstance(body, MixtureOfExperts)), None)
 
 
-def table(spec: Model) -> Table:
+@dataclass(frozen=True)
+class Experts:
+    """Keys of the experts; where no layer has any, their number is written alone: unsaid, it would be another's."""
+
+    keys = (
+        Size(
+            "num_experts",
+            "n_experts",
+            default=N_EXPERTS,
+            most=lambda values: MOST_EXPERTS // (values["n_layers"] + values["n_decoder_layers"]),
+        ),
+        Size("expert_capacity", "capacity", default=64),
+        Flag("router_bias", "router_bias", default=False),
+    )
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the keys."""
+        for key in self.keys:
+            key.read(reader, values)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys."""
+        ffn = _mixture(parts)
+        found = (N_EXPERTS,) if ffn is None else (ffn.n_experts, ffn.capacity, ffn.router.bias)
+        return {key.key: value for key, value in zip(self.keys, found, strict=False)}
+
+
+def _names(spec: Model, family: str) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors, an expert's each by itself."""
-    whole = t5.table_of(spec, FAMILY, "mlp")
-    encoder, _, _ = t5.stacks(spec, FAMILY)
+    whole = t5.names(spec, family, "mlp")
+    encoder = expect(spec.encoder, Model, "encoder", family)
     experts = [*_expert_entries(encoder, "encoder."), *_expert_entries(spec, "")]
     return replace(whole, entries=(*whole.entries, *experts))
 
@@ -160,3 +149,38 @@ def _expert_entries(stack: Model, place: str) -> list[Entry]:
         if isinstance(body, MixtureOfExperts)
         for part, name in EXPERTS.items()
     ]
+
+
+FAMILY = Family(
+    name="switch_transformers",
+    prefix="switch_transformers.",
+    heads=("SwitchTransformersForConditionalGeneration",),
+    encoder_decoder=True,
+    keys=(  # defaults as in transformers' SwitchTransformersConfig
+        t5.size_keys(n_vocab=32128, d_model=768, n_heads=12),
+        *t5.layer_keys(12, 12),
+        Size("d_ff", "d_ff", default=2048),
+        Choice(
+            "dense_act_fn",
+            "activation",
+            default="relu",
+            choices=ACTIVATION_NAMES,
+            written={"gelu_tanh": t5.written_activation("gelu_tanh")},
+        ),
+        Experts(),
+        Sparse(),
+        Irrelevant(
+            "training only", "router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"
+        ),
+        Only("num_selected_experts", 1, reason="each token goes to one expert in this family"),
+        Only("batch_prioritized_routing", False, reason="tokens take their places in order in this family"),
+        Irrelevant("tokens choose, whatever it says", "router_type"),
+        Irrelevant("no code reads it", "router_ignore_padding_tokens"),
+        Says("tie_word_embeddings", True, reason="embeddings that are not shared are not read in this family"),
+        Only("router_dtype", "float32", reason="routers compute in float32"),
+        Only("feed_forward_proj", "relu", reason="dense_act_fn names the activation, and there are no gates"),
+        Only("is_gated_act", False, reason="there are no gates"),
+    ),
+    build=build,
+    names=_names,
+)

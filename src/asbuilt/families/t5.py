@@ -6,21 +6,15 @@ context that a config calls n_positions is that of training: buckets reach any d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from asbuilt.errors import InputError
-from asbuilt.families.shared.common import (
-    ACTIVATION_NAMES,
-    MOST_LAYERS,
-    config_of,
-    named_entries,
-    read_common,
-    require_same,
-)
-from asbuilt.families.shared.fused import branches, expect
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.common import ACTIVATION_NAMES, named_entries
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Number, Size, Values, depth, tied
+from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, entry
 from asbuilt.spec import (
     MLP,
@@ -28,7 +22,6 @@ from asbuilt.spec import (
     Attention,
     BiasTable,
     Block,
-    Body,
     Branch,
     CrossAttention,
     FeedForward,
@@ -43,15 +36,6 @@ from asbuilt.spec import (
     TokenEmbedding,
 )
 
-FAMILY = "t5"
-PREFIX = "transformer."
-HEADS = ("T5ForConditionalGeneration", "T5WithLMHeadModel")
-WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_new"}
-PROJECTIONS = {name: (False, name) for name in ACTIVATION_NAMES} | {
-    f"gated-{name}": (True, "gelu_new" if name == "gelu" else name) for name in ACTIVATION_NAMES
-}
-# Those of transformers' classes, which T5, mT5 and Switch share but for the ones they state themselves.
-DEFAULTS: dict[str, Any] = {"vocab_size": 32128, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 CONTEXT = 512
 
 ATTENTION = {f"attention.body.{part}": f"SelfAttention.{part}" for part in "qkvo"} | {"attention.norm": "layer_norm"}
@@ -75,7 +59,7 @@ class Sizes:
     max_distance: int = 128
     max_positions: int = CONTEXT
     eps: float = 1e-6
-    name: str = FAMILY
+    name: str = "t5"
 
     def stack(self, ffns: Sequence[FeedForward], *, causal: bool) -> tuple[Block, ...]:
         """Returns a block for each feed-forward; causal ones are the decoder's, with cross-attention."""
@@ -142,134 +126,96 @@ def build(
     return sizes.model((ffn,) * n_layers, (ffn,) * n_decoder_layers, tied=tied, scaled=scaled)
 
 
-def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any]) -> Sizes:
-    """Returns the dimensions of a config; raises InputError naming the key at fault."""
-    for key in ("dropout_rate", "initializer_factor"):
-        reader.irrelevant(key, "training only")
-    reader.irrelevant("scalable_attention", "how another program divides it")
-    n_buckets = reader.size("relative_attention_num_buckets", default=32)
-    reader.require("relative_attention_num_buckets", n_buckets % 4 == 0, "a multiple of 4")
-    max_distance = reader.size("relative_attention_max_distance", default=128)
-    reader.require("relative_attention_max_distance", max_distance > n_buckets // 2, f"more than {n_buckets // 2}")
-    return Sizes(
-        n_vocab=reader.size("vocab_size", default=defaults["vocab_size"]),
-        d_model=reader.size("d_model", "hidden_size", default=defaults["d_model"]),
-        n_heads=reader.size("num_heads", "num_attention_heads", default=defaults["num_heads"]),
-        d_head=reader.size("d_kv", "head_dim", default=64),
-        n_buckets=n_buckets,
-        max_distance=max_distance,
-        max_positions=reader.size("n_positions", default=CONTEXT),
-        eps=reader.number("layer_norm_epsilon", default=1e-6),
-        name=reader.where,
+def encoder_of(parts: Parts) -> Parts:
+    """Returns the parts of the encoder; raises InputError where there is none."""
+    return Parts(parts.expect(parts.model.encoder, Model, "encoder"), parts.family, parts.carried)
+
+
+def _buckets(parts: Parts) -> RelativeBuckets:
+    return parts.expect(parts.attention.positions, RelativeBuckets, "blocks.0.attention.body.positions")
+
+
+def size_keys(n_vocab: int, d_model: int, n_heads: int) -> Group:
+    """Returns the keys that make `Sizes`, which T5, mT5 and Switch share but for these defaults."""
+    keys: tuple[Key, ...] = (
+        Irrelevant("training only", "dropout_rate", "initializer_factor"),
+        Irrelevant("how another program divides it", "scalable_attention"),
+        Size(
+            "relative_attention_num_buckets",
+            "n_buckets",
+            default=32,
+            must=(lambda values: values["n_buckets"] % 4 == 0, "a multiple of 4"),
+            at=lambda parts: _buckets(parts).n_buckets,
+        ),
+        Size(
+            "relative_attention_max_distance",
+            "max_distance",
+            default=128,
+            must=(
+                lambda values: values["max_distance"] > values["n_buckets"] // 2,
+                lambda values: f"more than {values['n_buckets'] // 2}",
+            ),
+            at=lambda parts: _buckets(parts).max_distance,
+        ),
+        Size("vocab_size", "n_vocab", default=n_vocab),
+        Size("d_model", "d_model", default=d_model, also=("hidden_size",)),
+        Size("num_heads", "n_heads", default=n_heads, also=("num_attention_heads",)),
+        Size("d_kv", "d_head", default=64, also=("head_dim",)),
+        Size("n_positions", "max_positions", default=CONTEXT),
+        Number("layer_norm_epsilon", "eps", default=1e-6),
     )
+    return Group("sizes", Sizes, keys, given=lambda values: {"name": values.pop("name")})
 
 
-def read_layers(reader: ConfigReader, default: int, decoder: int | None = None) -> tuple[int, int]:
-    """Returns the layers of encoder and decoder; of the latter as many, unless `decoder` or the config says another."""
-    encoder = reader.size("num_layers", "num_hidden_layers", default=default, most=MOST_LAYERS)
-    usual = encoder if decoder is None else decoder
-    return encoder, reader.size("num_decoder_layers", default=usual, null=encoder, most=MOST_LAYERS)
+def layer_keys(default: int, decoder: int | None = None) -> tuple[Key, ...]:
+    """Returns the keys of the layers of both stacks; the decoder has as many, unless `decoder` or the config says."""
+    as_many = lambda values: values["n_layers"]  # noqa: E731
+    first = depth("num_layers", default, "num_hidden_layers")
+    second = replace(depth("num_decoder_layers", 0), into="n_decoder_layers", default=decoder or as_many, null=as_many)
+    return replace(first, at=lambda parts: encoder_of(parts).n_layers), replace(second, at=lambda parts: parts.n_layers)
 
 
-def read_ffn(reader: ConfigReader, default: str) -> tuple[bool, Activation]:
-    """Returns whether the feed-forward is gated, and its activation; the newer keys overrule `feed_forward_proj`."""
-    gated, name = reader.choice("feed_forward_proj", choices=PROJECTIONS, default=default)
-    activation = reader.choice("dense_act_fn", choices=ACTIVATION_NAMES, default=name)
-    return reader.flag("is_gated_act", default=gated), activation
+@dataclass(frozen=True)
+class GatedOrPlain:
+    """Whether the feed-forward is gated, and its activation; the newer keys overrule `feed_forward_proj`."""
 
+    default: str
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' T5Config.
-
-    `name` becomes the model's name and stands in messages. A head is tied unless the config says that it is not, and
-    then it is not scaled either. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS, encoder_decoder=True)
-    sizes = read_sizes(reader, DEFAULTS)
-    n_layers, n_decoder_layers = read_layers(reader, DEFAULTS["num_layers"])
-    gated, activation = read_ffn(reader, "relu")
-    tied = reader.flag("tie_word_embeddings", default=True)
-    scaled = reader.flag("scale_decoder_outputs", default=tied)
-    d_ff = reader.size("d_ff", default=DEFAULTS["d_ff"])
-    reader.finish()
-    spec = build(
-        sizes,
-        d_ff=d_ff,
-        n_layers=n_layers,
-        n_decoder_layers=n_decoder_layers,
-        activation=activation,
-        gated=gated,
-        tied=tied,
-        scaled=scaled,
-    )
-    return Reading(
-        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
-    )
-
-
-def stacks(spec: Model, family: str) -> tuple[Model, Branch, Branch]:
-    """Returns the encoder, and the decoder's first branches of attention and feed-forward; InputError for others."""
-    encoder = expect(spec.encoder, Model, "encoder", family)
-    attention, _, ffn = branches(spec, family, ("attention", "cross", "ffn"))
-    return encoder, attention, ffn
-
-
-def write_sizes(spec: Model, family: str, head: str) -> dict[str, Any]:
-    """Returns the keys that `read_sizes` and `read_layers` read; raises InputError naming a part that is another's."""
-    encoder, first, _ = stacks(spec, family)
-    attention = expect(first.body, Attention, "blocks.0.attention.body", family)
-    buckets = expect(attention.positions, RelativeBuckets, "blocks.0.attention.body.positions", family)
-    return {
-        "architectures": [head],
-        "model_type": family,
-        "vocab_size": spec.n_vocab,
-        "d_model": spec.d_model,
-        "num_layers": encoder.n_layers,
-        "num_decoder_layers": spec.n_layers,
-        "num_heads": attention.n_heads,
-        "d_kv": attention.d_head,
-        "relative_attention_num_buckets": buckets.n_buckets,
-        "relative_attention_max_distance": buckets.max_distance,
-        "n_positions": spec.max_positions,
-        "layer_norm_epsilon": expect(spec.norm, RMSNorm, "norm", family).eps,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
+    key, activation, gated = "feed_forward_proj", "dense_act_fn", "is_gated_act"
+    names = {name: (False, name) for name in ACTIVATION_NAMES} | {
+        f"gated-{name}": (True, "gelu_new" if name == "gelu" else name) for name in ACTIVATION_NAMES
     }
 
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads both."""
+        gated, name = reader.choice(self.key, choices=self.names, default=self.default)
+        values["activation"] = reader.choice(self.activation, choices=ACTIVATION_NAMES, default=name)
+        values["gated"] = reader.flag(self.gated, default=gated)
 
-def write_ffn(ffn: Body, family: str) -> dict[str, Any]:
-    """Returns the keys that `read_ffn` reads; raises InputError for a part that is no feed-forward."""
-    if not isinstance(ffn, MLP | GatedMLP | MixtureOfExperts):
-        raise InputError(f"{family} has a feed-forward here", field="blocks.0.ffn.body", value=repr(ffn))
-    activation, gated = WRITTEN_ACTIVATIONS.get(ffn.activation, ffn.activation), isinstance(ffn, GatedMLP)
-    projection = f"gated-{activation}" if gated else activation
-    if (gated, activation) == (True, "gelu_new"):
-        projection = "gated-gelu"
-    return {"d_ff": ffn.d_ff, "feed_forward_proj": projection, "dense_act_fn": activation, "is_gated_act": gated}
-
-
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    _, _, ffn = stacks(spec, FAMILY)
-    scaled = spec.language_head is not None and spec.language_head.scale != 1.0
-    written = write_sizes(spec, FAMILY, HEADS[0]) | write_ffn(ffn.body, FAMILY) | {"scale_decoder_outputs": scaled}
-    config = config_of(written, carried, dtype)
-    require_same(spec, read(config, spec.name).spec, FAMILY)
-    return config
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the older key and the newer ones."""
+        gated = isinstance(parts.ffn, GatedMLP)
+        name = written_activation(parts.activation)
+        projection = f"gated-{name}" if gated else name
+        if (gated, name) == (True, "gelu_new"):
+            projection = "gated-gelu"
+        return {self.key: projection, self.activation: name, self.gated: gated}
 
 
-def table(spec: Model) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors."""
-    return table_of(spec, FAMILY)
+def written_activation(activation: Activation) -> str:
+    """Returns the activation's name in a config."""
+    return "gelu_new" if activation == "gelu_tanh" else activation
 
 
-def table_of(spec: Model, family: str, ffn: str = "DenseReluDense") -> Table:
+def names(spec: Model, family: str, ffn: str = "DenseReluDense") -> Table:
     """Returns the table, in which a layer's feed-forward is called `ffn`; mixtures have entries of their own."""
     tied = isinstance(spec.head, TiedHead)
     entries = [entry("embedding.weight", "shared.weight")]
     entries += [] if tied else [entry("head.weight", "lm_head.weight")]
-    for stack, place, stored in ((stacks(spec, family)[0], "encoder.", "encoder."), (spec, "", "decoder.")):
+    for stack, place, stored in (
+        (expect(spec.encoder, Model, "encoder", family), "encoder.", "encoder."),
+        (spec, "", "decoder."),
+    ):
         entries += _stack_entries(stack, place, stored, family, ffn)
     again = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) if tied else ()))
     return Table(entries=tuple(entries), ignored=UNUSED, duplicates=dict.fromkeys(again, "embedding.weight"))
@@ -292,3 +238,27 @@ def _stack_entries(stack: Model, place: str, stored: str, family: str, ffn: str)
         stems |= {"ffn.norm": f"layer.{last}.layer_norm", "ffn.body.router": f"layer.{last}.{ffn}.router.classifier"}
         entries += named_entries(block, f"{place}blocks.{i}.", stems, inside, {}, family, elsewhere=elsewhere)
     return entries
+
+
+FAMILY = Family(
+    name="t5",
+    prefix="transformer.",
+    heads=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+    encoder_decoder=True,
+    keys=(  # defaults as in transformers' T5Config
+        size_keys(n_vocab=32128, d_model=512, n_heads=8),
+        *layer_keys(6),
+        Size("d_ff", "d_ff", default=2048),
+        GatedOrPlain("relu"),
+        tied(True),
+        # a head is scaled where it is tied, unless the config says
+        Flag(
+            "scale_decoder_outputs",
+            "scaled",
+            default=lambda values: values["tied"],
+            at=lambda parts: parts.logit_scale != 1.0,
+        ),
+    ),
+    build=build,
+    names=names,
+)

@@ -8,17 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families.shared.common import config_of, named_entries, read_common, require_same
-from asbuilt.families.shared.fused import expect
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.common import named_entries
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Flag, Headed, Irrelevant, Only, Values
+from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Leading, Table, entry
-from asbuilt.families.shared.towers import CLIP_DEFAULTS, first_parts, outside_entries, read_tower, tower, write_tower
+from asbuilt.families.shared.towers import CLIP, outside_entries, tower, tower_keys
 from asbuilt.spec import Classifier, Model, Pooler
 
-FAMILY = "vit"
-PREFIX = "vit."
 HEADS = ("ViTForImageClassification", "ViTModel")
-DEFAULTS = CLIP_DEFAULTS | {"patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 # A classifier of more labels than this is a mistake: the largest published has 21,843.
 MOST_LABELS = 10_000_000
 
@@ -44,29 +43,32 @@ STEMS = {
 }
 
 
-def read(config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of this family says; class defaults are those of transformers' ViTConfig.
+def _build(*, classifies: bool, n_labels: int, pooled: bool, **sizes: Any) -> Model:  # noqa: ANN401
+    head = Classifier(d_model=sizes["d_model"], n_labels=n_labels) if classifies else None
+    spec = tower(**sizes, patch_bias=True, head=head)
+    return replace(spec, pooler=Pooler(d_model=spec.d_model) if pooled else None)
 
-    `name` becomes the model's name and stands in messages. Raises InputError naming the key at fault.
-    """
-    reader = ConfigReader(config, name)
-    dtype = read_common(reader, FAMILY, HEADS, causal=False)
-    reader.irrelevant("attention_probs_dropout_prob", "training only")
-    reader.irrelevant("encoder_stride", "of the decoder that learns from masked images")
-    bare = reader.config.get("architectures") == [HEADS[1]]
-    sizes = read_tower(reader, DEFAULTS)
-    reader.only("pooler_output_size", None, sizes["d_model"], reason="only a pooler of the model's width is read")
-    reader.only("pooler_act", "tanh", reason="only a pooler with tanh is read")
-    bias = reader.flag("qkv_bias", default=True)
-    labels = read_labels(reader)
-    pooled = bare and reader.flag("add_pooling_layer", default=True)
-    reader.finish()
-    head = None if bare else Classifier(d_model=sizes["d_model"], n_labels=labels)
-    spec = tower(**sizes, bias=bias, patch_bias=True, head=head, name=name)
-    spec = replace(spec, pooler=Pooler(d_model=spec.d_model) if pooled else None)
-    return Reading(
-        spec=spec, carried=reader.carried, dtype=dtype, family=FAMILY, defaults=reader.defaults, notes=reader.notes
-    )
+
+class Ends(Headed):
+    """What the model ends in: a classifier, or the stream and a pooler, which may be left out."""
+
+    pooler = "add_pooling_layer"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads it, and how many labels there are."""
+        super().read(reader, values)
+        values["n_labels"] = read_labels(reader)
+        values["pooled"] = not values[self.into] and reader.flag(self.pooler, default=True)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys; labels that were carried and are as many stay."""
+        head, none = parts.model.head, parts.model.head is None and parts.model.pooler is None
+        written = super().write(parts) | ({self.pooler: False} if none else {})
+        if isinstance(head, Classifier) and len(parts.carried.get("id2label") or {}) != head.n_labels:
+            names = [f"LABEL_{i}" for i in range(head.n_labels)]
+            written["id2label"] = {str(i): label for i, label in enumerate(names)}
+            written["label2id"] = {label: i for i, label in enumerate(names)}
+        return written
 
 
 def read_labels(reader: ConfigReader) -> int:
@@ -79,34 +81,39 @@ def read_labels(reader: ConfigReader) -> int:
     return reader.size("num_labels", default=len(named), null=len(named), least=len(named), most=len(named))
 
 
-def write(spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express."""
-    attention, _, _ = first_parts(spec, FAMILY)
-    written = {
-        "architectures": [HEADS[spec.head is None]],
-        "model_type": FAMILY,
-        "qkv_bias": attention.bias,
-        **write_tower(spec, FAMILY),
-        **({"add_pooling_layer": False} if spec.head is None and spec.pooler is None else {}),
-    }
-    config = config_of(written, carried, dtype)
-    if isinstance(spec.head, Classifier) and len(config.get("id2label") or {}) != spec.head.n_labels:
-        names = [f"LABEL_{i}" for i in range(spec.head.n_labels)]
-        config |= {"id2label": {str(i): label for i, label in enumerate(names)}}
-        config |= {"label2id": {label: i for i, label in enumerate(names)}}
-    require_same(spec, read(config, spec.name).spec, FAMILY)
-    return config
-
-
-def table(spec: Model) -> Table:
+def _names(spec: Model, family: str) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
     prefix = "" if spec.head is None else "vit."
-    entries = outside_entries(spec, "", prefix, OUTSIDE, FAMILY, LEADING)
+    entries = outside_entries(spec, "", prefix, OUTSIDE, family, LEADING)
     for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, FAMILY)
+        entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, family)
     if spec.head is not None:
-        head = expect(spec.head, Classifier, "head", FAMILY)
+        head = expect(spec.head, Classifier, "head", family)
         entries += [entry(f"head.{name}", f"classifier.{name}") for name in head.holds()]
     elif spec.pooler is not None:
         entries += [entry(f"pooler.{name}", f"pooler.{name}") for name in spec.pooler.holds()]
     return Table(entries=tuple(entries), ignored={} if spec.head is not None else NO_HEAD)
+
+
+FAMILY = Family(
+    name="vit",
+    prefix="vit.",
+    heads=HEADS,
+    causal=False,
+    keys=(  # defaults as in transformers' ViTConfig
+        *tower_keys({**CLIP, "patch_size": 16, "act": "gelu", "eps": 1e-12}),
+        Flag("qkv_bias", "bias", default=True),
+        Ends(HEADS, "classifies"),
+        Irrelevant("training only", "attention_probs_dropout_prob"),
+        Irrelevant("of the decoder that learns from masked images", "encoder_stride"),
+        Only(
+            "pooler_output_size",
+            None,
+            lambda values: values["d_model"],
+            reason="only a pooler of the model's width is read",
+        ),
+        Only("pooler_act", "tanh", reason="only a pooler with tanh is read"),
+    ),
+    build=_build,
+    names=_names,
+)

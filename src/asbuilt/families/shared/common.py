@@ -98,10 +98,7 @@ IRRELEVANT: dict[str, tuple[str, ...]] = {
         "keys_to_ignore_at_inference",
         "xla_device",
     ),
-    "names code or settings of other programs": (
-        "custom_pipelines",
-        "transformers.js_config",
-    ),
+    "names code or settings of other programs": ("custom_pipelines", "transformers.js_config"),
     "settings of generation, left in older configs": (
         "max_length",
         "max_new_tokens",
@@ -238,8 +235,9 @@ def difference(wanted: object, got: object, path: str) -> tuple[str, object, obj
     pairs: Iterable[tuple[str, object, object]] = ()
     if isinstance(wanted, Part) and type(wanted) is type(got):
         names = [f.name for f in fields(wanted)]  # type: ignore[arg-type]  # every concrete part is a dataclass
-        skip = "name" if isinstance(wanted, Model) else ""
-        pairs = ((name, getattr(wanted, name), getattr(got, name)) for name in names if name != skip)
+        if isinstance(wanted, Model):  # blocks first: they tell most of a model, and its name nothing
+            names = ["blocks", *(name for name in names if name not in ("blocks", "name"))]
+        pairs = ((name, getattr(wanted, name), getattr(got, name)) for name in names)
     elif isinstance(wanted, tuple) and isinstance(got, tuple) and len(wanted) == len(got):
         pairs = ((str(i), a, b) for i, (a, b) in enumerate(zip(wanted, got, strict=True)))
     else:

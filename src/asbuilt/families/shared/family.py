@@ -24,8 +24,8 @@ class Family:
 
     `heads` are the class names of its language model, the usual one first. `build` takes what the `keys` read, by name.
     `names` makes the table of a checkpoint folder, `packed` those of folders whose weights are packed, by method;
-    `prefix` is transformers' `base_model_prefix`. What every config of the family may say of encoder and direction are
-    `encoder_decoder` and `causal`.
+    `prefix` is transformers' `base_model_prefix`. `prepare` is what a config goes through before it is read. What every
+    config of the family may say of encoder and direction are `encoder_decoder` and `causal`.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Family:
     names: Callable[[Model, str], Table]
     prefix: str = "model."
     packed: Mapping[str, Callable[[Model], Table]] = field(default_factory=dict)
+    prepare: Callable[[dict[str, Any], str], dict[str, Any]] = lambda config, name: config
     encoder_decoder: bool = False
     causal: bool = True
 
@@ -43,7 +44,7 @@ class Family:
 
         Raises InputError naming the key at fault.
         """
-        reader = ConfigReader(config, name, prefix)
+        reader = ConfigReader(self.prepare(config, name) if isinstance(config, dict) else config, name, prefix)
         dtype = read_common(reader, self.name, self.heads, encoder_decoder=self.encoder_decoder, causal=self.causal)
         values: Values = {"name": name}
         for key in self.keys:
@@ -64,6 +65,8 @@ class Family:
         A model whose folder left its predictors out may be told of as having them.
         """
         told = {"model_type": self.name, **written(self.keys, Parts(spec, self.name, carried))}
+        if self.encoder_decoder:
+            told["is_encoder_decoder"] = True
         if self.heads:
             told = {"architectures": [self.heads[0]]} | told
         config = {key: value for key, value in config_of(told, carried, dtype).items() if value is not DROPPED}

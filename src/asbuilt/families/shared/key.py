@@ -119,19 +119,25 @@ class Size(Value):
 
 @dataclass(frozen=True)
 class Number(Value):
-    """A finite number greater than `above` and at most `most`."""
+    """A finite number greater than `above` and at most `most`.
+
+    Where the spec has another that follows from it, `make` is the way there, and `back` the way back.
+    """
 
     _: KW_ONLY
     above: float = 0.0
     most: float = LARGEST_NUMBER
+    make: Callable[[float], float] = float
+    back: Callable[[float], float] = float
 
     def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> float:  # noqa: ANN401
         """Returns the number."""
-        return reader.number(self.key, *self.also, default=default, null=null, above=self.above, most=self.most)
+        said = reader.number(self.key, *self.also, default=default, null=null, above=self.above, most=self.most)
+        return self.make(said)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the number as one with a point."""
-        return {self.key: float(self.found(parts))}
+        """Returns the number."""
+        return {self.key: self.back(self.found(parts))}
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,22 @@ class Choice(Value):
         value = self.found(parts)
         named = (name for name, meant in self.choices.items() if meant == value)
         return {self.key: self.written.get(value) or next(named, value)}
+
+
+@dataclass(frozen=True)
+class SaidTwice(Choice):
+    """A choice that another key, `again`, may say too, if it says the same; that one is carried."""
+
+    _: KW_ONLY
+    again: str = ""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the choice; raises InputError where the other key says another."""
+        super().read(reader, values)
+        if reader.given(self.again):
+            same = reader.choice(self.again, choices=self.choices) == values[self.into]
+            reader.require(self.again, same, f"the same as {self.key}")
+        reader.irrelevant(self.again, f"says again what {self.key} says")
 
 
 @dataclass(frozen=True)
@@ -220,19 +242,28 @@ class Only:
         return {}
 
 
+class Says(Only):
+    """A key that may only be its first value, which is written."""
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the key."""
+        return {self.key: self.allowed[0]}
+
+
 @dataclass(frozen=True)
-class Written:
-    """A key that says what every model of the family is: written, and read by what is read elsewhere."""
+class Carried:
+    """A key that is carried with the class's own `value` where a config has none."""
 
     key: str
     value: Any
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads nothing."""
+        """Carries the value."""
+        reader.carried.setdefault(self.key, self.value)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the key."""
-        return {self.key: told(self.value, {})}
+        """Returns nothing: what was carried is kept."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -270,6 +301,22 @@ class Group:
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns all the keys."""
         return written(self.keys, parts)
+
+
+@dataclass(frozen=True)
+class Headed:
+    """Whether a model ends in a head, which the first of two classes has and the second has not; `into` an argument."""
+
+    heads: tuple[str, str]
+    into: str
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the class, which is the first where none is named."""
+        values[self.into] = reader.config.get("architectures") != [self.heads[1]]
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the class."""
+        return {"architectures": [self.heads[parts.model.head is None]]}
 
 
 def written(keys: tuple[Key, ...], parts: Parts) -> dict[str, Any]:

@@ -6,18 +6,22 @@ They read out of one config what the attention is, which layers have experts, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asbuilt.families.shared import dimensions as shared
 from asbuilt.families.shared import experts, predictors
-from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, config_of, read_common
-from asbuilt.families.shared.reader import ConfigReader, Reading
-from asbuilt.families.shared.rotary import read_rotary, write_rotary
-from asbuilt.families.shared.table import Concat, Entry, Interleave, Table
+from asbuilt.families.shared.dimensions import pre_norm
+from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Only, Size, Values, activation, depth, tied
+from asbuilt.families.shared.names import EXPERTS, GATED, NORMS, SHARED_EXPERTS, Fused, Names
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.rotary import Rope
+from asbuilt.families.shared.sizes import RMS_EPS
+from asbuilt.families.shared.table import Interleave, Layout, Table
 from asbuilt.spec import (
     Activation,
+    Block,
     GatedMLP,
     Head,
     LatentAttention,
@@ -32,16 +36,9 @@ from asbuilt.spec import (
 )
 
 INNER_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says: so in the published code and in transformers
-DERIVED = ("head_dim", "qk_head_dim")
-# config key -> field of the part
-WIDTHS = {
-    "kv_lora_rank": "kv_rank",
-    "qk_nope_head_dim": "d_nope",
-    "qk_rope_head_dim": "d_rope",
-    "v_head_dim": "d_value",
-}
 
-ATTENTION_STEMS = {
+STEMS = NORMS | GATED | SHARED_EXPERTS
+STEMS |= {
     f"attention.body.{part}": f"self_attn.{name}"
     for part, name in (
         ("q", "q_proj"),
@@ -52,24 +49,7 @@ ATTENTION_STEMS = {
         ("o", "o_proj"),
     )
 }
-JOINED = tuple(f"attention.body.{part}" for part in ("kv_down", "k_rope", "k_up", "v_up"))
-STEMS = shared.NORM_STEMS | ATTENTION_STEMS | shared.GATED_STEMS | {"ffn.body.router": "mlp.gate"}
-STEMS |= {"ffn.body.router.correction": f"mlp.gate.{experts.CORRECTION}"}
-STEMS |= {f"ffn.body.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
-EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """What one of these families says of itself: class defaults by key, its router, whether its pairs are adjacent."""
-
-    name: str
-    heads: tuple[str, ...]
-    defaults: Mapping[str, Any]
-    read_router: Callable[[ConfigReader, int, int], Router]
-    write_router: Callable[[Router, Mapping[str, Any]], dict[str, Any]]
-    interleave_key: str | None = None
-    predicts: bool = False
+STEMS |= {"ffn.body.router": "mlp.gate", "ffn.body.router.correction": f"mlp.gate.{experts.CORRECTION}"}
 
 
 def build(
@@ -101,161 +81,60 @@ def build(
         shared=replace(dense, d_ff=n_shared * d_expert),
     )
     norm, embedding = RMSNorm(d=d_model, eps=eps), TokenEmbedding(n_vocab=n_vocab, d_model=d_model)
-    first, later = (shared.pre_norm(attention, ffn, norm) for ffn in (dense, mixture))
-    head = Head(d_model=d_model, n_vocab=n_vocab)
+    first, later = (pre_norm(attention, ffn, norm) for ffn in (dense, mixture))
     spec = Model(
         embedding=embedding,
         blocks=(first,) * n_dense + (later,) * (n_layers - n_dense),
         norm=norm,
-        head=TiedHead(d_model=d_model, n_vocab=n_vocab) if tied else head,
+        head=(TiedHead if tied else Head)(d_model=d_model, n_vocab=n_vocab),
         max_positions=max_positions,
         name=name,
     )
     return predictors.with_predictors(spec, later, norm, n_predictors)
 
 
-def read(family: Family, config: dict[str, Any], name: str) -> Reading:
-    """Returns what a config.json of the family says; raises InputError naming the key at fault."""
-    reader, defaults = ConfigReader(config, name), family.defaults
-    dtype = read_common(reader, family.name, family.heads)
-    for key in DERIVED:
-        reader.irrelevant(key, "follows from the widths that are read")
-    for key in ("ep_size", "pretraining_tp"):
-        reader.irrelevant(key, "only shares out or slices the same products")
-    reader.only("moe_layer_freq", 1, reason="every layer after the dense ones has experts")
-    reader.only("mlp_bias", False, None, reason="feed-forward parts have no biases here")
-    d_model = reader.size("hidden_size", default=defaults["hidden_size"])
-    n_layers = reader.size("num_hidden_layers", default=defaults["num_hidden_layers"], most=MOST_LAYERS)
-    context = reader.size("max_position_embeddings", default=defaults["max_position_embeddings"])
-    n_dense = experts.read_first_dense(reader, n_layers, defaults["first_k_dense_replace"])
-    spec = build(
-        _read_attention(reader, family, d_model, context),
-        family.read_router(reader, d_model, n_layers),
-        n_vocab=reader.size("vocab_size", default=defaults["vocab_size"]),
-        n_layers=n_layers,
-        n_dense=n_dense,
-        d_ff=reader.size("intermediate_size", default=defaults["intermediate_size"]),
-        d_expert=reader.size("moe_intermediate_size", default=defaults["moe_intermediate_size"]),
-        n_shared=reader.size("n_shared_experts", default=defaults["n_shared_experts"]),
-        max_positions=context,
-        n_predictors=predictors.read_count(reader) if family.predicts else 0,
-        activation=reader.choice("hidden_act", choices=ACTIVATION_NAMES, default="silu"),
-        eps=reader.number("rms_norm_eps", default=1e-6, most=1.0),
-        tied=reader.flag("tie_word_embeddings", default=False),
-        name=reader.where,
-    )
-    reader.irrelevant("intermediate_size", "of the dense layers, where there are any")
-    reader.finish()
-    return Reading(
-        spec=spec, carried=reader.carried, dtype=dtype, family=family.name, defaults=reader.defaults, notes=reader.notes
-    )
+def attention_of(parts: Parts) -> LatentAttention:
+    """Returns the first layer's attention; raises InputError where it is another."""
+    return parts.expect(parts.first.body, LatentAttention, f"blocks.0.{parts.first.name}.body")
 
 
-def _read_attention(reader: ConfigReader, family: Family, d_model: int, context: int) -> LatentAttention:
-    defaults = family.defaults
-    n_heads = reader.size("num_attention_heads", default=defaults["num_attention_heads"])
-    usual = defaults["num_key_value_heads"]
-    kv_heads = reader.size("num_key_value_heads", default=usual or n_heads, null=n_heads, derived=usual is None)
-    reader.require("num_key_value_heads", kv_heads == n_heads, f"num_attention_heads = {n_heads}, or null")
-    widths = {field: reader.size(key, default=defaults[key]) for key, field in WIDTHS.items()}
-    reader.require("qk_rope_head_dim", widths["d_rope"] % 2 == 0, "an even number: rotary positions turn pairs")
-    q_rank = reader.size("q_lora_rank", default=defaults["q_lora_rank"], null=0)
-    rotary = read_rotary(reader, widths["d_rope"], context)
-    key = family.interleave_key
-    if key is None or reader.flag(key, default=True, null=False):
-        rotary = replace(rotary, pairing="adjacent")
-    bias = reader.flag("attention_bias", default=False)
-    return LatentAttention(
-        d_model=d_model,
-        n_heads=n_heads,
-        q_rank=q_rank or None,
-        q_norm=RMSNorm(d=q_rank, eps=INNER_EPS) if q_rank else None,
-        kv_norm=RMSNorm(d=widths["kv_rank"], eps=INNER_EPS),
-        positions=rotary,
-        mscale=_read_mscale(reader, rotary),
-        bias=bias,
-        output_bias=bias,
-        **widths,
-    )
+def _rotary_of(parts: Parts) -> Rotary:
+    return parts.expect(attention_of(parts).positions, Rotary, "blocks.0.attention.body.positions")
 
 
-def _read_mscale(reader: ConfigReader, rotary: Rotary) -> float | None:
-    """Returns `mscale_all_dim`, which widens the softmax scale too; where one mscale stands alone, codes disagree."""
-    inner = reader.nested("rope_parameters", "rope_scaling")
-    if inner is None or not isinstance(rotary.scaling, YaRN):
-        return None
-    both = inner.given("mscale"), inner.given("mscale_all_dim")
-    if both[0] != both[1]:
-        alone = "mscale" if both[0] else "mscale_all_dim"
-        raise inner.error(alone, "stands alone", value=inner.config[alone], allowed="mscale and mscale_all_dim")
-    return inner.number("mscale_all_dim") if both[1] else None
+@dataclass(frozen=True, kw_only=True)
+class LatentRope(Rope):
+    """The rotary keys, whose pairs are adjacent unless the key `interleave` says otherwise.
 
-
-def write(family: Family, spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express.
-
-    Where the spec has no prediction layers, the number that was carried is kept: a folder without them says it too.
+    `mscale_all_dim` inside widens the softmax scale too; where one mscale stands alone, codes disagree.
     """
-    attention = _attention(spec, family.name)
-    ffn = experts.first_mixture(spec, family.name)
-    if ffn.shared is None or ffn.shared.d_ff % ffn.d_ff:
-        raise shared.wrong_part(family.name, "blocks.0.ffn.body.shared", ffn.shared, GatedMLP)
-    dense = next((body for block in spec.blocks if isinstance(body := block.branches[-1].body, GatedMLP)), None)
-    usual = carried.get("intermediate_size", family.defaults["intermediate_size"])
-    written = {
-        "architectures": [family.heads[0]],
-        "model_type": family.name,
-        "vocab_size": spec.n_vocab,
-        "hidden_size": spec.d_model,
-        "intermediate_size": usual if dense is None else dense.d_ff,
-        "moe_intermediate_size": ffn.d_ff,
-        "n_shared_experts": ffn.shared.d_ff // ffn.d_ff,
-        "first_k_dense_replace": experts.first_dense(spec),
-        "num_hidden_layers": spec.n_layers,
-        "hidden_act": shared.WRITTEN_ACTIVATIONS.get(ffn.activation, ffn.activation),
-        "max_position_embeddings": spec.max_positions,
-        "tie_word_embeddings": isinstance(spec.head, TiedHead),
-        "rms_norm_eps": float(shared.final_norm(spec, family.name, RMSNorm).eps),
-        **_write_attention(family, attention, spec.max_positions),
-        **family.write_router(ffn.router, carried),
-    }
-    if family.predicts:
-        written |= predictors.write_count(spec, carried)
-    derived = {"head_dim": attention.d_rope, "qk_head_dim": attention.d_head}
-    written |= {key: value for key, value in derived.items() if key in carried}
-    kept = {key: value for key, value in carried.items() if key != predictors.OTHER}
-    config = config_of(written, kept, dtype)
-    predictors.require_same_but_predictors(spec, read(family, config, spec.name).spec, family.name)
-    return config
+
+    interleave: str | None = None
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the rotary positions and the mscale."""
+        super().read(reader, values)
+        if self.interleave is None or reader.flag(self.interleave, default=True, null=False):
+            values["rotary"] = replace(values["rotary"], pairing="adjacent")
+        inner = reader.nested("rope_parameters", "rope_scaling")
+        if inner is not None and isinstance(values["rotary"].scaling, YaRN):
+            both = inner.given("mscale"), inner.given("mscale_all_dim")
+            if both[0] != both[1]:
+                alone = "mscale" if both[0] else "mscale_all_dim"
+                raise inner.error(alone, "stands alone", value=inner.config[alone], allowed="mscale and mscale_all_dim")
+            values["mscale"] = inner.number("mscale_all_dim") if both[1] else None
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys."""
+        written, rotary, mscale = super().write(parts), _rotary_of(parts), attention_of(parts).mscale
+        if self.interleave is not None:
+            written[self.interleave] = rotary.pairing == "adjacent"
+        if mscale is not None:
+            written["rope_scaling"] |= _mscales(rotary, mscale)
+        return written
 
 
-def _attention(spec: Model, family: str) -> LatentAttention:
-    body = spec.blocks[0].branches[0].body
-    if not isinstance(body, LatentAttention):
-        raise shared.wrong_part(family, f"blocks.0.{spec.blocks[0].branches[0].name}.body", body, LatentAttention)
-    return body
-
-
-def _write_attention(family: Family, attention: LatentAttention, context: int) -> dict[str, Any]:
-    rotary = attention.positions
-    if rotary is None:
-        raise shared.wrong_part(family.name, "blocks.0.attention.body.positions", rotary, Rotary)
-    written = {
-        "num_attention_heads": attention.n_heads,
-        "num_key_value_heads": attention.n_heads,
-        "q_lora_rank": attention.q_rank,
-        **{key: getattr(attention, field) for key, field in WIDTHS.items()},
-        "attention_bias": attention.output_bias,
-        **write_rotary(rotary, context),
-    }
-    if family.interleave_key is not None:
-        written[family.interleave_key] = rotary.pairing == "adjacent"
-    if attention.mscale is not None:
-        written["rope_scaling"] |= _write_mscales(rotary, attention.mscale)
-    return written
-
-
-def _write_mscales(rotary: Rotary, mscale: float) -> dict[str, float]:
+def _mscales(rotary: Rotary, mscale: float) -> dict[str, float]:
     """Returns both mscales; their quotient is the attention factor, which is written beside them."""
     assert isinstance(rotary.scaling, YaRN)
     length = 0.1 * math.log(rotary.scaling.factor) if rotary.scaling.factor > 1 else 0.0
@@ -265,38 +144,137 @@ def _write_mscales(rotary: Rotary, mscale: float) -> dict[str, float]:
     return {"mscale": float(own), "mscale_all_dim": float(mscale)}
 
 
-def table(spec: Model, family: str) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors: prediction layers follow the last block."""
+class Derived:
+    """Widths that follow from those that are read; written again where they were carried."""
 
-    def of_blocks(longer: Model) -> Table:
-        whole = experts.table(longer, STEMS, EXPERTS, family, elsewhere=JOINED)
-        return replace(whole, entries=(*whole.entries, *_joined_entries(longer)))
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Declares them."""
+        Irrelevant("follows from the widths that are read", "head_dim", "qk_head_dim").read(reader, values)
 
-    return predictors.table(spec, of_blocks)
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns those that were carried."""
+        attention = attention_of(parts)
+        derived = {"head_dim": attention.d_rope, "qk_head_dim": attention.d_head}
+        return {key: value for key, value in derived.items() if key in parts.carried}
 
 
-def _joined_entries(spec: Model) -> list[Entry]:
-    """Latent and shared key are one tensor; so are each head's key and value maps, head by head."""
-    entries = []
-    named = [(i, branch) for i, block in enumerate(spec.blocks) for branch in block.branches]
-    bodies = [(i, branch.body) for i, branch in named if branch.name == "attention"]
-    for i, body in bodies:
-        if not isinstance(body, LatentAttention):
-            continue  # whatever it is, it has names of its own or none
-        at, stored = f"blocks.{i}.attention.body", f"model.layers.{i}.self_attn"
-        for kind in ("weight", "bias") if body.bias else ("weight",):
-            entries.append(
-                Entry(
-                    paths=(f"{at}.kv_down.{kind}", f"{at}.k_rope.{kind}"),
-                    names=(f"{stored}.kv_a_proj_with_mqa.{kind}",),
-                    layout=Concat((body.kv_rank, body.d_rope)),
-                )
-            )
-        entries.append(
-            Entry(
-                paths=(f"{at}.k_up.weight", f"{at}.v_up.weight"),
-                names=(f"{stored}.kv_b_proj.weight",),
-                layout=Interleave(body.n_heads, (body.d_nope, body.d_value)),
-            )
-        )
-    return entries
+def _attention(
+    *,
+    q_rank: int,
+    kv_rank: int,
+    rotary: Rotary,
+    n_kv_heads: int,
+    max_positions: int,
+    bias: bool,
+    **rest: Any,  # noqa: ANN401
+) -> LatentAttention:
+    return LatentAttention(
+        q_rank=q_rank or None,
+        q_norm=RMSNorm(d=q_rank, eps=INNER_EPS) if q_rank else None,
+        kv_rank=kv_rank,
+        kv_norm=RMSNorm(d=kv_rank, eps=INNER_EPS),
+        positions=rotary,
+        bias=bias,
+        output_bias=bias,
+        **rest,
+    )
+
+
+def _width(key: str, into: str, defaults: Mapping[str, int | None], **more: Any) -> Size:  # noqa: ANN401
+    return Size(key, into, default=defaults[into], at=lambda parts: getattr(attention_of(parts), into), **more)
+
+
+def _attention_keys(defaults: Mapping[str, int | None], interleave: str | None) -> Group:
+    even = (lambda values: values["d_rope"] % 2 == 0, "an even number: rotary positions turn pairs")
+    as_many = (
+        lambda values: values["n_kv_heads"] == values["n_heads"],
+        lambda values: f"num_attention_heads = {values['n_heads']}, or null",
+    )
+    heads, usual = (lambda values: values["n_heads"]), defaults["n_kv_heads"]
+    keys: tuple[Key, ...] = (
+        _width("num_attention_heads", "n_heads", defaults),
+        Size(
+            "num_key_value_heads",
+            "n_kv_heads",
+            default=usual or heads,
+            null=heads,
+            derived=usual is None,
+            must=as_many,
+            at=lambda parts: attention_of(parts).n_heads,
+        ),
+        _width("kv_lora_rank", "kv_rank", defaults),
+        _width("qk_nope_head_dim", "d_nope", defaults),
+        _width("qk_rope_head_dim", "d_rope", defaults, must=even),
+        _width("v_head_dim", "d_value", defaults),
+        _width("q_lora_rank", "q_rank", defaults, null=0),
+        LatentRope(interleave=interleave, width=lambda values: values["d_rope"], at=_rotary_of),
+        Flag("attention_bias", "bias", default=False, at=lambda parts: attention_of(parts).output_bias),
+    )
+    return Group(
+        "attention",
+        _attention,
+        keys,
+        given=lambda values: {"d_model": values.pop("d_model"), "max_positions": values["max_positions"]},
+    )
+
+
+def keys(
+    router: Group,
+    *,
+    interleave: str | None = None,
+    predicts: bool = False,
+    n_vocab: int,
+    d_model: int,
+    n_layers: int,
+    max_positions: int,
+    d_ff: int,
+    d_expert: int,
+    n_shared: int,
+    n_dense: int,
+    **attention: int | None,
+) -> tuple[Key, ...]:
+    """Returns the keys of one of these families; numbers are the class's defaults, those of the `attention` by field.
+
+    `interleave` is the key that says whether rotary pairs are adjacent, None where they always are; a family that
+    `predicts` may have prediction layers.
+    """
+    return (
+        Derived(),
+        Irrelevant("only shares out or slices the same products", "ep_size", "pretraining_tp"),
+        Only("moe_layer_freq", 1, reason="every layer after the dense ones has experts"),
+        Only("mlp_bias", False, None, reason="feed-forward parts have no biases here"),
+        Size("hidden_size", "d_model", default=d_model),
+        depth("num_hidden_layers", n_layers),
+        Size("max_position_embeddings", "max_positions", default=max_positions),
+        experts.first_dense(n_dense),
+        _attention_keys(attention, interleave),
+        router,
+        Size("vocab_size", "n_vocab", default=n_vocab),
+        experts.dense_width(d_ff),
+        experts.expert_width(d_expert),
+        experts.shared_experts(n_shared),
+        *((predictors.Count(),) if predicts else ()),
+        activation(),
+        RMS_EPS,
+        tied(False),
+    )
+
+
+def names(spec: Model, family: str) -> Table:
+    """Returns the names of a checkpoint folder's tensors: prediction layers follow the last block.
+
+    Latent and shared key are one tensor; so are each head's key and value maps, head by head.
+    """
+
+    def by_head(block: Block, rows: tuple[int, ...]) -> Layout:
+        bodies = (branch.body for branch in block.branches)
+        body = next(body for body in bodies if isinstance(body, LatentAttention))
+        return Interleave(body.n_heads, (body.d_nope, body.d_value))
+
+    at = "attention.body"
+    fused = {
+        "self_attn.kv_a_proj_with_mqa": Fused(stems=(f"{at}.kv_down", f"{at}.k_rope")),
+        "self_attn.kv_b_proj": Fused(stems=(f"{at}.k_up", f"{at}.v_up"), join=by_head),
+    }
+    own = Names(stems=STEMS, fused=fused, experts=EXPERTS)
+    return predictors.table(spec, lambda longer: own(longer, family))

@@ -5,19 +5,17 @@ Names on disk are those of the first releases, as newer ones still write them; f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from types import ModuleType
+from dataclasses import dataclass, replace
 from typing import Any
 
-from asbuilt.families.shared.common import config_of, require_same
-from asbuilt.families.shared.fused import expect
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.key import Check, Irrelevant, Size, Values
+from asbuilt.families.shared.parts import P, Parts, expect
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, respelled
 from asbuilt.families.shared.towers import POSITION_IDS, tower_entries
-from asbuilt.spec import Model, Vision
+from asbuilt.spec import Model, TiedHead, Vision
 
-PLACEHOLDER = ("image_token_index", "image_token_id")
 TEXT = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
 _INNER, _OUTER = ("vision_tower.", "vision_tower.vision_model."), ("vision_tower.", "model.vision_tower.")
 _NEWER = (
@@ -25,73 +23,87 @@ _NEWER = (
     ("language_model.model.", "model.language_model."),
     ("multi_modal_projector.", "model.multi_modal_projector."),
 )
-SPELLINGS = (
-    (_INNER,),
-    (*_NEWER, _OUTER),
-    (*_NEWER, ("vision_tower.", "model.vision_tower.vision_model.")),
+SPELLINGS = ((_INNER,), (*_NEWER, _OUTER), (*_NEWER, ("vision_tower.", "model.vision_tower.vision_model.")))
+
+
+# The tokens that a processor puts around an image.
+AROUND = Irrelevant(
+    "tokens that the processor puts around an image",
+    *(f"{which}_token_{end}" for which in ("boi", "eoi") for end in ("index", "id")),
 )
 
 
-def read_text(reader: ConfigReader, family: ModuleType) -> Reading:
-    """Returns what `text_config` says to the text's family, the class defaults where it is missing.
+@dataclass(frozen=True)
+class Text:
+    """`text_config`, as the text's family reads it; the class defaults where it is missing."""
 
-    Raises InputError for another `model_type`, and as the family's `read`.
-    """
-    inner = reader.nested("text_config")
-    if inner is not None:
-        inner.only("model_type", family.FAMILY, reason=f"only a {family.FAMILY} text is read here")
-    reading = family.read({} if inner is None else inner.config, reader.where, "text_config.")
-    reader.defaults.update(reading.defaults)
-    reader.notes.update(reading.notes)
-    return reading
+    family: Family
+    key = "text_config"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the text; raises InputError for another `model_type`, and as the family does."""
+        inner = reader.nested(self.key)
+        if inner is not None:
+            inner.only("model_type", self.family.name, reason=f"only a {self.family.name} text is read here")
+        config = {} if inner is None else inner.config
+        reading = self.family.read(config, values.pop("name"), f"{self.key}.")
+        reader.defaults.update(reading.defaults)
+        reader.notes.update(reading.notes)
+        reader.carried[self.key] = reading.carried
+        values["text"] = reading.spec
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the text's own config."""
+        inner = self.family.write(replace(parts.model, vision=None), parts.carried.get(self.key, {}), None)
+        del inner["architectures"]
+        return {self.key: inner}
 
 
-def read_around(reader: ConfigReader) -> None:
-    """Reads the tokens that a processor puts around an image."""
-    for key in ("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"):
-        reader.irrelevant(key, "tokens that the processor puts around an image")
+# The key that says whether the head is tied says again what the text's own config does.
+SAME_TIE = Check(
+    "tie_word_embeddings",
+    (lambda values: isinstance(values["text"].head, TiedHead) == values.pop("tied"), "what text_config says"),
+)
 
 
-def read_placeholder(reader: ConfigReader, default: int, text: Model, *, beyond: bool = False) -> int:
-    """Returns the token in whose places images are put, one of the text's own; or any, in families that allow it.
+def placeholder(default: int, *, beyond: bool = False) -> Size:
+    """Returns the key of the token in whose places images are put, one of the text's own; or any, where allowed.
 
     Where it is `beyond` the vocabulary nothing is looked up for it.
     """
-    token = reader.size(*PLACEHOLDER, default=default, least=0)
-    if beyond:
-        return token
-    key = next((key for key in PLACEHOLDER if key in reader.config), PLACEHOLDER[0])
-    reader.require(key, token < text.n_vocab, f"a token below vocab_size = {text.n_vocab}")
-    return token
+    own = (
+        lambda values: values["placeholder"] < values["text"].n_vocab,
+        lambda values: f"a token below vocab_size = {values['text'].n_vocab}",
+    )
+    return Size(
+        "image_token_index",
+        "placeholder",
+        default=default,
+        also=("image_token_id",),
+        least=0,
+        must=None if beyond else own,
+        at=lambda parts: vision_of(parts).placeholder,
+    )
 
 
-def vision_of(spec: Model, family: str) -> Vision:
+def vision_of(parts: Parts) -> Vision:
     """Returns what becomes of images; raises InputError where the spec knows of none."""
-    return expect(spec.vision, Vision, "vision", family)
+    return parts.expect(parts.model.vision, Vision, "vision")
 
 
-def write_multimodal(
-    spec: Model,
-    text: ModuleType,
-    written: dict[str, Any],
-    carried: dict[str, Any],
-    dtype: str | None,
-    family: str,
-    read: Callable[[dict[str, Any], str], Reading],
-) -> dict[str, Any]:
-    """Returns the family's config: `written`, the text's own and what was carried; it reads back as `spec`."""
-    inner = text.write(replace(spec, vision=None), carried.get("text_config", {}), None)
-    del inner["architectures"]
-    seen = carried.get("vision_config", {}) | written["vision_config"]
-    both = {"model_type": family, "image_token_index": vision_of(spec, family).placeholder, "text_config": inner}
-    config = config_of(written | both | {"vision_config": seen}, carried, dtype)
-    require_same(spec, read(config, spec.name).spec, family)
-    return config
+def projector_of(parts: Parts, kind: type[P]) -> P:
+    """Returns the projector; raises InputError where it is of another kind."""
+    return parts.expect(vision_of(parts).projector, kind, "vision.projector")
+
+
+def tower_of(parts: Parts) -> Model:
+    """Returns the tower; raises InputError where there is none."""
+    return vision_of(parts).tower
 
 
 def multimodal_table(spec: Model, text: Table, projector: list[Entry], family: str) -> Table:
     """Returns the table of a text's table, a tower and a projector."""
-    tower = vision_of(spec, family).tower
+    tower = expect(spec.vision, Vision, "vision", family).tower
     entries = (
         *respelled(text.entries, TEXT),
         *tower_entries(tower, "vision.tower.", "vision_tower.", family),

@@ -46,6 +46,11 @@ class Fused:
     stems: tuple[str, ...]
     join: Join = one_after_the_other
 
+    @classmethod
+    def qkv(cls, join: Join = one_after_the_other, at: str = "attention.body") -> Fused:
+        """Returns queries, keys and values of the attention `at` a path of the block."""
+        return cls(stems=tuple(f"{at}.{part}" for part in "qkv"), join=join)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Names:

@@ -32,20 +32,26 @@ from asbuilt.spec import (
 P = TypeVar("P", bound=Part)
 
 
+def expect(value: object, kind: type[P], path: str, family: str) -> P:
+    """Returns `value`; raises InputError naming its path unless it is a part of that kind."""
+    if not isinstance(value, kind):
+        raise InputError(f"{family} has {kind.__name__} here", field=path, value=repr(value))
+    return value
+
+
 class Parts:
     """The parts of a spec that a config is written from; `carried` is what it may keep of the config that was read.
 
-    Every property raises InputError naming the place where the family has a part that the spec lacks.
+    Where the spec is a part of another, `around` are that one's. Every property raises InputError naming the place
+    where the family has a part that the spec lacks.
     """
 
-    def __init__(self, model: Model, family: str, carried: Mapping[str, Any]) -> None:
-        self.model, self.family, self.carried = model, family, carried
+    def __init__(self, model: Model, family: str, carried: Mapping[str, Any], around: Parts | None = None) -> None:
+        self.model, self.family, self.carried, self.around = model, family, carried, around or self
 
     def expect(self, value: object, kind: type[P], path: str) -> P:
         """Returns `value`; raises InputError naming its path unless it is a part of that kind."""
-        if not isinstance(value, kind):
-            raise InputError(f"{self.family} has {kind.__name__} here", field=path, value=repr(value))
-        return value
+        return expect(value, kind, path, self.family)
 
     # the model
 
@@ -105,6 +111,11 @@ class Parts:
         """The first block's first branch."""
         return self.model.blocks[0].branches[0]
 
+    @property
+    def last(self) -> Branch:
+        """The first block's last branch."""
+        return self.model.blocks[0].branches[-1]
+
     @cached_property
     def attentions(self) -> list[Attention]:
         """The attention of every block's first branch, where it is one or stands beside another part."""
@@ -120,7 +131,7 @@ class Parts:
     @property
     def ffn(self) -> FeedForward:
         """The first layer's feed-forward."""
-        branch = self.model.blocks[0].branches[-1]
+        branch = self.last
         body = branch.body.ffn if isinstance(branch.body, Parallel) else branch.body
         if not isinstance(body, MLP | GatedMLP | MixtureOfExperts):
             path = f"blocks.0.{branch.name}.body"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families.shared.common import require_same
+from asbuilt.families.shared.key import DROPPED, Values
+from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, entry
 from asbuilt.spec import Block, Head, Model, Predictor, RMSNorm, TokenEmbedding
@@ -24,22 +25,18 @@ NAMES = {
 }
 
 
-def read_count(reader: ConfigReader) -> int:
-    """Returns how many prediction layers are stored, one unless said; carried, since a folder may leave them out."""
-    count = reader.size(KEY, OTHER, default=1, least=0, most=MOST)
-    for key in (KEY, OTHER):
-        reader.irrelevant(key, "told by the spec where they are stored")
-    return count
+class Count:
+    """How many prediction layers are stored, one unless said; carried, since a folder may leave them out."""
 
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the number."""
+        values["n_predictors"] = reader.size(KEY, OTHER, default=1, least=0, most=MOST)
+        for key in (KEY, OTHER):
+            reader.irrelevant(key, "told by the spec where they are stored")
 
-def write_count(spec: Model, carried: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the key that `read_count` reads; of a model without them what was carried."""
-    return {KEY: len(spec.predictors) or carried.get(KEY, 0)}
-
-
-def require_same_but_predictors(spec: Model, got: Model, family: str) -> None:
-    """As `require_same`, where a model whose folder left its predictors out may be told of as having them."""
-    require_same(spec, got if spec.predictors else replace(got, predictors=()), family)
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the number; of a model without them what was carried."""
+        return {KEY: len(parts.model.predictors) or parts.carried.get(KEY, 0), OTHER: DROPPED}
 
 
 def with_predictors(spec: Model, block: Block, norm: RMSNorm, count: int) -> Model:

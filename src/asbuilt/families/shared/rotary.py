@@ -14,15 +14,7 @@ from typing import Any
 from asbuilt.errors import InputError
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.spec import (
-    DynamicNTK,
-    FrequencyFactors,
-    LinearScaling,
-    Llama3Scaling,
-    Rotary,
-    Scaling,
-    YaRN,
-)
+from asbuilt.spec import DynamicNTK, FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, Scaling, YaRN
 
 MOST_FACTOR = 1e6
 ORIGINAL = "original_max_position_embeddings"
@@ -199,18 +191,25 @@ def write_rotary(rotary: Rotary, context: int) -> dict[str, Any]:
     return {"rope_theta": float(rotary.theta), "rope_scaling": _write_scaling(rotary.scaling, context)}
 
 
+def write_rotary_object(rotary: Rotary, context: int) -> dict[str, Any]:
+    """Returns one object with base and scaling, as newer configs have for each kind of layer."""
+    older = write_rotary(rotary, context)
+    return {"rope_theta": older["rope_theta"], **(older["rope_scaling"] or {"rope_type": "default"})}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """The keys of rotary positions, whose base is `theta` unless a config says another.
 
     With `partial` only a part of each head turns, that part unless told otherwise. `outside` names base and part where
-    they stand beside the rotary object, `width` finds the width of a head in what was read.
+    they stand beside the rotary object. `width` finds the width of a head in what was read, `at` the rotary in a spec.
     """
 
     theta: float = 10000.0
     partial: float | None = None
     outside: tuple[str, str] = OUTSIDE
     width: Callable[[dict[str, Any]], int] = lambda values: values["d_head"]
+    at: Callable[[Parts], Rotary] = lambda parts: parts.rotary
 
     def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
         """Reads the rotary positions."""
@@ -225,7 +224,7 @@ class Rope:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the keys, in the older spelling."""
-        written = write_rotary(parts.rotary, parts.max_positions)
+        written = write_rotary(self.at(parts), parts.max_positions)
         written[self.outside[0]] = written.pop("rope_theta")
         if self.partial is not None:
             written[self.outside[1]] = partial_factor(parts.rotary.d_rotary, parts.d_head)

@@ -5,12 +5,12 @@ Their values make `Dimensions`, which families build with. A family states its c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
-from asbuilt.families.shared.common import read_layer_types
-from asbuilt.families.shared.dimensions import Dimensions, head_width
+from asbuilt.families.shared.common import divide, read_layer_types
+from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.families.shared.key import Flag, Group, Key, Optional, Size, Values, activation, depth, eps, tied
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
@@ -29,12 +29,38 @@ class HeadWidth:
     default: int | None = None
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the width, an even number."""
-        values["d_head"] = head_width(reader, values["d_model"], values["n_heads"], self.default)
+        """Reads the width, an even number because pairs of numbers turn."""
+        key, even = "head_dim", "an even number: rotary positions turn pairs"
+        if self.default is not None or reader.given(key):
+            values["d_head"] = reader.size(key, default=self.default or values["d_model"])
+            reader.require(key, values["d_head"] % 2 == 0, even)
+            return
+        whole, heads = (reader.names[name] for name in ("d_model", "n_heads"))
+        values["d_head"] = width = divide(reader, values["d_model"], whole, values["n_heads"], heads)
+        if width % 2:
+            raise reader.error(key, f"missing, and {whole} / {heads} is odd", value=width, allowed=even)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the width."""
         return {"head_dim": parts.d_head}
+
+
+class SharedOut:
+    """Heads that share out the stream's width, which no key says; `even` where rotary positions turn pairs."""
+
+    def __init__(self, *, even: bool = False) -> None:
+        self.even = even
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Raises InputError where that leaves a remainder, or an odd width that has to be even."""
+        whole, heads = (reader.names[name] for name in ("d_model", "n_heads"))
+        width = divide(reader, values["d_model"], whole, values["n_heads"], heads)
+        allowed = f"an even multiple of the {values['n_heads']} heads: rotary positions turn pairs"
+        reader.require(whole, not self.even or width % 2 == 0, allowed)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns nothing."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -68,43 +94,50 @@ def key_heads(default: int | None) -> Size:
     )
 
 
-def sizes(
-    *,
-    n_vocab: int,
-    d_model: int,
-    d_ff: int,
-    n_layers: int,
-    n_heads: int,
-    max_positions: int,
-    n_kv_heads: int | None = None,
-    d_head: int | None = None,
-    theta: float = 10000.0,
-    partial: float | None = None,
-    act: str = "silu",
-    ties: bool = False,
-    context: tuple[str, ...] = (),
-    width: Key | None = None,
-    d_ff_at: Callable[[Parts], int] | None = None,
-) -> Group:
-    """Returns the keys that make `Dimensions`; the arguments are the class's defaults.
+class Defaults(TypedDict):
+    """The class defaults of the keys that `size_keys` returns: see there."""
 
-    `n_kv_heads` None means as many as heads, `d_head` None the stream's width shared out; with `partial` only that part
-    of a head has rotary positions. `context` are other spellings of the longest one. `width` stands in for `head_dim`,
-    and `d_ff_at` says where the feed-forward's width is found in a spec, if not in the first layer.
+    n_vocab: int
+    d_model: int
+    d_ff: int
+    n_layers: int
+    n_heads: int
+    max_positions: int
+    n_kv_heads: NotRequired[int]
+    d_head: NotRequired[int]
+    theta: NotRequired[float]
+    act: NotRequired[str]
+    ties: NotRequired[bool]
+
+
+def size_keys(
+    but: Mapping[str, Key | None] | None = None, first: tuple[str, ...] = (), **defaults: Unpack[Defaults]
+) -> tuple[Key, ...]:
+    """Returns the keys of a decoder's sizes, in order, those of the values `first` before the others.
+
+    Other arguments are the class's defaults. No `n_kv_heads` means as many as heads, no `d_head` the stream's width
+    shared out. `but` has other keys for some of the values, None for those that no key says.
     """
-    keys: tuple[Key, ...] = (
-        Size("hidden_size", "d_model", default=d_model),
-        Size("num_attention_heads", "n_heads", default=n_heads),
-        width or HeadWidth(d_head),
-        Size("max_position_embeddings", "max_positions", default=max_positions, also=context),
-        Rope(theta=theta, partial=partial),
-        key_heads(n_kv_heads),
-        Size("vocab_size", "n_vocab", default=n_vocab),
-        depth("num_hidden_layers", n_layers),
-        Size("intermediate_size", "d_ff", default=d_ff, at=d_ff_at),
-        activation(default=act),
-        tied(ties),
-    )
+    keys: dict[str, Key | None] = {
+        "d_model": Size("hidden_size", "d_model", default=defaults["d_model"]),
+        "n_heads": Size("num_attention_heads", "n_heads", default=defaults["n_heads"]),
+        "d_head": HeadWidth(defaults.get("d_head")),
+        "max_positions": Size("max_position_embeddings", "max_positions", default=defaults["max_positions"]),
+        "rotary": Rope(theta=defaults.get("theta", 10000.0)),
+        "n_vocab": Size("vocab_size", "n_vocab", default=defaults["n_vocab"]),
+        "n_layers": depth("num_hidden_layers", defaults["n_layers"]),
+        "n_kv_heads": key_heads(defaults.get("n_kv_heads")),
+        "d_ff": Size("intermediate_size", "d_ff", default=defaults["d_ff"]),
+        "activation": activation(default=defaults.get("act", "silu")),
+        "tied": tied(defaults.get("ties", False)),
+    } | dict(but or {})
+    ordered = {name: keys[name] for name in (*first, *keys)}
+    return tuple(key for key in ordered.values() if key is not None)
+
+
+def sizes(but: Mapping[str, Key | None] | None = None, **defaults: Unpack[Defaults]) -> Group:
+    """Returns the keys that make `Dimensions`; arguments as those of `size_keys`."""
+    keys = size_keys(but, **defaults)
     return Group("dimensions", Dimensions, keys, given=lambda values: {"name": values.pop("name")})
 
 

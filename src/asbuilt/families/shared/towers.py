@@ -5,12 +5,14 @@ ViT, CLIP and SigLIP differ in what stands around the same blocks: LayerNorm bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from asbuilt.errors import InputError
-from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, divide, named_entries
-from asbuilt.families.shared.fused import branches, expect
+from asbuilt.families.shared.common import named_entries, read_common
+from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Size, Values, activation, depth, eps, written
+from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Layout, entry
 from asbuilt.spec import (
@@ -26,11 +28,8 @@ from asbuilt.spec import (
     PatchEmbedding,
     Projection,
     Rotary,
-    TokenEmbedding,
 )
 from asbuilt.spec.vision import ClassToken
-
-WRITTEN_ACTIVATIONS: dict[str, str] = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 # CLIP's and SigLIP's names of what is inside a block
 STEMS = {
@@ -54,20 +53,6 @@ OUTSIDE = {
     "norm.bias": "post_layernorm.bias",
 }
 POSITION_IDS = {r"(.*\.)?embeddings\.position_ids": "the numbers of the positions, 0, 1, 2 ..."}
-
-# The class defaults of transformers' CLIPVisionConfig and SiglipVisionConfig.
-CLIP_DEFAULTS: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-}
-SIGLIP_DEFAULTS = CLIP_DEFAULTS | {"patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 
 
 def layers(
@@ -153,73 +138,137 @@ def tower(
     )
 
 
-def read_layers(reader: ConfigReader, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the dimensions of the blocks, as `layers` takes them; `defaults` by key."""
-    sizes = {
-        "d_model": reader.size("hidden_size", default=defaults["hidden_size"]),
-        "n_layers": reader.size("num_hidden_layers", default=defaults["num_hidden_layers"], most=MOST_LAYERS),
-        "n_heads": reader.size("num_attention_heads", default=defaults["num_attention_heads"]),
-        "d_ff": reader.size("intermediate_size", default=defaults["intermediate_size"]),
-        "eps": reader.number("layer_norm_eps", default=defaults["layer_norm_eps"], most=1.0),
-        "activation": reader.choice("hidden_act", choices=ACTIVATION_NAMES, default=defaults["hidden_act"]),
-    }
-    divide(reader, sizes["d_model"], "hidden_size", sizes["n_heads"], "num_attention_heads")
-    return sizes
+class Pixels(Size):
+    """The side of a square, written as one number or as two that are equal; images have at most 2^14."""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the side."""
+        sides = reader.config.get(self.key)
+        if isinstance(sides, list) and len(sides) == 2 and all(type(side) is int for side in sides):
+            reader.known.add(self.key)
+            reader.require(self.key, sides[0] == sides[1], "a square: both numbers equal")
+            reader = ConfigReader({self.key: sides[0]}, reader.where, reader.prefix)
+        super().read(reader, values)
 
 
-def read_tower(reader: ConfigReader, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the dimensions of a tower, as `tower` takes them; `defaults` by key."""
-    image, patch = (read_square(reader, key, defaults[key]) for key in ("image_size", "patch_size"))
-    reader.require("patch_size", patch <= image, f"at most image_size = {image}")
-    channels = reader.size("num_channels", default=defaults["num_channels"])
-    return read_layers(reader, defaults) | {"image_size": image, "patch_size": patch, "channels": channels}
+class TowerDefaults(TypedDict):
+    """The class defaults of a tower's keys."""
+
+    d_model: int
+    d_ff: int
+    n_layers: int
+    n_heads: int
+    patch_size: int
+    image_size: int
+    act: str
+    eps: float
 
 
-def read_square(reader: ConfigReader, key: str, default: int) -> int:
-    """Returns the side of a square, written as one number or as two that are equal; images have at most 2^14."""
-    sides = reader.config.get(key)
-    if isinstance(sides, list) and len(sides) == 2 and all(type(side) is int for side in sides):
-        reader.require(key, sides[0] == sides[1], "a square: both numbers equal")
-        reader = ConfigReader({key: sides[0]}, reader.where, reader.prefix)
-    return reader.size(key, default=default, most=2**14)
+# Those of transformers' CLIPVisionConfig and SiglipVisionConfig.
+CLIP: TowerDefaults = {
+    "d_model": 768,
+    "d_ff": 3072,
+    "n_layers": 12,
+    "n_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "act": "quick_gelu",
+    "eps": 1e-5,
+}
+SIGLIP: TowerDefaults = {**CLIP, "patch_size": 16, "act": "gelu_pytorch_tanh", "eps": 1e-6}
 
 
-def read_tower_common(reader: ConfigReader) -> None:
-    """Reads what a nested tower's config may carry beside its dimensions."""
-    reader.irrelevant("initializer_factor", "training only")
-    reader.irrelevant("projection_dim", "of a projection that stands outside the tower")
-    reader.irrelevant("vocab_size", "a tower of patches has none; left over in older configs")
+def layer_keys(defaults: TowerDefaults) -> tuple[Key, ...]:
+    """Returns the keys of the blocks, for what `layers` takes."""
+    return (
+        Size("hidden_size", "d_model", default=defaults["d_model"]),
+        depth("num_hidden_layers", defaults["n_layers"]),
+        Size("num_attention_heads", "n_heads", default=defaults["n_heads"], divides="d_model"),
+        Size("intermediate_size", "d_ff", default=defaults["d_ff"]),
+        eps("layer_norm_eps", defaults["eps"]),
+        activation(default=defaults["act"]),
+    )
 
 
-def first_parts(spec: Model, family: str) -> tuple[Attention, MLP, LayerNorm]:
-    """Returns the parts of a tower's first block; raises InputError naming the place where they are others."""
-    attention, ffn = branches(spec, family)
-    body = expect(attention.body, Attention, "blocks.0.attention.body", family)
-    mlp = expect(ffn.body, MLP, "blocks.0.ffn.body", family)
-    return body, mlp, expect(attention.norm, LayerNorm, "blocks.0.attention.norm", family)
+def tower_keys(defaults: TowerDefaults) -> tuple[Key, ...]:
+    """Returns the keys of a tower, for what `tower` takes."""
+
+    def patches(parts: Parts) -> PatchEmbedding:
+        return parts.expect(parts.model.embedding, PatchEmbedding, "embedding")
+
+    small = (
+        lambda values: values["patch_size"] <= values["image_size"],
+        lambda values: f"at most image_size = {values['image_size']}",
+    )
+    return (
+        Pixels(
+            "image_size",
+            "image_size",
+            default=defaults["image_size"],
+            most=2**14,
+            at=lambda parts: patches(parts).image_size,
+        ),
+        Pixels(
+            "patch_size",
+            "patch_size",
+            default=defaults["patch_size"],
+            most=2**14,
+            must=small,
+            at=lambda parts: patches(parts).patch_size,
+        ),
+        Size("num_channels", "channels", default=3, at=lambda parts: patches(parts).channels),
+        *layer_keys(defaults),
+    )
 
 
-def write_layers(spec: Model, family: str) -> dict[str, Any]:
-    """Returns the keys that `read_layers` reads."""
-    attention, ffn, norm = first_parts(spec, family)
-    return {
-        "hidden_size": spec.d_model,
-        "intermediate_size": ffn.d_ff,
-        "num_hidden_layers": spec.n_layers,
-        "num_attention_heads": attention.n_heads,
-        "hidden_act": WRITTEN_ACTIVATIONS.get(ffn.activation, ffn.activation),
-        "layer_norm_eps": float(norm.eps),
-    }
+# What a nested tower's config may carry beside its dimensions.
+BESIDE = (
+    Irrelevant("training only", "initializer_factor"),
+    Irrelevant("of a projection that stands outside the tower", "projection_dim"),
+    Irrelevant("a tower of patches has none; left over in older configs", "vocab_size"),
+)
 
 
-def write_tower(spec: Model, family: str) -> dict[str, Any]:
-    """Returns the keys that `read_tower` reads."""
-    embedding = expect(spec.embedding, PatchEmbedding, "embedding", family)
-    return write_layers(spec, family) | {
-        "image_size": embedding.image_size,
-        "patch_size": embedding.patch_size,
-        "num_channels": embedding.channels,
-    }
+@dataclass(frozen=True, kw_only=True)
+class Nested:
+    """The object at `key`, of which the keys inside make a dict, `into` an argument of `build`; `at` finds its spec.
+
+    Without the object the keys `otherwise` are read, of nothing. Its `model_type` is `kind`, or not said. Older files
+    may say a tower twice, and the one with `_dict` counts.
+    """
+
+    key: str
+    into: str
+    kind: str
+    keys: tuple[Key, ...]
+    at: Callable[[Parts], Model]
+    otherwise: tuple[Key, ...] = ()
+    older: bool = False
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the object, and what every config may carry in it."""
+        key, newer = self.key, f"{self.key}_dict"
+        if self.older and reader.nested(newer) is not None:
+            reader.irrelevant(key, f"overruled by {newer}")
+            key = newer
+        found = reader.nested(key)
+        inner = found or ConfigReader({}, reader.where, f"{key}.", within=reader)
+        inner.only("model_type", self.kind, reason=f"only a {self.kind} is read here")
+        inner.irrelevant("tie_word_embeddings", "a tower has no head")
+        read_common(inner, self.kind, ("CLIPTextModel", "CLIPVisionModel", "SiglipVisionModel"))
+        own: Values = {}
+        for one in self.otherwise if found is None and self.otherwise else self.keys:
+            one.read(inner, own)
+        inner.finish()
+        values[self.into] = own
+        reader.carried[self.key] = inner.carried
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the object, with what it carried."""
+        carried = parts.carried.get(self.key, {})
+        inner = written(self.keys, Parts(self.at(parts), parts.family, carried, parts))
+        found = {**carried, **inner, "model_type": self.kind}
+        return {self.key: {key: value for key, value in found.items() if value is not DROPPED}}
 
 
 def tower_entries(spec: Model, path: str, prefix: str, family: str) -> list[Entry]:
@@ -243,8 +292,3 @@ def outside_entries(
                 raise InputError(f"{family} files have no name for this weight", field=f"{path}{where}")
             entries.append(entry(f"{path}{where}", prefix + names[where], (layouts or {}).get(where)))
     return entries
-
-
-def vocabulary(spec: Model, family: str) -> TokenEmbedding:
-    """Returns the table of a text's tokens; raises InputError where the model reads something else."""
-    return expect(spec.embedding, TokenEmbedding, "embedding", family)
