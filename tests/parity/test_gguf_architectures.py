@@ -15,14 +15,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import harness
 import numpy as np
 import pytest
 import torch
+import transformers
 from ggml import compared, reference
 from ggml.compared import as_there, built, difference, has_gelu
-from ggml.models import ENCODERS, MODELS
+from ggml.models import ENCODER_DECODERS, ENCODERS, MODELS
 from ggml.written import N_VOCAB, write
 
+from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.gguf import GGUFFile, read_tensor
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import Source, open_model
@@ -101,6 +104,36 @@ def test_states_of_encoders_as_llama_cpp(name: str, pooling: str, tmp_path: Path
     worst = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     compared.RESULTS.append(compared.Result(f"{name}, {pooling}", len(prompts), worst, worst, True))
     assert worst <= GELU_TOLERANCE
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_encoder_decoders_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    """The server that xllamacpp has does not run these; transformers reads their files by the gguf library's names."""
+    rng, written = np.random.default_rng(SEED), ENCODER_DECODERS[name]
+    path, gated = write(written, tmp_path / "t5.gguf", rng), name.endswith("gated")
+    config = transformers.T5Config(
+        vocab_size=N_VOCAB,
+        d_model=written.keys["embedding_length"],
+        d_kv=written.keys["attention.key_length"],
+        d_ff=written.keys["feed_forward_length"],
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=written.keys["attention.head_count"],
+        relative_attention_num_buckets=8,
+        layer_norm_epsilon=1e-5,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=not gated,
+    )
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(
+        tmp_path, gguf_file=path.name, config=config
+    ).eval()
+    model = load(open_model(path), dtype="float32")
+    source, target = (torch.tensor([rng.integers(3, N_VOCAB, length).tolist()]) for length in (24, 9))
+    with torch.inference_mode():
+        expected = theirs(input_ids=source, decoder_input_ids=target).logits
+        worst = float(((model(target, source_BS=source) - expected) / expected.abs().max()).abs().max())
+    compared.RESULTS.append(compared.Result(f"{name} (transformers)", target.numel(), worst, worst, True))
+    assert worst <= harness.TOLERANCE  # of the largest logit
 
 
 # Numbers that say how, not how many: each is read otherwise on our side, which must be noticed.
@@ -195,6 +228,18 @@ def test_a_plan_takes_the_bytes_that_the_file_has(name: str) -> None:
     assert precision is not None
     path, weight, owner = next(weights(source.spec))
     assert precision.held(path, weight, owner) == source.gguf.tensors["token_embd.weight"].nbytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_converted_to_a_folder_it_is_the_same_model(name: str, tmp_path: Path) -> None:
+    source, tokens = open_model(case(name).path), torch.randint(3, N_VOCAB, (2, 20))
+    convert(source, tmp_path / "folder")
+    folder = open_model(tmp_path / "folder")
+    assert folder.family == source.family
+    assert replace(folder.spec, name="") == replace(source.spec, name="")
+    with torch.inference_mode():
+        ours, again = (load(one, dtype="float32")(tokens) for one in (source, folder))
+    assert torch.equal(ours, again)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -483,3 +483,26 @@ ENCODERS = {
         | biases(layer_output_norm=(D,), ffn_up=(FF,), ffn_down=(D,)),
     )
 }
+
+
+def t5(*, tied: bool) -> Written:
+    """Encoder and decoder, of T5 1.1 with gates and a head of its own, or tied and without."""
+    inside = {"attn_norm": (D,), "attn_q": (H * W, D), "attn_k": (H * W, D), "attn_v": (H * W, D), "attn_o": (D, H * W)}
+    ffn = {"ffn_norm": (D,), "ffn_up": (FF, D), "ffn_down": (D, FF)} | ({} if tied else {"ffn_gate": (FF, D)})
+    cross = {f"cross_{name}": shape for name, shape in inside.items()}
+    held = {f"enc.blk.{i}.{name}": shape for i in range(2) for name, shape in (inside | ffn).items()}
+    held |= {f"dec.blk.{i}.{name}": shape for i in range(2) for name, shape in (inside | cross | ffn).items()}
+    held |= {f"{side}.{name}": shape for side in ("enc", "dec") for name, shape in T5_OUTSIDE.items()}
+    return Written(
+        architecture="t5",
+        keys=dimensions(block_count=2, attention__head_count_kv=H)
+        | RMS
+        | NORM
+        | {"attention.key_length": W, "attention.value_length": W, "attention.relative_buckets_count": 8}
+        | {"decoder_block_count": 2, "decoder_start_token_id": 0},
+        outside=weights(token_embd=(N_VOCAB, D), **held) | ({} if tied else weights(output=(N_VOCAB, D))),
+    )
+
+
+T5_OUTSIDE: dict[str, Shape] = {"output_norm": (D,), "blk.0.attn_rel_b": (8, H)}
+ENCODER_DECODERS = {"t5, gated": t5(tied=False), "t5, tied": t5(tied=True)}

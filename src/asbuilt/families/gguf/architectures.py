@@ -671,6 +671,51 @@ BERT = Architecture(
     may_join=(QKV,),
 )
 
+
+def _t5_feed_forward(header: Header) -> None:
+    """Reads the kind of feed-forward part: with a gate it is T5 1.1's, without it the first T5's."""
+    gated = header.stores("enc.blk.0.ffn_gate.weight")
+    header.says("feed_forward_proj", "gated-gelu" if gated else "relu", "feed_forward_length")
+
+
+def _t5_eps(header: Header) -> None:
+    """Reads the epsilon of norms, which files say under both names."""
+    keys = [header.key(f"attention.layer_norm_{kind}epsilon") for kind in ("rms_", "")]
+    found = [shortest(header.reader.number(key, most=1.0)) for key in keys if header.given(key.partition(".")[2])]
+    header.reader.require(keys[1], len(set(found)) == 1, f"the same as {keys[0]}")
+    header.says("layer_norm_epsilon", found[0], "attention.layer_norm_rms_epsilon")
+
+
+def _t5_decoder(header: Header) -> None:
+    """Reads how deep the decoder is, as deep as the encoder where the file does not say, and what it begins with."""
+    layers = header.config["num_layers"]
+    key = header.key("decoder_block_count")
+    header.says("num_decoder_layers", header.reader.size(key, default=layers, most=MOST_LAYERS), "decoder_block_count")
+    if header.given("decoder_start_token_id"):
+        start = header.reader.size(header.key("decoder_start_token_id"), least=0)
+        header.says("decoder_start_token_id", start, "decoder_start_token_id")
+
+
+T5 = Architecture(
+    name="t5",
+    family="t5",
+    keys=(
+        Size("block_count", "num_layers", most=MOST_LAYERS),
+        Size("context_length", "n_positions"),
+        Size("embedding_length", "d_model"),
+        Size("feed_forward_length", "d_ff"),
+        Vocabulary(),
+        Heads(d_model="d_model", n_heads="num_heads", kv="", width="d_kv"),
+        Size("attention.relative_buckets_count", "relative_attention_num_buckets"),
+        _t5_eps,
+        _t5_decoder,
+        _t5_feed_forward,
+    ),
+    names={"attention.body.o": "attn_o"},
+    ignored={r"dec\.blk\.0\.cross_attn_rel_b\.weight": "cross-attention has no positions"},
+    sides=("dec.", "enc."),
+)
+
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,
     MIXTRAL,
@@ -701,4 +746,5 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     MPT,
     GPT2,
     BERT,
+    T5,
 )

@@ -260,7 +260,8 @@ class Architecture:
     adds when it applies them. `joined` are maps that always lie in one tensor, `may_join` those that do in some files.
     `names` are stems of GGUF names that differ from the usual ones. `more` makes the entries of weights that need
     layouts of their own, from the model, a prefix of paths, one of names, and what the file has. Where the family
-    `predicts`, but a file has its prediction layers only in part, they are passed over.
+    `predicts`, but a file has its prediction layers only in part, they are passed over. `sides` is what names of the
+    decoder and of the encoder begin with.
     """
 
     name: str
@@ -275,12 +276,15 @@ class Architecture:
     ignored: Mapping[str, str] = field(default_factory=dict)
     more: Callable[[Model, str, str, Collection[str]], list[Entry]] | None = None
     predicts: bool = False
+    sides: tuple[str, str] = ("", "")
     when: Callable[[GGUFFile], bool] = lambda file: True
     finish: Callable[[Model, GGUFFile], Model] = lambda spec, file: spec
 
 
 ReadConfig = Callable[[dict[str, Any], str], Reading]
-FIRST_MAPS = tuple(f"blk.0.{stem}.weight" for stem in ("attn_q", "attn_qkv", "attn_q_a"))
+FIRST_MAPS = tuple(
+    f"{stem}.weight" for stem in ("blk.0.attn_q", "blk.0.attn_qkv", "blk.0.attn_q_a", "enc.blk.0.attn_q")
+)
 
 
 def read(architecture: Architecture, file: GGUFFile, name: str, read_config: ReadConfig) -> Reading:

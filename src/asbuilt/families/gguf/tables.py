@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import TypeVar
+from dataclasses import dataclass
 
 from asbuilt.errors import InputError
 from asbuilt.families.gguf.engine import Architecture, Join
@@ -27,7 +27,9 @@ OUTSIDE = {
     "types": "token_types",
     "norm": "output_norm",
     "head": "output",
+    "relative": "blk.0.attn_rel_b",
 }
+OF_SIDE = ("norm.", "relative.")  # what encoder and decoder each have outside their blocks
 ATTENTION = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 ATTENTION |= {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm"}
 BLOCK = {
@@ -35,8 +37,10 @@ BLOCK = {
     "attention.post_norm": "post_attention_norm",
     "ffn.norm": "ffn_norm",
     "ffn.post_norm": "post_ffw_norm",
+    "cross.norm": "cross_attn_norm",
     "ffn.body.router": "ffn_gate_inp",
     **{f"attention.body.{part}": name for part, name in ATTENTION.items()},
+    **{f"cross.body.{part}": f"cross_attn_{part}" for part in "qkvo"},
     **{f"ffn.body.{part}": f"ffn_{part}" for part in ("gate", "up", "down")},
     **{f"ffn.body.shared.{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
@@ -70,8 +74,6 @@ QKV = Join("attn_qkv", ("attention.body.q", "attention.body.k", "attention.body.
 GATE_UP = Join("ffn_up", ("ffn.body.gate", "ffn.body.up"))
 EXPERTS_GATE_UP = Join("ffn_gate_up_exps", ("ffn.body.gate", "ffn.body.up"))
 
-K = TypeVar("K", bound=object)
-
 
 def table(architecture: Architecture, spec: Model, stored: Collection[str] = ()) -> Table:
     """Returns the names and layouts of the tensors in a file of the architecture; `stored` are those it has.
@@ -91,56 +93,71 @@ def _unread_predictors(spec: Model, stored: Collection[str]) -> dict[str, str]:
     return {rf"blk\.{i}\..*": "of prediction layers that are not stored whole" for i in later}
 
 
+@dataclass(frozen=True)
+class _Place:
+    """What paths of one block begin with, what their tensors' names begin with; not of a `block`, of all else."""
+
+    here: str
+    there: str
+    block: bool = False
+
+
 def _entries(architecture: Architecture, spec: Model, stored: Collection[str]) -> Iterator[Entry]:
     weights = {path: weight.shape for path, weight, _ in stored_weights(spec)}
-    groups: dict[tuple[str, str], dict[str, str]] = {}  # (prefix here, prefix there) -> rest as of any block -> path
+    groups: dict[_Place, dict[str, str]] = {}  # rest of a path as of any block -> path
     for path in weights:
-        here, there, rest = _place(path, spec)
-        groups.setdefault((here, there), {})[rest] = path
-    for (here, there), paths in groups.items():
-        of_block = here.startswith("blocks.") or here.endswith("block.")
-        own = architecture.more(spec, here, there, stored) if architecture.more is not None and of_block else []
+        place, rest = _place(architecture, path, spec)
+        groups.setdefault(place, {})[rest] = path
+    for place, paths in groups.items():
+        more = architecture.more if place.block else None
+        own = more(spec, place.here, place.there, stored) if more is not None else []
         yield from own
         left = {rest: path for rest, path in paths.items() if not any(path in entry.paths for entry in own)}
-        for rests, name in _names(architecture, there, list(left), stored):
+        for rests, name in _names(architecture, place, list(left), stored):
             if missing := [rest for rest in rests if rest not in left]:
                 raise InputError(f"{architecture.name} files join this weight with others", field=missing[0])
-            layouts = [_layout(architecture, spec, here, rest) for rest in rests]
+            layouts = [_layout(architecture, spec, place.here, rest) for rest in rests]
             sizes = [weights[left[rest]] for rest in rests]
             yield Entry(
-                paths=tuple(left[rest] for rest in rests), names=(there + name,), layout=_together(layouts, sizes)
+                paths=tuple(left[rest] for rest in rests), names=(place.there + name,), layout=_together(layouts, sizes)
             )
 
 
-def _place(path: str, spec: Model) -> tuple[str, str, str]:
-    """Returns what a path begins with, what its tensor's name begins with, and the rest as any block has it."""
+def _place(architecture: Architecture, path: str, spec: Model) -> tuple[_Place, str]:
+    """Returns where a path is, and the rest of it as any block has it."""
+    decoder, encoder = architecture.sides
+    within = "encoder." * path.startswith("encoder.")
+    side, path = (encoder if within else decoder), path.removeprefix(within)
     found = re.match(r"(blocks\.(\d+)\.|predictors\.(\d+)\.(block\.)?)", path)
     if found is None:
-        return "", "", path
+        return _Place(within, side if path.startswith(OF_SIDE) else ""), path
     number = int(found[2]) if found[2] else spec.n_layers + int(found[3])
     rest = path[found.end() :]
     for begins, usual in SIDE_BY_SIDE:
         if rest.startswith(begins):
             rest = usual + rest.removeprefix(begins)
-    return found[0], f"blk.{number}.", rest
+    of_block = bool(found[2] or found[4])
+    return _Place(within + found[0], f"{side}blk.{number}.", of_block), rest
 
 
 def _names(
-    architecture: Architecture, there: str, rests: list[str], stored: Collection[str]
+    architecture: Architecture, place: _Place, rests: list[str], stored: Collection[str]
 ) -> Iterator[tuple[list[str], str]]:
     """Yields (weights in one tensor, its name); those of a join together, in the join's order."""
-    stems = {**(BLOCK | PREDICTOR if there else OUTSIDE), **architecture.names}
+    there = place.there
+    usual = BLOCK if place.block else PREDICTOR if place.here.startswith("predictors.") else OUTSIDE
+    stems = {**usual, **architecture.names}
     done = set[str]()
     for rest in rests:
         if rest in done:
             continue
         stem, _, kind = rest.rpartition(".")
-        joined = _join(architecture, there, rest, stored)
+        joined = _join(architecture, there, rest, stored) if place.block else None
         if joined is not None:
             join, ending = joined
             together = [part + ending for part in join.parts]
             name = f"{join.name}{ending or '.weight'}"
-        elif there and rest in WHOLE:
+        elif place.block and rest in WHOLE:
             together, name = [rest], WHOLE[rest]
         elif stem in stems:
             together, name = [rest], f"{stems[stem]}.{kind}"
