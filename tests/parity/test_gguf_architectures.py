@@ -111,19 +111,20 @@ def test_encoder_decoders_as_transformers_reads_them(name: str, tmp_path: Path) 
     """The server that xllamacpp has does not run these; transformers reads their files by the gguf library's names."""
     rng, written = np.random.default_rng(SEED), ENCODER_DECODERS[name]
     path, gated = write(written, tmp_path / "t5.gguf", rng), name.endswith("gated")
-    config = transformers.T5Config(
-        vocab_size=N_VOCAB,
-        d_model=written.keys["embedding_length"],
-        d_kv=written.keys["attention.key_length"],
-        d_ff=written.keys["feed_forward_length"],
-        num_layers=2,
-        num_decoder_layers=2,
-        num_heads=written.keys["attention.head_count"],
-        relative_attention_num_buckets=8,
-        layer_norm_epsilon=1e-5,
-        feed_forward_proj="gated-gelu" if gated else "relu",
-        tie_word_embeddings=not gated,
-    )
+    said: dict[str, Any] = {
+        "vocab_size": N_VOCAB,
+        "d_model": written.keys["embedding_length"],
+        "d_kv": written.keys["attention.key_length"],
+        "d_ff": written.keys["feed_forward_length"],
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_heads": written.keys["attention.head_count"],
+        "relative_attention_num_buckets": 8,
+        "layer_norm_epsilon": 1e-5,
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": not gated,
+    }
+    config = transformers.T5Config(**said)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(
         tmp_path, gguf_file=path.name, config=config
     ).eval()
