@@ -177,8 +177,8 @@ def latent() -> Toy:
 
     def activations(t: int, p: int) -> int:
         # positions, cos and sin; the stream, and normed; queries and latents are kept; keys, values, and values filled
-        # up to the keys' width are there for all tokens (26 + 16 numbers of 4 heads), and what comes out with its sums
-        attending = 164 * t + 336 * (p + t) + 144 * t
+        # up to the keys' width are there for all tokens (24 + 16 numbers of 4 heads), and what comes out with its sums
+        attending = 164 * t + 320 * (p + t) + 144 * t
         gated = 2 * t * (3 * 48 + 32)
         return 8 * t + 24 * t + 64 * t + 64 * t + max(340 * t, attending, gated + 64 * t)
 

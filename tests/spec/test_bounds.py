@@ -319,10 +319,11 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     ),
     (MODEL, {"vision": replace(SEEN, projector=MLPProjector(widths=(7, 12), activation="gelu"))}, "vision"),
     *(
-        (MODEL, {"vision": replace(SEEN, both_ways=True), "blocks": stack(body)}, "vision")
+        (MODEL, {"vision": replace(SEEN, both_ways=True), "blocks": stack(ATTENTION, body)}, "vision")
         for body in (
             replace(ATTENTION, causal=False),
             replace(ATTENTION, chunk=3),
+            Parallel(attention=replace(ATTENTION, causal=False), ffn=BODY),
             replace(ATTENTION, positions=Alibi(n_heads=6)),
             replace(ATTENTION, positions=DISTANCES),
             replace(LATENT, d_model=11),

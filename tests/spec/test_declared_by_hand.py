@@ -226,6 +226,7 @@ def test_what_relative_buckets_keep() -> None:
     assert tables() == every | hidden
     assert tables(causal=False) == tables(causal=False, window=7) == every
     assert tables(causal=False, window=6) == every | hidden
+    assert tables(replace(RUN, tokens=2)) == {"buckets": (4, "int64"), "hidden": (4, "bool")}
     one = replace(RUN, tokens=1)
     assert tables(one) == tables(one, window=3) == {"buckets": (1, "int64")}
     assert tables(one, chunk=3) == {"buckets": (1, "int64"), "hidden": (1, "bool")}

@@ -146,6 +146,9 @@ def test_llama_3s_three_ranges_by_hand() -> None:
     assert 0 < way < 1
     both = replace(scaling, low_freq_factor=2.0, high_freq_factor=2.0)  # nothing between
     assert replace(six, scaling=both).inverse_frequencies() == pytest.approx((1, 0.1, 0.01 / 8))
+    just = 126 / (2 * math.pi)  # what turns just as often is kept
+    at_it = replace(scaling, low_freq_factor=just, high_freq_factor=just)
+    assert replace(six, scaling=at_it).inverse_frequencies() == pytest.approx((1, 0.1 / 8, 0.01 / 8))
 
 
 def test_slopes_of_alibi_by_hand() -> None:

@@ -5,6 +5,7 @@ Parts are large beside everything around them, so that an error in what they dec
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.measure import run as measured
+from asbuilt.nn.step import AttentionPattern, Step
 from asbuilt.spec import (
     MLP,
+    Alibi,
     Attention,
     Block,
     Branch,
@@ -89,10 +92,16 @@ def model(body: Any, n_vocab: int = 50, **more: Any) -> Model:  # noqa: ANN401  
 
 
 def peak(
-    spec: Model, kernel: str, *, last: bool = True, tokens: int = TOKENS, dtype: torch.dtype = torch.float32
+    spec: Model,
+    kernel: str,
+    *,
+    last: bool = True,
+    tokens: int = TOKENS,
+    dtype: torch.dtype = torch.float32,
+    batch: int = BATCH,
 ) -> int:
     built = strategies.randomised(spec, 0, dtype)
-    ids = torch.arange(BATCH * tokens).view(BATCH, tokens) * 7 % spec.n_vocab
+    ids = torch.arange(batch * tokens).view(batch, tokens) * 7 % spec.n_vocab
 
     def forward() -> None:
         built(ids, kernel=kernel, last=last)  # type: ignore[arg-type]
@@ -152,6 +161,81 @@ def test_peak_bytes_of_one_head_counts_its_mask() -> None:
     assert 0.98 < spec.peak_bytes(run) / peak(spec, "reference", tokens=512) <= 1.01
 
 
+# Values narrower and wider than keys, without either norm, without positions, without a rank of queries; then queries
+# whose rank, turned part or plain part is most of what is there.
+LATENTS: dict[str, LatentAttention] = {
+    "narrow values": latent(d_value=8),
+    "wide values": latent(d_value=96),
+    "no norms": latent(q_norm=None, kv_norm=None),
+    "not turned": latent(positions=None),
+    "no rank": latent(q_rank=None, q_norm=None),
+    "wide rank": latent(q_rank=2048, q_norm=RMSNorm(d=2048)),
+    "wide rank, no norm": latent(q_rank=2048, q_norm=None),
+    "mostly turned": latent(d_nope=4, d_rope=128, d_value=4, positions=Rotary(d_rotary=128), q_rank=512, q_norm=None),
+    "mostly plain": latent(d_nope=96, d_value=8, q_rank=1024, q_norm=None),
+    "wide latents": latent(kv_rank=2048, kv_norm=None),
+    "one head": latent(n_heads=1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LATENTS)
+def test_peak_bytes_of_latent_attention_is_the_peak(name: str, dtype: torch.dtype) -> None:
+    """Of one text, so that no product copies its operands; the fused kernel has tiles of its own beside, 31 KB."""
+    spec = model(LATENTS[name])
+    run = Pass(tokens=TOKENS, width=dtype.itemsize, logits="last")
+    reference = spec.peak_bytes(replace(run, kernel="reference"))
+    assert reference == pytest.approx(peak(spec, "reference", batch=1, dtype=dtype), rel=0.01)
+    fused = peak(spec, "fused", batch=1, dtype=dtype)
+    assert fused - 40_000 <= spec.peak_bytes(run) <= 1.01 * fused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "body", [attention(softcap=3.0), attention(8, softcap=3.0), attention(positions=Alibi(n_heads=8))]
+)
+def test_peak_bytes_of_bent_and_sloped_scores_is_the_peak(body: Attention, dtype: torch.dtype) -> None:
+    """256 x 256 scores of 8 heads: to be capped they are there three times, slopes first in float32."""
+    spec = model(body)
+    run = Pass(tokens=256, width=dtype.itemsize, logits="last")
+    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused", batch=1, tokens=256, dtype=dtype), rel=0.01)
+
+
+@pytest.mark.parametrize("reach", [{"window": 32}, {"chunk": 32}])
+def test_peak_bytes_of_a_mask_is_the_peak(reach: dict[str, Any]) -> None:
+    """Made beside q, k and v, and widened by the library where it attends."""
+    spec = model(attention(**reach))
+    for dtype, least in ((torch.float32, 0.95), (torch.bfloat16, 0.99)):
+        run = Pass(tokens=256, width=dtype.itemsize, logits="last")
+        assert least < spec.peak_bytes(run) / peak(spec, "fused", batch=1, tokens=256, dtype=dtype) < 1.01
+
+
+PATTERNS: list[dict[str, Any]] = [{"window": 5}, {"chunk": 5}, {"window": 5, "causal": False}]
+PATTERNS += [{"positions": Alibi(n_heads=1), **more} for more in ({}, {"window": 5}, {"causal": False})]
+PATTERNS += [{"positions": Alibi(n_heads=heads)} for heads in (2, 8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_room_to_make_a_mask_is_the_allocators_peak(pattern: dict[str, Any], dtype: torch.dtype) -> None:
+    """Beside the positions (int64), but for a few numbers for each query: of one head it is mostly distances."""
+    tokens = 40
+    alibi = pattern.get("positions")
+    heads = 1 if alibi is None else alibi.n_heads
+    part = Attention(d_model=4, n_heads=heads, n_kv_heads=heads, d_head=4, **pattern)
+    sees = AttentionPattern(causal=part.causal, window=part.window, chunk=part.chunk, alibi=alibi)
+
+    def make() -> None:
+        Step((1, tokens), torch.device("cpu")).mask(sees, dtype)
+
+    with torch.inference_mode():
+        make()
+        found = measured.peak_bytes(make) - 8 * tokens
+    _, kept, beside = part.mask_peak(Pass(tokens=tokens, width=dtype.itemsize))
+    projected = 3 * tokens * heads * 4 * dtype.itemsize  # q, k and v, which are there by then
+    assert found - 17 * tokens - 4 * heads <= kept + beside - projected <= found
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -161,6 +245,10 @@ def test_peak_bytes_of_one_head_counts_its_mask() -> None:
         {"gating": "none", "activation": "gelu"},
         {"weighs": "inputs"},
         {"gating": ClampedGate(alpha=1.7, limit=7.0)},
+        {"d_ff": 8},  # less than what is put back in order and added up
+        {"d_ff": 8, "weighs": "inputs"},
+        {"d_ff": 8, "gating": ClampedGate(alpha=1.7, limit=7.0)},
+        {"d_ff": 8, "shared": GatedMLP(d_model=WIDTH, d_ff=1024, activation="silu"), "shared_gate": True},
     ],
 )
 def test_peak_bytes_of_experts_is_the_peak(more: dict[str, Any]) -> None:

@@ -73,6 +73,11 @@ def test_room_of_attention(w: int) -> None:
     assert (sums > RESULT * w) == (w == 2)
     narrow = replace(ATTENTION, d_model=5)  # 105 numbers
     assert room(narrow, w) == (Q + K + V + MIXED) * w + sums
+    for near in ({"window": 6}, {"chunk": 6}):  # the library widens their mask of 7 x 7
+        assert room(replace(narrow, **near), w) == (Q + K + V + MIXED) * w + sums + 49 * w
+        assert room(replace(narrow, **near), w, kernel="engine") == room(narrow, w)
+    images = room(narrow, w, images=1, mutual=3)
+    assert images == (Q + K + V + MIXED) * w + sums + 3 * 49 * w
 
 
 @WIDTHS
@@ -106,14 +111,16 @@ def test_room_of_norms_of_heads(w: int) -> None:
 def test_room_of_scores(w: int) -> None:
     """3 x 6 x 7 x 7 = 882 scores, once before and once after the softmax; narrow ones there twice in float32.
 
-    After 4 tokens there are 7 x 11 for each head.
+    After 4 tokens there are 7 x 11 for each head. To be capped they are there three times.
     """
     for past, scores in ((0, 882), (4, 1386)):
         softmax = scores * w + (2 * 4 * scores if w < 4 else scores * w + MIXED * w)
         for extra in ({}, {"softcap": 2.0}, {"sinks": True}):
             kernel = "fused" if extra else "reference"
             part = replace(ATTENTION, **extra)
-            assert room(part, w, past=past, kernel=kernel) == (Q + K + V) * w + softmax
+            capping = 3 * scores * w if "softcap" in extra else 0
+            assert room(part, w, past=past, kernel=kernel) == (Q + K + V) * w + max(softmax, capping)
+            assert (capping > softmax) == ("softcap" in extra and w >= 4)
     engine = replace(ATTENTION, softcap=2.0, sinks=True)  # one kernel that keeps no scores
     assert room(engine, w, kernel="engine") == room(ATTENTION, w)
     turned = replace(ATTENTION, positions=Rotary(d_rotary=4))
@@ -147,29 +154,44 @@ MASKS = Attention(d_model=3, n_heads=5, n_kv_heads=1, d_head=2)  # 21 rows: q 21
 
 @WIDTHS
 def test_room_of_making_masks(w: int) -> None:
-    """Beside q, k and v: 20 bytes of a pair for a window or images; slopes in float32, then narrowed, and 17 of a pair.
+    """Beside q, k and v: the distances of all pairs in int64 and two bytes of a pair, of which one stays.
 
-    What stays is a byte of a pair, or a number of each head and pair.
+    Both ways distances are there once more without their sign. See the measured peaks.
     """
     projected = (210 + 42 + 42) * w
     run = replace(RUN, width=w)
     assert MASKS.mask_peak(run)[1:] == (0, 0)
     assert replace(MASKS, window=7).mask_peak(run)[1:] == (0, 0)
-    for near in (replace(MASKS, window=6), replace(MASKS, chunk=6), replace(MASKS, window=6, causal=False)):
-        assert near.mask_peak(run)[1:] == (49, projected + 20 * 49)
+    for near, each in (
+        (replace(MASKS, window=6), 8 + 1),
+        (replace(MASKS, chunk=6), 8 + 1),
+        (replace(MASKS, window=6, causal=False), 8 + 8 + 1),
+    ):
+        assert near.mask_peak(run)[1:] == (49, projected + each * 49)
         assert near.mask_peak(replace(run, kernel="engine"))[1:] == (0, 0)
     after = replace(run, past=4)  # 7 x 11 pairs, of a window 7 x (4 + 7), of one of three 7 x (3 + 7)
-    assert replace(MASKS, window=6).mask_peak(after)[1:] == (77, projected + 20 * 77)
-    assert replace(MASKS, window=3).mask_peak(after)[1:] == (70, projected + 20 * 70)
+    assert replace(MASKS, window=6).mask_peak(after)[1:] == (77, projected + 9 * 77)
+    assert replace(MASKS, window=3).mask_peak(after)[1:] == (70, projected + 9 * 70)
     seen = replace(run, images=1, mutual=3)
-    assert MASKS.mask_peak(seen)[1:] == (3 * 49, projected + 20 * 3 * 49)
+    assert MASKS.mask_peak(seen)[1:] == (3 * 49, projected + 9 * 3 * 49)
     assert replace(MASKS, causal=False).mask_peak(seen)[1:] == (0, 0)
-    for sloped in (
-        replace(MASKS, positions=Alibi(n_heads=5)),
-        replace(MASKS, positions=RelativeProjection(d_model=4, n_heads=5, d_head=2)),
-    ):
-        made = 5 * 49 * (4 + (w if w < 4 else 0)) + 17 * 49
-        assert sloped.mask_peak(run)[1:] == (5 * 49 * w, projected + made)
+    projection = replace(MASKS, positions=RelativeProjection(d_model=4, n_heads=5, d_head=2))
+    made = 5 * 49 * (4 + (w if w < 4 else 0)) + 17 * 49
+    assert projection.mask_peak(run)[1:] == (5 * 49 * w, projected + made)
+
+
+@WIDTHS
+@pytest.mark.parametrize("sees", [{}, {"causal": False}, {"window": 6}, {"window": 6, "causal": False}])
+def test_room_of_making_slopes(w: int, sees: dict[str, Any]) -> None:
+    """Distances (int64) twice, then times each head's slope in float32, then in the run's own width; see as above."""
+    run = replace(RUN, width=w)
+    for heads, float32, cast in ((1, 4 + 8 + 4 + 1, (4 + w) + 9), (5, 5 * 4 + 13, 5 * (4 + w) + 9)):
+        sloped = Attention(d_model=3, n_heads=heads, n_kv_heads=1, d_head=2, positions=Alibi(n_heads=heads))
+        seeing = 8 + 8 + 1 + (sees == {"window": 6, "causal": False})
+        most = max(seeing, float32, cast if w != 4 else 0)
+        projected = 21 * 2 * (heads + 2) * w
+        found = replace(sloped, **sees).mask_peak(run)[1:]
+        assert found == (heads * 49 * w, projected + 49 * (most - heads * w))
 
 
 @WIDTHS
@@ -204,20 +226,45 @@ TURNED = {"positions": Rotary(d_rotary=4), "d_rope": 4}
 
 @WIDTHS
 def test_room_of_making_latent_queries(w: int) -> None:
-    """One row of one token: latents, queries, and a normed latent of 211; or queries turned, three times the turned."""
-    one = Pass(tokens=1)
-    ranked = replace(LATENT, q_rank=211)
-    assert room(ranked, w, one) == (7 + 5 + 211 + 21) * w
-    normed = replace(ranked, q_norm=RMSNorm(d=211), kv_norm=RMSNorm(d=7))
-    assert room(normed, w, one) == (7 + 5 + 211 + 21 + 211) * w
-    assert room(replace(ranked, kv_norm=RMSNorm(d=7)), w, one) == (7 + 5 + 211 + 21) * w
+    """One row of one token: what the maps down give, queries, a normed latent; or queries turned, thrice the turned.
+
+    A norm of 211 widens a narrow input.
+    """
+    one = Pass(tokens=1, kernel="reference")
+    norm = RMSNorm(d=211)
     # 3 x (2 + 4) numbers of a query, of which 12 are turned: each beside its products with cos and with sin
-    turned = replace(ranked, **TURNED)
+    turned = replace(LATENT, d_model=2, q_rank=211, **TURNED, kv_norm=RMSNorm(d=7))
     assert room(turned, w, one) == (7 + 4 + 211 + 18 + 3 * 12) * w
     # with 11 of 15 not turned all of a query, and what was turned, are put together
     apart = replace(turned, d_nope=11)
     assert room(apart, w, one) == (7 + 4 + 211 + 45 + 45 + 12) * w
     assert room(apart, w, replace(RUN, kernel="fused")) == 21 * (7 + 4 + 211 + 45 + 45 + 12) * w
+    # the norm's result beside its input: as its queries are made, or as its narrow input is there once more
+    normed = replace(apart, q_norm=norm)
+    assert room(normed, w, one) == (7 + 4 + 211) * w + max((45 + 211) * w, 211 * (w + (4 if w < 4 else 0)))
+    assert (45 * w < 211 * 4 and w < 4) == (w == 2)
+    assert (
+        room(replace(turned, q_rank=None, d_nope=1, d_rope=8, positions=Rotary(d_rotary=8)), w, one)
+        == (7 + 8 + 27 + 3 * 24) * w
+    )
+
+
+@WIDTHS
+def test_room_of_latents_that_are_kept(w: int) -> None:
+    """Where the stream is wide the result decides: 2 x 3 mixed numbers and 503 beside 6 of a query and its latents.
+
+    Latents of 7 and keys of 4, normed and turned; else both are views of what the maps down gave, with 13 of a query.
+    """
+    one = Pass(tokens=1)
+    part = replace(LATENT, d_model=503, **TURNED, kv_norm=RMSNorm(d=7))
+    above = 3 * (2 + 4) + 3 * 3 + 503
+    assert room(part, w, one) == (7 + 4 + above) * w
+    ranked = replace(part, q_rank=13)
+    assert room(ranked, w, one) == (7 + 4 + above) * w
+    assert room(replace(ranked, kv_norm=None), w, one) == (13 + 7 + 4 + 4 + above) * w
+    assert room(replace(ranked, positions=None), w, one) == (13 + 7 + 4 + 7 + above) * w
+    assert room(replace(ranked, kv_norm=None, positions=None), w, one) == (13 + 7 + 4 + above) * w
+    assert room(ranked, w, replace(one, batch=3)) == 3 * (7 + 4 + above) * w
 
 
 @WIDTHS
@@ -228,37 +275,41 @@ def test_room_of_expanding_latents(w: int) -> None:
     """
     kept, sums = 21 * (21 + 12), 21 * 3 * max(4, w)
     for past, seen in ((0, 21), (4, 33)):
-        keys = seen * 3 * (7 + 3)  # keys whole, beside the wider of what they are made of and the values
-        assert room(LATENT, w, past=past) == (kept + keys + seen * 3 * 7 + 21 * 3 * 7) * w + sums
+        keys_and_values = seen * 3 * (7 + 3)
+        assert room(LATENT, w, past=past) == (kept + keys_and_values + seen * 3 * 7 + 21 * 3 * 7) * w + sums
         even = replace(LATENT, d_value=7)
         assert room(even, w, past=past) == (kept + seen * 3 * (7 + 7) + 21 * 3 * 7) * w + sums
         wide = replace(LATENT, d_value=11)
         filled = (seen + 21) * 3 * 11
         assert room(wide, w, past=past) == (kept + seen * 3 * (7 + 11) + filled + 21 * 3 * 11) * w + sums
-        # 6 of 7 not turned, which is more than the values' 3
-        apart = replace(LATENT, d_nope=6, d_rope=1)
-        assert room(apart, w, past=past) == (21 * (21 + 8) + seen * 3 * (7 + 6 + 7) + 21 * 3 * 7) * w + sums
+    # 17 of 18 numbers of a key come of the latent, and are put beside the last: of many tokens the busiest moment
+    apart = replace(LATENT, d_nope=17, d_rope=1, d_value=1)
+    long = Pass(tokens=1, batch=3, kernel="reference")
+    assert room(apart, w, long) == (3 * (54 + 8) + 9 * (18 + 17)) * w
+    after = replace(RUN, tokens=2, batch=1, past=90)
+    assert room(apart, w, after) == (2 * (54 + 8) + 92 * 3 * (18 + 1 + 18) + 2 * 3 * 18) * w + 2 * 3 * max(4, w)
 
 
 @WIDTHS
 def test_room_of_latent_scores(w: int) -> None:
-    """9 x 7 x 7 = 441 scores of 3 texts and 3 heads: twice; narrow ones once and twice in float32."""
+    """9 x 7 x 7 = 441 scores of 3 texts and 3 heads: twice, with the mask or what is mixed; narrow ones in float32."""
     kept = 21 * (21 + 12)
     for past, seen, scores in ((0, 21, 441), (4, 33, 693)):
         softmax = scores * w + (2 * 4 * scores if w < 4 else scores * w)
-        masking = 2 * scores * w + 2 * (scores // 9)
-        largest = softmax if w < 4 else masking
+        mixing = 2 * scores * w + 21 * 3 * 3 * w
+        largest = softmax if w < 4 else mixing
         found = room(LATENT, w, past=past, kernel="reference")
         assert found == (kept + seen * 3 * (7 + 3)) * w + largest
-        assert largest == max(softmax, masking)
-    one = room(LATENT, w, Pass(tokens=1, batch=3, kernel="reference"))  # nothing is masked for a single token
-    assert one == (3 * (21 + 12) + 9 * (7 + 3)) * w + 9 * w + (8 * 9 if w < 4 else 9 * w)
-    two = room(LATENT, w, Pass(tokens=2, kernel="reference"))
-    scores = 3 * 2 * 2
-    assert two == (2 * (21 + 12) + 6 * (7 + 3)) * w + max(2 * scores * w + 2 * 4, (8 * scores + scores * w) * (w < 4))
-    # 3 x (1 + 8) numbers of a query, 24 of them turned: that outweighs keys and values of one token
-    turned = replace(LATENT, d_nope=1, d_rope=8, d_value=1, positions=Rotary(d_rotary=8))
-    assert room(turned, w, Pass(tokens=1, kernel="reference")) == (7 + 8 + 27 + 3 * 24) * w
+        assert largest == max(softmax, mixing)
+    # one head of values of one number: 7 x 7 twice, and twice as many bytes of the mask, outweigh 7 x 1
+    one = replace(LATENT, n_heads=1, d_value=1)
+    masking = max(2 * 49 * w + 2 * 49, 49 * w + 8 * 49 if w < 4 else 0)
+    assert room(one, w, Pass(tokens=7, kernel="reference")) == (7 * (7 + 12) + 7 * (7 + 1)) * w + masking
+    two = room(one, w, Pass(tokens=2, kernel="reference"))
+    scores = max(2 * 4 * w + 2 * 4, 2 * 4 * w + 2 * w, 4 * w + 8 * 4 if w < 4 else 0)
+    assert two == (2 * (7 + 12) + 2 * (7 + 1)) * w + scores
+    alone = room(one, w, Pass(tokens=1, batch=3, past=0, kernel="reference"))  # nothing is masked for a single token
+    assert alone == (3 * (7 + 12) + 3 * (7 + 1)) * w + max((2 * 3 + 3) * w, 3 * w + 8 * 3 if w < 4 else 0)
 
 
 @WIDTHS
@@ -268,12 +319,6 @@ def test_room_of_absorbed_latents(w: int, kernel: Any) -> None:  # noqa: ANN401
     run = Pass(tokens=1, past=4, batch=3, kernel=kernel)
     softmax = 45 * w + (8 * 45 if w < 4 else 45 * w)
     assert room(LATENT, w, run) == (3 * (21 + 12) + 9 * (2 * 12 + 7)) * w + softmax
-
-
-@WIDTHS
-def test_room_of_a_wide_result_of_latents(w: int) -> None:
-    """Mixed values of 3 x 3 and 503 numbers of the stream beside queries and latents."""
-    assert room(replace(LATENT, d_model=503), w) == 21 * (21 + 12 + 3 * 3 + 503) * w
 
 
 CROSS = CrossAttention(d_model=11, d_source=13, n_heads=3, d_head=5)
@@ -329,11 +374,15 @@ def test_room_of_experts(w: int) -> None:
     assert room(EXPERTS, w) == chosen + 63 * (2 * 5 + 3 * 13) * w
     plain = replace(EXPERTS, gating="none")
     assert room(plain, w) == chosen + 63 * (5 + 2 * 13) * w
-    narrow = replace(plain, d_ff=3)  # rows and results outweigh what is inside
-    assert room(narrow, w) == chosen + 63 * (2 * 5 + 3) * w
     clamped = replace(EXPERTS, gating=ClampedGate(alpha=1.7, limit=7.0))
     assert room(clamped, w) == chosen + 63 * (5 + 5 * 13) * w
-    assert room(replace(clamped, d_ff=2), w) == chosen + 63 * (2 * 5 + 3 * 2) * w
+    # of 11 numbers and 5 inside: 2 x 11 + 3 x 5 are more than 11 + 5 x 5, and than 3 x 11 and a third of 11
+    wide = replace(clamped, d_model=11, d_ff=5, router=replace(ROUTER, d_model=11))
+    assert room(wide, w) == chosen + 63 * (2 * 11 + 3 * 5) * w
+    # what is narrow inside: sorted rows, results as sorted and in order or weighted, and their sum
+    for narrow in (replace(EXPERTS, d_ff=1), replace(plain, d_ff=1), replace(clamped, d_ff=1)):
+        assert room(narrow, w) == chosen + (63 * 3 * 5 + 105) * w
+        assert room(replace(narrow, weighs="inputs"), w) == chosen + 63 * 3 * 5 * w
 
 
 @WIDTHS
@@ -349,15 +398,10 @@ def test_room_of_many_experts(w: int) -> None:
 
 @WIDTHS
 def test_room_of_a_shared_expert(w: int) -> None:
-    """The experts' result beside the shared one's own room; or beside its result and their sum."""
+    """The experts' result beside the shared one's own room, where that is more than theirs."""
     shared = replace(EXPERTS, shared=GatedMLP(d_model=5, d_ff=401, activation="silu"))
     assert room(shared, w) == 21 * 5 * w + 21 * (3 * 401 + 5) * w
-    # one expert one number wide for 1,999 of the stream: the result, the shared one's and their sum
-    router = Router(d_model=1999, n_experts=1, top_k=1)
-    wide = MixtureOfExperts(d_model=1999, d_ff=1, n_experts=1, activation="silu", router=router)
-    beside = replace(wide, shared=MLP(d_model=1999, d_ff=1, activation="relu"))
-    assert room(wide, w) == 21 * (24 + w) + 21 * (2 * 1999 + 3) * w
-    assert room(beside, w) == 21 * 3 * 1999 * w
+    assert room(replace(EXPERTS, shared=MLP(d_model=5, d_ff=1, activation="relu")), w) == room(EXPERTS, w)
 
 
 @WIDTHS
@@ -531,12 +575,21 @@ def test_room_of_tables_and_masks_that_stay(w: int) -> None:
         assert room(stack(*turned), w) == 56 + 231 * w + (1050 + 3 * 840) * w + 2 * 7 * tables * w
     near, nearer = replace(wide, window=6), replace(wide, window=5)
     for bodies, masks in (((near,), 1), ((near, near), 1), ((near, nearer), 2), ((near, wide), 1)):
-        making = 231 * w + 1050 * w + 20 * 49
-        assert room(stack(*bodies), w) == 56 + 231 * w + masks * 49 + max(attending, making)
-    # one head of one number: 7 x 7 pairs take more to make than all else, but for the sum of wide numbers
+        making = 231 * w + 1050 * w + 9 * 49
+        with_mask = (Q + K + V + MIXED) * w + max(SUMS * max(4, w) + 49 * w, RESULT * w)
+        assert room(stack(*bodies), w) == 56 + 231 * w + masks * 49 + max(with_mask, making)
+        assert with_mask > making
+    # one head of one number: 7 x 7 pairs take more to make than all else, but where numbers are wide
     tiny = Attention(d_model=11, n_heads=1, n_kv_heads=1, d_head=1, window=6)
-    making = 231 * w + 3 * 21 * w + 20 * 49
+    making = 231 * w + 3 * 21 * w + 9 * 49
     assert room(stack(tiny), w) == 56 + 231 * w + 49 + max(making, 2 * 231 * w)
+    # of two masks the one that takes more is what counts: slopes, 7 x 7 numbers and 17 bytes of each pair
+    sloped = replace(tiny, window=None, positions=Alibi(n_heads=1))
+    making = 231 * w + 3 * 21 * w + 49 * ((17 if w <= 4 else 21) - w)
+    assert room(stack(tiny, sloped), w) == room(stack(sloped, tiny), w)
+    assert room(stack(tiny, sloped), w) == 56 + 231 * w + 49 + 49 * w + max(
+        making, 231 * w + 63 * w + 9 * 49, 2 * 231 * w
+    )
 
 
 @WIDTHS

@@ -187,6 +187,8 @@ def test_nesting_is_bounded() -> None:
 
 
 def test_text_is_read_as_data_is() -> None:
+    with pytest.raises(InputError, match=r"^spec: not JSON"):
+        loads("{")
     assert dumps(RMSNorm(d=4)) == '{\n "part": "RMSNorm",\n "d": 4,\n "eps": 1e-06,\n "gain": "weight"\n}'
     with pytest.raises(InputError, match=r"RMSNorm\.eps"):
         loads('{"part": "RMSNorm", "d": 4, "eps": Infinity}')
@@ -249,4 +251,8 @@ def test_nested_parts_are_indented_by_two() -> None:
         "  ),\n"
         ")"
     )
+    model = replace(MODEL, blocks=stack(long), head=None)
+    block = show(model.blocks[0], 4)
+    assert block.count("\n") > 10
+    assert f"  blocks=[\n    {block},\n  ],\n" in show(model)
     assert repr(TokenEmbedding(n_vocab=5, d_model=4)).startswith("TokenEmbedding(n_vocab=5, d_model=4, scale")

@@ -244,10 +244,13 @@ class Attention(Part):
             each = self.n_heads * pairs
             if isinstance(self.positions, RelativeBuckets):
                 made = self._buckets_work(self.positions, run) - each * run.width
+            elif isinstance(self.positions, Alibi):
+                made = self._slopes_work(run) - each * run.width
             else:
                 made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
             return name, each * run.width, self._projected(run) + made
-        return (name, pairs, self._projected(run) + 20 * pairs) if kind == "bool" else (name, 0, 0)
+        making = (9 if self.causal else 17) * pairs  # distances in int64, absolute ones beside them, and two of bool
+        return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
 
     def _projected(self, run: Pass) -> int:
         """Bytes of q, k and v."""
@@ -257,6 +260,12 @@ class Attention(Part):
         """Bytes while distances become buckets (int64 and float32 side by side), or when these have their numbers."""
         looked_up = self.n_heads * run.width * (2 if self.causal else 1) + (10 if self.causal else 17)
         return self._masked(run) * max(46 + 8 * buckets.both_ways + self.causal, looked_up)
+
+    def _slopes_work(self, run: Pass) -> int:
+        """Bytes while distances are held to a window, or multiplied in float32, or that is cast to the run's dtype."""
+        cast = 0 if run.width == 4 else self.n_heads * (4 + run.width) + 9
+        seeing = 0 if self.causal or self.window is None else 18
+        return self._masked(run) * max(seeing, self.n_heads * 4 + 13, cast)
 
     def _masked(self, run: Pass) -> int:
         """Numbers of a mask: one for each pair, and for each sequence where images lie elsewhere in each."""
@@ -304,18 +313,23 @@ class Attention(Part):
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
         attending = query + run.rows * self.n_heads * max(4, run.width)
+        if self._mask(run) == "bool":  # which the library widens to the run's dtype
+            attending += self._masked(run) * run.width
         if self._uses_reference(run):
             attending = self._reference_peak(run)
         return projected + max(turning, turned + attending, turned + query + result)
 
     def _reference_peak(self, run: Pass) -> int:
-        """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow."""
+        """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow.
+
+        Capped ones are there three times: before, divided and bent.
+        """
         pairs = run.tokens * self.keys(run)
         size = run.batch * self.n_heads * pairs
         mixed = run.rows * self.d_query * run.width
         masking = 2 * size * run.width + (2 * self._masked(run) if self._mask(run) in ("causal", "bool") else 0)
         softmax = size * run.width + max(size * run.width + mixed, 2 * 4 * size if run.width < 4 else 0)
-        return max(masking, softmax)
+        return max(masking, softmax, 3 * size * run.width if self.softcap is not None else 0)
 
     def _uses_reference(self, run: Pass) -> bool:
         learned = isinstance(

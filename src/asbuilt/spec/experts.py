@@ -291,17 +291,19 @@ class MixtureOfExperts(Part):
     def peak_bytes(self, run: Pass) -> int:
         """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result.
 
-        gate and up stay while their product is multiplied outward. A capacity counts places at every expert: a byte for
-        each, and the sum over the rows so far, which is an int64 and made from another.
+        gate and up stay while their product is multiplied outward. Beside the sorted rows their results are put back in
+        order, weighted and added up. A capacity counts places at every expert: a byte for each, and the sum over the
+        rows so far, which is an int64 and made from another.
         """
         rows, stream = run.rows * self.top_k, run.rows * self.d_model * run.width
         chosen = rows * (24 + run.width)
         between = 5 if isinstance(self.gating, ClampedGate) else 2
         inside = (rows * self.d_model + between * rows * self.d_ff) * run.width
         outward = (2 * rows * self.d_model + (1 if self.gating == "none" else 3) * rows * self.d_ff) * run.width
-        shared = 0 if self.shared is None else stream + max(self.shared.peak_bytes(run), 2 * stream)
+        gathered = 3 * rows * self.d_model * run.width + (stream if self.weighs == "results" else 0)
+        shared = 0 if self.shared is None else stream + self.shared.peak_bytes(run)
         counted = 0 if self.capacity is None else chosen + 17 * rows * self.n_experts
-        return max(self.router.peak_bytes(run), counted, chosen + max(inside, outward), shared)
+        return max(self.router.peak_bytes(run), counted, chosen + max(inside, outward, gathered), shared)
 
 
 FeedForward = MLP | GatedMLP | MixtureOfExperts

@@ -196,32 +196,39 @@ class LatentAttention(Part):
         return ("mask", "probabilities", "probabilities cast")
 
     def peak_bytes(self, run: Pass) -> int:
-        """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept."""
+        """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept.
+
+        What maps down give is one tensor, which stays as long as latents or keys are views of it.
+        """
         down, query = self.d_latent + (self.q_rank or 0), self.n_heads * self.d_head
         turned = 0 if self.positions is None else self.n_heads * self.d_rope
-        normed = self.q_rank if self.q_rank is not None and self.q_norm is not None else 0
-        making = run.rows * (down + query + max(normed, 3 * turned, query + turned if turned else 0))
-        result = run.rows * (self.n_heads * self.d_value + self.d_model)
-        kept, rest = run.rows * (query + self.d_latent), self._attending(run)
-        return max(making * run.width, kept * run.width + max(rest, result * run.width))
+        normed = 0 if self.q_norm is None else self.q_norm.d
+        making = run.rows * (down + query + max(normed, 3 * turned, query + turned if turned else 0)) * run.width
+        norming = run.rows * down * run.width + (0 if self.q_norm is None else self.q_norm.peak_bytes(run))
+        result = run.rows * (self.n_heads * self.d_value + self.d_model) * run.width
+        of_down = down if self.kv_norm is None or self.positions is None else 0
+        latents = of_down + (0 if self.kv_norm is None else self.kv_rank) + (self.d_rope if turned else 0)
+        kept = run.rows * (query + latents) * run.width
+        return max(making, norming, kept + max(self._attending(run), result))
 
     def _attending(self, run: Pass) -> int:
         """Bytes of keys and values, what is filled up with zeros, what comes out, and scores where they are kept."""
         heads, seen = run.batch * self.n_heads, run.batch * (run.past + run.tokens) * self.n_heads
-        pairs = heads * run.tokens * (run.past + run.tokens)
+        pairs, out = heads * run.tokens * (run.past + run.tokens), run.rows * self.n_heads
         softmax = pairs * (run.width + max(run.width, 2 * 4 if run.width < 4 else 0))
         if self.absorbs(run):
-            return run.rows * self.n_heads * (2 * self.d_latent + self.kv_rank) * run.width + softmax
-        made = seen * (self.d_head + max(self.d_nope, self.d_value))
+            return out * (2 * self.d_latent + self.kv_rank) * run.width + softmax
+        made = seen * (self.d_head + self.d_value)
         if run.kernel == "reference":
-            masking = 2 * pairs * run.width + 2 * (pairs // heads if run.tokens > 1 else 0)
-            return made * run.width + max(softmax, masking)
+            expanding = seen * (self.d_head + self.d_nope)
+            masking = 2 * pairs * run.width + 2 * (pairs // heads)
+            mixing = (2 * pairs + out * self.d_value) * run.width
+            return max(expanding * run.width, made * run.width + max(softmax, masking, mixing))
         zeros = 0
         if self.d_value < self._width:
             zeros = seen * self._width
         elif self.d_head < self._width:
-            zeros = (seen + run.rows * self.n_heads) * self._width
-        out = run.rows * self.n_heads
+            zeros = (seen + out) * self._width
         return (made + zeros + out * self._width) * run.width + out * max(4, run.width)
 
     def remembers(self) -> tuple[Remembered, ...]:
