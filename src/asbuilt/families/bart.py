@@ -164,13 +164,12 @@ def _stack(stack: str) -> Group:
     return Group(stack, make, keys, given=lambda values: {"d_model": values["d_model"]})
 
 
-class Vocabularies:
+class _Vocabularies:
     """The decoder's vocabulary and the encoder's, where a config may tell them apart."""
 
     decoder, shared = "decoder_vocab_size", "share_encoder_decoder_embeddings"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads both."""
         n_vocab = values["n_vocab"]
         decoder = reader.size(self.decoder, default=n_vocab, null=n_vocab)
         if not reader.flag(self.shared, default=True):
@@ -180,7 +179,6 @@ class Vocabularies:
             reader.require(self.decoder, decoder == n_vocab, allowed)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns both."""
         shared = isinstance(_encoder(parts).model.embedding, SharedEmbedding)
         return {self.decoder: parts.n_vocab, self.shared: shared}
 
@@ -206,7 +204,7 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
             Size("max_position_embeddings", "max_positions", default=1024),
             activation("activation_function", "gelu", tanh="gelu_new"),
             Flag("scale_embedding", "scaled", default=False, at=lambda parts: parts.embedding_scale != 1.0),
-            *((Vocabularies(),) if kin.two_vocabularies else ()),
+            *((_Vocabularies(),) if kin.two_vocabularies else ()),
             Says("tie_word_embeddings", True, reason="heads of their own are not read in this family"),
             *(() if start is None else (Carried("decoder_start_token_id", start),)),
             *(Only(key, value, reason=f"{name} has only this") for key, value in fixed.items()),

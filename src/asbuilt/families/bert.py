@@ -112,11 +112,10 @@ def build(
     )
 
 
-class Ends(Headed):
+class _Ends(Headed):
     """What the model ends in: the masked language model's head, or the stream and a pooler, which may be left out."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads it; a tied head is the only one."""
         super().read(reader, values)
         pooler, tie, masked = "add_pooling_layer", "tie_word_embeddings", values["masked"]
         if masked:
@@ -127,7 +126,6 @@ class Ends(Headed):
         values["pooled"] = not masked and reader.flag(pooler, default=True)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys."""
         model = parts.model
         if model.head is not None:
             return super().write(parts) | {"tie_word_embeddings": True}
@@ -153,7 +151,7 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
     `heads` are the classes with the masked language model's head and without; the first is meant where none is named.
     """
     return (
-        Ends(heads, "masked"),
+        _Ends(heads, "masked"),
         Size("hidden_size", "d_model", default=768),
         Size("num_attention_heads", "n_heads", default=12),
         SharedOut(),

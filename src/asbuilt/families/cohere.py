@@ -30,14 +30,7 @@ FAMILY = Family(
     heads=("CohereForCausalLM",),
     keys=(  # defaults as in transformers' CohereConfig
         sizes(
-            n_vocab=256000,
-            d_model=8192,
-            d_ff=22528,
-            n_layers=40,
-            n_heads=64,
-            max_positions=8192,
-            theta=500000.0,
-            ties=True,
+            n_vocab=256000, d_model=8192, d_ff=22528, n_layers=40, n_heads=64, context=8192, theta=500000.0, ties=True
         ),
         eps("layer_norm_eps", 1e-5),
         ATTENTION_BIAS,

@@ -49,7 +49,7 @@ FAMILY = Family(
             n_layers=30,
             n_heads=32,
             n_kv_heads=32,
-            max_positions=2048,
+            context=2048,
             but={"d_ff": experts.dense_width(11008)},
         ),
         Check(

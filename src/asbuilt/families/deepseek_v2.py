@@ -17,13 +17,12 @@ from asbuilt.spec import ExpertGroups
 METHODS = {"greedy": False, "group_limited_greedy": True}
 
 
-class Groups:
+class _Groups:
     """Whether the choice is limited to some groups of experts; under `greedy` their numbers are without effect."""
 
     keys = ("n_group", "topk_group", "topk_method")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the groups."""
         whole, some, method = self.keys
         n_experts, groups, most = values["n_experts"], None, values["n_experts"]
         if reader.choice(method, choices=METHODS, default="greedy"):
@@ -39,7 +38,6 @@ class Groups:
         values["groups"] = groups
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys; those that were carried, where they limit nothing."""
         whole, some, method = self.keys
         said: dict[str, Any] = {key: parts.carried[key] for key in self.keys if key in parts.carried}
         groups = parts.mixture.router.groups
@@ -55,7 +53,7 @@ ROUTER = experts.routed(
     Says("scoring_func", "softmax", reason="this family scores by softmax"),
     Only("norm_topk_prob", False, None, reason="transformers and the published code differ in what follows"),
     *experts.counts("n_routed_experts", "num_experts", n_experts=64),
-    Groups(),
+    _Groups(),
     experts.scale(1.0),
 )
 

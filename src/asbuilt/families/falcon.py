@@ -63,7 +63,7 @@ def build(
     return made.model((block,) * made.n_layers, norm)
 
 
-class Generation:
+class _Generation:
     """The kind of block and how many key heads there are, which the two generations say in ways of their own."""
 
     newer, multi, parallel, norms = (
@@ -75,7 +75,6 @@ class Generation:
     heads = ("num_kv_heads", "n_head_kv")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the keys; raises InputError where they do not fit together."""
         n_heads = values["n_heads"]
         newer = reader.flag(self.newer, default=False)
         multi_query = reader.flag(self.multi, default=True)
@@ -98,7 +97,6 @@ class Generation:
         values |= {"kind": ONE_NORM if parallel else SEQUENTIAL, "n_kv_heads": 1 if multi_query else n_heads}
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """The older generation where it can say it, since only the newer has a number of key heads in between."""
         kind, n_heads, kv_heads = _kind(parts), parts.n_heads, parts.n_kv_heads
         if kind == TWO_NORMS or (kind == ONE_NORM and kv_heads not in (1, n_heads)):
             return {self.newer: True, self.heads[0]: kv_heads, self.norms: 2 if kind == TWO_NORMS else 1}
@@ -148,7 +146,7 @@ FAMILY = Family(
         Size("num_attention_heads", "n_heads", default=71, also=("n_head",)),
         SharedOut(even=True),
         Size("max_position_embeddings", "max_positions", default=2048),
-        Generation(),
+        _Generation(),
         Rope(width=shared_out),
         Size("vocab_size", "n_vocab", default=65024),
         depth("num_hidden_layers", 32, "n_layer"),

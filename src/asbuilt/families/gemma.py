@@ -115,7 +115,7 @@ FAMILY = Family(
         n_heads=16,
         n_kv_heads=16,
         d_head=256,
-        max_positions=8192,
+        context=8192,
         ties=True,
     ),
     build=_build,

@@ -102,7 +102,7 @@ FAMILY = Family(
             n_heads=8,
             n_kv_heads=4,
             d_head=256,
-            max_positions=8192,
+            context=8192,
             ties=True,
         ),
         Windows(lambda _, n_layers: every(2, n_layers)),

@@ -43,19 +43,17 @@ def build(text: Model, images: dict[str, Any], *, placeholder: int, n_tokens: in
     return replace(text, vision=Vision(tower=seen, projector=projector, placeholder=placeholder, both_ways=True))
 
 
-class NoHead:
+class _NoHead:
     """`vision_use_head`, which has to say false, as the class default is true."""
 
     key = "vision_use_head"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Refuses a tower with a head of its own."""
         reader.only(self.key, False, reason="a tower with a head of its own is not read")
         if self.key not in reader.config:
             raise reader.error(self.key, "missing, which means true", allowed="false")
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the key."""
         return {self.key: False}
 
 
@@ -107,7 +105,7 @@ FAMILY = Family(
             into="images",
             kind="siglip_vision_model",
             at=tower_of,
-            keys=(*BESIDE, NoHead(), *tower_keys(SIGLIP)),
+            keys=(*BESIDE, _NoHead(), *tower_keys(SIGLIP)),
         ),
         Tokens(),
         placeholder(262144, beyond=True),

@@ -33,7 +33,7 @@ def _usual(reader: ConfigReader, n_layers: int) -> tuple[str, ...]:
     return usual
 
 
-class Rotaries:
+class _Rotaries:
     """The rotations of layers that see everything, and of those with a window.
 
     The newer `rope_parameters` has an object for each; the older keys are rope_theta with rope_scaling, and
@@ -43,7 +43,6 @@ class Rotaries:
     usual = (FULL, "rope_theta", 1_000_000.0), (SLIDING, "rope_local_base_freq", 10_000.0)
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads both."""
         older, newer = reader.nested("rope_scaling"), reader.nested("rope_parameters")
         if newer is not None and older is not None:
             raise reader.error("rope_scaling", "given beside rope_parameters", allowed="one of the two")
@@ -70,7 +69,6 @@ class Rotaries:
         return Rotary(d_rotary=d_head, theta=theta, scaling=read_scaling(inner, original, context, d_head, SCALINGS))
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the older keys, or the newer where layers with a window have a scaling, which the older lack."""
         d_head, context = parts.d_head, parts.max_positions
         found = {
             True: Rotary(d_rotary=d_head, theta=self.usual[0][2]),
@@ -98,7 +96,7 @@ FAMILY = Family(
     heads=("Gemma3ForCausalLM",),
     keys=(  # defaults as in transformers' Gemma3TextConfig
         *gemma.keys(
-            {"activation": ACTIVATION, "rotary": Rotaries()},
+            {"activation": ACTIVATION, "rotary": _Rotaries()},
             n_vocab=262208,
             d_model=2304,
             d_ff=9216,
@@ -106,7 +104,7 @@ FAMILY = Family(
             n_heads=8,
             n_kv_heads=4,
             d_head=256,
-            max_positions=131072,
+            context=131072,
             ties=True,
         ),
         Windows(_usual),

@@ -63,7 +63,7 @@ FAMILY = Family(
             n_layers=46,
             n_heads=96,
             n_kv_heads=8,
-            max_positions=131072,
+            context=131072,
             but={"rotary": Rope(partial=0.5), "d_ff": experts.dense_width(10944)},
         ),
         experts.routed(

@@ -53,18 +53,16 @@ def build(
     return made.model(by_layer or (block(base),) * made.n_layers, norm, positions=positions)
 
 
-class Scales:
+class _Scales:
     """What scores are multiplied by: the first and the last layer tell both."""
 
     by_width, by_layer = "scale_attn_weights", "scale_attn_by_inverse_layer_idx"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads both."""
         Flag(self.by_width, "scale_by_width", default=True).read(reader, values)
         Flag(self.by_layer, "scale_by_layer", default=False).read(reader, values)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns both."""
         usual = parts.d_head**-0.5
         scales = [usual if layer.scale is None else layer.scale for layer in parts.attentions]
         return {self.by_width: scales[0] == usual, self.by_layer: scales[-1] != scales[0]}
@@ -112,7 +110,7 @@ FAMILY = Family(
         ),
         eps("layer_norm_epsilon", 1e-5),
         activation("activation_function", "gelu_new", tanh="gelu_new"),
-        Scales(),
+        _Scales(),
         tied(True),
         Irrelevant(
             "describes a classifier, and the head here is the language model's",

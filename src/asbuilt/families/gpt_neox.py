@@ -52,7 +52,7 @@ FAMILY = Family(
             d_ff=24576,
             n_layers=44,
             n_heads=64,
-            max_positions=2048,
+            context=2048,
             but={
                 "d_head": SharedOut(),
                 "rotary": Rope(partial=0.25, outside=("rotary_emb_base", "rotary_pct"), width=shared_out),

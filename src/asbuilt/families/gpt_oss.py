@@ -56,11 +56,10 @@ def _with_rope(config: dict[str, Any], name: str) -> dict[str, Any]:
     return said if "rope_parameters" in said or "rope_scaling" in said else said | {"rope_scaling": ROPE}
 
 
-class ScaledRope(Rope):
+class _ScaledRope(Rope):
     """The rotary keys, where null would mean the published scaling."""
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys."""
         written = super().write(parts)
         return written | {"rope_scaling": written["rope_scaling"] or {"rope_type": "default"}}
 
@@ -147,8 +146,8 @@ FAMILY = Family(
             n_heads=64,
             n_kv_heads=8,
             d_head=64,
-            max_positions=131072,
-            but={"rotary": ScaledRope(theta=150000.0)},
+            context=131072,
+            but={"rotary": _ScaledRope(theta=150000.0)},
         ),
         experts.TRAINING,
         experts.routed(

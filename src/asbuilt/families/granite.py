@@ -42,7 +42,7 @@ FAMILY = Family(
     name="granite",
     heads=("GraniteForCausalLM",),
     keys=(  # defaults as in transformers' GraniteConfig
-        sizes(n_vocab=32000, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, max_positions=2048),
+        sizes(n_vocab=32000, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, context=2048),
         RMS_EPS,
         ATTENTION_BIAS,
         MLP_BIAS,

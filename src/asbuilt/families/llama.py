@@ -48,7 +48,7 @@ FAMILY = Family(
             d_ff=11008,
             n_layers=32,
             n_heads=32,
-            max_positions=2048,
+            context=2048,
             but={"max_positions": CONTEXT},
         ),
         RMS_EPS,

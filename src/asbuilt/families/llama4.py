@@ -64,11 +64,10 @@ def _build(text: Model, images: dict[str, Any], placeholder: int) -> Model:
     return build(text, images, placeholder=placeholder, width=width, merge=merge, theta=theta)
 
 
-class TowerRope:
+class _TowerRope:
     """The rotary base of a tower, whose heads turn by column and by row."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the base."""
         d_head, heads = shared_out(values), reader.names["n_heads"]
         reader.require(heads, d_head % 4 == 0, "heads whose width is a multiple of 4, for columns and rows")
         rotary = read_rotary(reader, d_head, values["image_size"])
@@ -76,7 +75,6 @@ class TowerRope:
         values["theta"] = rotary.theta
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the base."""
         path = "vision.tower.blocks.0.attention.body.positions"
         return {"rope_theta": float(parts.expect(parts.attention.positions, Rotary, path).theta)}
 
@@ -86,14 +84,13 @@ def _merges(values: Values) -> bool:
     return values["merge"] * values["ratio"] == 1.0 and side % values["merge"] == 0
 
 
-class Shuffle:
+class _Shuffle:
     """How squares of patches become one token, which several keys say together: the ratio and four widths."""
 
     ratio = Number("pixel_shuffle_ratio", "ratio", default=0.5, above=1 / 2**14, most=1.0)
     width, others = "projector_output_dim", {"projector_input_dim": WIDTH, "vision_output_dim": 7680}
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the keys; raises InputError where they do not fit together."""
         self.ratio.read(reader, values)
         side = values["image_size"] // values["patch_size"]
         values["merge"] = round(1 / values["ratio"])
@@ -109,7 +106,6 @@ class Shuffle:
             reader.require(key, same, f"{self.width} = {values['width']}")
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys; the norms' epsilon, which no config of this kind says, goes."""
         projector = projector_of(parts.around, MLPProjector)
         widths = dict.fromkeys((self.width, *self.others), projector.widths[1])
         return {self.ratio.key: 1 / projector.merge, "layer_norm_eps": DROPPED} | widths
@@ -161,8 +157,8 @@ def _tower_keys() -> tuple[Key, ...]:
                 "eps": 1e-5,
             }
         ),
-        TowerRope(),
-        Shuffle(),
+        _TowerRope(),
+        _Shuffle(),
     )
 
 

@@ -66,13 +66,12 @@ def build(
     return dimensions.model(tuple(blocks), norm)
 
 
-class Chunks:
+class _Chunks:
     """Each layer's chunk; without `layer_types` the layers that turn have one."""
 
     key = "attention_chunk_size"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the chunks."""
         null = self.key in reader.config and not reader.given(self.key)
         chunk = None if null else reader.size(self.key, default=CHUNK)
         reader.irrelevant(self.key, "told by the blocks, or without effect where no layer is chunked")
@@ -82,7 +81,6 @@ class Chunks:
         values["chunks"] = tuple(chunk if one else None for one in chunked)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the types, and the size; where no layer is chunked, as it was carried."""
         chunks = [layer.chunk for layer in parts.attentions]
         size = next((one for one in chunks if one is not None), parts.carried.get(self.key, CHUNK))
         return {self.key: size, "layer_types": [KINDS[one is not None] for one in chunks]}
@@ -167,7 +165,7 @@ FAMILY = Family(
             n_heads=40,
             n_kv_heads=8,
             d_head=128,
-            max_positions=131072,
+            context=131072,
             theta=500000.0,
             but={"d_ff": Size("intermediate_size", "d_ff", default=8192, at=lambda parts: parts.mixture.d_ff)},
         ),
@@ -176,7 +174,7 @@ FAMILY = Family(
             *experts.counts("num_local_experts", n_experts=16, top_k=1), renormalise=False, scoring="sigmoid"
         ),
         RopeLayers(interval=INTERVAL, empty_too=True),
-        Chunks(),
+        _Chunks(),
         Sparse(),
         experts.dense_width(WIDE, "intermediate_size_mlp", "d_dense"),
         eps("rms_norm_eps", 1e-5),

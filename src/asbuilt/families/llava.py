@@ -53,20 +53,18 @@ def build(
     return replace(text, vision=vision)
 
 
-class Depth:
+class _Depth:
     """After how many blocks the stream is taken: counted from 0, or from the end, where -1 is after all; carried so."""
 
     key = "vision_feature_layer"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the number."""
         said, n = reader.config.get(self.key, -2), values["images"]["n_layers"]
         reader.require(self.key, is_whole(said) and -n - 1 <= said <= n, f"one whole number, {-n - 1} to {n}")
         reader.irrelevant(self.key, "counted from above or below, as it was")
         values["layers"] = said % (n + 1)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the number, as it was counted where that means the same."""
         vision = vision_of(parts)
         n = vision.tower.n_layers + 1
         layers = n - 1 if vision.layers is None else vision.layers
@@ -120,7 +118,7 @@ FAMILY = Family(
             activation("projector_hidden_act", "gelu"), at=lambda parts: projector_of(parts, MLPProjector).activation
         ),
         placeholder(32000),
-        Depth(),
+        _Depth(),
         Flag(
             "multimodal_projector_bias", "bias", default=True, at=lambda parts: projector_of(parts, MLPProjector).bias
         ),

@@ -24,7 +24,7 @@ FAMILY = Family(
     name="mistral",
     heads=("MistralForCausalLM",),
     keys=(  # defaults as in transformers' MistralConfig
-        sizes(n_vocab=32000, d_model=4096, d_ff=14336, n_layers=32, n_heads=32, n_kv_heads=8, max_positions=131072),
+        sizes(n_vocab=32000, d_model=4096, d_ff=14336, n_layers=32, n_heads=32, n_kv_heads=8, context=131072),
         RMS_EPS,
         window(4096),
         Only("attention_bias", False, None, reason="this family has no biases"),

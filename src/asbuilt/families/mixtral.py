@@ -38,7 +38,7 @@ FAMILY = Family(
             n_layers=32,
             n_heads=32,
             n_kv_heads=8,
-            max_positions=131072,
+            context=131072,
             theta=1e6,
             but={"d_head": CarriedWidth()},
         ),

@@ -116,7 +116,7 @@ def _transform(parts: Parts) -> HeadTransform:
     return parts.expect(parts.head.transform, HeadTransform, "head.transform")
 
 
-class Transform(Headed):
+class _Transform(Headed):
     """The head, which the class without one leaves aside; its keys are then without effect."""
 
     keys: tuple[Key, ...] = (
@@ -137,7 +137,6 @@ class Transform(Headed):
     names = ("classifier_activation", "classifier_bias", "tie_word_embeddings", "decoder_bias")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the head."""
         super().read(reader, values)
         if not values.pop(self.into):
             Irrelevant("there is no head", *self.names).read(reader, values)
@@ -150,7 +149,6 @@ class Transform(Headed):
             key.read(reader, values)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the class and its keys."""
         inner = {} if parts.model.head is None else written((*self.keys, *self.outside), parts)
         return super().write(parts) | inner
 
@@ -241,7 +239,7 @@ FAMILY = Family(
         Flag("mlp_bias", "mlp_bias", default=False),
         depth("num_hidden_layers", 22),
         Layers(),
-        Transform(HEADS, "masked"),
+        _Transform(HEADS, "masked"),
         Irrelevant(
             "training only", "embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"
         ),

@@ -37,7 +37,7 @@ def build(*, eps: float = 1e-5, scale: float | None = None, tied: bool = True, *
     return made.model((pre_norm(attention, made.plain(), norm),) * made.n_layers, norm)
 
 
-class AttentionConfig:
+class _AttentionConfig:
     """The object `attn_config`: what scores are multiplied by, and what is read of no other kind."""
 
     key, scale = "attn_config", "softmax_scale"
@@ -54,7 +54,6 @@ class AttentionConfig:
     )
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the object wholly."""
         inner = reader.nested(self.key)
         if inner is None:
             return
@@ -66,7 +65,6 @@ class AttentionConfig:
         reader.carried[self.key] = inner.carried
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the object."""
         return {self.key: parts.carried.get(self.key, {}) | {self.scale: parts.attention.scale}}
 
 
@@ -82,7 +80,7 @@ FAMILY = Family(
         depth("n_layers", 24, "num_hidden_layers"),
         Size("max_seq_len", "max_positions", default=2048),
         eps("layer_norm_epsilon", 1e-5),
-        AttentionConfig(),
+        _AttentionConfig(),
         tied(True),
         Irrelevant("training only", "emb_pdrop", "embedding_fraction", "init_config", "init_device", "verbose"),
         Irrelevant("names the tokenizer", "tokenizer_name"),

@@ -13,7 +13,7 @@ from asbuilt.families.shared.sizes import ATTENTION_BIAS, sizes
 from asbuilt.spec import LayerNorm, Model
 
 EPS = 1e-5  # no key says otherwise
-SIZES = sizes(n_vocab=50304, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, max_positions=2048)
+SIZES = sizes(n_vocab=50304, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, context=2048)
 
 
 def build(dimensions: Dimensions, *, bias: bool = False) -> Model:

@@ -26,7 +26,7 @@ FAMILY = Family(
     name="olmoe",
     heads=("OlmoeForCausalLM",),
     keys=(  # defaults as in transformers' OlmoeConfig
-        sizes(n_vocab=50304, d_model=2048, d_ff=2048, n_layers=16, n_heads=16, max_positions=4096),
+        sizes(n_vocab=50304, d_model=2048, d_ff=2048, n_layers=16, n_heads=16, context=4096),
         Check(
             "head_dim",
             (

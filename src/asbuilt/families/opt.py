@@ -81,15 +81,13 @@ def _names(spec: Model, family: str) -> Table:
     return Names(stems=STEMS | norms, outside=OUTSIDE, layers="model.decoder.layers", ignored={})(spec, family)
 
 
-class NoFinalNorm(Flag):
+class _NoFinalNorm(Flag):
     """Whether the norm before the head is left out, where there are norms before the branches."""
 
     def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> bool:  # noqa: ANN401
-        """Returns whether there is one."""
         return not super().get(reader, default, null, values)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the flag."""
         return {self.key: parts.first.norm is not None and parts.model.norm is None}
 
 
@@ -116,7 +114,7 @@ FAMILY = Family(
         Flag("enable_bias", "bias", default=True),
         Flag("layer_norm_elementwise_affine", "affine", default=True, at=_affine),
         Flag("do_layer_norm_before", "norm_first", default=True, at=lambda parts: parts.first.norm is not None),
-        NoFinalNorm("_remove_final_layer_norm", "final_norm", default=False),
+        _NoFinalNorm("_remove_final_layer_norm", "final_norm", default=False),
         tied(True),
         Irrelevant("training only", "activation_dropout", "layerdrop", "init_std"),
         Only("learned_embeddings", True, reason="positions are learned in this family"),

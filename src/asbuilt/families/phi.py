@@ -53,7 +53,7 @@ FAMILY = Family(
             d_ff=8192,
             n_layers=24,
             n_heads=32,
-            max_positions=2048,
+            context=2048,
             but={
                 "d_head": SharedOut(),
                 "rotary": Rope(partial=0.5, width=shared_out),

@@ -40,14 +40,13 @@ def build(
     return made.model((pre_norm(made.attention(window=window), made.gated(), norm),) * made.n_layers, norm)
 
 
-class LongRotary:
+class _LongRotary:
     """The rotary keys; the original context stands beside the rotary object, and is 4096 unless told there.
 
     What stands inside may not disagree with it; alone it counts for nothing, as in transformers, which overwrites it.
     """
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the rotary positions."""
         original = reader.size(ORIGINAL, default=4096)
 
         def longrope(inner: ConfigReader, agreed: int, context: int, d_rotary: int) -> Scaling:
@@ -62,7 +61,6 @@ class LongRotary:
         values["rotary"] = rotary
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys, in the older spelling."""
         rotary = parts.rotary
         written: dict[str, Any] = {"rope_theta": float(rotary.theta), "rope_scaling": None}
         if rotary.d_rotary != parts.d_head:
@@ -95,8 +93,8 @@ FAMILY = Family(
             d_ff=8192,
             n_layers=32,
             n_heads=32,
-            max_positions=4096,
-            but={"d_head": SharedOut(), "rotary": LongRotary()},
+            context=4096,
+            but={"d_head": SharedOut(), "rotary": _LongRotary()},
         ),
         eps("rms_norm_eps", 1e-5),
         window(None),

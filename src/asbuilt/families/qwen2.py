@@ -34,24 +34,22 @@ def _from_a_layer_on(reader: ConfigReader, values: Values) -> list[bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaterWindows(LayerWindows):
+class _LaterWindows(LayerWindows):
     """Windows of the layers from `max_window_layers` on, unless `layer_types` says."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the windows; without any the layer counts for nothing."""
         super().read(reader, values)
         if not any(values["windows"]):
             reader.defaults.pop("max_window_layers", None)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys; `max_window_layers` as carried, or for readers older than 2025."""
         windowed = [i for i, attention in enumerate(parts.attentions) if attention.window is not None]
         first = min(windowed, default=parts.n_layers)
         return super().write(parts) | {"max_window_layers": parts.carried.get("max_window_layers", first)}
 
 
-SIZES = sizes(n_vocab=151936, d_model=4096, d_ff=22016, n_layers=32, n_heads=32, n_kv_heads=32, max_positions=32768)
-WINDOWS = LaterWindows(default=4096, usual=_from_a_layer_on)
+SIZES = sizes(n_vocab=151936, d_model=4096, d_ff=22016, n_layers=32, n_heads=32, n_kv_heads=32, context=32768)
+WINDOWS = _LaterWindows(default=4096, usual=_from_a_layer_on)
 
 FAMILY = Family(
     name="qwen2",

@@ -39,14 +39,7 @@ FAMILY = Family(
     heads=("Qwen3ForCausalLM",),
     keys=(  # defaults as in transformers' Qwen3Config
         sizes(
-            n_vocab=151936,
-            d_model=4096,
-            d_ff=22016,
-            n_layers=32,
-            n_heads=32,
-            n_kv_heads=32,
-            d_head=128,
-            max_positions=32768,
+            n_vocab=151936, d_model=4096, d_ff=22016, n_layers=32, n_heads=32, n_kv_heads=32, d_head=128, context=32768
         ),
         RMS_EPS,
         ATTENTION_BIAS,

@@ -38,13 +38,12 @@ def build(
     return dimensions.model(tuple(full if i in dense else sparse for i in range(dimensions.n_layers)), norm)
 
 
-class Dense:
+class _Dense:
     """Which layers have no experts; the keys are carried too, since several ways of saying it are the same."""
 
     keys = ("decoder_sparse_step", "mlp_only_layers")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the layers; raises InputError where none is left that has experts."""
         step_key, only_key = self.keys
         step, n_layers = reader.size(step_key, default=1), values["dimensions"].n_layers
         listed = reader.config[only_key] if reader.given(only_key) else []
@@ -60,7 +59,6 @@ class Dense:
         return frozenset(i for i in range(n_layers) if i in only or (i + 1) % step)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys: those carried, where they still tell the same."""
         blocks = enumerate(parts.model.blocks)
         dense = frozenset(i for i, block in blocks if isinstance(block.branches[-1].body, GatedMLP))
         step, listed = (parts.carried.get(key) for key in self.keys)
@@ -111,7 +109,7 @@ FAMILY = Family(
             n_layers=24,
             n_heads=32,
             n_kv_heads=4,
-            max_positions=32768,
+            context=32768,
             but={"d_ff": experts.dense_width(6144)},
         ),
         Only("shared_expert_intermediate_size", 0, None, reason="this family has no shared expert"),
@@ -124,7 +122,7 @@ FAMILY = Family(
         RMS_EPS,
         ATTENTION_BIAS,
         *AGAIN,
-        Dense(),
+        _Dense(),
         Window(),
     ),
     build=build,

@@ -20,14 +20,13 @@ HEAD = {"head.transform.dense": "lm_head.dense", "head.transform.norm": "lm_head
 UNUSED = {r"roberta\.pooler\..*": "RobertaForMaskedLM has no pooler; early files hold one all the same"}
 
 
-class Rows:
+class _Rows:
     """How many rows the table of positions has, and after which, the padding token's, position 0 is found."""
 
     rows = Size("max_position_embeddings", "rows", default=512)
     padding = Size("pad_token_id", "padding", default=1, least=0, most=lambda values: values["n_vocab"] - 1)
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads both; raises InputError where no row is left."""
         self.rows.read(reader, values)
         self.padding.read(reader, values)
         rows, padding = values.pop("rows"), values.pop("padding")
@@ -35,7 +34,6 @@ class Rows:
         values |= {"n_positions": rows - padding - 1, "offset": padding + 1, "head_activation": "gelu"}
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns both."""
         table = bert.positions_of(parts)
         return {self.rows.key: table.n_positions + table.offset, self.padding.key: max(table.offset - 1, 0)}
 
@@ -46,6 +44,6 @@ FAMILY = replace(
     prefix="roberta.",
     heads=HEADS,
     prepare=lambda config, name: config,
-    keys=bert.keys(HEADS, 50265, Rows()),  # defaults as in transformers' RobertaConfig
+    keys=bert.keys(HEADS, 50265, _Rows()),  # defaults as in transformers' RobertaConfig
     names=partial(bert.names, head=HEAD, decoder="lm_head.decoder", unused=UNUSED),
 )

@@ -43,7 +43,7 @@ FAMILY = Family(
             n_layers=36,
             n_heads=16,
             n_kv_heads=4,
-            max_positions=32768,
+            context=32768,
             theta=2000000.0,
             ties=True,
         ),

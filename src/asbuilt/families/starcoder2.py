@@ -32,7 +32,7 @@ FAMILY = Family(
             n_layers=30,
             n_heads=24,
             n_kv_heads=2,
-            max_positions=4096,
+            context=4096,
             act="gelu_pytorch_tanh",
             ties=True,
         ),

@@ -53,7 +53,7 @@ def is_sparse(layer: int, step: int) -> bool:
     return step == 1 or (step > 0 and layer % step == 1)
 
 
-class Sparse:
+class _Sparse:
     """Which layers have experts: those of the step, which follows from their number unless it is said.
 
     No sparse layer at all is a step of all layers, whose second has experts all the same.
@@ -62,7 +62,6 @@ class Sparse:
     stacks = ("encoder", "decoder")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the layers of both stacks."""
         n_layers = (values.pop("n_layers"), values.pop("n_decoder_layers"))
         found = []
         for stack, n in zip(self.stacks, n_layers, strict=True):
@@ -75,7 +74,6 @@ class Sparse:
         values["sparse"] = tuple(found)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the steps that mean these layers, the carried ones where they do."""
         written = {}
         for stack, model in zip(self.stacks, (t5.encoder_of(parts).model, parts.model), strict=True):
             key, sparse = f"{stack}_sparse_step", [isinstance(body, MixtureOfExperts) for body in bodies(model)]
@@ -101,7 +99,7 @@ def _mixture(parts: Parts) -> MixtureOfExperts | None:
 
 
 @dataclass(frozen=True)
-class Experts:
+class _Experts:
     """Keys of the experts; where no layer has any, their number is written alone: unsaid, it would be another's."""
 
     keys = (
@@ -116,12 +114,10 @@ class Experts:
     )
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the keys."""
         for key in self.keys:
             key.read(reader, values)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys."""
         ffn = _mixture(parts)
         found = (N_EXPERTS,) if ffn is None else (ffn.n_experts, ffn.capacity, ffn.router.bias)
         return {key.key: value for key, value in zip(self.keys, found, strict=False)}
@@ -167,8 +163,8 @@ FAMILY = Family(
             choices=ACTIVATION_NAMES,
             written={"gelu_tanh": t5.written_activation("gelu_tanh")},
         ),
-        Experts(),
-        Sparse(),
+        _Experts(),
+        _Sparse(),
         Irrelevant(
             "training only", "router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"
         ),

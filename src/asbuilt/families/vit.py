@@ -49,19 +49,17 @@ def _build(*, classifies: bool, n_labels: int, pooled: bool, **sizes: Any) -> Mo
     return replace(spec, pooler=Pooler(d_model=spec.d_model) if pooled else None)
 
 
-class Ends(Headed):
+class _Ends(Headed):
     """What the model ends in: a classifier, or the stream and a pooler, which may be left out."""
 
     pooler = "add_pooling_layer"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads it, and how many labels there are."""
         super().read(reader, values)
         values["n_labels"] = read_labels(reader)
         values["pooled"] = not values[self.into] and reader.flag(self.pooler, default=True)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the keys; labels that were carried and are as many stay."""
         head, none = parts.model.head, parts.model.head is None and parts.model.pooler is None
         written = super().write(parts) | ({self.pooler: False} if none else {})
         if isinstance(head, Classifier) and len(parts.carried.get("id2label") or {}) != head.n_labels:
@@ -103,7 +101,7 @@ FAMILY = Family(
     keys=(  # defaults as in transformers' ViTConfig
         *tower_keys({**CLIP, "patch_size": 16, "act": "gelu", "eps": 1e-12}),
         Flag("qkv_bias", "bias", default=True),
-        Ends(HEADS, "classifies"),
+        _Ends(HEADS, "classifies"),
         Irrelevant("training only", "attention_probs_dropout_prob"),
         Irrelevant("of the decoder that learns from masked images", "encoder_stride"),
         Only(

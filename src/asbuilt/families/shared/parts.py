@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from asbuilt.errors import InputError
 from asbuilt.spec import (
     MLP,
-    Activation,
     Attention,
     Branch,
     FeedForward,
@@ -49,31 +49,29 @@ class Parts:
     def __init__(self, model: Model, family: str, carried: Mapping[str, Any], around: Parts | None = None) -> None:
         self.model, self.family, self.carried, self.around = model, family, carried, around or self
 
+    # the fields of parts, by the names of `build`
+    d_model = property(attrgetter("model.d_model"))
+    n_vocab = property(attrgetter("model.n_vocab"))
+    n_layers = property(attrgetter("model.n_layers"))
+    max_positions = property(attrgetter("model.max_positions"))
+    eps = property(attrgetter("norm.eps"))
+    n_heads = property(attrgetter("attention.n_heads"))
+    n_kv_heads = property(attrgetter("attention.n_kv_heads"))
+    d_head = property(attrgetter("attention.d_head"))
+    d_ff = property(attrgetter("ffn.d_ff"))
+    activation = property(attrgetter("ffn.activation"))
+    bias = property(attrgetter("attention.bias"))
+    mlp_bias = property(attrgetter("ffn.bias"))
+    window = property(attrgetter("attention.window"))
+    softcap = property(attrgetter("attention.softcap"))
+    embedding_scale = property(attrgetter("embedding.scale"))
+    branch_scale = property(attrgetter("first.scale"))
+    logit_scale = property(attrgetter("head.scale"))
+    logit_softcap = property(attrgetter("head.softcap"))
+
     def expect(self, value: object, kind: type[P], path: str) -> P:
         """Returns `value`; raises InputError naming its path unless it is a part of that kind."""
         return expect(value, kind, path, self.family)
-
-    # the model
-
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream."""
-        return self.model.d_model
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of different tokens."""
-        return self.model.n_vocab
-
-    @property
-    def n_layers(self) -> int:
-        """Number of blocks."""
-        return self.model.n_layers
-
-    @property
-    def max_positions(self) -> int:
-        """The longest context."""
-        return self.model.max_positions
 
     @property
     def tied(self) -> bool:
@@ -98,13 +96,6 @@ class Parts:
         if self.model.norm is None:
             raise InputError(f"{self.family} has a norm here", field="norm", value=repr(None))
         return self.model.norm
-
-    @property
-    def eps(self) -> float:
-        """Of the norm before the head, and so of all."""
-        return self.norm.eps
-
-    # a block
 
     @property
     def first(self) -> Branch:
@@ -139,45 +130,10 @@ class Parts:
         return body
 
     @property
-    def n_heads(self) -> int:
-        """Number of query heads."""
-        return self.attention.n_heads
-
-    @property
-    def n_kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return self.attention.n_kv_heads
-
-    @property
-    def d_head(self) -> int:
-        """Width of a head."""
-        return self.attention.d_head
-
-    @property
-    def d_ff(self) -> int:
-        """Width of the feed-forward."""
-        return self.ffn.d_ff
-
-    @property
-    def activation(self) -> Activation:
-        """Of the feed-forward."""
-        return self.ffn.activation
-
-    @property
     def rotary(self) -> Rotary:
         """The first rotary positions; where no layer has any, those of whole heads will do."""
         found = (layer.positions for layer in self.attentions)
         return next((one for one in found if isinstance(one, Rotary)), Rotary(d_rotary=self.d_head))
-
-    @property
-    def bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
-        return self.attention.bias
-
-    @property
-    def mlp_bias(self) -> bool:
-        """Whether the feed-forward has biases."""
-        return self.ffn.bias
 
     @property
     def head_norms(self) -> bool:
@@ -185,41 +141,9 @@ class Parts:
         return self.attention.q_norm is not None
 
     @property
-    def window(self) -> int | None:
-        """Of the first layer."""
-        return self.attention.window
-
-    @property
-    def softcap(self) -> float | None:
-        """What scores are capped at."""
-        return self.attention.softcap
-
-    @property
     def score_scale(self) -> float:
         """What scores are multiplied by."""
         return self.d_head**-0.5 if self.attention.scale is None else self.attention.scale
-
-    @property
-    def embedding_scale(self) -> float:
-        """What is looked up is multiplied by it."""
-        return self.embedding.scale
-
-    @property
-    def branch_scale(self) -> float:
-        """What every branch is multiplied by."""
-        return self.first.scale
-
-    @property
-    def logit_scale(self) -> float:
-        """What logits are multiplied by."""
-        return self.head.scale
-
-    @property
-    def logit_softcap(self) -> float | None:
-        """What logits are capped at."""
-        return self.head.softcap
-
-    # experts
 
     @property
     def mixture(self) -> MixtureOfExperts:

@@ -102,7 +102,7 @@ class Defaults(TypedDict):
     d_ff: int
     n_layers: int
     n_heads: int
-    max_positions: int
+    context: int
     n_kv_heads: NotRequired[int]
     d_head: NotRequired[int]
     theta: NotRequired[float]
@@ -122,7 +122,7 @@ def size_keys(
         "d_model": Size("hidden_size", "d_model", default=defaults["d_model"]),
         "n_heads": Size("num_attention_heads", "n_heads", default=defaults["n_heads"]),
         "d_head": HeadWidth(defaults.get("d_head")),
-        "max_positions": Size("max_position_embeddings", "max_positions", default=defaults["max_positions"]),
+        "max_positions": Size("max_position_embeddings", "max_positions", default=defaults["context"]),
         "rotary": Rope(theta=defaults.get("theta", 10000.0)),
         "n_vocab": Size("vocab_size", "n_vocab", default=defaults["n_vocab"]),
         "n_layers": depth("num_hidden_layers", defaults["n_layers"]),
