@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from asbuilt.errors import InputError
+from asbuilt.families.shared.dimensions import Widths, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Headed, Irrelevant, Key, Only, Size, Values, activation, depth, eps
 from asbuilt.families.shared.names import Names
@@ -21,9 +22,7 @@ from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import SharedOut
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
-    MLP,
     Activation,
-    Attention,
     Block,
     Branch,
     HeadTransform,
@@ -67,11 +66,6 @@ UNUSED = {
 
 def build(
     *,
-    n_vocab: int,
-    d_model: int,
-    n_layers: int,
-    n_heads: int,
-    d_ff: int,
     n_positions: int,
     n_types: int,
     eps: float,
@@ -80,35 +74,28 @@ def build(
     masked: bool = True,
     head_activation: Activation | None = None,
     pooled: bool = False,
-    name: str = "bert",
+    **widths: Unpack[Widths],
 ) -> Model:
     """Returns the model of these dimensions, `masked` with the masked language model's head, `pooled` with a pooler.
 
     Position 0 is found in row `offset` of its table; `head_activation` None means `activation`.
     """
-    norm = LayerNorm(d=d_model, eps=eps)
-    attention = Attention(
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=n_heads,
-        d_head=d_model // n_heads,
-        causal=False,
-        bias=True,
-        output_bias=True,
-    )
-    ffn = MLP(d_model=d_model, d_ff=d_ff, activation=activation, bias=True)
-    both = (Branch(name="attention", body=attention, sum_norm=norm), Branch(name="ffn", body=ffn, sum_norm=norm))
+    made = sized(activation=activation, max_positions=n_positions, **widths)
+    d_model, norm = made.d_model, LayerNorm(d=made.d_model, eps=eps)
+    attention = replace(made.attention(bias=True, output_bias=True), causal=False)
+    bodies = {"attention": attention, "ffn": made.plain(True)}
+    both = tuple(Branch(name=name, body=body, sum_norm=norm) for name, body in bodies.items())
     transform = HeadTransform(d_model=d_model, activation=head_activation or activation, eps=eps)
     return Model(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+        embedding=TokenEmbedding(n_vocab=made.n_vocab, d_model=d_model),
         positions=LearnedPositions(n_positions=n_positions, d_model=d_model, offset=offset),
         types=TypeEmbedding(n_types=n_types, d_model=d_model),
         embedding_norm=norm,
-        blocks=(Block(branches=both),) * n_layers,
-        head=TiedHead(d_model=d_model, n_vocab=n_vocab, bias=True, transform=transform) if masked else None,
+        blocks=(Block(branches=both),) * made.n_layers,
+        head=TiedHead(d_model=d_model, n_vocab=made.n_vocab, bias=True, transform=transform) if masked else None,
         pooler=Pooler(d_model=d_model) if pooled else None,
         max_positions=n_positions,
-        name=name,
+        name=made.name,
     )
 
 

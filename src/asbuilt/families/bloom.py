@@ -6,8 +6,9 @@ BigScience 2022 (arXiv 2211.05100); ALiBi: Press et al. 2021 (arXiv 2108.12409).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
-from asbuilt.families.shared.dimensions import pre_norm, sized
+from asbuilt.families.shared.dimensions import Widths, pre_norm, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Only, Size, depth, eps, tied
 from asbuilt.families.shared.names import Fused, Names, by_key_head
@@ -23,28 +24,9 @@ STEMS = {
 }
 
 
-def build(
-    *,
-    n_vocab: int,
-    d_model: int,
-    n_layers: int,
-    n_heads: int,
-    max_positions: int = 2048,
-    eps: float = 1e-5,
-    tied: bool = True,
-    name: str = "bloom",
-) -> Model:
+def build(*, max_positions: int = 2048, eps: float = 1e-5, tied: bool = True, **widths: Unpack[Widths]) -> Model:
     """Returns the model of these dimensions; d_ff is 4 * d_model."""
-    made = sized(
-        n_vocab=n_vocab,
-        d_model=d_model,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        max_positions=max_positions,
-        activation="gelu_tanh",
-        tied=tied,
-        name=name,
-    )
+    made = sized(activation="gelu_tanh", tied=tied, max_positions=max_positions, **widths)
     norm = LayerNorm(d=made.d_model, eps=eps)
     attention = replace(made.attention(bias=True, output_bias=True), positions=Alibi(n_heads=made.n_heads))
     block = pre_norm(attention, made.plain(True), norm)

@@ -32,21 +32,15 @@ def build(
     return dimensions.model(tuple(pre_norm(attention, ffn, norm) for attention in attentions), norm)
 
 
+SIZES = sizes(  # defaults as in transformers' SmolLM3Config
+    n_vocab=128256, d_model=2048, d_ff=11008, n_layers=36, n_heads=16, n_kv_heads=4, context=32768, theta=2e6, ties=True
+)
+
 FAMILY = Family(
     name="smollm3",
     heads=("SmolLM3ForCausalLM",),
-    keys=(  # defaults as in transformers' SmolLM3Config
-        sizes(
-            n_vocab=128256,
-            d_model=2048,
-            d_ff=11008,
-            n_layers=36,
-            n_heads=16,
-            n_kv_heads=4,
-            context=32768,
-            theta=2000000.0,
-            ties=True,
-        ),
+    keys=(
+        SIZES,
         RMS_EPS,
         ATTENTION_BIAS,
         MLP_BIAS,

@@ -29,18 +29,23 @@ from asbuilt.spec import (
 )
 
 
-class Sizes(TypedDict):
-    """What `build` functions take by name, and hand on to `sized`."""
+class Widths(TypedDict):
+    """What `build` functions take by name, and hand on to `sized`, if the longest context is theirs to say."""
 
     n_vocab: int
     d_model: int
     n_layers: int
     n_heads: int
-    max_positions: int
     n_kv_heads: NotRequired[int | None]
     d_ff: NotRequired[int]
     rotary: NotRequired[Rotary]
     name: NotRequired[str]
+
+
+class Sizes(Widths):
+    """The same, with the longest context."""
+
+    max_positions: int
 
 
 @dataclass(frozen=True, kw_only=True)
