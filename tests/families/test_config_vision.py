@@ -143,6 +143,15 @@ def test_written_configs_read_back(family: str) -> None:
             write_config(other, reading.spec, {}, None)
 
 
+@pytest.mark.parametrize("key", ["image_size", "patch_size"])
+def test_a_square_is_one_number_or_two(key: str) -> None:
+    one = read_config(CONFIGS["vit"], "model")
+    side = CONFIGS["vit"][key]
+    assert read_config(CONFIGS["vit"] | {key: [side, side]}, "model").spec == one.spec
+    with pytest.raises(InputError, match=f"{key}: .*a square"):
+        read_config(CONFIGS["vit"] | {key: [side, side + 1]}, "model")
+
+
 def test_older_clip_configs_say_each_tower_twice() -> None:
     """The second one counts, its defaults too, as transformers reads it."""
     from transformers import CLIPConfig
