@@ -24,7 +24,7 @@ from asbuilt import cost
 from asbuilt.checkpoint.load import load
 from asbuilt.generate.decode import generate
 from asbuilt.measure.calibrate import calibrate
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Pass
 
 IN, OUT, PREFILL = 128, 128, 512

@@ -23,7 +23,7 @@ from asbuilt.families import gemma, gpt2, gpt_neox, mixtral, qwen3
 from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.measure.report import PREFILL, PROMPT, Row
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model as Built
+from asbuilt.nn.model import Model as Built
 from asbuilt.spec import Model, Rotary, Router
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -20,7 +20,7 @@ from asbuilt.catalog import find
 from asbuilt.catalog.machine import Machine
 from asbuilt.measure.run import peak_bytes
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.plan import train
 from asbuilt.plan.render import Table, markdown
 

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from asbuilt.nn.modules import MODULES
+from asbuilt.nn.registry import MODULES
 from asbuilt.spec.json import PARTS
 from asbuilt.spec.part import Part
 

@@ -14,7 +14,7 @@ from asbuilt.checkpoint.load import load, stored_parameters
 from asbuilt.checkpoint.save import save
 from asbuilt.families import read_config
 from asbuilt.nn import build, initialise
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Model as Spec
 
 CONFIG = {

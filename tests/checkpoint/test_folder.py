@@ -21,7 +21,7 @@ from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 
 def save_again(folder: Path, out: Path, **more: object) -> Model:

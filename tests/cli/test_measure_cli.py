@@ -20,7 +20,7 @@ import asbuilt.measure
 import asbuilt.memory
 from asbuilt.measure import Calibration, Report, Row
 from asbuilt.measure.calibrate import machine
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 Run = Callable[..., Result]
 ROWS = st.builds(

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
-from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build, built_parameters
-from asbuilt.nn.step import AttentionPattern, Step
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.masks import AttentionPattern, mask
+from asbuilt.nn.step import Step
 from asbuilt.spec import (
     KINDS,
     Attention,
@@ -175,7 +176,7 @@ def test_every_weight_that_multiplies_is_one_that_is_held(spec: Model) -> None:
     held = {path for path, _, _ in weights(spec)}
     passes = (Pass(tokens=3), Pass(tokens=3, logits="pooled"))
     multiplied = {p.weight_path for run in passes for p in cost.products(spec, run)} - {None}
-    matrices = {path for path, w, _ in weights(spec) if w.role in ("matrix", "stream_matrix")}
+    matrices = {path for path, w, _ in weights(spec) if w.role == "matrix"}
     assert matrices <= multiplied <= held
 
 
@@ -248,7 +249,7 @@ def test_room_to_make_relative_scores_is_the_allocators_peak(
     def make() -> None:
         step = Step((1, tokens), torch.device("cpu"))
         step.relative_BH = numbers
-        step.mask(AttentionPattern(causal=causal, relative=part), dtype)
+        mask(step, AttentionPattern(causal=causal, relative=part), dtype, lambda: step.key_positions_BT)
 
     with torch.inference_mode():
         make()

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.errors import InputError
-from asbuilt.generate.cache import Cache
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
+from asbuilt.nn.cache import Cache
 from asbuilt.spec import Attention, Model, Pass, PatchEmbedding, Vision, runs, walk, weights
 
 BATCH, TOKENS, IMAGES = st.integers(1, 3), st.integers(1, 12), st.integers(0, 2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 HEADS, D_HEAD, D_MODEL, D_FF, N_VOCAB, LAYERS, TOKENS = 3, 4, 10, 7, 11, 2, 9
 SIZES = {

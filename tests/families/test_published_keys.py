@@ -13,7 +13,7 @@ from asbuilt.cost import total_parameters
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
 from asbuilt.families.shared.common import ACTIVATION_NAMES
-from asbuilt.nn.modules import ACTIVATIONS
+from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.spec import Router, walk
 
 LLAMA4_TEXT = {

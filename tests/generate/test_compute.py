@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from asbuilt import cost, memory
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.compute import choose, request_bytes
 from asbuilt.kernels import speed as speeds
 from asbuilt.kernels.speed import Speed
+from asbuilt.nn.cache import Cache
 from asbuilt.spec import MLP, Attention, Block, Branch, CrossAttention, Head, Model, Pass, TokenEmbedding
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -17,10 +17,10 @@ from strategies import CONTEXT, models, scripted, texts
 from asbuilt.catalog import find
 from asbuilt.errors import InputError
 from asbuilt.generate import decode
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import check_prompt, check_start, generate, require_text
 from asbuilt.generate.sampling import Sampler, Sampling
-from asbuilt.nn.modules import Model
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
 from asbuilt.spec.part import Kernel
 
 KERNELS = st.sampled_from(get_args(Kernel))

@@ -15,7 +15,7 @@ from asbuilt.generate.finite import require_logits
 from asbuilt.generate.pooling import Pooling
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import MLP, Block, Branch, TokenEmbedding
 from asbuilt.spec import Model as Spec
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from asbuilt import cost
 from asbuilt.catalog import find
-from asbuilt.generate.cache import Cache
-from asbuilt.nn.modules import Model
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
 from asbuilt.spec.part import Kernel, walk
 
 KERNELS = st.sampled_from(get_args(Kernel))

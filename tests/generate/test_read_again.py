@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import generate, notes, prefill
 from asbuilt.nn import build
+from asbuilt.nn.cache import Cache
 from asbuilt.spec import (
     MLP,
     Attention,

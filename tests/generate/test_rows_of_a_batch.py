@@ -6,10 +6,10 @@ import pytest
 import torch
 from strategies import randomised, scripted
 
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import generate, prefill
 from asbuilt.generate.sampling import Sampler, Sampling
-from asbuilt.nn.modules import Model
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
 from asbuilt.spec import (
     Attention,
     Block,

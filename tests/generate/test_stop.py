@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from asbuilt.errors import InputError
 from asbuilt.generate.text import Completion, StopFilter, complete
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.text.tokenizer import Tokenizer
 
 FEW = st.text("ab", max_size=14)  # few letters, so that stop strings overlap, begin and fail

@@ -14,9 +14,9 @@ from strategies import SEEDS, random_tokens, texts, whole
 from torch import Tensor
 
 from asbuilt.errors import InputError
-from asbuilt.generate.cache import Cache
 from asbuilt.kernels.relative import buckets
-from asbuilt.nn.modules import Model
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
 from asbuilt.spec import RelativeBuckets
 from asbuilt.spec.part import Kernel
 

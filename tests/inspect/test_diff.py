@@ -17,7 +17,7 @@ from asbuilt.cli.main import cli
 from asbuilt.families import read_config
 from asbuilt.inspect import activations, diff
 from asbuilt.inspect.diff import Difference, relative
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import walk
 
 TOLERANCE = 1e-9

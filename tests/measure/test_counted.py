@@ -8,7 +8,7 @@ import torch
 from asbuilt.families import read_config
 from asbuilt.measure import counted, run
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 V, M, F, LAYERS, H, K, D = 1000, 64, 160, 2, 4, 2, 16
 CONTEXT = 96

@@ -20,7 +20,7 @@ from asbuilt.measure.rates import Table
 from asbuilt.measure.report import MEMORY, Row
 from asbuilt.measure.trace import LINES, trace
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model as Built
+from asbuilt.nn.model import Model as Built
 from asbuilt.spec import MixtureOfExperts, Model, Part, Pass
 from asbuilt.spec.part import Weight
 

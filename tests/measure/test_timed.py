@@ -30,7 +30,7 @@ from asbuilt.measure.report import PREFILL as PREFILL_TOKENS
 from asbuilt.measure.report import PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
 from asbuilt.measure.trace import Call, Trace
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 SECONDS = 1e-9  # that the fake clock is off by
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from asbuilt.kernels import norm as norm_kernel
 from asbuilt.nn import build
 from asbuilt.nn.linear import FusedLinears
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import MLP, Attention, Block, Branch, GatedMLP, Head, LayerNorm, TokenEmbedding, weights
 from asbuilt.spec import Model as Spec
 

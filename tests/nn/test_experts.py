@@ -19,7 +19,8 @@ from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.kernels.grouped import group_counts, grouped_product
 from asbuilt.nn.experts import MixtureOfExperts as Module
-from asbuilt.nn.modules import ACTIVATIONS, module
+from asbuilt.nn.feedforward import ACTIVATIONS
+from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import ClampedGate, ExpertGroups, GatedMLP, MixtureOfExperts, Pass, Router
 from asbuilt.spec.experts import GroupScore

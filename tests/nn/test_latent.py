@@ -17,9 +17,9 @@ from torch import Tensor
 
 from asbuilt import cost
 from asbuilt.errors import InputError
-from asbuilt.generate.cache import Cache
+from asbuilt.nn.cache import Cache
 from asbuilt.nn.latent import LatentAttention as Module
-from asbuilt.nn.modules import module
+from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import (
     Block,
@@ -63,8 +63,8 @@ def test_absorbed_is_expanded(drawn: tuple[Module, int], batch: int, tokens: int
     attention, seed = drawn
     step = Step((batch, tokens), torch.device("cpu"), kernel=kernel)  # type: ignore[arg-type]
     q, latent, key = attention.project(rows(batch, tokens, seed), step)
-    expanded = attention.expanded(q, latent, key, step)
-    absorbed = attention.absorbed(q, torch.cat((latent, key), -1), step)
+    expanded = attention.expanded(q, latent, key, step, lambda: step.key_positions_BT)
+    absorbed = attention.absorbed(q, torch.cat((latent, key), -1), step, lambda: step.key_positions_BT)
     torch.testing.assert_close(absorbed, expanded, rtol=1e-10, atol=1e-10 * max(1.0, float(expanded.abs().max())))
 
 

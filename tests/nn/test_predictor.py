@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.errors import InputError
-from asbuilt.generate.cache import Cache
 from asbuilt.nn import build, stored_tensors
-from asbuilt.nn.modules import Predictor as Module
-from asbuilt.nn.modules import module
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Predictor as Module
+from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import Head, Model, Pass, Predictor, RMSNorm, dumps, from_dict, loads, stored_weights, to_dict
 

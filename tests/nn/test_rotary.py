@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from asbuilt.kernels.rotary import rotate, tables
-from asbuilt.nn.modules import module
+from asbuilt.nn.positions import rope_tables
+from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import LongRope, Rotary, TokenEmbedding, YaRN
 
@@ -38,7 +39,9 @@ def test_queries_of_a_narrow_model_are_turned_by_wide_angles() -> None:
     rotary, position = Rotary(d_rotary=4), 5000
     step = Step((1, 1), torch.device("cpu"), past=(position,))
     turned = rotate(
-        torch.tensor([[[[1.0, 1.0, 0.0, 0.0]]]], dtype=torch.bfloat16), step.turn(rotary, torch.bfloat16), "halves"
+        torch.tensor([[[[1.0, 1.0, 0.0, 0.0]]]], dtype=torch.bfloat16),
+        rope_tables(step, rotary, torch.bfloat16),
+        "halves",
     )
     # cos and sin of 5000 rad (4.8677 beyond 795 whole turns) and of 50 rad, by a pocket calculator
     want = torch.tensor([0.154667, 0.964966, -0.987967, -0.262375], dtype=torch.bfloat16)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asbuilt.generate.cache import Cache
 from asbuilt.kernels import rows
+from asbuilt.nn.cache import Cache
 from asbuilt.spec import Model
 
 SIZES = st.integers(1, 40)

@@ -12,7 +12,7 @@ from harness import Inputs, Kind, Trace, random_tokens, traced
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import LearnedPositions
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel

@@ -28,7 +28,9 @@ from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import read_config
 from asbuilt.nn import build
-from asbuilt.nn.modules import BiasTable, LearnedPositions, Model, TokenEmbedding
+from asbuilt.nn.embedding import TokenEmbedding
+from asbuilt.nn.model import Model
+from asbuilt.nn.positions import BiasTable, LearnedPositions
 from asbuilt.spec import MixtureOfExperts, walk
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel

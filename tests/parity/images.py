@@ -14,7 +14,7 @@ from harness import BATCH, Inputs, Kind, Trace
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import PatchEmbedding
 from asbuilt.spec.part import Kernel

@@ -11,7 +11,7 @@ from harness import BATCH, TOKENS, Inputs, Kind, Trace, random_tokens
 from images import Traced, pixels, stream
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import Vision
 from asbuilt.spec.part import Kernel

@@ -26,8 +26,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from asbuilt.checkpoint.source import open_model
 from asbuilt.families import FAMILIES
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import generate
+from asbuilt.nn.cache import Cache
 
 # Families that transformers lacks, and what proves them.
 ELSEWHERE = {

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
-from asbuilt.nn.modules import Model as BuiltModel
+from asbuilt.nn.model import Model as BuiltModel
 from asbuilt.spec import Model
 
 Config = dict[str, Any]

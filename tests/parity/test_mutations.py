@@ -27,7 +27,7 @@ from mutate import Mutation, all_fields, mutations
 
 from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import Rotary, stored_weights, walk
 

@@ -15,7 +15,7 @@ from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import tensor_table
 from asbuilt.generate.decode import generate
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 NEW_TOKENS = 64
 PROMPTS = (

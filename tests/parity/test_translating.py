@@ -25,8 +25,8 @@ from torch import nn
 from translating import PADDED, TRANSLATING, Translating
 
 from asbuilt.checkpoint.source import open_model
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.decode import generate
+from asbuilt.nn.cache import Cache
 from asbuilt.spec import Head
 
 BOTH = [

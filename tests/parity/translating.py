@@ -12,7 +12,7 @@ from harness import TOKENS, Inputs, Kind, Trace, random_tokens
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 

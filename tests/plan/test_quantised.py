@@ -242,7 +242,7 @@ def test_bytes_of_one_matrix_and_of_a_stack(said: dict[str, Any], nbytes: float,
     packing = read_packing(said)
     assert packing.rule is not None
     assert packing.rule(Weight(shape=(258, 516), role="matrix")) == nbytes
-    assert packing.rule(Weight(shape=(3, 258, 516), role="stream_matrix")) == 3 * nbytes
+    assert packing.rule(Weight(shape=(3, 258, 516), role="matrix", init="depth_scaled")) == 3 * nbytes
     assert packing.compute == compute
     method, mlx = said.get("quant_method", "").lower(), "quant_method" not in said and "bits" in said
     algorithm = f"modelopt {said.get('quant_algo')}" if "quant_algo" in said else "mlx" if mlx else "bitsandbytes"

@@ -17,8 +17,7 @@ from asbuilt.plan.conventions import CHOICES, MEANING
 from asbuilt.plan.devices import degrees, device, place, unplanned
 from asbuilt.plan.precision import precision
 from asbuilt.plan.serving_report import compare
-from asbuilt.spec import Block, Branch, Head, LatentAttention, Model, Pass, TokenEmbedding
-from asbuilt.spec.model import SharedEmbedding, TiedHead
+from asbuilt.spec import Block, Branch, Head, LatentAttention, Model, Pass, SharedEmbedding, TiedHead, TokenEmbedding
 
 GB, GIB = 10**9, 2**30
 LLAMA = catalog.find("llama-3-8b").spec()

@@ -34,10 +34,10 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     Router,
+    SharedEmbedding,
     TiedHead,
     TokenEmbedding,
 )
-from asbuilt.spec.model import SharedEmbedding
 
 LONGEST, PAGE = 256, 16
 # bytes of weights, of rows looked up and of caches; FLOPs of products, and of scores with masked pairs skipped

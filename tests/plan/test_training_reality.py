@@ -19,7 +19,7 @@ from asbuilt.catalog import machines
 from asbuilt.families import llama
 from asbuilt.measure.run import peak_bytes
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model as Built
+from asbuilt.nn.model import Model as Built
 from asbuilt.plan import train
 from asbuilt.plan.optimizers import EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST, nf4_bytes, orthogonal
 from asbuilt.spec import MixtureOfExperts, Model, Rotary, walk, weights

@@ -58,8 +58,8 @@ REFERENCE = replace(RUN, kernel="reference")
 
 
 def held(part: Part) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and role of every weight, by its path."""
-    return {path: (weight.shape, weight.role) for path, weight, _ in weights(part)}
+    """Shape and role of every weight, by its path; or how it starts, where that is not usual for its role."""
+    return {path: (weight.shape, weight.init or weight.role) for path, weight, _ in weights(part)}
 
 
 def multiplied(part: Part, run: Pass = RUN) -> dict[str, tuple[int, int, int, int]]:
@@ -103,7 +103,7 @@ def test_attention() -> None:
         "q.weight": ((30, 11), "matrix"),
         "k.weight": ((10, 11), "matrix"),
         "v.weight": ((10, 11), "matrix"),
-        "o.weight": ((11, 30), "stream_matrix"),
+        "o.weight": ((11, 30), "depth_scaled"),
     }
     assert held(ATTENTION) == matrices
     inner = {"q.bias": ((30,), "bias"), "k.bias": ((10,), "bias"), "v.bias": ((10,), "bias")}
@@ -266,7 +266,7 @@ def test_latent_attention() -> None:
         "k_rope.weight": ((5, 11), "matrix"),
         "k_up.weight": ((6, 7), "matrix"),
         "v_up.weight": ((9, 7), "matrix"),
-        "o.weight": ((11, 9), "stream_matrix"),
+        "o.weight": ((11, 9), "depth_scaled"),
     }
     ranked = {"q_down.weight": ((13, 11), "matrix"), "q_up.weight": ((21, 13), "matrix")}
     assert held(LATENT) == below | {"q.weight": ((21, 11), "matrix")}
@@ -339,7 +339,7 @@ def test_cross_attention() -> None:
         "q.weight": ((15, 11), "matrix"),
         "k.weight": ((15, 13), "matrix"),
         "v.weight": ((15, 13), "matrix"),
-        "o.weight": ((11, 15), "stream_matrix"),
+        "o.weight": ((11, 15), "depth_scaled"),
     }
     assert held(CROSS) == matrices
     inner = {f"{name}.bias": ((15,), "bias") for name in "qkv"}
@@ -376,7 +376,7 @@ def test_what_cross_attention_keeps() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_feed_forwards(activation: Any) -> None:  # noqa: ANN401
     plain, gated = (kind(d_model=11, d_ff=13, activation=activation) for kind in (MLP, GatedMLP))
-    two = {"up.weight": ((13, 11), "matrix"), "down.weight": ((11, 13), "stream_matrix")}
+    two = {"up.weight": ((13, 11), "matrix"), "down.weight": ((11, 13), "depth_scaled")}
     biases = {"up.bias": ((13,), "bias"), "down.bias": ((11,), "bias")}
     gate = {"gate.weight": ((13, 11), "matrix")}
     assert (held(plain), held(gated)) == (two, two | gate)
@@ -410,7 +410,7 @@ def test_a_router() -> None:
 
 
 def test_experts() -> None:
-    into, out = ((8, 13, 5), "matrix"), ((8, 5, 13), "stream_matrix")
+    into, out = ((8, 13, 5), "matrix"), ((8, 5, 13), "depth_scaled")
     routed = {"router.weight": ((8, 5), "matrix")}
     assert held(EXPERTS) == {"gate": into, "up": into, "down": out} | routed
     plain = replace(EXPERTS, gating="none")
@@ -428,7 +428,7 @@ def test_experts() -> None:
     assert held(shared) == held(EXPERTS) | {
         "shared_gate.weight": ((1, 5), "matrix"),
         "shared.up.weight": ((7, 5), "matrix"),
-        "shared.down.weight": ((5, 7), "stream_matrix"),
+        "shared.down.weight": ((5, 7), "depth_scaled"),
     }
     assert held(shared).keys() - held(replace(shared, shared_gate=False)).keys() == {"shared_gate.weight"}
     inward = (63, 5, 13, 1)
@@ -449,11 +449,9 @@ def test_what_is_read_of_experts() -> None:
     one, two = Pass(tokens=1), Pass(tokens=2)
     assert EXPERTS.touched(one) == 3
     assert EXPERTS.touched(two) == Fraction(8 * 39, 64)
-    assert [EXPERTS.share(name, one) for name in ("gate", "down", "shared_gate.weight")] == [
-        Fraction(3, 8),
-        Fraction(3, 8),
-        1,
-    ]
+    assert [EXPERTS.share(name, one) for name in ("gate", "down")] == [Fraction(3, 8), Fraction(3, 8)]
+    shared = MLP(d_model=5, d_ff=3, activation="silu")
+    assert replace(EXPERTS, shared=shared, shared_gate=True).maps["shared_gate"].share("weight", one) == 1
     assert EXPERTS.share("up", two) == Fraction(39, 64)
 
 
@@ -488,7 +486,7 @@ def test_what_experts_keep() -> None:
 
 def test_norms() -> None:
     assert held(RMSNorm(d=5)) == {"weight": ((5,), "gain")}
-    assert held(RMSNorm(d=5, gain="offset")) == {"weight": ((5,), "offset_gain")}
+    assert held(RMSNorm(d=5, gain="offset")) == {"weight": ((5,), "zeros")}
     assert held(RMSNorm(d=5, gain="none")) == held(LayerNorm(d=5, gain=False, bias=False)) == {}
     assert held(LayerNorm(d=5)) == {"weight": ((5,), "gain"), "bias": ((5,), "bias")}
     assert kept(RMSNorm(d=5)) == {"input": 105, "rstd": (21, "wide")}

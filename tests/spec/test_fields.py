@@ -20,7 +20,9 @@ from asbuilt.spec import (
     Attention,
     DynamicNTK,
     LayerNorm,
+    Linear,
     LongRope,
+    Lora,
     Model,
     Part,
     Pass,
@@ -53,6 +55,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
     "LearnedPositions": {"offset": 0},
+    "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
     "MLP": {"bias": False},
     "MLPProjector": {"bias": False, "merge": 1},
     "MixtureOfExperts": {"gating": "gated", "bias": False, "weighs": "results", "shared_gate": False},
@@ -100,6 +103,7 @@ def examples() -> dict[type[Part], Part]:
     found[LongRope] = LongRope(
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
+    found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     return found
 
 
@@ -127,7 +131,7 @@ def test_another_type_is_refused_by_name(kind: type[Part]) -> None:
 
 def test_every_kind_of_part_is_tried() -> None:
     unseen = {kind.__name__ for kind in KINDS} - {kind.__name__ for kind in EXAMPLES}
-    assert unseen <= {"Part", "FrequencyFactors"}
+    assert unseen <= {"Part", "Mapped", "FrequencyFactors"}
 
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
@@ -382,14 +386,15 @@ def test_every_weight_has_a_role_that_there_is(name: str) -> None:
 def test_maps_into_the_stream_are_known_as_such() -> None:
     """They alone are drawn smaller the deeper the stack."""
     model = find("llama-2-7b").spec()
-    roles = {path.split(".")[-2]: weight.role for path, weight, _ in spec.weights(model) if path.startswith("blocks.0")}
-    assert roles == {
-        "norm": "gain",
-        "o": "stream_matrix",
-        "down": "stream_matrix",
-        **dict.fromkeys(("q", "k", "v", "gate", "up"), "matrix"),
+    starts = {
+        path.split(".")[-2]: weight.start for path, weight, _ in spec.weights(model) if path.startswith("blocks.0")
     }
-    narrow = spec.TokenEmbedding(n_vocab=9, d_model=8, d_table=4).holds()
+    assert starts == {
+        "norm": "ones",
+        **dict.fromkeys(("o", "down"), "depth_scaled"),
+        **dict.fromkeys(("q", "k", "v", "gate", "up"), "normal"),
+    }
+    narrow = spec.TokenEmbedding(n_vocab=9, d_model=8, d_table=4).local_weights()
     assert {name: w.shape for name, w in narrow.items()} == {"weight": (9, 4), "project.weight": (8, 4)}
 
 

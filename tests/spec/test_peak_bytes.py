@@ -15,7 +15,8 @@ import torch
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.measure import run as measured
-from asbuilt.nn.step import AttentionPattern, Step
+from asbuilt.nn.masks import AttentionPattern
+from asbuilt.nn.step import Step
 from asbuilt.spec import (
     MLP,
     Alibi,
@@ -226,7 +227,8 @@ def test_room_to_make_a_mask_is_the_allocators_peak(pattern: dict[str, Any], dty
     sees = AttentionPattern(causal=part.causal, window=part.window, chunk=part.chunk, alibi=alibi)
 
     def make() -> None:
-        Step((1, tokens), torch.device("cpu")).mask(sees, dtype)
+        step = Step((1, tokens), torch.device("cpu"))
+        mask(step, sees, dtype, lambda: step.key_positions_BT)
 
     with torch.inference_mode():
         make()

@@ -15,7 +15,7 @@ from asbuilt.checkpoint.load import Contents, load
 from asbuilt.checkpoint.room import require_room
 from asbuilt.errors import InputError
 from asbuilt.inspect import Difference
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.shown import number
 from asbuilt.spec import Contrast
 from asbuilt.spec import Model as Spec

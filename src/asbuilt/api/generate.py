@@ -17,7 +17,7 @@ from asbuilt.generate import compute as computing
 from asbuilt.generate import decode, text
 from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
 

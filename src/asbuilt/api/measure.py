@@ -15,7 +15,7 @@ from asbuilt.checkpoint.load import load
 from asbuilt.dtypes import TORCH_NAMES, short_name
 from asbuilt.errors import InputError
 from asbuilt.nn import build
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.shown import size
 from asbuilt.spec import Model as Spec
 from asbuilt.spec import Pass

@@ -12,7 +12,7 @@ from asbuilt.families import Reading, families_that_write
 from asbuilt.spec import Model as Spec
 
 if TYPE_CHECKING:
-    from asbuilt.nn.modules import Model
+    from asbuilt.nn.model import Model
 
     Given = Source | Spec | Model | str | Path
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from asbuilt.nn.modules import Model
+    from asbuilt.nn.model import Model
 
 Stored = StoredTensor | GGUFTensor
 Headers = Mapping[str, Stored]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from asbuilt.nn.modules import Model
+    from asbuilt.nn.model import Model
 
 MAX_SHARD_BYTES = 5e9
 # What lies beside the weights and is carried along as it is; never code.

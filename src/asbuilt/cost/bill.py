@@ -13,7 +13,9 @@ from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import held as find_held
 from asbuilt.errors import InputError
-from asbuilt.spec.model import Block, Model
+from asbuilt.spec.block import Block
+from asbuilt.spec.linear import Map
+from asbuilt.spec.model import Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, stored_weights, walk, weights
 from asbuilt.spec.vision import Classifier, Projection
 
@@ -349,7 +351,7 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
     size = find_dtype(kv_dtype).block_bytes
     lines: list[Row] = []
     for path, part, seen, count in _folded(spec, run):
-        held, remembered = part.holds(), part.remembers()
+        held, remembered = part.local_weights(), part.remembers()
         multiplied = () if seen is None else part.multiplies(seen)
         if held or multiplied or remembered:
             lines.append(
@@ -374,7 +376,11 @@ def _folded(
     What has no part in the run is there with None.
     """
     yield path, part, run, count
-    below = [(name, child, None if run is None else part.child_run(name, run)) for name, child in part.children()]
+    below = [
+        (name, child, None if run is None else part.child_run(name, run))
+        for name, child in part.children()
+        if not isinstance(child, Map)  # told with the part whose map it is
+    ]
     for _, group in groupby(below, lambda one: one[1:] if isinstance(one[1], Block) else one[0]):
         (name, child, seen), *others = group
         label = f"{name}-{others[-1][0].split('.')[1]}" if others else name

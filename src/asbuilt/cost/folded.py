@@ -294,11 +294,12 @@ class Folded:
     def contracted(self, run: Pass) -> list[tuple[Node, Product]]:
         """Returns the products whose inner dimension is divided among devices: their results are to be added."""
         found = []
-        wholes = {node: node.whole.multiplies(seen) for node, seen in self.root.runs(run)}
         for node, seen in self.root.runs(run):
-            for whole, own in zip(wholes[node], node.own.multiplies(seen), strict=True):
-                if own.weight is not None and own.b < whole.b:
-                    found.append((node, own))
+            weights, wholes = node.own.local_weights(), node.whole.local_weights()
+            for product in node.own.multiplies(seen):
+                weight = weights.get(product.weight or "")
+                if weight is not None and weight.split == "in" and weight.size < wholes[product.weight or ""].size:
+                    found.append((node, product))
         return found
 
 

@@ -17,12 +17,14 @@ from asbuilt.cost.dtypes import BLOCKS, PLAIN, dtype
 from asbuilt.cost.folded import Held
 from asbuilt.errors import InputError, near
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.experts import MixtureOfExperts
-from asbuilt.spec.model import Head, Model, TokenEmbedding
+from asbuilt.spec.head import Head
+from asbuilt.spec.model import Model
 from asbuilt.spec.part import Part, Weight, walk, weights
 
 BLOCK = re.compile(r"blocks\.(\d+)\.")
-QUANTISED_ROLES = ("matrix", "stream_matrix", "table")
+QUANTISED_ROLES = ("matrix", "table")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def _names(spec: Model, family: str) -> Table:
     for i, block in enumerate(tower.blocks):
         entries += named_entries(block, f"{path}blocks.{i}.", STEMS, f"{prefix}model.layers.{i}.", {}, family)
     projector = expect(vision.projector, MLPProjector, "vision.projector", family)
-    for weight in projector.holds():
+    for weight in projector.local_weights():
         if weight not in PROJECTOR:
             raise InputError(f"{family} files have no name for this weight", field=f"vision.projector.{weight}")
         entries.append(entry(f"vision.projector.{weight}", f"{PROJECTOR[weight]}.weight"))

@@ -84,7 +84,7 @@ class Tied(Flag):
 
 
 def _names(spec: Model, family: str) -> Table:
-    held = expect(spec.vision, Vision, "vision", family).projector.holds()
+    held = expect(spec.vision, Vision, "vision", family).projector.local_weights()
     stored = {"layers_0": "linear_1", "layers_1": "linear_2"}
     projector = []
     for name in held:

@@ -89,7 +89,7 @@ def _names(spec: Model, family: str) -> Table:
         head = expect(spec.head, Classifier, "head", family)
         entries += [entry(f"head.{name}", f"classifier.{name}") for name in head.holds()]
     elif spec.pooler is not None:
-        entries += [entry(f"pooler.{name}", f"pooler.{name}") for name in spec.pooler.holds()]
+        entries += [entry(f"pooler.{name}", f"pooler.{name}") for name in spec.pooler.local_weights()]
     return Table(entries=tuple(entries), ignored={} if spec.head is not None else NO_HEAD)
 
 

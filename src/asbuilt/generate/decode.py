@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from asbuilt.errors import InputError
-from asbuilt.generate.cache import Cache
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
-from asbuilt.nn.modules import Model
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
 from asbuilt.spec import Classifier
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel

@@ -20,7 +20,7 @@ from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
 from asbuilt.generate.finite import require_vectors
 from asbuilt.generate.pooling import LIST, Pooling, read_pooling
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 if TYPE_CHECKING:
     from asbuilt.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.nn.build import stored_tensors
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 
 def require_logits(logits_BV: Tensor, model: Model, after: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.sampling import Sampling
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
 from asbuilt.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asbuilt.inspect.taps import activations
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from asbuilt.families import load_config_file, tensor_table
 from asbuilt.families.shared.table import Entry, Table, respelled
 from asbuilt.inspect.diff import Difference, relative
 from asbuilt.inspect.taps import activations
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 
 def diff_transformers(model: Model, folder: Path, family: str, tokens_BT: Tensor) -> list[Difference]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 
 
 def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from asbuilt.measure import run, timing
 from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
 from asbuilt.measure.rates import DTYPES, Calibration, quarter
 from asbuilt.measure.trace import trace
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import model as spec_model
 from asbuilt.spec.part import Pass
 from asbuilt.tables import Table, escaped, html, joined

@@ -14,11 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from asbuilt.generate.cache import Cache
 from asbuilt.measure import timing
 from asbuilt.measure.rates import quarter
 from asbuilt.nn import build, built_parameters
-from asbuilt.nn.modules import Model
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
 from asbuilt.spec import Classifier, PatchEmbedding, Vision
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel

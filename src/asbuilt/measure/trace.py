@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from asbuilt.generate.cache import Cache
 from asbuilt.measure.rates import Calibration, Rates, Table
 from asbuilt.measure.run import source_of
 from asbuilt.nn import build
+from asbuilt.nn.cache import Cache
 from asbuilt.spec.model import Model
 
 Work = Literal["vector", "matrix", "attention", "attention_read", "numbers"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asbuilt.dtypes import torch_name
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import model
 from asbuilt.spec.part import Weight, buffers, stored_weights
 
@@ -37,9 +37,9 @@ def build(
 
 
 def initialise(built: Model, seed: int, std: float = 0.02) -> None:
-    """Draws matrices and tables from N(0, std), those that write to the stream from N(0, std / sqrt(2 n_layers)).
+    """Gives each weight its start (`Weight.start`): N(0, std), N(0, std / sqrt(2 n_layers)) or one number.
 
-    Gains are 1, biases and buffers 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
+    Buffers are 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
     stream, so its variance stays level.
     """
     generator = torch.Generator(device=built.any_weight.device).manual_seed(seed)
@@ -65,10 +65,8 @@ def built_parameters(built: Model) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def _fill(parameter: nn.Parameter, weight: Weight, std: float, n_layers: int, generator: torch.Generator) -> None:
-    if weight.role == "gain":
-        parameter.fill_(1.0)
-    elif weight.role in ("bias", "offset_gain"):
-        parameter.zero_()
+    if weight.start in ("ones", "zeros"):
+        parameter.fill_(float(weight.start == "ones"))
     else:
-        scale = std / math.sqrt(2 * n_layers) if weight.role == "stream_matrix" else std
+        scale = std / math.sqrt(2 * n_layers) if weight.start == "depth_scaled" else std
         parameter.normal_(0.0, scale, generator=generator)

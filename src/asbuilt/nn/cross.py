@@ -8,11 +8,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from asbuilt.kernels.attention import attend
+from asbuilt.nn.cache import SourceCache
 from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import cross
 
 
+@computes(cross.CrossAttention)
 class CrossAttention(PartModule):
     """softmax(scale * q k^T) v, with k and v of what the encoder made."""
 
@@ -37,7 +40,7 @@ class CrossAttention(PartModule):
 
     def read(self, step: Step) -> tuple[Tensor, Tensor]:
         """Returns k and v (B, H, S, D), from the cache where they are already there."""
-        layer = None if step.cache is None else step.cache.sources[self.path]
+        layer = None if step.cache is None else step.cache.layer(self.path, SourceCache)
         if step.source_BSM is None:
             assert layer is not None, "no source was read"
             assert step.cache is not None

@@ -5,19 +5,20 @@ Shapes: rows N = B*T, experts E, chosen per row k, R = N*k sorted rows, model wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from asbuilt.kernels.grouped import group_counts, grouped_product
+from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import experts
 from asbuilt.spec.part import Kernel
 
 
+@computes(experts.Router)
 class Router(PartModule):
     """Chooses each row's experts and how much each of them counts."""
 
@@ -63,22 +64,17 @@ class Router(PartModule):
         return scores_NE.topk(part.top_k, dim=-1).indices
 
 
+@computes(experts.MixtureOfExperts)
 class MixtureOfExperts(PartModule):
     """sum over chosen experts of weight * down(activation(gate(x)) * up(x)), plus the shared expert."""
 
     shared_gate: Linear
 
-    def __init__(
-        self,
-        part: experts.MixtureOfExperts,
-        path: str,
-        activation: Callable[[Tensor], Tensor],
-        shared: nn.Module | None,
-    ) -> None:
+    def __init__(self, part: experts.MixtureOfExperts, path: str) -> None:
         super().__init__(part, path)
-        self.part, self.activation = part, activation
+        self.part, self.activation = part, ACTIVATIONS[part.activation]
         self.router = Router(part.router, f"{path}.router")
-        self.shared = shared
+        self.shared = optional(part.shared, f"{path}.shared")
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""

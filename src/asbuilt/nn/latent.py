@@ -7,15 +7,20 @@ V, width of the turned part P.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.rotary import rotate
+from asbuilt.nn.cache import KVCache
 from asbuilt.nn.linear import Linear, PartModule
-from asbuilt.nn.step import AttentionPattern, Step
+from asbuilt.nn.masks import AttentionPattern, Keys, mask
+from asbuilt.nn.positions import rope_tables
+from asbuilt.nn.registry import computes, optional
+from asbuilt.nn.step import Step
 from asbuilt.spec import latent
 
 
+@computes(latent.LatentAttention)
 class LatentAttention(PartModule):
     """softmax(scale * q k^T) v, where k and v are read out of one latent per token."""
 
@@ -28,25 +33,29 @@ class LatentAttention(PartModule):
     v_up: Linear
     o: Linear
 
-    def __init__(
-        self, part: latent.LatentAttention, path: str, q_norm: nn.Module | None, kv_norm: nn.Module | None
-    ) -> None:
+    def __init__(self, part: latent.LatentAttention, path: str) -> None:
         super().__init__(part, path)
         self.part, self.pattern = part, AttentionPattern()
-        self.q_norm, self.kv_norm = q_norm, kv_norm
+        self.q_norm = optional(part.q_norm, f"{path}.q_norm")
+        self.kv_norm = optional(part.kv_norm, f"{path}.kv_norm")
         first = () if part.q_rank is None else (self.q_down,)  # q has no bias where the others may have one
         self.down = self.fused(*first, self.kv_down, self.k_rope)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
         q_BTHD, c_BTR, k_BTP = self.project(x_BTM, step)
-        if step.cache is not None:
+        layer = None if step.cache is None else step.cache.layer(self.path, KVCache)
+
+        def keys() -> Tensor:
+            return step.key_positions_BT if layer is None else layer.positions(step)
+
+        if layer is not None:
             joined = torch.cat((c_BTR, k_BTP), -1)[:, None]
-            (joined,) = step.cache.layers[self.path].update((joined,), step)
+            (joined,) = layer.update((joined,), step)
             if step.tokens == 1 and max(step.past) > 0:
-                return self.o(self.absorbed(q_BTHD, joined[:, 0], step))
+                return self.o(self.absorbed(q_BTHD, joined[:, 0], step, keys))
             c_BTR, k_BTP = joined[:, 0].split((self.part.kv_rank, self.part.d_rope), -1)
-        return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step))
+        return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step, keys))
 
     def project(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the new tokens' queries (B, T, H, D), normed latents (B, T, R) and turned keys (B, T, P)."""
@@ -55,23 +64,23 @@ class LatentAttention(PartModule):
         q_BTHD = q.view(*x_BTM.shape[:2], self.part.n_heads, self.part.d_head)
         rotary = self.part.positions
         if rotary is not None:
-            turn = step.turn(rotary, x_BTM.dtype)
+            turn = rope_tables(step, rotary, x_BTM.dtype)
             plain, turned = q_BTHD.split((self.part.d_nope, self.part.d_rope), -1)
             q_BTHD = torch.cat((plain, rotate(turned, turn, rotary.pairing)), -1)
             k_BTP = rotate(k_BTP[:, :, None], turn, rotary.pairing)[:, :, 0]
         return q_BTHD, c_BTR if self.kv_norm is None else self.kv_norm(c_BTR), k_BTP
 
-    def expanded(self, q_BTHD: Tensor, c_BSR: Tensor, k_BSP: Tensor, step: Step) -> Tensor:
+    def expanded(self, q_BTHD: Tensor, c_BSR: Tensor, k_BSP: Tensor, step: Step, keys: Keys) -> Tensor:
         """Returns (B, T, H*V): every token's keys and values of all heads are made, and attended as usual."""
         B, S, H = *c_BSR.shape[:2], self.part.n_heads
         shared = k_BSP[:, :, None].expand(B, S, H, self.part.d_rope)
         k_BSHD = torch.cat((self.k_up(c_BSR).view(B, S, H, self.part.d_nope), shared), -1)
         q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BSHD, self.v_up(c_BSR).view(B, S, H, self.part.d_value)))
-        mask = step.mask(self.pattern, q.dtype)
-        y_BHTV = attend(q, k, v, mask, scale=self.part.scale, kernel=step.kernel)
+        seen = mask(step, self.pattern, q.dtype, keys)
+        y_BHTV = attend(q, k, v, seen, scale=self.part.scale, kernel=step.kernel)
         return y_BHTV.transpose(1, 2).flatten(2)
 
-    def absorbed(self, q_BTHD: Tensor, joined_BSL: Tensor, step: Step) -> Tensor:
+    def absorbed(self, q_BTHD: Tensor, joined_BSL: Tensor, step: Step, keys: Keys) -> Tensor:
         """Returns the same from latents and turned keys side by side (B, S, R + P), of which none is expanded.
 
         All heads attend to one key, which is the latent, so it is two plain products: the reference kernel's.
@@ -79,12 +88,12 @@ class LatentAttention(PartModule):
         part = self.part
         B, T, H, _ = q_BTHD.shape
         plain, turned = q_BTHD.split((part.d_nope, part.d_rope), -1)
-        k_up = self.k_up.weight.view(H, part.d_nope, part.kv_rank)
-        v_up = self.v_up.weight.view(H, part.d_value, part.kv_rank)
+        k_up = self.k_up.matrix().view(H, part.d_nope, part.kv_rank)
+        v_up = self.v_up.matrix().view(H, part.d_value, part.kv_rank)
         in_latent = torch.bmm(plain.permute(2, 0, 1, 3).reshape(H, B * T, part.d_nope), k_up)
         q_BHTL = torch.cat((in_latent.view(H, B, T, -1).transpose(0, 1), turned.transpose(1, 2)), -1)
-        keys = joined_BSL[:, None]
-        mask, values = step.mask(self.pattern, q_BHTL.dtype), keys[..., : part.kv_rank]
-        y_BHTR = attend(q_BHTL, keys, values, mask, scale=part.scale, kernel="reference")
+        latents = joined_BSL[:, None]
+        seen, values = mask(step, self.pattern, q_BHTL.dtype, keys), latents[..., : part.kv_rank]
+        y_BHTR = attend(q_BHTL, latents, values, seen, scale=part.scale, kernel="reference")
         y = torch.bmm(y_BHTR.transpose(0, 1).reshape(H, B * T, part.kv_rank), v_up.transpose(1, 2))
         return y.view(H, B, T, part.d_value).permute(1, 2, 0, 3).flatten(2)

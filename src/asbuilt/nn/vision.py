@@ -5,7 +5,6 @@ Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,15 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asbuilt.errors import InputError
+from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.registry import computes, module
 from asbuilt.nn.step import Step
 from asbuilt.spec import vision
 from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
-    from asbuilt.nn.modules import Model
+    from asbuilt.nn.model import Model
 
 
+@computes(vision.PatchEmbedding)
 class PatchEmbedding(PartModule):
     """W x + b of each patch x, and the class token."""
 
@@ -62,6 +64,7 @@ class PatchEmbedding(PartModule):
         return pixels.flatten(0, -4) if pixels.ndim == 5 else pixels
 
 
+@computes(vision.Classifier, vision.Projection)
 class OneToken(PartModule):
     """W x + b of one token of each sequence."""
 
@@ -86,12 +89,13 @@ class OneToken(PartModule):
         return F.linear(x_BM, self.weight, self.bias)
 
 
+@computes(vision.MLPProjector)
 class MLPProjector(PartModule):
     """Matrices with the activation between them, of patches or of squares of them."""
 
-    def __init__(self, part: vision.MLPProjector, path: str, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, part: vision.MLPProjector, path: str) -> None:
         super().__init__(part, path)
-        self.part, self.activation = part, activation
+        self.part, self.activation = part, ACTIVATIONS[part.activation]
 
     def forward(self, x_NPM: Tensor) -> Tensor:
         """Returns (N, P / merge^2, d_out)."""
@@ -108,14 +112,15 @@ class MLPProjector(PartModule):
         return x.flatten(3, 5).flatten(1, 2)
 
 
+@computes(vision.PooledProjector)
 class PooledProjector(PartModule):
     """W norm(mean of each square of patches)."""
 
     weight: Tensor
 
-    def __init__(self, part: vision.PooledProjector, path: str, norm: nn.Module) -> None:
+    def __init__(self, part: vision.PooledProjector, path: str) -> None:
         super().__init__(part, path)
-        self.part, self.norm = part, norm
+        self.part, self.norm = part, module(part.norm, f"{path}.norm")
 
     def forward(self, x_NPM: Tensor) -> Tensor:
         """Returns (N, squares, d_out)."""
@@ -126,12 +131,17 @@ class PooledProjector(PartModule):
         return F.linear(self.norm(means), self.weight)
 
 
+@computes(vision.Vision)
 class Vision(nn.Module):
     """Images to vectors that take the places of placeholders."""
 
-    def __init__(self, part: vision.Vision, tower: Model, projector: nn.Module) -> None:
+    tower: Model
+
+    def __init__(self, part: vision.Vision, path: str) -> None:
         super().__init__()
-        self.part, self.tower, self.projector = part, tower, projector
+        self.part = part
+        self.add_module("tower", module(part.tower, f"{path}.tower"))
+        self.projector = module(part.projector, f"{path}.projector")
 
     def forward(self, pixels: Tensor, kernel: Kernel) -> Tensor:
         """Returns (N, n_tokens, M)."""
@@ -181,14 +191,16 @@ class Vision(nn.Module):
             raise InputError("placeholders of an image stand apart", field="tokens", allowed=f"{n} in a row")
 
 
+@computes(vision.Contrast)
 class Contrast(PartModule):
     """exp(scale) * cos of each image with each text."""
 
     scale: Tensor
+    tower: Model
 
-    def __init__(self, part: vision.Contrast, path: str, tower: Model) -> None:
+    def __init__(self, part: vision.Contrast, path: str) -> None:
         super().__init__(part, path)
-        self.tower = tower
+        self.add_module("tower", module(part.tower, f"{path}.tower"))
 
     def images(self, pixels: Tensor) -> Tensor:
         """Returns (N, C, H, W); InputError for images of another size."""

@@ -57,7 +57,7 @@ def _sgd_momentum(weight: Weight, kind: Kind, width: int) -> Pieces:
 
 def orthogonal(weight: Weight, kind: Kind) -> bool:
     """Whether Muon updates this weight: every matrix but those of embeddings and the head."""
-    return weight.role in ("matrix", "stream_matrix") and kind not in ("embedding", "head")
+    return weight.role == "matrix" and kind not in ("embedding", "head")
 
 
 def _muon(weight: Weight, kind: Kind, width: int) -> Pieces:

@@ -68,7 +68,7 @@ def _grouped(base: str, group: int) -> Precision:
     each = PLAIN[base] + scale
 
     def held(path: str, weight: Weight, owner: Part) -> Fraction:
-        matrix = weight.role in ("matrix", "stream_matrix") and owner.kind in QUANTISED_KINDS
+        matrix = weight.role == "matrix" and owner.kind in QUANTISED_KINDS
         return weight.size * (each if matrix else PLAIN["bf16"])
 
     note = "matrices of attention and feed-forward with their scales; embeddings, head, routers, norms, biases in bf16"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Rule = Callable[[Weight], Fraction]
 QUANTISED = "quantised"
 SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, of a float32 one, of an int32
-MATRICES = ("matrix", "stream_matrix")
 # Keys that pack some modules in another way than the rest, or weights sparsely, where they hold anything.
 CHANGING = ("dynamic", "modules_in_block_to_quantize", "sparsity_config", "extra_config")
 LARGEST_GROUP = 2**16
@@ -75,7 +74,7 @@ def quantised(
 
     def nbytes(path: str, weight: Weight, owner: Part) -> Fraction:
         """The mean over the modules that hold a weight: of a stack of experts some may be left out."""
-        if len(weight.shape) < 2 or weight.role not in (*MATRICES, "table"):
+        if len(weight.shape) < 2 or weight.role not in ("matrix", "table"):
             return plain.nbytes(weight)
         usual = packing.rule if _usual(packing, path, owner, weight) else None
         found = [rules.get(name, usual) for name in names[path]]

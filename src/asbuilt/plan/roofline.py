@@ -258,7 +258,7 @@ class Roofline:
             node.count * product.a * product.c
             for node, seen in stage.folds.root.runs(run)
             for product in node.own.multiplies(seen)
-            if product.weight in node.own.spreads() and node.own.holds()[product.weight].role == "stream_matrix"
+            if product.weight in node.own.spreads() and node.own.holds()[product.weight].split == "in"
         )
 
     def knee(self, context: int) -> int | None:

@@ -17,7 +17,6 @@ from asbuilt.plan.optimizers import Recipe, State
 from asbuilt.spec import Block, Branch, Model, Part, Pass, walk, weights
 from asbuilt.spec.part import Kind, Product, Weight, runs
 
-MATRICES = ("matrix", "stream_matrix")
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 # The loss is computed in float32.
@@ -303,7 +302,7 @@ class _Fold:
             return self.recipe.frozen(weight, nf4=False)
         if self.lora is None:
             return self.recipe.trained(weight, kind)
-        matrix = in_block(path) and weight.role in MATRICES
+        matrix = in_block(path) and weight.role == "matrix"
         state = self.recipe.frozen(weight, nf4=self.lora.nf4 and matrix)
         if self._adapted(path, weight, kind):
             state = sum((self.recipe.trained(a, kind) for a in adapters(weight, self.lora.rank)), state)
@@ -333,7 +332,7 @@ class _Fold:
     def _products(self, path: str, part: Part, run: Pass) -> Iterator[tuple[Product, bool]]:
         """Yields each product, and whether an adapter stands beside its weight."""
         for where, owner, seen in runs(part, run, path):
-            held = owner.holds()
+            held = owner.local_weights()
             for product in owner.multiplies(seen):
                 weight = held.get(product.weight or "")
                 adapted = weight is not None and self._adapted(f"{where}.{product.weight}", weight, owner.kind)
@@ -397,7 +396,7 @@ def label(path: str) -> str:
 
 def targeted(lora: Lora, path: str, weight: Weight, kind: Kind) -> bool:
     """Whether this weight has an adapter: a matrix of a block, not of a router, and one of the targets."""
-    inside = in_block(path) and weight.role in MATRICES and kind != "router"
+    inside = in_block(path) and weight.role == "matrix" and kind != "router"
     return inside and (lora.targets is None or label(path) in lora.targets)
 
 

@@ -1,8 +1,10 @@
 """What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
 
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.block import Block, Body, Branch, Mixer, Parallel
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
+from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
 from asbuilt.spec.experts import (
     GROUP_SCORES,
@@ -17,22 +19,11 @@ from asbuilt.spec.experts import (
     Scoring,
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
+from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.latent import LatentAttention
-from asbuilt.spec.model import (
-    Block,
-    Body,
-    Branch,
-    Embedding,
-    Head,
-    Mixer,
-    Model,
-    Parallel,
-    Predictor,
-    SharedEmbedding,
-    TiedHead,
-    TokenEmbedding,
-)
+from asbuilt.spec.linear import Linear, Lora, Map, Mapped
+from asbuilt.spec.model import Embedding, Model, Predictor
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
     KINDS,
@@ -113,10 +104,14 @@ __all__ = [
     "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
+    "Linear",
     "LinearScaling",
     "Llama3Scaling",
     "LongRope",
+    "Lora",
     "MLPProjector",
+    "Map",
+    "Mapped",
     "Mixer",
     "MixtureOfExperts",
     "Model",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from asbuilt.spec.feedforward import linear
+from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.norms import Norm, RMSNorm
 from asbuilt.spec.part import (
     Part,
@@ -30,7 +30,7 @@ from asbuilt.spec.relative import RelativeProjection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Part):
+class Attention(Mapped):
     """softmax(scale * q k^T) v over the tokens before, or all of them unless `causal`, projected back to the stream.
 
     `window` w lets a token see itself and the w-1 before it, `chunk` c only those of its own run of c positions.
@@ -59,6 +59,10 @@ class Attention(Part):
     scale: float | None = None
     temperature: QueryTemperature | None = None
     cached: bool = True
+    q: Map | None = None
+    k: Map | None = None
+    v: Map | None = None
+    o: Map | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
@@ -88,11 +92,14 @@ class Attention(Part):
             norm = getattr(self, name)
             fits = norm is None or norm.d in (self.d_head, whole)
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
+        self.require_maps()
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """As computed: norms of q and k, then positions, or positions first where the norms come after them."""
+        """As computed: maps, norms of q and k, then positions, or positions first where the norms come after them."""
         children = super().children()
-        return iter(sorted(children, key=lambda child: child[0] != "positions")) if self.rotate_first else children
+        if not self.rotate_first:
+            return children
+        return iter(sorted(children, key=lambda child: (child[0] not in self.maps, child[0] != "positions")))
 
     @property
     def d_query(self) -> int:
@@ -104,13 +111,15 @@ class Attention(Part):
         """Width of all key (or value) heads together."""
         return self.n_kv_heads * self.d_head
 
+    def plain_maps(self) -> dict[str, Linear]:
+        """q (d_model to n_heads*d_head), k and v (d_model to n_kv_heads*d_head), o (n_heads*d_head to d_model)."""
+        q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
+        kv = replace(q, d_out=self.d_kv)
+        return {"q": q, "k": kv, "v": kv, "o": output_map(self.d_query, self.d_model, self.output_bias)}
+
     def holds(self) -> dict[str, Weight]:
-        """q (n_heads*d_head, d_model), k and v (n_kv_heads*d_head, d_model), o (d_model, n_heads*d_head), biases."""
-        q = linear(self.d_query, self.d_model, self.bias, "q")
-        k = linear(self.d_kv, self.d_model, self.bias, "k")
-        v = linear(self.d_kv, self.d_model, self.bias, "v")
-        sinks = {"sinks": Weight(shape=(self.n_heads,), role="bias")} if self.sinks else {}
-        return q | k | v | linear(self.d_model, self.d_query, self.output_bias, "o", stream=True) | sinks
+        """One sink for each head, if asked."""
+        return {"sinks": Weight(shape=(self.n_heads,), role="bias", split="out")} if self.sinks else {}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_heads / tensor heads and the key/value heads they use, at least one; o's bias is whole.
@@ -129,7 +138,7 @@ class Attention(Part):
         positions = self.positions
         if isinstance(positions, Alibi | RelativeProjection):
             positions = replace(positions, n_heads=heads)
-        return replace(self, n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
+        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
 
     def _shard_norm(self, norm: Norm | None, whole: int, heads: int) -> Norm | None:
         if norm is None or norm.d != whole or whole == self.d_head:
@@ -183,15 +192,13 @@ class Attention(Part):
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Four products with weights, and scores and mixing per head: (T,D)x(D,S) and (T,S)x(S,D)."""
-        rows, heads, keys = run.rows, run.batch * self.n_heads, self.keys(run)
+        heads, keys = run.batch * self.n_heads, self.keys(run)
         needed = 2 * heads * self.d_head * self.pairs(run)
         return (
-            Product(name="q", a=rows, b=self.d_model, c=self.d_query, weight="q.weight"),
-            Product(name="k", a=rows, b=self.d_model, c=self.d_kv, weight="k.weight"),
-            Product(name="v", a=rows, b=self.d_model, c=self.d_kv, weight="v.weight"),
+            *self.map_products(run, "q", "k", "v"),
             Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=needed),
             Product(name="mix", a=run.tokens, b=keys, c=self.d_head, n=heads, needed=needed),
-            Product(name="o", a=rows, b=self.d_query, c=self.d_model, weight="o.weight"),
+            *self.map_products(run, "o"),
         )
 
     def child_run(self, name: str, run: Pass) -> Pass:
@@ -214,6 +221,7 @@ class Attention(Part):
             Saved(name="k", size=kv),
             Saved(name="v", size=kv),
             Saved(name="mixed", size=query),
+            *self.maps_keep(run),
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
@@ -317,7 +325,7 @@ class Attention(Part):
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
             attending = self._reference_peak(run)
-        return projected + max(turning, turned + attending, turned + query + result)
+        return projected + max(turning, turned + attending, turned + query + result) + self.peak_beside(run)
 
     def _reference_peak(self, run: Pass) -> int:
         """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow.
@@ -348,6 +356,11 @@ class Attention(Part):
             Remembered(name="k", shape=shape, window=self.reach),
             Remembered(name="v", shape=shape, window=self.reach),
         )
+
+
+def output_map(d_in: int, d_model: int, bias: bool) -> Linear:
+    """Returns the map from the heads of an attention back to the stream."""
+    return Linear(d_in=d_in, d_out=d_model, bias=bias, split="in", to_stream=True, belongs="attention")
 
 
 def order_matters(norm: Norm | None) -> bool:

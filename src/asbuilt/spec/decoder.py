@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.block import Block, Branch
+from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.feedforward import GatedMLP
-from asbuilt.spec.model import Block, Branch, Head, Model, TiedHead, TokenEmbedding
+from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.model import Model
 from asbuilt.spec.norms import RMSNorm
 from asbuilt.spec.part import LARGEST_SIZE, MOST_BLOCKS
 from asbuilt.spec.positions import Rotary

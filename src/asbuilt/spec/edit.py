@@ -107,12 +107,19 @@ def _placed(part: Part, below: dict[str, Part], path: str) -> dict[str, Any]:
             raise InputError("is not a field, and cannot be changed", field=f"{path}.{name}" if path else name)
         field, index = slots[name]
         if index is None:
-            values[field] = child
+            values[field] = None if _is_plain_map(part, name, child) else child
         else:
             items = list(values.get(field, getattr(part, field)))
             items[index] = child
             values[field] = tuple(items)
     return {name: _shared(value) for name, value in values.items()}
+
+
+def _is_plain_map(part: Part, name: str, child: Part) -> bool:
+    """Whether the child is the linear map that the part has there unless told otherwise."""
+    from asbuilt.spec.linear import Mapped
+
+    return isinstance(part, Mapped) and part.plain_maps().get(name) == child
 
 
 def _shared(value: Any) -> Any:  # noqa: ANN401  # a field's value

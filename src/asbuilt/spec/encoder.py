@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asbuilt.spec.feedforward import ACTIVATIONS, Activation, linear
+from asbuilt.spec.feedforward import ACTIVATIONS, Activation
+from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -46,7 +47,7 @@ class TypeEmbedding(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadTransform(Part):
+class HeadTransform(Mapped):
     """LayerNorm(activation(x W^T + b)), which a masked language model's logits are multiplied from.
 
     Its norm counts as a part of the head. `bias` is b, `norm_bias` that of the norm.
@@ -58,61 +59,73 @@ class HeadTransform(Part):
     eps: float = 1e-12
     bias: bool = True
     norm_bias: bool = True
+    dense: Map | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
         require_choice(self, "activation", ACTIVATIONS)
         require_number(self, "eps")
         require_flags(self, "bias", "norm_bias")
+        self.require_maps()
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """One map, d_model to d_model."""
+        return {"dense": Linear(d_in=self.d_model, d_out=self.d_model, bias=self.bias, belongs="head")}
 
     def holds(self) -> dict[str, Weight]:
-        """W (d_model, d_model), the norm's gain (d_model), and their biases."""
+        """The norm's gain (d_model) and bias."""
         gain = {"norm.weight": Weight(shape=(self.d_model,), role="gain")}
         bias = {"norm.bias": Weight(shape=(self.d_model,), role="bias")} if self.norm_bias else {}
-        return linear(self.d_model, self.d_model, self.bias, "dense") | gain | bias
+        return gain | bias
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product."""
-        return (Product(name="dense", a=run.rows, b=self.d_model, c=self.d_model, weight="dense.weight"),)
+        """The map."""
+        return self.map_products(run, "dense")
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input, the activation's input (relu keeps its output instead), the norm's, and its statistics."""
         size = run.rows * self.d_model
         before = () if self.activation == "relu" else (Saved(name="dense", size=size),)
         statistics = (Saved(name="mean", size=run.rows), Saved(name="rstd", size=run.rows))
-        return (Saved(name="input", size=size), *before, Saved(name="activated", size=size), *statistics)
+        return (
+            Saved(name="input", size=size),
+            *before,
+            Saved(name="activated", size=size),
+            *statistics,
+            *self.maps_keep(run),
+        )
 
     def peak_bytes(self, run: Pass) -> int:
         """The activation's input and output, or its output and the result."""
-        return 2 * run.rows * self.d_model * run.width
+        return 2 * run.rows * self.d_model * run.width + self.peak_beside(run)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooler(Part):
+class Pooler(Mapped):
     """tanh(x W^T + b) of a sequence's first token: one vector for the whole, made only in a pass that asks for it."""
 
     d_model: int
+    dense: Map | None = None
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
+        self.require_maps()
 
-    def holds(self) -> dict[str, Weight]:
-        """W (d_model, d_model) and b (d_model)."""
-        return linear(self.d_model, self.d_model, True, "dense")
+    def plain_maps(self) -> dict[str, Linear]:
+        """One map, d_model to d_model, with a bias."""
+        return {"dense": Linear(d_in=self.d_model, d_out=self.d_model, bias=True)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product, where the pooled vectors are wanted."""
-        if run.logits != "pooled":
-            return ()
-        return (Product(name="dense", a=run.rows, b=self.d_model, c=self.d_model, weight="dense.weight"),)
+        """The map, where the pooled vectors are wanted."""
+        return self.map_products(run, "dense") if run.logits == "pooled" else ()
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input and the result."""
         if run.logits != "pooled":
             return ()
         size = run.rows * self.d_model
-        return (Saved(name="input", size=size), Saved(name="pooled", size=size))
+        return (Saved(name="input", size=size), Saved(name="pooled", size=size), *self.maps_keep(run))
 
     def peak_bytes(self, run: Pass) -> int:
         """tanh's input and output."""
-        return 2 * run.rows * self.d_model * run.width if run.logits == "pooled" else 0
+        return 2 * run.rows * self.d_model * run.width + self.peak_beside(run) if run.logits == "pooled" else 0

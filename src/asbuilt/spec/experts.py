@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, Self
 
-from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP, linear
+from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
+from asbuilt.spec.linear import Linear, Mapped
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -147,7 +148,7 @@ class ClampedGate(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureOfExperts(Part):
+class MixtureOfExperts(Mapped):
     """sum over a token's chosen experts e of weight_e * down_e(activation(gate_e(x)) * up_e(x)), plus shared(x).
 
     `gating` "none" leaves down_e(activation(up_e(x))), and a ClampedGate takes the place of activation and product;
@@ -190,6 +191,10 @@ class MixtureOfExperts(Part):
         require(self, "shared", fits, f"a feed-forward of d_model = {self.d_model}")
         require(self, "shared_gate", self.shared is not None or not self.shared_gate, "false without a shared expert")
 
+    def plain_maps(self) -> dict[str, Linear]:
+        """The shared expert's gate, d_model to 1, if asked."""
+        return {"shared_gate": Linear(d_in=self.d_model, d_out=1, belongs="ffn")} if self.shared_gate else {}
+
     @property
     def top_k(self) -> int:
         """How many experts each token passes."""
@@ -201,19 +206,18 @@ class MixtureOfExperts(Part):
         return ("up",) if self.gating == "none" else ("gate", "up")
 
     def holds(self) -> dict[str, Weight]:
-        """gate and up (n_experts, d_ff, d_model), down (n_experts, d_model, d_ff), and the shared gate (1, d_model).
+        """gate and up (n_experts, d_ff, d_model), down (n_experts, d_model, d_ff).
 
         With biases gate_bias and up_bias (n_experts, d_ff), and down_bias (n_experts, d_model).
         """
-        into = Weight(shape=(self.n_experts, self.d_ff, self.d_model), role="matrix")
-        out = Weight(shape=(self.n_experts, self.d_model, self.d_ff), role="stream_matrix")
+        into = Weight(shape=(self.n_experts, self.d_ff, self.d_model), role="matrix", split="out")
+        out = Weight(shape=(self.n_experts, self.d_model, self.d_ff), role="matrix", init="depth_scaled", split="in")
         stacked = dict.fromkeys(self.inward, into) | {"down": out}
         biases = {
-            f"{name}_bias": Weight(shape=(weight.shape[0], weight.shape[1]), role="bias")
+            f"{name}_bias": Weight(shape=weight.shape[:2], role="bias", split="out" if weight is into else None)
             for name, weight in stacked.items()
         }
-        gated = linear(1, self.d_model, False, "shared_gate") if self.shared_gate else {}
-        return stacked | (biases if self.bias else {}) | gated
+        return stacked | (biases if self.bias else {})
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Devices beyond those that share out the experts divide each expert's d_ff; the router is whole."""
@@ -223,7 +227,7 @@ class MixtureOfExperts(Part):
 
     def spreads(self) -> dict[str, int]:
         """The stacked weights and biases."""
-        return {name: self.n_experts for name in self.holds() if not name.startswith("shared_gate")}
+        return dict.fromkeys(self.holds(), self.n_experts)
 
     def touched(self, run: Pass) -> Fraction:
         """Returns how many of the experts one run is expected to hit, E * (1 - (1 - k/E)^rows), if all are as likely.
@@ -234,18 +238,17 @@ class MixtureOfExperts(Part):
         return self.n_experts * (1 - (missed if run.rows == 1 else Fraction(float(missed) ** run.rows)))
 
     def share(self, name: str, run: Pass) -> Fraction:
-        """Of the stacked weights only the experts that are hit are read."""
-        return Fraction(1) if name.startswith("shared_gate") else self.touched(run) / self.n_experts
+        """Only the experts that are hit are read."""
+        return self.touched(run) / self.n_experts
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Three products of rows * top_k rows (two without a gate), over all experts together, and the shared gate."""
         rows = run.rows * self.top_k
         inward = (Product(name=name, a=rows, b=self.d_model, c=self.d_ff, weight=name) for name in self.inward)
-        gated = Product(name="shared_gate", a=run.rows, b=self.d_model, c=1, weight="shared_gate.weight")
         return (
             *inward,
             Product(name="down", a=rows, b=self.d_ff, c=self.d_model, weight="down"),
-            *((gated,) if self.shared_gate else ()),
+            *self.map_products(run, *self.maps),
         )
 
     def same_input(self) -> tuple[tuple[str, str], ...]:

@@ -12,11 +12,15 @@ from asbuilt.errors import InputError, near
 from asbuilt.files import parse_json
 from asbuilt.spec import (
     attention,
+    block,
     cross,
+    embedding,
     encoder,
     experts,
     feedforward,
+    head,
     latent,
+    linear,
     model,
     norms,
     positions,
@@ -25,11 +29,28 @@ from asbuilt.spec import (
 )
 from asbuilt.spec.part import Part
 
+MODULES = (
+    attention,
+    block,
+    cross,
+    embedding,
+    encoder,
+    experts,
+    feedforward,
+    head,
+    latent,
+    linear,
+    model,
+    norms,
+    positions,
+    relative,
+    vision,
+)
 PARTS: dict[str, type[Part]] = {
     name: value
-    for module in (attention, cross, encoder, experts, feedforward, latent, model, norms, positions, relative, vision)
+    for module in MODULES
     for name, value in vars(module).items()
-    if isinstance(value, type) and issubclass(value, Part) and value is not Part and name[0] != "_"
+    if isinstance(value, type) and issubclass(value, Part) and value not in (Part, linear.Mapped) and name[0] != "_"
 }
 
 # A stranger's file may nest or repeat without end; no model is deeper or longer than this.

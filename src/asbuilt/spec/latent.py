@@ -10,15 +10,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
-from asbuilt.spec.feedforward import linear
+from asbuilt.spec.attention import output_map
+from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
-    Part,
     Pass,
     Product,
     Remembered,
     Saved,
-    Weight,
     divided,
     require,
     require_flags,
@@ -29,7 +28,7 @@ from asbuilt.spec.positions import Rotary, YaRN
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention(Part):
+class LatentAttention(Mapped):
     """Causal attention with q = q_up(q_norm(q_down x)), c = kv_norm(kv_down x), k = [k_up c, k_rope x], v = v_up c.
 
     Each head's query and key are `d_nope` numbers without position and `d_rope` turned ones; the turned key is the same
@@ -55,6 +54,14 @@ class LatentAttention(Part):
     mscale: float | None = None
     bias: bool = False
     output_bias: bool = False
+    q: Map | None = None
+    q_down: Map | None = None
+    q_up: Map | None = None
+    kv_down: Map | None = None
+    k_rope: Map | None = None
+    k_up: Map | None = None
+    v_up: Map | None = None
+    o: Map | None = None
 
     def __post_init__(self) -> None:
         ranks = ("kv_rank",) if self.q_rank is None else ("q_rank", "kv_rank")
@@ -70,6 +77,7 @@ class LatentAttention(Part):
             require_number(self, "mscale")
             yarn = self.positions is not None and isinstance(self.positions.scaling, YaRN)
             require(self, "mscale", yarn, "none without YaRN")
+        self.require_maps()
 
     @property
     def d_head(self) -> int:
@@ -89,24 +97,33 @@ class LatentAttention(Part):
         mscale = 0.1 * self.mscale * math.log(scaling.factor) + 1.0 if stretched else 1.0  # type: ignore[union-attr]
         return self.d_head**-0.5 * mscale * mscale
 
-    def holds(self) -> dict[str, Weight]:
-        """q, or q_down and q_up; kv_down (kv_rank, d_model), k_rope (d_rope, d_model), k_up, v_up and o; biases."""
-        query = self.n_heads * self.d_head
+    def plain_maps(self) -> dict[str, Linear]:
+        """q, or q_down and q_up; kv_down (d_model to kv_rank), k_rope (d_model to d_rope), k_up, v_up and o."""
+        down = Linear(d_in=self.d_model, d_out=self.kv_rank, bias=self.bias, belongs="attention")
+        query = Linear(d_in=self.d_model, d_out=self.n_heads * self.d_head, split="out", belongs="attention")
+        up = Linear(d_in=self.kv_rank, d_out=self.n_heads * self.d_nope, split="out", belongs="attention")
         if self.q_rank is None:
-            q = linear(query, self.d_model, False, "q")
+            q = {"q": query}
         else:
-            q = linear(self.q_rank, self.d_model, self.bias, "q_down") | linear(query, self.q_rank, False, "q_up")
-        down = linear(self.kv_rank, self.d_model, self.bias, "kv_down")
-        rope = linear(self.d_rope, self.d_model, self.bias, "k_rope")
-        up = linear(self.n_heads * self.d_nope, self.kv_rank, False, "k_up")
-        up |= linear(self.n_heads * self.d_value, self.kv_rank, False, "v_up")
-        return (
-            q | down | rope | up | linear(self.d_model, self.n_heads * self.d_value, self.output_bias, "o", stream=True)
-        )
+            q = {"q_down": replace(down, d_out=self.q_rank), "q_up": replace(query, d_in=self.q_rank)}
+        return {
+            **q,
+            "kv_down": down,
+            "k_rope": replace(down, d_out=self.d_rope),
+            "k_up": up,
+            "v_up": replace(up, d_out=self.n_heads * self.d_value),
+            "o": output_map(self.n_heads * self.d_value, self.d_model, self.output_bias),
+        }
+
+    def require_maps(self) -> None:
+        """Raises InputError for what stands in the place of a map of other sizes, or of one that is not there."""
+        super().require_maps()
+        for name in ("q_down", "q_up") if self.q_rank is None else ("q",):
+            require(self, name, getattr(self, name) is None, "none" + (" without q_rank" if name != "q" else ""))
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_heads / tensor heads; the maps down, and so the cached latents, are whole on each."""
-        return replace(self, n_heads=divided(self, "n_heads", tensor))
+        return self.resized(n_heads=divided(self, "n_heads", tensor))
 
     def absorbs(self, run: Pass) -> bool:
         """Whether the run is computed in the latent's space: a single token after others."""
@@ -118,38 +135,35 @@ class LatentAttention(Part):
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Queries and latents of the new tokens, then keys and values of all tokens; or the absorbed products."""
-        rows, query = run.rows, self.n_heads * self.d_head
-        if self.q_rank is None:
-            q: tuple[Product, ...] = (Product(name="q", a=rows, b=self.d_model, c=query, weight="q.weight"),)
-        else:
-            q = (
-                Product(name="q_down", a=rows, b=self.d_model, c=self.q_rank, weight="q_down.weight"),
-                Product(name="q_up", a=rows, b=self.q_rank, c=query, weight="q_up.weight"),
-            )
+        first = ("q",) if self.q_rank is None else ("q_down", "q_up")
         return (
-            *q,
-            Product(name="kv_down", a=rows, b=self.d_model, c=self.kv_rank, weight="kv_down.weight"),
-            Product(name="k_rope", a=rows, b=self.d_model, c=self.d_rope, weight="k_rope.weight"),
+            *self.map_products(run, *first, "kv_down", "k_rope"),
             *(self._absorbed(run) if self.absorbs(run) else self._expanded(run)),
-            Product(name="o", a=rows, b=self.n_heads * self.d_value, c=self.d_model, weight="o.weight"),
+            *self.map_products(run, "o"),
         )
 
-    def _expanded(self, run: Pass) -> tuple[Product, ...]:
+    def child_run(self, name: str, run: Pass) -> Pass:
         """Every cached token is expanded anew."""
+        expanded = name in ("k_up", "v_up") and not self.absorbs(run)
+        return replace(run, tokens=run.past + run.tokens, past=0) if expanded else run
+
+    def _expanded(self, run: Pass) -> tuple[Product, ...]:
         keys, heads = run.past + run.tokens, run.batch * self.n_heads
-        seen = run.batch * keys
         score, value = (2 * heads * width * self.pairs(run) for width in (self.d_head, self.d_value))
         return (
-            Product(name="k_up", a=seen, b=self.kv_rank, c=self.n_heads * self.d_nope, weight="k_up.weight"),
-            Product(name="v_up", a=seen, b=self.kv_rank, c=self.n_heads * self.d_value, weight="v_up.weight"),
+            *self.map_products(run, "k_up", "v_up"),
             Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=score),
             Product(name="mix", a=run.tokens, b=keys, c=self.d_value, n=heads, needed=value),
         )
 
     def _absorbed(self, run: Pass) -> tuple[Product, ...]:
-        """k_up is multiplied from its other side, and scores and mixing are as wide as the latent."""
+        """k_up is multiplied from its other side, and scores and mixing are as wide as the latent.
+
+        What is around one of the two maps is first added up into its matrix.
+        """
         keys, heads = run.past + run.tokens, run.batch * self.n_heads
         return (
+            *(p for name in ("k_up", "v_up") for p in self.maps[name].merging(name)),
             Product(name="k_up", a=run.batch, b=self.d_nope, c=self.kv_rank, n=self.n_heads, weight="k_up.weight"),
             Product(name="scores", a=1, b=self.d_latent, c=keys, n=heads),
             Product(name="mix", a=1, b=keys, c=self.kv_rank, n=heads),
@@ -173,6 +187,7 @@ class LatentAttention(Part):
             *q_latent,
             Saved(name="latent", size=run.rows * self.kv_rank),
             Saved(name="mixed", size=heads * self.d_value),
+            *self.maps_keep(run),
         )
         if run.kernel == "reference":
             return common + self._saves_reference(run)
@@ -209,7 +224,7 @@ class LatentAttention(Part):
         of_down = down if self.kv_norm is None or self.positions is None else 0
         latents = of_down + (0 if self.kv_norm is None else self.kv_rank) + (self.d_rope if turned else 0)
         kept = run.rows * (query + latents) * run.width
-        return max(making, norming, kept + max(self._attending(run), result))
+        return max(making, norming, kept + max(self._attending(run), result)) + self.peak_beside(run)
 
     def _attending(self, run: Pass) -> int:
         """Bytes of keys and values, what is filled up with zeros, what comes out, and scores where they are kept."""

@@ -1,30 +1,25 @@
-"""Blocks and models: a model is an explicit list of blocks, a block a list of residual branches, all of them data."""
+"""The whole model: an explicit list of blocks, and what comes before and after them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
 
 from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.block import Block, Mixer
 from asbuilt.spec.cross import CrossAttention
-from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
-from asbuilt.spec.experts import FeedForward
-from asbuilt.spec.feedforward import linear
-from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
+from asbuilt.spec.encoder import Pooler, TypeEmbedding
+from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     MOST_BLOCKS,
     Part,
     Pass,
     Product,
-    Saved,
-    Weight,
-    divided_vocabulary,
     require,
-    require_flags,
-    require_number,
     require_sizes,
     walk,
 )
@@ -33,283 +28,14 @@ from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.show import show
 from asbuilt.spec.vision import Classifier, Contrast, PatchEmbedding, Projection, Vision
 
-
-@dataclass(frozen=True, kw_only=True)
-class TokenEmbedding(Part):
-    """A table of one learned vector per token of the vocabulary; what is looked up is multiplied by `scale`.
-
-    A table `d_table` wide is followed by a matrix to d_model (OPT-350M; ALBERT, arXiv 1909.11942, section 3.1).
-    """
-
-    kind = "embedding"
-    n_vocab: int
-    d_model: int
-    scale: float = 1.0
-    d_table: int | None = None
-
-    def __post_init__(self) -> None:
-        require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
-        require_number(self, "scale")
-
-    def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the rows, padded where that leaves a rest."""
-        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
-
-    def holds(self) -> dict[str, Weight]:
-        """The table (n_vocab, d_model), or (n_vocab, d_table) and the matrix (d_model, d_table)."""
-        width = self.d_model if self.d_table is None else self.d_table
-        table = {"weight": Weight(shape=(self.n_vocab, width), role="table")}
-        return table if self.d_table is None else table | linear(self.d_model, self.d_table, False, "project")
-
-    def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product where the table has a width of its own."""
-        if self.d_table is None:
-            return ()
-        return (Product(name="project", a=run.rows, b=self.d_table, c=self.d_model, weight="project.weight"),)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
-        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        scale = () if self.scale == 1.0 else (Saved(name="scale", size=1),)
-        rows = () if self.d_table is None else (Saved(name="rows", size=run.rows * self.d_table),)
-        return (tokens, *scale, *rows)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors, and what they are multiplied to."""
-        return run.rows * (self.d_model + (self.d_table or 0)) * run.width
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedEmbedding(Part):
-    """Looks vectors up in the table of the whole model's own embedding, and multiplies them by `scale`."""
-
-    kind = "embedding"
-    n_vocab: int
-    d_model: int
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_sizes(self, "n_vocab", "d_model")
-        require_number(self, "scale")
-
-    def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device finds n_vocab / tensor of the rows, padded where that leaves a rest."""
-        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, and the factor where there is one."""
-        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors."""
-        return run.rows * self.d_model * run.width
-
-
 Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Logits(Part):
-    """What both heads share: scale * x W^T + b, W being one's own or the embedding's table."""
-
-    kind = "head"
-    d_model: int
-    n_vocab: int
-    bias: bool = False
-    scale: float = 1.0
-    softcap: float | None = None
-    transform: HeadTransform | None = None
-    shift: bool = False
-    d_table: int | None = None
-
-    def __post_init__(self) -> None:
-        require_sizes(self, "d_model", "n_vocab", *(() if self.d_table is None else ("d_table",)))
-        require_flags(self, "bias", "shift")
-        require_number(self, "scale")
-        if self.softcap is not None:
-            require_number(self, "softcap")
-        fits = self.transform is None or self.transform.d_model == self.d_model
-        require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
-        require(self, "d_table", self.d_table is None or self.transform is None, "none beside a transform")
-
-    @property
-    def width(self) -> int:
-        """Numbers of a row of W."""
-        return self.d_model if self.d_table is None else self.d_table
-
-    def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
-        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
-
-    def holds(self) -> dict[str, Weight]:
-        """The matrix (d_table, d_model) to the table's width, and a bias, if asked."""
-        narrow = {} if self.d_table is None else linear(self.d_table, self.d_model, False, "project")
-        return narrow | ({"bias": Weight(shape=(self.n_vocab,), role="bias")} if self.bias else {})
-
-    def buffers(self) -> dict[str, Weight]:
-        """The shift, if asked."""
-        return {"shift": Weight(shape=(self.n_vocab,), role="bias")} if self.shift else {}
-
-    def _products(self, run: Pass, weight: str) -> tuple[Product, ...]:
-        """The product with `weight`, after that to the table's width."""
-        logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight)
-        if self.d_table is None:
-            return (logits,)
-        return (Product(name="project", a=run.rows, b=self.d_model, c=self.d_table, weight="project.weight"), logits)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, at both widths, and the capped logits where they are capped."""
-        read = (Saved(name="input", size=run.rows * self.d_model),)
-        if self.d_table is not None:
-            read += (Saved(name="narrow", size=run.rows * self.d_table),)
-        return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
-        times = 3 if self.softcap is not None else 2 if self.scale != 1.0 or self.shift else 1
-        logits = run.rows * self.n_vocab * run.width * times
-        if self.transform is None:
-            return run.rows * (self.d_table or 0) * run.width + logits
-        return max(self.transform.peak_bytes(run), run.rows * self.d_model * run.width + logits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head(_Logits):
-    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
-
-    A `transform` is what x goes through first, or a matrix to W's own width, `d_table`. `shift` adds a buffer to the
-    logits, a number for each token that no training moves.
-    """
-
-    def holds(self) -> dict[str, Weight]:
-        """W (n_vocab, d_model or d_table), the matrix to its width, and a bias, if asked."""
-        return {"weight": Weight(shape=(self.n_vocab, self.width), role="matrix")} | super().holds()
-
-    def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product, or two."""
-        return self._products(run, "weight")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TiedHead(_Logits):
-    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
-
-    Other fields as those of `Head`; `d_table` is that of the embedding.
-    """
-
-    def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product, or two."""
-        return self._products(run, "/embedding.weight")
-
-
 # What carries numbers from token to token.
-Mixer = Attention | LatentAttention
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel(Part):
-    """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
-
-    attention: Mixer
-    ffn: FeedForward
-
-    def __post_init__(self) -> None:
-        same = self.attention.d_model == self.ffn.d_model
-        require(self, "ffn", same, f"d_model = {self.attention.d_model} as in the attention")
-
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream."""
-        return self.attention.d_model
-
-    def same_input(self) -> tuple[tuple[str, str], ...]:
-        """Both read the normed stream."""
-        return (("ffn", "attention"),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The busier of the two, the attention's result being there while the other runs; or both and their sum."""
-        stream = run.rows * self.d_model * run.width
-        return max(self.attention.peak_bytes(run), stream + self.ffn.peak_bytes(run), 3 * stream)
-
-
-Body = Mixer | CrossAttention | FeedForward | Parallel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Branch(Part):
-    """One residual branch: sum_norm(x + scale * post_norm(body(norm(x)))), where each norm may be absent.
-
-    A `parallel` branch reads what the branch before it read, and is added to that one's sum.
-    """
-
-    name: str
-    norm: Norm | None = None
-    body: Body
-    post_norm: Norm | None = None
-    sum_norm: Norm | None = None
-    scale: float = 1.0
-    parallel: bool = False
-
-    def __post_init__(self) -> None:
-        simple = isinstance(self.name, str) and self.name.isidentifier()
-        require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
-        require_number(self, "scale")
-        require_flags(self, "parallel")
-        for field in ("norm", "post_norm", "sum_norm"):
-            norm = getattr(self, field)
-            fits = norm is None or norm.d == self.body.d_model
-            require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
-
-    @property
-    def reader(self) -> str:
-        """The path, from the block, of the part that reads the stream."""
-        first = "norm" if self.norm is not None else "body.attention" if isinstance(self.body, Parallel) else "body"
-        return f"{self.name}.{first}"
-
-    def recomputes(self) -> tuple[str, ...]:
-        """The normed input, from the stream that the norm keeps."""
-        reader = "body.attention" if isinstance(self.body, Parallel) else "body"
-        return () if self.norm is None else (f"{reader}:input",)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The busiest of norm, body with the normed input, post-norm, and the sum."""
-        stream = run.rows * self.body.d_model * run.width
-        normed = stream if self.norm is not None else 0
-        norms = [norm.peak_bytes(run) for norm in (self.norm,) if norm is not None]
-        after = [stream + norm.peak_bytes(run) for norm in (self.post_norm, self.sum_norm) if norm is not None]
-        return max(normed + self.body.peak_bytes(run), 2 * stream, *norms, *after)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block(Part):
-    """Residual branches, one after the other."""
-
-    branches: tuple[Branch, ...]
-
-    def __post_init__(self) -> None:
-        names = [branch.name for branch in self.branches]
-        require(self, "branches", len(names) > 0, "at least one branch")
-        require(self, "branches", len(set(names)) == len(names), "branches of different names")
-        require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The busiest branch; from the second on its input is alive beside the block's."""
-        stream = run.rows * self.branches[0].body.d_model * run.width
-        return max(branch.peak_bytes(run) + (stream if i else 0) for i, branch in enumerate(self.branches))
-
-    def same_input(self) -> tuple[tuple[str, str], ...]:
-        """What a parallel branch reads first is what the branch before it read first."""
-        pairs = zip(self.branches, self.branches[1:], strict=False)
-        return tuple((second.reader, first.reader) for first, second in pairs if second.parallel)
-
-    def children(self) -> Iterator[tuple[str, Part]]:
-        """A branch is found under its own name."""
-        return ((branch.name, branch) for branch in self.branches)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predictor(Part):
+class Predictor(Mapped):
     """One layer more, that reads the stream at a token and the token after it, and predicts the one after that.
 
     head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with an embedding and a head of
@@ -322,8 +48,10 @@ class Predictor(Part):
     block: Block
     norm: Norm
     head: Head
+    join: Map | None = None
 
     def __post_init__(self) -> None:
+        self.require_maps()
         d_model = self.embedding.d_model
         widths = {name: getattr(self, name).d for name in ("token_norm", "stream_norm", "norm")}
         widths |= {"head": self.head.d_model, "block": self.block.branches[0].body.d_model}
@@ -337,13 +65,13 @@ class Predictor(Part):
         """Width of the stream."""
         return self.embedding.d_model
 
-    def holds(self) -> dict[str, Weight]:
-        """The map that joins both halves, (d_model, 2 d_model)."""
-        return linear(self.d_model, 2 * self.d_model, False, "join")
+    def plain_maps(self) -> dict[str, Linear]:
+        """The map that joins both halves, 2 d_model to d_model."""
+        return {"join": Linear(d_in=2 * self.d_model, d_out=self.d_model)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product, beside those of the block and the head."""
-        return (Product(name="join", a=run.rows, b=2 * self.d_model, c=self.d_model, weight="join.weight"),)
+        """The map, beside the products of the block and the head."""
+        return self.map_products(run, "join")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from asbuilt.spec.part import (
+    Init,
     Part,
     Pass,
-    Role,
     Saved,
     Weight,
     require_choice,
@@ -39,8 +39,8 @@ class RMSNorm(Part):
 
     def holds(self) -> dict[str, Weight]:
         """The gain (d), if there is one."""
-        roles: dict[Gain, Role] = {"weight": "gain", "offset": "offset_gain"}
-        return {"weight": Weight(shape=(self.d,), role=roles[self.gain])} if self.gain in roles else {}
+        init: Init | None = "zeros" if self.gain == "offset" else None
+        return {} if self.gain == "none" else {"weight": Weight(shape=(self.d,), role="gain", init=init)}
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input and one reciprocal per row."""

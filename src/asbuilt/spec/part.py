@@ -20,9 +20,15 @@ from asbuilt.spec import edit
 Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other"]
 KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other")
 
-# What a weight is for. `stream_matrix` writes into the residual stream, so its initial scale falls with depth;
-# `table` is looked up row by row, so a step moves only the rows it uses; `offset_gain` multiplies as 1 + w.
-Role = Literal["matrix", "stream_matrix", "bias", "gain", "offset_gain", "table"]
+# What a weight is for; a `table` is looked up row by row, so a step moves only the rows it uses.
+Role = Literal["matrix", "bias", "gain", "table"]
+# How a weight starts: drawn from a normal distribution, which `depth_scaled` narrows for what writes into the residual
+# stream, the more layers there are; or as ones or zeros.
+Init = Literal["normal", "depth_scaled", "ones", "zeros"]
+USUAL_INIT: dict[Role, Init] = {"matrix": "normal", "table": "normal", "gain": "ones", "bias": "zeros"}
+# The dimension of a weight that tensor parallelism divides: its results, or what it adds up over, so that devices have
+# to sum theirs.
+Split = Literal["out", "in"]
 
 # `fused` is this library's: a fused kernel where it has one; with sinks, soft caps or learned distances it has none.
 # `engine` is one fused kernel for these too, for windows and biases, as serving engines have it: nothing here runs it.
@@ -34,14 +40,23 @@ Width = Literal["activation", "wide", "int64", "bool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter tensor: its shape as PyTorch holds it (out, in), and what it is for.
+    """One parameter tensor: its shape as PyTorch holds it (out, in), what it is for, how it starts and is divided.
 
     One that is not `learned` is computed as the model is built: no training moves it and no checkpoint need hold it.
+    One that is `frozen` is stored as any other, and training leaves it as it is.
     """
 
     shape: tuple[int, ...]
     role: Role
+    init: Init | None = None
+    split: Split | None = None
     learned: bool = True
+    frozen: bool = False
+
+    @property
+    def start(self) -> Init:
+        """How it starts: as the part says, else as is usual for its role."""
+        return self.init or USUAL_INIT[self.role]
 
     @property
     def size(self) -> int:
@@ -113,16 +128,18 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token).
+    """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
-    `of` says whose tokens: the sequence's own, or those of the source that an encoder read. `stands_for` counts the
-    numbers of the keys and values that are read out of it, where these are more than it holds.
+    `of` says whose tokens: the sequence's own, or those of the source that an encoder read. What is kept `per` sequence
+    is a state, of one size however long the sequence is. `stands_for` counts the numbers of the keys and values that
+    are read out of it, where these are more than it holds.
     """
 
     name: str
     shape: tuple[int, ...]
     window: int | None = None
     of: Literal["sequence", "source"] = "sequence"
+    per: Literal["token", "sequence"] = "token"
     stands_for: int | None = None
 
     @property
@@ -132,11 +149,13 @@ class Remembered:
 
     @property
     def size(self) -> int:
-        """Numbers per token."""
+        """Numbers per token, or of the whole state."""
         return math.prod(self.shape)
 
     def tokens_kept(self, tokens: int) -> int:
-        """How many of `tokens` are still held."""
+        """How many of `tokens` are still held; a state is held once."""
+        if self.per == "sequence":
+            return 1
         return tokens if self.window is None else min(tokens, self.window)
 
 
@@ -172,6 +191,10 @@ class Part:
     def holds(self) -> dict[str, Weight]:
         """Returns this part's own weights by name, children excluded."""
         return {}
+
+    def local_weights(self) -> dict[str, Weight]:
+        """Returns the weights that this part's products name: its own, and those of its linear maps."""
+        return self.holds()
 
     def buffers(self) -> dict[str, Weight]:
         """Returns the numbers that are stored, loaded and saved with this part's weights, and are no parameters."""

@@ -430,4 +430,4 @@ class BiasTable(Part):
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_buckets, n_heads)."""
-        return {"weight": Weight(shape=(self.n_buckets, self.n_heads), role="bias")}
+        return {"weight": Weight(shape=(self.n_buckets, self.n_heads), role="bias", split="out")}

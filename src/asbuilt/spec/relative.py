@@ -29,7 +29,7 @@ class RelativeProjection(Part):
 
     def holds(self) -> dict[str, Weight]:
         """W (n_heads*d_head, d_model)."""
-        return {"weight": Weight(shape=(self.n_heads * self.d_head, self.d_model), role="matrix")}
+        return {"weight": Weight(shape=(self.n_heads * self.d_head, self.d_model), role="matrix", split="out")}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds the rows of its n_heads / tensor heads."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from asbuilt.spec.feedforward import ACTIVATIONS, Activation, linear
+from asbuilt.spec.feedforward import ACTIVATIONS, Activation
+from asbuilt.spec.linear import Linear, Mapped
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     LARGEST_SIZE,
@@ -172,7 +173,7 @@ class Projection(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPProjector(Part):
+class MLPProjector(Mapped):
     """Matrices one after the other from widths[0] to widths[-1], the activation between them.
 
     Before the first one squares of `merge` x `merge` neighbours become one vector each, their rows one after the other.
@@ -211,25 +212,24 @@ class MLPProjector(Part):
         """Whether so many patches, of which `n_side` lie on a side, can be read."""
         return self.merge == 1 or (n_patches == n_side**2 and n_side % self.merge == 0)
 
-    def holds(self) -> dict[str, Weight]:
-        """A matrix (out, in) for each step, and their biases."""
+    def plain_maps(self) -> dict[str, Linear]:
+        """One for each step, from a width to the next."""
         steps = enumerate(zip(self.widths, self.widths[1:], strict=False))
         return {
-            name: weight
+            f"layers_{i}": Linear(d_in=inside, d_out=out, bias=self.bias, belongs="projector")
             for i, (inside, out) in steps
-            for name, weight in linear(out, inside, self.bias, f"layers_{i}").items()
         }
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The maps see the squares."""
+        return replace(run, tokens=self.n_tokens(run.tokens))
 
     def _rows(self, run: Pass) -> int:
         return run.batch * self.n_tokens(run.tokens)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product for each matrix."""
-        steps = enumerate(zip(self.widths, self.widths[1:], strict=False))
-        return tuple(
-            Product(name=f"layers_{i}", a=self._rows(run), b=inside, c=out, weight=f"layers_{i}.weight")
-            for i, (inside, out) in steps
-        )
+        """Each map once."""
+        return self.map_products(run, *self.maps)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """Every matrix's input, and the activation's, unless relu, which keeps its output."""

@@ -11,7 +11,7 @@ from harness import BATCH, TOKENS, Draw, Inputs, Kind, ParityCase, Trace, random
 from images import Traced, pixels, stream
 from transformers import CLIPConfig, CLIPModel, PreTrainedConfig, PreTrainedModel
 
-from asbuilt.nn.modules import Model
+from asbuilt.nn.model import Model
 from asbuilt.spec import Contrast
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel

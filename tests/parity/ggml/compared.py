@@ -17,7 +17,8 @@ from torch import Tensor
 
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import Source
-from asbuilt.nn.modules import ACTIVATIONS, Model
+from asbuilt.nn.feedforward import ACTIVATIONS
+from asbuilt.nn.model import Model
 from asbuilt.spec import Attention, Branch, MixtureOfExperts, Rotary, YaRN
 from asbuilt.spec import Model as ModelSpec
 from ggml.reference import Answer

@@ -198,7 +198,7 @@ def stacked_table(
     entries = []
     for i, part in sparse_layers(spec):
         for one in stored(part):
-            if part.holds().keys() >= {*one.paths}:
+            if part.local_weights().keys() >= {*one.paths}:
                 paths = tuple(f"blocks.{i}.ffn.body.{name}" for name in one.paths)
                 names = tuple(f"model.layers.{i}.{name}" for name in one.names)
                 entries.append(replace(one, paths=paths, names=names))

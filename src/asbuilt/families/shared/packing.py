@@ -71,7 +71,7 @@ def _stored_matrices(family: str, spec: Model) -> Iterator[tuple[str, tuple[int,
     built = {
         path: weight.shape
         for path, weight, owner in stored_weights(spec)
-        if owner.kind in ("attention", "ffn") and weight.role in ("matrix", "stream_matrix")
+        if owner.kind in ("attention", "ffn") and weight.role == "matrix"
     }
     for entry in tensor_table(family, spec).entries:
         if entry.paths[0] in built:

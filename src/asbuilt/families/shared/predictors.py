@@ -56,7 +56,7 @@ def table(spec: Model, of: Callable[[Model], Table]) -> Table:
         layer = spec.n_layers + i
         entries = [_moved(one, f"blocks.{layer}.", f"predictors.{i}.block.") for one in entries]
         for part, name in NAMES.items():
-            held = {"weight"} if part == "join" else getattr(predictor, part).holds()
+            held = {"weight"} if part == "join" else getattr(predictor, part).local_weights()
             entries += [entry(f"predictors.{i}.{part}.{kind}", f"model.layers.{layer}.{name}.{kind}") for kind in held]
     return replace(whole, entries=tuple(entries))
 

@@ -286,7 +286,7 @@ def outside_entries(
     entries = []
     for field in ("embedding", "positions", "embedding_norm", "norm"):
         part = getattr(spec, field)
-        for weight in () if part is None else part.holds():
+        for weight in () if part is None else part.local_weights():
             where = f"{field}.{weight}"
             if where not in names:
                 raise InputError(f"{family} files have no name for this weight", field=f"{path}{where}")

@@ -1,14 +1,15 @@
 """Caches: one object per layer, allocated from what the part says it remembers, so its bytes are the billed ones.
 
-A key lies at its own position in its row (modulo the window in a ring), whatever padding the batch had. Where rotary
+Whatever padding the batch had, a token lies at its own position in its row. Where rotary
 positions depend on how long a text is, the texts are kept too (8 bytes a token, which `nbytes` does not count: they are
 what was read, not what the model made of it), so that they can be read again when their frequencies change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,80 +19,135 @@ from asbuilt.nn.step import Step
 from asbuilt.spec.part import Part, Remembered, walk
 from asbuilt.spec.positions import rotaries_by_length
 
+L = TypeVar("L", bound="LayerCache")
+
 
 class LayerCache:
-    """The cached tensors of one layer, each (B, heads, slots, width)."""
+    """What one layer remembers: tensors whose first dimension counts the rows of a batch."""
 
-    def __init__(
-        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.window = remembered[0].window
-        # zeros: a slot that is masked is still multiplied by zero, and zero times garbage may not be a number
-        self.tensors = [
-            torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=dtype, device=device)
-            for r in remembered
-        ]
+    tensors: list[Tensor]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    def row(self, row: int) -> Self:
+        """Returns one row, in the same memory."""
+        alone = copy(self)
+        alone.tensors = [tensor[row : row + 1] for tensor in self.tensors]
+        return alone
+
+    def keep(self, rows: list[int]) -> None:
+        """Drops all other rows."""
+        self.tensors = [tensor[rows] for tensor in self.tensors]
+
+
+class KVCache(LayerCache):
+    """What a layer keeps of every token, each tensor (B, heads, slots, width); a key lies at its own position."""
+
+    def __init__(
+        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        # zeros: a slot that is masked is still multiplied by zero, and zero times garbage may not be a number
+        self.tensors = [
+            torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=dtype, device=device)
+            for r in remembered
+        ]
+
     def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
         """Stores the tokens' tensors (B, heads, T, width) and returns all that the layer attends to, new ones included.
 
-        What comes back lies in the order of `Step.keys`.
+        What comes back lies in the order of `positions`.
         """
-        if self.window is not None and step.tokens > 1:
-            return self._update_ring(new, step)
         self._write(new, step)
-        if step.uniform and step.past[0] == 0 and step.tokens > 1:
+        if step.first and step.tokens > 1:
             return new
-        held = min(max(step.lengths), self.window or max(step.lengths))
-        return tuple(tensor[:, :, :held] for tensor in self.tensors)
+        return tuple(tensor[:, :, : self._held(step.lengths)] for tensor in self.tensors)
 
-    def _update_ring(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
-        assert self.window is not None
-        if step.uniform and step.past[0] == 0:
-            everything = new
-        else:
-            held = min(max(step.past), self.window)
-            everything = tuple(torch.cat((t[:, :, :held], n), 2) for t, n in zip(self.tensors, new, strict=True))
-        self._write(new, step)
-        return everything
+    def positions(self, step: Step) -> Tensor:
+        """Returns the positions (B or 1, S) of the keys that a pass multiplies, -1 where there is none."""
+        slots = torch.arange(max(step.lengths), device=step.device)[None]
+        return slots if step.uniform else torch.where(slots < step.lengths_B1, slots, -1)
+
+    def _held(self, lengths: tuple[int, ...]) -> int:
+        return max(lengths)
+
+    def _kept(self, step: Step) -> Tensor:
+        """Which of a ragged pass's tokens (B, T) are written."""
+        return step.key_positions_BT >= 0
 
     def _write(self, new: tuple[Tensor, ...], step: Step) -> None:
         if step.uniform:
             self._write_run(new, step.past[0], step.tokens)
             return
-        keep = step.key_positions_BT >= 0
-        if self.window is not None:  # of the tokens that fall on one slot only the last may be written
-            keep &= step.key_positions_BT >= step.lengths_B1 - self.window
-        row, t = keep.nonzero(as_tuple=True)
-        slot = step.positions_BT[row, t] % (self.window or self.tensors[0].shape[2])
+        row, t = self._kept(step).nonzero(as_tuple=True)
+        slot = step.positions_BT[row, t] % self.tensors[0].shape[2]
         for tensor, fresh in zip(self.tensors, new, strict=True):
             tensor[row, :, slot] = fresh[row, :, t]
 
     def _write_run(self, new: tuple[Tensor, ...], start: int, count: int) -> None:
+        for tensor, fresh in zip(self.tensors, new, strict=True):
+            tensor.narrow(2, start, count).copy_(fresh)
+
+
+class RingCache(KVCache):
+    """What a layer keeps of the last `window` tokens; a key lies at its own position modulo the window."""
+
+    def __init__(
+        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(remembered, batch, capacity, dtype, device)
+        assert remembered[0].window is not None
+        self.window = remembered[0].window
+
+    def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
+        """As every cache's; several tokens are laid after those that are there."""
+        if step.tokens == 1:
+            return super().update(new, step)
+        everything = new
+        if not step.first:
+            held = self._held(step.past)
+            everything = tuple(torch.cat((t[:, :, :held], n), 2) for t, n in zip(self.tensors, new, strict=True))
+        self._write(new, step)
+        return everything
+
+    def positions(self, step: Step) -> Tensor:
+        """As every cache's: those in the ring, and after them those of several new tokens."""
+        if step.tokens == 1:
+            return self._slots(step, step.lengths)
+        if step.first:
+            return step.key_positions_BT
+        before = self._slots(step, step.past)
+        return torch.cat((before.expand(step.positions_BT.shape[0], -1), step.key_positions_BT), 1)
+
+    def _slots(self, step: Step, lengths: tuple[int, ...]) -> Tensor:
+        """The position in each slot of a ring that has taken `lengths` tokens: the newest that falls on the slot."""
+        rows = lengths[:1] if step.uniform else lengths
+        last = torch.tensor(rows, device=step.device)[:, None] - 1
+        slots = torch.arange(self._held(lengths), device=step.device)[None]
+        return (last - (last - slots) % self.window).clamp(min=-1)
+
+    def _held(self, lengths: tuple[int, ...]) -> int:
+        return min(max(lengths), self.window)
+
+    def _kept(self, step: Step) -> Tensor:
+        # of the tokens that fall on one slot only the last may be written
+        return super()._kept(step) & (step.key_positions_BT >= step.lengths_B1 - self.window)
+
+    def _write_run(self, new: tuple[Tensor, ...], start: int, count: int) -> None:
         slots = self.tensors[0].shape[2]
-        if self.window is None or start + count <= slots:
-            for tensor, fresh in zip(self.tensors, new, strict=True):
-                tensor.narrow(2, start, count).copy_(fresh)
+        if start + count <= slots:
+            super()._write_run(new, start, count)
             return
         kept = min(count, slots)
         places = torch.arange(start + count - kept, start + count, device=new[0].device) % slots
         for tensor, fresh in zip(self.tensors, new, strict=True):
             tensor[:, :, places] = fresh[:, :, count - kept :]
 
-    def row(self, row: int) -> LayerCache:
-        """Returns one row, in the same memory."""
-        alone = copy(self)
-        alone.tensors = [tensor[row : row + 1] for tensor in self.tensors]
-        return alone
 
-
-class SourceCache:
-    """What one layer keeps of the source that an encoder read, each tensor (B, heads, S, width)."""
+class SourceCache(LayerCache):
+    """What a layer keeps of the source that an encoder read, each tensor (B, heads, S, width)."""
 
     def __init__(
         self, remembered: tuple[Remembered, ...], batch: int, source: int, dtype: torch.dtype, device: torch.device
@@ -99,11 +155,6 @@ class SourceCache:
         self.tensors = [
             torch.zeros(batch, r.shape[0], source, *r.shape[1:], dtype=dtype, device=device) for r in remembered
         ]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
     def write(self, new: tuple[Tensor, ...]) -> None:
         """Stores the source's tensors."""
@@ -114,11 +165,37 @@ class SourceCache:
         """Returns what was stored of a source of `tokens` tokens."""
         return tuple(tensor[:, :, :tokens] for tensor in self.tensors)
 
-    def row(self, row: int) -> SourceCache:
-        """Returns one row, in the same memory."""
-        alone = copy(self)
-        alone.tensors = [tensor[row : row + 1] for tensor in self.tensors]
-        return alone
+
+class StateCache(LayerCache):
+    """What a layer keeps of a sequence, however long it is, each tensor (B, *shape)."""
+
+    def __init__(
+        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.tensors = [torch.zeros(batch, *r.shape, dtype=dtype, device=device) for r in remembered]
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Returns the state after the tokens so far: zeros before the first one."""
+        return tuple(self.tensors)
+
+    def write(self, new: tuple[Tensor, ...]) -> None:
+        """Stores the state after a pass."""
+        for tensor, fresh in zip(self.tensors, new, strict=True):
+            tensor.copy_(fresh)
+
+
+Makes = Callable[[tuple[Remembered, ...], int, int, torch.dtype, torch.device], LayerCache]
+# Caches of parts that need one of their own, by type of part.
+CACHES: dict[type[Part], Makes] = {}
+
+
+def usual_cache(remembered: tuple[Remembered, ...]) -> Makes:
+    """Returns what makes the cache of a layer that remembers this."""
+    if remembered[0].of == "source":
+        return SourceCache
+    if remembered[0].per == "sequence":
+        return StateCache
+    return KVCache if remembered[0].window is None else RingCache
 
 
 class Cache:
@@ -146,16 +223,16 @@ class Cache:
         self.source_tokens = 0
         self.source_valid_BS: Tensor | None = None
         device = torch.device(device)
-        remembering = [(path, part.remembers()) for path, part in walk(spec) if part.remembers()]
+        remembering = [(path, type(part), part.remembers()) for path, part in walk(spec) if part.remembers()]
         self.layers = {
-            path: LayerCache(remembered, batch, capacity, dtype, device)
-            for path, remembered in remembering
-            if remembered[0].of == "sequence"
-        }
-        self.sources = {
-            path: SourceCache(remembered, batch, self.source_capacity, dtype, device)
-            for path, remembered in remembering
-            if remembered[0].of == "source"
+            path: CACHES.get(kind, usual_cache(remembered))(
+                remembered,
+                batch,
+                self.source_capacity if remembered[0].of == "source" else capacity,
+                dtype,
+                device,
+            )
+            for path, kind, remembered in remembering
         }
         self.rotaries = rotaries_by_length(spec)
         # of each row the length that its keys' angles are those of, 0 before there are any; its text, types and images
@@ -167,7 +244,13 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of all layers' tensors."""
-        return sum(layer.nbytes for layer in (*self.layers.values(), *self.sources.values()))
+        return sum(layer.nbytes for layer in self.layers.values())
+
+    def layer(self, path: str, kind: type[L]) -> L:
+        """Returns the cache of the layer at a path, which is of this kind."""
+        found = self.layers[path]
+        assert isinstance(found, kind), path
+        return found
 
     def begin_source(self, tokens: int, valid_BS: Tensor | None) -> None:
         """Records the source that the layers are about to store; `valid_BS` marks its real tokens."""
@@ -224,7 +307,6 @@ class Cache:
         alone = copy(self)
         alone.lengths = (0,)
         alone.layers = {path: layer.row(row) for path, layer in self.layers.items()}
-        alone.sources = {path: layer.row(row) for path, layer in self.sources.items()}
         if self.source_valid_BS is not None:
             alone.source_valid_BS = self.source_valid_BS[row : row + 1]
         self.reread += length
@@ -241,5 +323,5 @@ class Cache:
             self._types_BN = self._types_BN[rows]
         if self.source_valid_BS is not None:
             self.source_valid_BS = self.source_valid_BS[rows]
-        for layer in (*self.layers.values(), *self.sources.values()):
-            layer.tensors = [tensor[rows] for tensor in layer.tensors]
+        for layer in self.layers.values():
+            layer.keep(rows)

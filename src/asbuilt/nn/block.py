@@ -1,0 +1,67 @@
+"""Residual branches and blocks.
+
+Shapes: batch B, new tokens T, model width M.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asbuilt.nn.registry import computes, module, optional
+from asbuilt.nn.step import Step
+from asbuilt.spec import block as spec
+
+
+@computes(spec.Parallel)
+class Parallel(nn.Module):
+    """attention(x) + ffn(x)."""
+
+    def __init__(self, part: spec.Parallel, path: str) -> None:
+        super().__init__()
+        self.attention = module(part.attention, f"{path}.attention")
+        self.ffn = module(part.ffn, f"{path}.ffn")
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M)."""
+        return self.attention(x_BTM, step) + self.ffn(x_BTM, step)
+
+
+@computes(spec.Branch)
+class Branch(nn.Module):
+    """sum_norm(x + scale * post_norm(body(norm(x))))."""
+
+    def __init__(self, part: spec.Branch, path: str) -> None:
+        super().__init__()
+        self.norm = optional(part.norm, f"{path}.norm")
+        self.body = module(part.body, f"{path}.body")
+        self.post_norm = optional(part.post_norm, f"{path}.post_norm")
+        self.sum_norm = optional(part.sum_norm, f"{path}.sum_norm")
+        self.scale, self.parallel = part.scale, part.parallel
+
+    def forward(self, x_BTM: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with this branch of x added."""
+        y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
+        if self.post_norm is not None:
+            y = self.post_norm(y)
+        y = stream_BTM + y if self.scale == 1.0 else torch.add(stream_BTM, y, alpha=self.scale)
+        return y if self.sum_norm is None else self.sum_norm(y)
+
+
+@computes(spec.Block)
+class Block(nn.Module):
+    """Residual branches in order, each under its own name."""
+
+    def __init__(self, part: spec.Block, path: str) -> None:
+        super().__init__()
+        for branch in part.branches:
+            self.add_module(branch.name, Branch(branch, f"{path}.{branch.name}"))
+
+    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with every branch added."""
+        stream_BTM = x_BTM
+        for branch in self._modules.values():
+            if not branch.parallel:  # type: ignore[union-attr]
+                x_BTM = stream_BTM
+            stream_BTM = branch(x_BTM, stream_BTM, step)  # type: ignore[misc]
+        return stream_BTM

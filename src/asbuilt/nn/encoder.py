@@ -1,0 +1,51 @@
+"""What encoders have beside blocks: token types, the map before masked language logits, the pooler."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asbuilt.nn.feedforward import ACTIVATIONS
+from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.registry import computes
+from asbuilt.spec import encoder as spec
+
+
+@computes(spec.TypeEmbedding)
+class TypeEmbedding(PartModule):
+    """Looks up one vector per token's type."""
+
+    weight: Tensor
+
+    def forward(self, types_BT: Tensor) -> Tensor:
+        """Returns (B, T, M)."""
+        return F.embedding(types_BT, self.weight)
+
+
+@computes(spec.HeadTransform)
+class HeadTransform(PartModule):
+    """LayerNorm(activation(x W^T + b))."""
+
+    dense: Linear
+    norm: Linear  # holds the norm's gain and bias
+
+    def __init__(self, part: spec.HeadTransform, path: str) -> None:
+        super().__init__(part, path)
+        self.d_model, self.eps, self.activation = part.d_model, part.eps, ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (..., M)."""
+        x = self.activation(self.dense(x))
+        return F.layer_norm(x, (self.d_model,), self.norm.weight, self.norm.bias, self.eps)
+
+
+@computes(spec.Pooler)
+class Pooler(PartModule):
+    """tanh(x W^T + b)."""
+
+    dense: Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (..., M)."""
+        return torch.tanh(self.dense(x))

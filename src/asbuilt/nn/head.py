@@ -1,0 +1,45 @@
+"""Heads over the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asbuilt.kernels.rows import linear
+from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.registry import computes, optional
+from asbuilt.spec import head as spec
+
+
+@computes(spec.Head, spec.TiedHead)
+class Head(PartModule):
+    """Logits with a matrix of its own, or with the embedding's table."""
+
+    weight: Tensor | None
+    shift: Tensor | None
+    project: Linear | None
+
+    def __init__(self, part: spec.Head | spec.TiedHead, path: str) -> None:
+        super().__init__(part, path)
+        if part.d_table is None:
+            self.project = None
+        self.scale, self.softcap = part.scale, part.softcap
+        self.transform = optional(part.transform, f"{path}.transform")
+        for name in ("weight", "bias"):
+            if name not in part.holds():
+                self.register_parameter(name, None)
+        if not part.shift:
+            self.register_buffer("shift", None)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns (..., n_vocab)."""
+        if self.transform is not None:
+            x = self.transform(x)
+        if self.project is not None:
+            x = self.project(x)
+        logits = linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.shift is not None:
+            logits = logits + self.shift.to(logits.dtype)
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap

@@ -1,0 +1,89 @@
+"""Which keys each token of an attention sees, and what their distance adds to the scores.
+
+Shapes: batch B, new tokens T, keys S, heads H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.relative import buckets
+from asbuilt.nn.step import Step
+from asbuilt.spec.positions import Alibi, RelativeBuckets
+
+
+class AttentionPattern(NamedTuple):
+    """Which keys a layer's tokens see, and what their distance adds to the scores: by slope, or by learned bucket."""
+
+    causal: bool = True
+    window: int | None = None
+    chunk: int | None = None
+    alibi: Alibi | None = None
+    relative: RelativeBuckets | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens the layer's cache keeps."""
+        return self.window if self.chunk is None else self.chunk
+
+
+# Gives the positions (B or 1, S) of the keys that a layer multiplies, -1 where there is none.
+Keys = Callable[[], Tensor]
+
+
+def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
+    """Returns which keys each token sees, made once for all layers of the same pattern: their keys lie alike."""
+    return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
+
+
+def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
+    near = pattern.reach is None or step.tokens <= pattern.reach
+    distant = pattern.alibi is not None or pattern.relative is not None
+    ahead = step.ends_BT is not None and pattern.causal
+    if step.uniform and not distant and not ahead:
+        if step.tokens == 1 and pattern.chunk is None:
+            return None  # the cache holds no more than the window, and all of it came before
+        if not pattern.causal and near:
+            return None
+        if step.past[0] == 0 and near:
+            return "causal"
+    keys_BS = keys()
+    seen = seen_keys(step, pattern, keys_BS)
+    if pattern.relative is not None:
+        every = step.uniform and near and pattern.chunk is None and (step.tokens == 1 or not pattern.causal)
+        return _by_bucket(step, pattern.relative, keys_BS, None if every else ~seen[:, None])
+    if pattern.alibi is None:
+        return seen[:, None]
+    distance = (step.positions_BT[:, :, None] - keys_BS[:, None, :]).abs()
+    slopes = torch.tensor(pattern.alibi.slopes, dtype=torch.float32, device=step.device)
+    bias = -slopes[:, None, None] * distance[:, None]
+    return bias.masked_fill_(~seen[:, None], -torch.inf).to(dtype)
+
+
+def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tensor | None) -> Tensor:
+    """(B or 1, H, T, S): the stack's number for each head and distance, -inf where the key is hidden."""
+    assert step.relative_BH is not None, "the stack has no numbers for its buckets"
+    ahead = keys_BS[:, None, :] - step.positions_BT[:, :, None]
+    bias = F.embedding(buckets(part, ahead), step.relative_BH).permute(0, 3, 1, 2)
+    return bias if hidden is None else bias.masked_fill(hidden, -torch.inf)
+
+
+def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
+    """Returns (B or 1, T, S), True where the key is seen."""
+    queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
+    distance = queries - keys
+    ends = queries if step.ends_BT is None else step.ends_BT[:, :, None]
+    seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
+    if pattern.window is not None:  # what lies ahead and is seen all the same is seen however far it is
+        seen &= (distance if pattern.causal else distance.abs()) < pattern.window
+    if pattern.chunk is not None:
+        seen &= queries // pattern.chunk == keys // pattern.chunk
+    # padding may see nothing, and softmax over nothing is not a number: let it look at the first key
+    seen[:, :, 0] |= ~seen.any(-1)
+    return seen

@@ -1,0 +1,81 @@
+"""Positions that are added to the stream, and the numbers of a stack's relative buckets.
+
+Shapes: batch B, new tokens T, model width M.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asbuilt.kernels.rotary import RopeTables, tables
+from asbuilt.nn.linear import PartModule
+from asbuilt.nn.registry import computes
+from asbuilt.nn.step import Step
+from asbuilt.spec import positions as spec
+
+
+@computes(spec.BiasTable)
+class BiasTable(PartModule):
+    """Holds the numbers of a stack's relative buckets."""
+
+    weight: Tensor
+
+
+@computes(spec.LearnedPositions)
+class LearnedPositions(PartModule):
+    """Looks up one vector per position."""
+
+    weight: Tensor
+
+    def __init__(self, part: spec.LearnedPositions, path: str) -> None:
+        super().__init__(part, path)
+        self.offset = part.offset
+
+    def forward(self, step: Step) -> Tensor:
+        """Returns (B or 1, T, M)."""
+        return F.embedding(step.positions_BT + self.offset if self.offset else step.positions_BT, self.weight)
+
+
+@computes(spec.Sinusoids)
+class Sinusoids(PartModule):
+    """Looks up the sines and cosines of a position."""
+
+    weight: Tensor
+
+    def __init__(self, part: spec.Sinusoids, path: str) -> None:
+        super().__init__(part, path)
+        with torch.no_grad():
+            self.weight.copy_(sinusoids(part))
+
+    def forward(self, step: Step) -> Tensor:
+        """Returns (B or 1, T, M)."""
+        return F.embedding(step.positions_BT, self.weight)
+
+
+def sinusoids(part: spec.Sinusoids) -> Tensor:
+    """Returns the table (n_positions, d_model) in float64."""
+    angles = torch.arange(part.n_positions, dtype=torch.float64)[:, None]
+    angles = angles * torch.tensor(part.frequencies, dtype=torch.float64)
+    sines, cosines = angles.sin(), angles.cos()[:, : part.d_model // 2]
+    if part.layout == "halves":
+        return torch.cat((sines, cosines), 1)
+    table = angles.new_empty(part.n_positions, part.d_model)
+    table[:, 0::2], table[:, 1::2] = sines, cosines
+    return table
+
+
+def rope_tables(step: Step, rotary: spec.Rotary, dtype: torch.dtype) -> RopeTables:
+    """Returns the rotary tables for a pass's tokens, made once for all layers."""
+    return step.once((rotary, dtype), lambda: tables(rotary, step.positions_BT, step.reach, dtype))
+
+
+def temperature(step: Step, part: spec.QueryTemperature, dtype: torch.dtype) -> Tensor:
+    """Returns what each token's queries are multiplied by, (B or 1, T, 1, 1), made once for all layers."""
+
+    def made() -> Tensor:
+        steps = torch.floor((step.positions_BT + 1).float() / part.floor)
+        return (1 + part.scale * torch.log1p(steps)).to(dtype)[:, :, None, None]
+
+    return step.once((part, dtype), made)

@@ -1,0 +1,97 @@
+"""Token embeddings: a table of one learned vector per token, or another's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    divided_vocabulary,
+    require,
+    require_number,
+    require_sizes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEmbedding(Mapped):
+    """A table of one learned vector per token of the vocabulary; what is looked up is multiplied by `scale`.
+
+    A table `d_table` wide is followed by a matrix to d_model (OPT-350M; ALBERT, arXiv 1909.11942, section 3.1).
+    """
+
+    kind = "embedding"
+    n_vocab: int
+    d_model: int
+    scale: float = 1.0
+    d_table: int | None = None
+    project: Map | None = None
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
+        require_number(self, "scale")
+        require(self, "project", self.project is None or self.d_table is not None, "none without d_table")
+        self.require_maps()
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """From the table's width to d_model, where the two differ."""
+        if self.d_table is None:
+            return {}
+        return {"project": Linear(d_in=self.d_table, d_out=self.d_model, belongs="embedding")}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_vocab / tensor of the rows, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_vocab, d_model), or (n_vocab, d_table)."""
+        width = self.d_model if self.d_table is None else self.d_table
+        return {"weight": Weight(shape=(self.n_vocab, width), role="table", split="out")}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """The map where the table has a width of its own."""
+        return self.map_products(run, *self.maps)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
+        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
+        scale = () if self.scale == 1.0 else (Saved(name="scale", size=1),)
+        rows = () if self.d_table is None else (Saved(name="rows", size=run.rows * self.d_table),)
+        return (tokens, *scale, *rows, *self.maps_keep(run))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The looked-up vectors, and what they are multiplied to."""
+        return run.rows * (self.d_model + (self.d_table or 0)) * run.width + self.peak_beside(run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedEmbedding(Part):
+    """Looks vectors up in the table of the whole model's own embedding, and multiplies them by `scale`."""
+
+    kind = "embedding"
+    n_vocab: int
+    d_model: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_vocab", "d_model")
+        require_number(self, "scale")
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device finds n_vocab / tensor of the rows, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The token numbers, and the factor where there is one."""
+        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
+        return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The looked-up vectors."""
+        return run.rows * self.d_model * run.width

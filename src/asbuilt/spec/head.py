@@ -1,0 +1,120 @@
+"""Heads over the vocabulary: with a matrix of their own, or with the embedding's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from asbuilt.spec.encoder import HeadTransform
+from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.part import (
+    Pass,
+    Product,
+    Saved,
+    Weight,
+    divided_vocabulary,
+    require,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Logits(Mapped):
+    """What both heads share: scale * x W^T + b, W being one's own or the embedding's table."""
+
+    kind = "head"
+    d_model: int
+    n_vocab: int
+    bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+    transform: HeadTransform | None = None
+    shift: bool = False
+    d_table: int | None = None
+    project: Map | None = None
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_vocab", *(() if self.d_table is None else ("d_table",)))
+        require_flags(self, "bias", "shift")
+        require_number(self, "scale")
+        if self.softcap is not None:
+            require_number(self, "softcap")
+        fits = self.transform is None or self.transform.d_model == self.d_model
+        require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
+        require(self, "d_table", self.d_table is None or self.transform is None, "none beside a transform")
+        require(self, "project", self.project is None or self.d_table is not None, "none without d_table")
+        self.require_maps()
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """From d_model to the table's width, where the two differ."""
+        return (
+            {} if self.d_table is None else {"project": Linear(d_in=self.d_model, d_out=self.d_table, belongs="head")}
+        )
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of W."""
+        return self.d_model if self.d_table is None else self.d_table
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
+
+    def holds(self) -> dict[str, Weight]:
+        """A bias, if asked."""
+        return {"bias": Weight(shape=(self.n_vocab,), role="bias", split="out")} if self.bias else {}
+
+    def buffers(self) -> dict[str, Weight]:
+        """The shift, if asked."""
+        return {"shift": Weight(shape=(self.n_vocab,), role="bias", split="out")} if self.shift else {}
+
+    def _products(self, run: Pass, weight: str) -> tuple[Product, ...]:
+        """The product with `weight`, after that to the table's width."""
+        logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight)
+        return (*self.map_products(run, *self.maps), logits)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, at both widths, and the capped logits where they are capped."""
+        read = (Saved(name="input", size=run.rows * self.d_model),)
+        if self.d_table is not None:
+            read += (Saved(name="narrow", size=run.rows * self.d_table), *self.maps_keep(run))
+        return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
+        times = 3 if self.softcap is not None else 2 if self.scale != 1.0 or self.shift else 1
+        logits = run.rows * self.n_vocab * run.width * times
+        if self.transform is None:
+            return run.rows * (self.d_table or 0) * run.width + logits + self.peak_beside(run)
+        return max(self.transform.peak_bytes(run), run.rows * self.d_model * run.width + logits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(_Logits):
+    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
+
+    A `transform` is what x goes through first, or a matrix to W's own width, `d_table`. `shift` adds a buffer to the
+    logits, a number for each token that no training moves.
+    """
+
+    def holds(self) -> dict[str, Weight]:
+        """W (n_vocab, d_model or d_table) and a bias, if asked."""
+        return {"weight": Weight(shape=(self.n_vocab, self.width), role="matrix", split="out")} | super().holds()
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product, or two."""
+        return self._products(run, "weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiedHead(_Logits):
+    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
+
+    Other fields as those of `Head`; `d_table` is that of the embedding.
+    """
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product, or two."""
+        return self._products(run, "/embedding.weight")

@@ -1,0 +1,240 @@
+"""Linear maps, and what may stand in the place of one: a low-rank adapter beside it.
+
+A mixer or feed-forward has its maps as children, at `q`, `k`, `up`, ... It says when each is multiplied and with how
+many rows; the map says which weights there are, how they are divided over devices, and which products that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from asbuilt.spec.part import (
+    KINDS,
+    Init,
+    Kind,
+    Part,
+    Pass,
+    Product,
+    Saved,
+    Split,
+    Weight,
+    divided,
+    require,
+    require_choice,
+    require_flags,
+    require_number,
+    require_sizes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Part):
+    """x W^T + b, from `d_in` numbers to `d_out`.
+
+    `split` says which side tensor parallelism divides: the rows of W (`out`), its columns (`in`, so that the results
+    are summed over devices), or neither. A map that writes `to_stream` starts smaller the more layers there are.
+    `belongs` is the kind of part that its parameters are counted under.
+    """
+
+    d_in: int
+    d_out: int
+    bias: bool = False
+    split: Split | None = None
+    to_stream: bool = False
+    belongs: Kind = "other"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_in", "d_out")
+        require_flags(self, "bias", "to_stream")
+        require(self, "split", self.split in ("out", "in", None), "out, in or none")
+        require_choice(self, "belongs", KINDS)
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """What its parameters are counted under."""
+        return self.belongs
+
+    @property
+    def plain(self) -> Linear:
+        """The map without what was put around it: itself."""
+        return self
+
+    def around(self, plain: Linear) -> Linear:
+        """Returns another map with what this one has around it: nothing."""
+        return plain
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_out, d_in) and, if asked, b (d_out)."""
+        init: Init | None = "depth_scaled" if self.to_stream else None
+        matrix = {"weight": Weight(shape=(self.d_out, self.d_in), role="matrix", init=init, split=self.split)}
+        if not self.bias:
+            return matrix
+        return matrix | {"bias": Weight(shape=(self.d_out,), role="bias", split="out" if self.split == "out" else None)}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds d_out / tensor rows, or d_in / tensor columns and the whole bias."""
+        if self.split is None:
+            return self
+        field = "d_out" if self.split == "out" else "d_in"
+        return replace(self, **{field: divided(self, field, tensor)})
+
+    def products(self, name: str, rows: int) -> tuple[Product, ...]:
+        """Returns what multiplying so many rows takes, weights named as the owner of the map `name` names them."""
+        return (Product(name=name, a=rows, b=self.d_in, c=self.d_out, weight=f"{name}.weight"),)
+
+    def merging(self, name: str) -> tuple[Product, ...]:
+        """Returns what adding everything up into one matrix takes: nothing."""
+        return ()
+
+    def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
+        """Returns what autograd keeps beside the map's input, which its owner declares: nothing."""
+        return ()
+
+    def peak_beside(self, run: Pass, rows: int) -> int:
+        """Returns the bytes alive at once beside what a plain map needs, which its owner declares: none."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora(Part):
+    """x W^T + b + (alpha / rank) (x A^T) B^T, a frozen map and a low-rank one beside it.
+
+    Hu et al. 2021 (arXiv 2106.09685), section 4.1: A starts random and B at zero, so that the sum starts as the map.
+    """
+
+    base: Linear
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "rank")
+        require_number(self, "alpha")
+        least = min(self.base.d_in, self.base.d_out)
+        require(self, "rank", self.rank <= least, f"at most {least}, the smaller side of the map")
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """What its parameters are counted under."""
+        return self.base.kind
+
+    @property
+    def scale(self) -> float:
+        """What the low-rank map is multiplied by."""
+        return self.alpha / self.rank
+
+    @property
+    def plain(self) -> Linear:
+        """The map without its adapter."""
+        return self.base.plain
+
+    def around(self, plain: Linear) -> Lora:
+        """Returns another map with an adapter of the same rank beside it."""
+        return replace(self, base=self.base.around(plain))
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        """None: the frozen map's weights keep the names that they have without an adapter."""
+        return iter(())
+
+    def holds(self) -> dict[str, Weight]:
+        """What the map holds, frozen; A (rank, d_in) and B (d_out, rank), divided along the side that the map's is."""
+        frozen = {name: replace(weight, frozen=True) for name, weight in self.base.holds().items()}
+        split, plain = self.plain.split, self.plain
+        a = Weight(shape=(self.rank, plain.d_in), role="matrix", split="in" if split == "in" else None)
+        b = Weight(shape=(plain.d_out, self.rank), role="matrix", init="zeros", split="out" if split == "out" else None)
+        return frozen | {"lora_a": a, "lora_b": b}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """As the map is divided."""
+        return replace(self, base=self.base.shard(tensor, expert))
+
+    def products(self, name: str, rows: int) -> tuple[Product, ...]:
+        """The map's, x A^T, and that times B^T."""
+        plain = self.plain
+        return (
+            *self.base.products(name, rows),
+            Product(name=f"{name} lora_a", a=rows, b=plain.d_in, c=self.rank, weight=f"{name}.lora_a"),
+            Product(name=f"{name} lora_b", a=rows, b=self.rank, c=plain.d_out, weight=f"{name}.lora_b"),
+        )
+
+    def merging(self, name: str) -> tuple[Product, ...]:
+        """B A."""
+        plain = self.plain
+        return (Product(name=f"{name} merged", a=plain.d_out, b=self.rank, c=plain.d_in, weight=f"{name}.lora_b"),)
+
+    def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
+        """What B reads; A reads what the map does."""
+        return (*self.base.keeps(name, rows), Saved(name=f"{name} lora_b input", size=rows * self.rank))
+
+    def peak_beside(self, run: Pass, rows: int) -> int:
+        """x A^T, and what B makes of it beside what the map does, before and after it is scaled."""
+        return self.base.peak_beside(run, rows) + rows * (self.rank + 2 * self.plain.d_out) * run.width
+
+
+Map = Linear | Lora
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped(Part):
+    """A part whose linear maps are children.
+
+    A field of a map's name holds what stands in its place, and is None where that is the plain map.
+    """
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """Returns the plain maps by name, as this part's sizes make them, in the order in which they are computed."""
+        raise NotImplementedError
+
+    @cached_property
+    def maps(self) -> dict[str, Map]:
+        """The maps by name, with what is around them."""
+        return {name: self._around(name) or plain for name, plain in self.plain_maps().items()}
+
+    def _around(self, name: str) -> Map | None:
+        """What stands in the place of a map; a part may have a field of that name that says another thing."""
+        found = getattr(self, name, None)
+        return found if isinstance(found, Map) else None
+
+    @cached_property
+    def _below(self) -> tuple[tuple[str, Part], ...]:
+        return (*self.maps.items(), *(found for found in super()._below if found[0] not in self.maps))
+
+    def require_maps(self) -> None:
+        """Raises InputError for what stands in the place of a map of other sizes."""
+        for name, plain in self.plain_maps().items():
+            found = self._around(name)
+            require(self, name, found is None or found.plain == plain, f"what is around {plain}")
+
+    def resized(self, **sizes: Any) -> Self:  # noqa: ANN401  # fields of the part
+        """Returns this part with other sizes, and around its maps what was around them."""
+        wrapped = {name: m for name in self.plain_maps() if (m := self._around(name)) is not None}
+        plain = replace(self, **sizes, **dict.fromkeys(wrapped))
+        if not wrapped:
+            return plain
+        made = plain.plain_maps()
+        return replace(plain, **{name: around.around(made[name]) for name, around in wrapped.items()})
+
+    def local_weights(self) -> dict[str, Weight]:
+        """Its own, and those of its maps, as its products name them."""
+        return self.holds() | {
+            f"{name}.{weight}": held for name, one in self.maps.items() for weight, held in one.holds().items()
+        }
+
+    def map_products(self, run: Pass, *names: str) -> tuple[Product, ...]:
+        """Returns the products of the named maps in one run, each with the rows of `map_rows`."""
+        return tuple(p for name in names for p in self.maps[name].products(name, self.map_rows(name, run)))
+
+    def map_rows(self, name: str, run: Pass) -> int:
+        """Returns how many rows the map multiplies in one run: those of the run as the map sees it."""
+        seen = self.child_run(name, run)
+        return 0 if seen is None else seen.rows
+
+    def maps_keep(self, run: Pass) -> tuple[Saved, ...]:
+        """Returns what autograd keeps for what is around the maps, beside what the plain ones need."""
+        return tuple(s for name, one in self.maps.items() for s in one.keeps(name, self.map_rows(name, run)))
+
+    def peak_beside(self, run: Pass) -> int:
+        """Returns the most bytes alive at once for what is around a map, beside what the plain ones need."""
+        return max((one.peak_beside(run, self.map_rows(name, run)) for name, one in self.maps.items()), default=0)
