@@ -15,7 +15,7 @@ import torch
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.measure import run as measured
-from asbuilt.nn.masks import AttentionPattern
+from asbuilt.nn.masks import AttentionPattern, mask
 from asbuilt.nn.step import Step
 from asbuilt.spec import (
     MLP,
