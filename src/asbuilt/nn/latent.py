@@ -12,7 +12,7 @@ from torch import Tensor
 from asbuilt.kernels.attention import attend
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
-from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.linear import Linear, PartModule, hooked
 from asbuilt.nn.masks import AttentionPattern, Keys, mask
 from asbuilt.nn.positions import rope_tables
 from asbuilt.nn.registry import computes, optional
@@ -52,7 +52,7 @@ class LatentAttention(PartModule):
         if layer is not None:
             joined = torch.cat((c_BTR, k_BTP), -1)[:, None]
             (joined,) = layer.update((joined,), step)
-            if step.tokens == 1 and max(step.past) > 0:
+            if step.tokens == 1 and max(step.past) > 0 and not hooked(self.k_up, self.v_up):
                 return self.o(self.absorbed(q_BTHD, joined[:, 0], step, keys))
             c_BTR, k_BTP = joined[:, 0].split((self.part.kv_rank, self.part.d_rope), -1)
         return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step, keys))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from asbuilt.kernels.rows import linear
 from asbuilt.spec import linear as spec
@@ -63,6 +64,12 @@ def parameter(weight: Weight) -> nn.Parameter:
     return nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned and not weight.frozen)
 
 
+def hooked(*maps: nn.Module) -> bool:
+    """Whether somebody looks on at one of the modules, so that it has to be called."""
+    own = any(m._forward_hooks or m._forward_pre_hooks for m in maps)
+    return own or bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
 class FusedLinears:
     """Linear maps of one input whose parameters are views of one piece of memory: one product instead of several.
 
@@ -101,11 +108,7 @@ class FusedLinears:
 
     def joined(self, x: Tensor) -> Tensor | None:
         """Returns all results in one tensor, None where the maps have to be multiplied one by one."""
-        if (
-            not self.plain
-            or torch.is_grad_enabled()
-            or any(m._forward_hooks or m._forward_pre_hooks for m in self.maps)
-        ):
+        if not self.plain or torch.is_grad_enabled() or hooked(*self.maps):
             return None
         if [m.weight.data_ptr() for m in self.maps] != self.places:
             return None
