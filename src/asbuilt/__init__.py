@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asbuilt.generate.text import complete
     from asbuilt.nn.build import build
     from asbuilt.packages import measure, plan
+    from asbuilt.registering import register
     from asbuilt.spec.decoder import decoder
 
 # name -> (module, attribute); no attribute where the module itself is meant. `generate`, `measure` and `plan` are
@@ -44,6 +45,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "measure": ("asbuilt.measure", ""),
     "open_model": ("asbuilt.checkpoint.source", "open_model"),
     "plan": ("asbuilt.plan", ""),
+    "register": ("asbuilt.registering", "register"),
     "save": ("asbuilt.checkpoint.save", "save"),
     "spec": ("asbuilt.spec", ""),
 }
@@ -68,6 +70,7 @@ __all__ = [
     "measure",
     "open_model",
     "plan",
+    "register",
     "save",
     "spec",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -27,7 +27,7 @@ from asbuilt.spec import (
     relative,
     vision,
 )
-from asbuilt.spec.part import Part
+from asbuilt.spec.part import KINDS, Part
 
 MODULES = (
     attention,
@@ -52,6 +52,10 @@ PARTS: dict[str, type[Part]] = {
     for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, Part) and value not in (Part, linear.Mapped) and name[0] != "_"
 }
+
+# Parts from outside the package, by name; they stand where one of these unions does.
+OUTSIDE: dict[str, type[Part]] = {}
+BODIES = (block.Mixer, experts.FeedForward)
 
 # A stranger's file may nest or repeat without end; no model is deeper or longer than this.
 DEEPEST, LONGEST = 16, 100_000
@@ -92,7 +96,8 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
         raise InputError("not a part", field=where, value=data, allowed='an object with a "part" key')
     kind = PARTS.get(data["part"])
     if kind is None:
-        raise InputError("unknown part", field=where, value=data["part"], fix=near(data["part"], PARTS))
+        hint = near(data["part"], PARTS) or "one from outside the package is registered first: asbuilt.register"
+        raise InputError("unknown part", field=where, value=data["part"], fix=hint)
     known = {field.name: field for field in fields(kind)}
     for key in data:
         if key != "part" and key not in known:
@@ -113,13 +118,39 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
 def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: dict[str, Any] | None = None) -> None:
     """Raises InputError, showing what `data` has, where a field of `kind` would hold a part that has no place there."""
     for name, hint in _part_fields(kind).items():
-        if name in values and not _fits(values[name], hint):
+        if name in values and not _fits(values[name], hint) and not _stands(values[name], hint):
             raise InputError(
                 f"no part that {kind.__name__} has here",
                 field=f"{where}.{name}",
                 value=values[name] if data is None else data[name],
                 allowed=", ".join(sorted(part.__name__ for part in _parts_in(hint))),
             )
+
+
+def register_part(kind: type[Part]) -> None:
+    """Makes a part from outside the package known; raises InputError for what is none, and for a name of ours."""
+    name = getattr(kind, "__name__", repr(kind))
+    if not (isinstance(kind, type) and issubclass(kind, Part) and is_dataclass(kind)):
+        raise InputError("is no part", field="part", value=name, allowed="a dataclass that is a Part")
+    frozen = getattr(kind, "__dataclass_params__").frozen  # noqa: B009  a name of dataclasses' own
+    if not frozen or any(not field.kw_only for field in fields(kind)):
+        allowed = "@dataclass(frozen=True, kw_only=True)"
+        raise InputError("is not frozen, or not keyword-only", field="part", value=name, allowed=allowed)
+    if PARTS.get(name, kind) is not kind and name not in OUTSIDE:
+        raise InputError("is the name of a part of ours", field="part", value=name, fix="choose another")
+    if kind.kind not in KINDS:
+        raise InputError("is no kind of part", field=f"{name}.kind", value=kind.kind, allowed=", ".join(KINDS))
+    if not hasattr(kind, "d_model") and "d_model" not in {field.name for field in fields(kind)}:
+        raise InputError("has no d_model, the width of the stream", field="part", value=name, fix="give it one")
+    if kind not in PARTS.values():
+        PARTS[name] = OUTSIDE[name] = kind
+        _part_fields.cache_clear()
+
+
+def _stands(value: object, hint: Any) -> bool:  # noqa: ANN401  # a type
+    """Returns whether a part from outside stands here: where any mixer, or any feed-forward, may."""
+    named = _parts_in(hint)
+    return type(value) in OUTSIDE.values() and any(named.issuperset(_parts_in(union)) for union in BODIES)
 
 
 @cache
