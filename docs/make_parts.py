@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from pathlib import Path
 
 from asbuilt.nn.registry import MODULES
@@ -17,7 +21,7 @@ DECLARATIONS = {
     "multiplies": "multiplies",
     "remembers": "remembers",
     "saves": "saves for the backward pass",
-    "works": "needs while it runs",
+    "peak_bytes": "needs while it runs",
     "shard": "on one of several devices",
 }
 HEAD = """# Parts
@@ -42,12 +46,32 @@ def section(part: type[Part]) -> str:
     """Returns one part's section: what it is, its fields, its declarations, its module."""
     said = [f"### {part.__name__}", inspect.cleandoc(part.__doc__ or "")]
     said.append("\n".join(["```", f"{part.__name__}(", *(f"    {line}," for line in _fields(part)), ")", "```"]))
+    told = field_docs(part)
+    said.append("\n".join(f"- `{field.name}`: {told.get(field.name, '')}" for field in fields(part)))
     own = {name: text for name, text in DECLARATIONS.items() if name in vars(part)}
     said.append("\n".join(f"- **{text}**: {_first(vars(part)[name].__doc__)}" for name, text in own.items()))
     module = MODULES.get(part)
     if module is not None:
         said.append(f"Built by `{module.__module__}.{module.__name__}`.")
     return "\n\n".join(text for text in said if text)
+
+
+def field_docs(part: type[Part]) -> dict[str, str]:
+    """Returns what stands below each field of a part, its own and those of the parts that it is made from."""
+    told: dict[str, str] = {}
+    for base in reversed(part.__mro__):
+        if issubclass(base, Part) and base is not Part:
+            made = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            assert isinstance(made, ast.ClassDef)
+            told |= dict(_documented(made.body))
+    return told
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for field, doc in pairwise(body):
+        text = doc.value.value if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) else None
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+            yield field.target.id, _first(text)
 
 
 def _fields(part: type[Part]) -> list[str]:

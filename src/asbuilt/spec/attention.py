@@ -42,27 +42,49 @@ class Attention(Mapped):
 
     kind = "attention"
     d_model: int
+    """Width of the residual stream."""
     n_heads: int
+    """Query heads."""
     n_kv_heads: int
+    """Heads of keys and values; fewer than n_heads is grouped-query attention, 1 multi-query."""
     d_head: int
+    """Width of a head; n_heads * d_head need not be d_model."""
     causal: bool = True
+    """Whether a token sees only itself and those before it."""
     bias: bool = False
+    """Whether q, k and v have biases."""
     output_bias: bool = False
+    """Whether o has a bias."""
     q_norm: Norm | None = None
+    """Norm of the queries, of each head or of all together by its width."""
     k_norm: Norm | None = None
+    """Norm of the keys, likewise."""
     rotate_first: bool = False
+    """Whether RoPE is applied before those norms."""
     positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
+    """How scores depend on positions: RoPE, slopes, buckets, a projection of distances, or not at all."""
     window: int | None = None
+    """Tokens that a token sees, itself and those just before it; None for all."""
     chunk: int | None = None
+    """Positions of one run; a token sees only those of its own run. None for no runs."""
     softcap: float | None = None
+    """c, where each score s becomes c * tanh(s / c)."""
     sinks: bool = False
+    """Whether each head has a learned score more in its softmax, with no value behind it."""
     scale: float | None = None
+    """What scores are multiplied by; None means d_head^-0.5."""
     temperature: QueryTemperature | None = None
+    """How queries grow with their position."""
     cached: bool = True
+    """Whether keys and values are kept from pass to pass."""
     q: Map | None = None
+    """What stands in place of the plain map to queries."""
     k: Map | None = None
+    """What stands in place of the plain map to keys."""
     v: Map | None = None
+    """What stands in place of the plain map to values."""
     o: Map | None = None
+    """What stands in place of the plain map back to the stream."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")

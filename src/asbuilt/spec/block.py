@@ -21,7 +21,9 @@ class Parallel(Part):
     """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
 
     attention: Mixer
+    """What mixes tokens."""
     ffn: FeedForward
+    """The feed-forward part, which reads the same."""
 
     def __post_init__(self) -> None:
         same = self.attention.d_model == self.ffn.d_model
@@ -53,12 +55,19 @@ class Branch(Part):
     """
 
     name: str
+    """Its segment of every path below."""
     norm: Norm | None = None
+    """Norm of what the body reads."""
     body: Body
+    """What the branch computes."""
     post_norm: Norm | None = None
+    """Norm of what the body gives."""
     sum_norm: Norm | None = None
+    """Norm of the stream after the branch is added."""
     scale: float = 1.0
+    """What the branch is multiplied by before it is added."""
     parallel: bool = False
+    """Whether it reads what the branch before it read."""
 
     def __post_init__(self) -> None:
         simple = isinstance(self.name, str) and self.name.isidentifier()
@@ -95,6 +104,7 @@ class Block(Part):
     """Residual branches, one after the other."""
 
     branches: tuple[Branch, ...]
+    """One after the other."""
 
     def __post_init__(self) -> None:
         names = [branch.name for branch in self.branches]

@@ -32,16 +32,27 @@ class CrossAttention(Mapped):
 
     kind = "attention"
     d_model: int
+    """Width of the residual stream."""
     d_source: int
+    """Width of the source, which an encoder gives."""
     n_heads: int
+    """Heads."""
     d_head: int
+    """Width of a head."""
     bias: bool = False
+    """Whether q, k and v have biases."""
     output_bias: bool = False
+    """Whether o has a bias."""
     scale: float | None = None
+    """What scores are multiplied by; None means d_head^-0.5."""
     q: Map | None = None
+    """What stands in place of the plain map to queries."""
     k: Map | None = None
+    """What stands in place of the plain map from the source to keys."""
     v: Map | None = None
+    """What stands in place of the plain map from the source to values."""
     o: Map | None = None
+    """What stands in place of the plain map back to the stream."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_source", "n_heads", "d_head")

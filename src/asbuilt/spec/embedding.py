@@ -28,10 +28,15 @@ class TokenEmbedding(Mapped):
 
     kind = "embedding"
     n_vocab: int
+    """Tokens of the vocabulary."""
     d_model: int
+    """Width of the residual stream."""
     scale: float = 1.0
+    """What the looked-up vectors are multiplied by."""
     d_table: int | None = None
+    """Width of the table, where it is not d_model."""
     project: Map | None = None
+    """What stands in place of the plain map from the table's width."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
@@ -76,8 +81,11 @@ class SharedEmbedding(Part):
 
     kind = "embedding"
     n_vocab: int
+    """Tokens of the vocabulary."""
     d_model: int
+    """Width of the residual stream."""
     scale: float = 1.0
+    """What the looked-up vectors are multiplied by."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model")

@@ -28,7 +28,9 @@ class TypeEmbedding(Part):
 
     kind = "embedding"
     n_types: int
+    """Types that a token may be of."""
     d_model: int
+    """Width of the residual stream."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_types", "d_model")
@@ -55,11 +57,17 @@ class HeadTransform(Mapped):
 
     kind = "head"
     d_model: int
+    """Width of the residual stream."""
     activation: Activation
+    """The function between the map and the norm."""
     eps: float = 1e-12
+    """That of the norm."""
     bias: bool = True
+    """Whether the map has a bias."""
     norm_bias: bool = True
+    """Whether the norm has a bias."""
     dense: Map | None = None
+    """What stands in place of the plain map."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
@@ -105,7 +113,9 @@ class Pooler(Mapped):
     """tanh(x W^T + b) of a sequence's first token: one vector for the whole, made only in a pass that asks for it."""
 
     d_model: int
+    """Width of the residual stream."""
     dense: Map | None = None
+    """What stands in place of the plain map."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")

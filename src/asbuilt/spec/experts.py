@@ -45,8 +45,11 @@ class ExpertGroups(Part):
     """
 
     n_groups: int
+    """Groups of equally many experts."""
     top_groups: int
+    """Groups that a token may choose in."""
     score: GroupScore = "best"
+    """What a group is judged by: its best expert, or the sum of its two best."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_groups", "top_groups")
@@ -66,15 +69,25 @@ class Router(Part):
 
     kind = "router"
     d_model: int
+    """Width of the residual stream."""
     n_experts: int
+    """Experts to choose from."""
     top_k: int
+    """Experts of each token."""
     scoring: Scoring = "softmax"
+    """What logits become before the choice."""
     renormalise: bool = False
+    """Whether the chosen scores are divided by their sum."""
     bias: bool = False
+    """Whether a learned vector is added to the logits."""
     correction: bool = False
+    """Whether a buffer is added to the scores for the choice alone."""
     groups: ExpertGroups | None = None
+    """Groups that limit the choice."""
     eps: float = 0.0
+    """Added to the sum that scores are divided by."""
     scale: float = 1.0
+    """What the weights of the chosen are multiplied by."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_experts", "top_k")
@@ -140,7 +153,9 @@ class ClampedGate(Part):
     """
 
     alpha: float
+    """What the gate is multiplied by in the sigmoid."""
     limit: float
+    """Where gate and up are cut off."""
 
     def __post_init__(self) -> None:
         require_number(self, "alpha")
@@ -163,16 +178,27 @@ class MixtureOfExperts(Mapped):
 
     kind = "ffn"
     d_model: int
+    """Width of the residual stream."""
     d_ff: int
+    """Width inside each expert."""
     n_experts: int
+    """Experts, shared ones not counted."""
     activation: Activation
+    """The function of each expert."""
     router: Router
+    """What sends tokens to experts."""
     gating: PlainGating | ClampedGate = "gated"
+    """Whether experts are gated, plain, or gated with a clamp."""
     bias: bool = False
+    """Whether the experts' maps have biases."""
     weighs: Weighing = "results"
+    """Whether the router's weights multiply the experts' results or their inputs."""
     shared: MLP | GatedMLP | None = None
+    """The expert that every token goes to."""
     shared_gate: bool = False
+    """Whether the shared expert's result is gated by a sigmoid of the stream."""
     capacity: int | None = None
+    """Tokens of a sequence that an expert takes; None for all."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff", "n_experts", *(("capacity",) if self.capacity is not None else ()))

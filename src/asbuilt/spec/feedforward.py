@@ -19,11 +19,17 @@ class _FeedForward(Mapped):
 
     kind = "ffn"
     d_model: int
+    """Width of the residual stream."""
     d_ff: int
+    """Width inside."""
     activation: Activation
+    """The function between the maps."""
     bias: bool = False
+    """Whether the maps have biases."""
     up: Map | None = None
+    """What stands in place of the plain map up."""
     down: Map | None = None
+    """What stands in place of the plain map down."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff")
@@ -76,6 +82,7 @@ class GatedMLP(_FeedForward):
     """down(activation(gate(x)) * up(x)), three maps; with silu it is SwiGLU."""
 
     gate: Map | None = None
+    """What stands in place of the plain map to the gate."""
 
     def plain_maps(self) -> dict[str, Linear]:
         """gate and up (d_model to d_ff), down (d_ff to d_model)."""

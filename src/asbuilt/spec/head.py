@@ -26,14 +26,23 @@ class _Logits(Mapped):
 
     kind = "head"
     d_model: int
+    """Width of the residual stream."""
     n_vocab: int
+    """Tokens of the vocabulary, one logit each."""
     bias: bool = False
+    """Whether a vector is added to the logits."""
     scale: float = 1.0
+    """What the products are multiplied by, before the bias."""
     softcap: float | None = None
+    """c, where each logit l becomes c * tanh(l / c)."""
     transform: HeadTransform | None = None
+    """What the stream goes through first."""
     shift: bool = False
+    """Whether a buffer is added to the logits, which no training moves."""
     d_table: int | None = None
+    """Width of W's rows, where it is not d_model."""
     project: Map | None = None
+    """What stands in place of the plain map to that width."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab", *(() if self.d_table is None else ("d_table",)))

@@ -42,26 +42,47 @@ class LatentAttention(Mapped):
 
     kind = "attention"
     d_model: int
+    """Width of the residual stream."""
     n_heads: int
+    """Heads."""
     q_rank: int | None = None
+    """Width of the queries' latent; None where queries come straight from the stream."""
     kv_rank: int
+    """Width of the latent that keys and values are read out of, and that is cached."""
     d_nope: int
+    """Numbers of each head's query and key that have no position."""
     d_rope: int
+    """Numbers of each head's query and key to which RoPE is applied."""
     d_value: int
+    """Width of each head's value."""
     q_norm: Norm | None = None
+    """Norm of the queries' latent."""
     kv_norm: Norm | None = None
+    """Norm of the latent of keys and values."""
     positions: Rotary | None = None
+    """RoPE of the d_rope numbers."""
     mscale: float | None = None
+    """m, by which YaRN changes the softmax scale."""
     bias: bool = False
+    """Whether the maps to the latents have biases."""
     output_bias: bool = False
+    """Whether o has a bias."""
     q: Map | None = None
+    """What stands in place of the plain map to queries, where they have no latent."""
     q_down: Map | None = None
+    """What stands in place of the plain map to the queries' latent."""
     q_up: Map | None = None
+    """What stands in place of the plain map from that latent to queries."""
     kv_down: Map | None = None
+    """What stands in place of the plain map to the latent."""
     k_rope: Map | None = None
+    """What stands in place of the plain map to the shared key with positions."""
     k_up: Map | None = None
+    """What stands in place of the plain map from the latent to keys."""
     v_up: Map | None = None
+    """What stands in place of the plain map from the latent to values."""
     o: Map | None = None
+    """What stands in place of the plain map back to the stream."""
 
     def __post_init__(self) -> None:
         ranks = ("kv_rank",) if self.q_rank is None else ("q_rank", "kv_rank")

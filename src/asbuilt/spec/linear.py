@@ -40,11 +40,17 @@ class Linear(Part):
     """
 
     d_in: int
+    """Numbers of what it reads."""
     d_out: int
+    """Numbers of what it gives."""
     bias: bool = False
+    """Whether a vector b is added."""
     split: Split | None = None
+    """Which side of W tensor parallelism divides: its rows (`out`), its columns (`in`), or neither."""
     to_stream: bool = False
+    """Whether it writes into the residual stream, and so starts smaller the deeper the model is."""
     belongs: Kind = "other"
+    """The kind of part that its parameters are counted under."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_in", "d_out")
@@ -106,8 +112,11 @@ class Lora(Part):
     """
 
     base: Linear
+    """The map that stays frozen."""
     rank: int
+    """Width between A and B."""
     alpha: float
+    """The adapter is multiplied by alpha / rank."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "rank")

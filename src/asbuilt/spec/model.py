@@ -43,12 +43,19 @@ class Predictor(Mapped):
     """
 
     embedding: TokenEmbedding
+    """Of the next token."""
     token_norm: Norm
+    """Norm of the embedded token."""
     stream_norm: Norm
+    """Norm of the stream."""
     block: Block
+    """What reads both, joined."""
     norm: Norm
+    """Norm before the head."""
     head: Head
+    """Logits of the token after next."""
     join: Map | None = None
+    """What stands in place of the plain map that joins both."""
 
     def __post_init__(self) -> None:
         self.require_maps()
@@ -87,19 +94,33 @@ class Model(Part):
     """
 
     name: str = "model"
+    """What is printed; it takes no part in what is computed."""
     encoder: Model | None = None
+    """A stack that reads a text of its own, for cross-attention."""
     vision: Vision | Contrast | None = None
+    """What becomes of images."""
     embedding: Embedding
+    """What tokens, or patches, become."""
     positions: LearnedPositions | Sinusoids | None = None
+    """Added to the embedding."""
     types: TypeEmbedding | None = None
+    """Added to the embedding."""
     embedding_norm: Norm | None = None
+    """Norm of their sum."""
     relative: BiasTable | None = None
+    """The numbers that all layers with relative buckets share."""
     blocks: tuple[Block, ...]
+    """The stack."""
     norm: Norm | None = None
+    """Norm after the last block."""
     head: Head | TiedHead | Classifier | Projection | None = None
+    """What the stream becomes in the end; None leaves the stream."""
     pooler: Pooler | None = None
+    """What makes one vector of a sequence, if asked."""
     max_positions: int
+    """Tokens that the model was made for."""
     predictors: tuple[Predictor, ...] = ()
+    """Layers that predict tokens further on; stored, and in none of the passes."""
 
     def __repr__(self) -> str:
         return show(self)

@@ -29,8 +29,11 @@ class RMSNorm(Part):
 
     kind = "norm"
     d: int
+    """Numbers that are normalised together."""
     eps: float = 1e-6
+    """Added to the mean square."""
     gain: Gain = "weight"
+    """What the result is multiplied by: the `weight`, 1 + the weight (`offset`), or nothing (`none`)."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d")
@@ -61,9 +64,13 @@ class LayerNorm(Part):
 
     kind = "norm"
     d: int
+    """Numbers that are normalised together."""
     eps: float = 1e-5
+    """Added to the variance."""
     gain: bool = True
+    """Whether the result is multiplied by a weight."""
     bias: bool = True
+    """Whether a vector is added."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d")

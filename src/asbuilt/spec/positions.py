@@ -36,8 +36,11 @@ class LearnedPositions(Part):
 
     kind = "embedding"
     n_positions: int
+    """Positions that there are vectors for."""
     d_model: int
+    """Width of the residual stream."""
     offset: int = 0
+    """Rows before that of position 0."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_positions", "d_model")
@@ -67,9 +70,13 @@ class Sinusoids(Part):
 
     kind = "embedding"
     n_positions: int
+    """Positions that the table is computed for."""
     d_model: int
+    """Width of the residual stream."""
     theta: float = 10000.0
+    """Base of the frequencies."""
     layout: SinusoidLayout = "halves"
+    """Where sine and cosine of a pair stand: in `halves`, or `interleaved`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_positions", "d_model")
@@ -91,6 +98,7 @@ class LinearScaling(Part):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
+    """What every frequency is divided by."""
 
     def __post_init__(self) -> None:
         require_number(self, "factor")
@@ -106,7 +114,9 @@ class DynamicNTK(Part):
     """
 
     factor: float
+    """How fast the base grows with the length."""
     original_context: int
+    """Tokens up to which frequencies stay as they are."""
 
     def __post_init__(self) -> None:
         require_number(self, "factor")
@@ -128,11 +138,17 @@ class YaRN(Part):
     """
 
     factor: float
+    """What the frequencies of slow pairs are divided by."""
     original_context: int
+    """Tokens that the model was trained on before it was stretched."""
     beta_fast: float = 32.0
+    """Turns within that context from which on a pair keeps its frequency."""
     beta_slow: float = 1.0
+    """Turns within that context up to which a pair's frequency is divided by the whole factor."""
     attention_factor: float | None = None
+    """What cos and sin are multiplied by; None means 0.1 ln(factor) + 1."""
     truncate: bool = True
+    """Whether the ramp begins and ends at whole pairs."""
 
     def __post_init__(self) -> None:
         require_number(self, "factor")
@@ -154,9 +170,13 @@ class Llama3Scaling(Part):
     """
 
     factor: float
+    """What the frequencies of long wavelengths are divided by."""
     low_freq_factor: float
+    """Wavelengths above original_context / low_freq_factor are long."""
     high_freq_factor: float
+    """Wavelengths below original_context / high_freq_factor are short, and kept."""
     original_context: int
+    """Tokens that the model was trained on before it was stretched."""
 
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
@@ -170,6 +190,7 @@ class FrequencyFactors(Part):
     """Each pair's frequency divided by its own number: what a GGUF file stores as `rope_freqs`."""
 
     factors: tuple[float, ...]
+    """One number for each pair, which its frequency is divided by."""
 
     def __post_init__(self) -> None:
         ok = all(isinstance(x, float) and math.isfinite(x) and x > 0 for x in self.factors)
@@ -186,9 +207,13 @@ class LongRope(Part):
     """
 
     short_factors: tuple[float, ...]
+    """What the pairs' frequencies are divided by up to the original context."""
     long_factors: tuple[float, ...]
+    """The same beyond it."""
     original_context: int
+    """Tokens that the model was trained on before it was stretched."""
     attention_factor: float
+    """What cos and sin are multiplied by."""
 
     def __post_init__(self) -> None:
         for name in ("short_factors", "long_factors"):
@@ -212,10 +237,15 @@ class Rotary(Part):
     """
 
     d_rotary: int
+    """Numbers of each head that are rotated, the first ones."""
     theta: float = 10000.0
+    """Base of the frequencies."""
     pairing: Literal["halves", "adjacent"] = "halves"
+    """Which two numbers are a pair: i and i + d_rotary/2 (`halves`), or 2i and 2i + 1 (`adjacent`)."""
     scaling: Scaling | None = None
+    """How frequencies are changed for contexts beyond those of training."""
     grid: int | None = None
+    """Patches on a side, where positions are those of a square image."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_rotary")
@@ -343,7 +373,9 @@ class Alibi(Part):
     """
 
     n_heads: int
+    """Heads, each with a slope of its own."""
     bias_max: float = 8.0
+    """Minus the binary logarithm of the least slope, for a power of two of heads."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_heads")
@@ -371,7 +403,9 @@ class QueryTemperature(Part):
     """
 
     scale: float
+    """What the logarithm is multiplied by."""
     floor: int
+    """Positions after which queries begin to grow."""
 
     def __post_init__(self) -> None:
         require_number(self, "scale")
@@ -391,8 +425,11 @@ class RelativeBuckets(Part):
     """
 
     n_buckets: int
+    """Buckets of distances, of both directions together."""
     max_distance: int
+    """Distance from which on all share the last bucket."""
     both_ways: bool
+    """Whether keys after the query have buckets of their own."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_buckets", "max_distance")
@@ -419,7 +456,9 @@ class BiasTable(Part):
 
     kind = "attention"
     n_buckets: int
+    """Buckets of distances."""
     n_heads: int
+    """Heads, each with a number for every bucket."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_buckets", "n_heads")

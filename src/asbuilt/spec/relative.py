@@ -20,8 +20,11 @@ class RelativeProjection(Part):
 
     kind = "attention"
     d_model: int
+    """Width of the sinusoids, and of the residual stream."""
     n_heads: int
+    """Query heads."""
     d_head: int
+    """Width of a head."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "d_head")

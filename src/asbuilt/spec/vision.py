@@ -44,11 +44,17 @@ class PatchEmbedding(Part):
 
     kind = "embedding"
     image_size: int
+    """Pixels on a side of the image."""
     patch_size: int
+    """Pixels on a side of a patch."""
     channels: int = 3
+    """Numbers of a pixel."""
     d_model: int
+    """Width of the residual stream."""
     bias: bool = False
+    """Whether a vector is added."""
     class_token: ClassToken = "none"
+    """Where a learned token stands: before the patches, after them, or nowhere."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "image_size", "patch_size", "channels", "d_model")
@@ -109,8 +115,11 @@ class Classifier(Part):
 
     kind = "head"
     d_model: int
+    """Width of the residual stream."""
     n_labels: int
+    """Labels, one number each."""
     bias: bool = True
+    """Whether a vector is added."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_labels")
@@ -143,9 +152,13 @@ class Projection(Part):
 
     kind = "projector"
     d_model: int
+    """Width of the residual stream."""
     d_out: int
+    """Width of the vector."""
     reads: Reads = "first"
+    """Which token is read: the `first`, the first `end`, or the one with the `highest` number."""
     end: int | None = None
+    """The token that is read, for `end`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_out")
@@ -181,9 +194,13 @@ class MLPProjector(Mapped):
 
     kind = "projector"
     widths: tuple[int, ...]
+    """Of what is read, of what lies between, and of what is given."""
     activation: Activation
+    """The function between the maps."""
     bias: bool = False
+    """Whether the maps have biases."""
     merge: int = 1
+    """Neighbours on a side that become one vector first."""
 
     def __post_init__(self) -> None:
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
@@ -254,10 +271,15 @@ class PooledProjector(Part):
 
     kind = "projector"
     d_in: int
+    """Width of a patch."""
     d_out: int
+    """Width of what is given."""
     n_side: int
+    """Patches on a side of the image."""
     pool: int
+    """Patches on a side of a square whose mean is taken."""
     norm: Norm
+    """Norm of the means."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_in", "d_out", "n_side", "pool")
@@ -307,11 +329,17 @@ class Vision(Part):
     """
 
     tower: Model
+    """The model of patches."""
     projector: Projector
+    """What takes its stream to the width of the text."""
     placeholder: int
+    """The token in whose places the patches go."""
     layers: int | None = None
+    """Blocks of the tower that run; None for all, and its norm."""
     keep_class: bool = False
+    """Whether the class token is projected too."""
     both_ways: bool = False
+    """Whether tokens of one image see those after them too."""
 
     def __post_init__(self) -> None:
         embedding = self.tower.embedding
@@ -365,6 +393,7 @@ class Contrast(Part):
     """exp(scale) * cos(u, v) of each image's vector u, which the tower makes, and each text's vector v."""
 
     tower: Model
+    """The model that makes one vector of an image."""
 
     def __post_init__(self) -> None:
         takes = isinstance(self.tower.embedding, PatchEmbedding)
