@@ -86,6 +86,21 @@ def test_as_llama_cpp(name: str) -> None:
     assert without <= plain
 
 
+def test_chunks_and_temperatures_of_llama4_lie_beyond_8192_tokens(tmp_path: Path) -> None:
+    """Both sizes are llama.cpp's own and in no header; angles of that many tokens are known to 5e-4 in float32."""
+    written, rng = MODELS["llama4"], np.random.default_rng(SEED)
+    longer = replace(written, keys={**written.keys, "context_length": 8448})
+    path = write(longer, tmp_path / "llama4.gguf", rng)
+    answers = reference.ask(path, [rng.integers(3, N_VOCAB, 8200).tolist()], 4, N_VOCAB, 8448)
+    source = open_model(path)
+    worst, greedy = difference(built(source), answers, 3e-3)
+    compared.RESULTS.append(compared.Result("llama4, 8,200 tokens", 4, worst, worst, greedy))
+    assert worst <= 3e-3
+    assert greedy
+    without, _ = difference(built(compared.without_temperature(source)), answers, 0.0)
+    assert without > 0.03
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_states_of_encoders_as_llama_cpp(name: str, pooling: str, tmp_path: Path) -> None:

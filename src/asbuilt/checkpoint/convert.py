@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asbuilt.checkpoint.load import Contents, as_source, stored_dtype
 from asbuilt.checkpoint.save import MAX_SHARD_BYTES, Progress, write_folder
 from asbuilt.checkpoint.source import Source
+from asbuilt.errors import InputError
 from asbuilt.families.shared.table import Entry
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def convert(
     the entry that is being written and, where the two formats group tensors differently, those read but not yet
     written. Raises InputError as `load` and `save`; whatever is raised, nothing is left behind.
     """
+    if Path(out).suffix.lower() == ".gguf":
+        raise InputError("GGUF files are read, not written", field="OUT", value=str(out), fix="name a folder")
     source = as_source(source)
     contents = Contents(source)
     common = contents.dtype(dtype)

@@ -84,6 +84,17 @@ def _departing(branch: Branch, family: str) -> Branch:
     return replace(branch, body=body)
 
 
+def without_temperature(source: Source) -> Source:
+    """Returns the source with queries of one length wherever they stand."""
+    blocks = []
+    for block in source.spec.blocks:
+        first = block.branches[0]
+        assert isinstance(first.body, Attention)
+        cold = replace(first, body=replace(first.body, temperature=None))
+        blocks.append(replace(block, branches=(cold, *block.branches[1:])))
+    return with_spec(source, replace(source.spec, blocks=tuple(blocks)))
+
+
 def with_spec(source: Source, spec: ModelSpec) -> Source:
     """Returns the source as if its header had said `spec`."""
     return replace(source, reading=replace(source.reading, spec=spec))
