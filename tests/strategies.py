@@ -43,9 +43,11 @@ from asbuilt.spec import (
     LatentAttention,
     LayerNorm,
     LearnedPositions,
+    Linear,
     LinearScaling,
     Llama3Scaling,
     LongRope,
+    Lora,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -485,6 +487,40 @@ def encoders(draw: DrawFn) -> ModelSpec:
         head=draw(masked_heads(d_model, n_vocab)),
         pooler=draw(st.none() | st.just(Pooler(d_model=d_model))),
         max_positions=CONTEXT,
+    )
+
+
+MAPS = (
+    "q",
+    "k",
+    "v",
+    "o",
+    "up",
+    "down",
+    "gate",
+    "q_down",
+    "q_up",
+    "kv_down",
+    "k_rope",
+    "k_up",
+    "v_up",
+    "project",
+    "dense",
+)
+
+
+@st.composite
+def adapted(draw: DrawFn) -> ModelSpec:
+    """A whole model of any kind, with low-rank adapters beside some of its linear maps."""
+    spec = draw(specs() | translators() | encoders())
+    names, rank = draw(st.sets(st.sampled_from(MAPS), min_size=1)), draw(st.integers(1, 3))
+    alpha = draw(st.sampled_from((1.0, 3.0)))
+    chosen = [path for path, part in walk(spec) if isinstance(part, Linear) and path.split(".")[-1] in names]
+    if not chosen:
+        return spec
+    return spec.replace_where(
+        lambda path, part: isinstance(part, Linear) and path in chosen,
+        lambda part: Lora(base=part, rank=min(rank, part.d_in, part.d_out), alpha=alpha),  # type: ignore[arg-type, attr-defined]  # pyright: ignore
     )
 
 

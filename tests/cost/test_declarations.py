@@ -33,7 +33,7 @@ from asbuilt.spec import (
 )
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
-ANY = strategies.specs() | strategies.translators() | strategies.encoders()
+ANY = strategies.specs() | strategies.translators() | strategies.encoders() | strategies.adapted()
 KERNELS = st.sampled_from(("reference", "fused"))
 
 
@@ -61,7 +61,8 @@ def test_holds_is_named_parameters(spec: Model) -> None:
     assert {path: w.shape for path, w, _ in weights(spec)} == {n: tuple(p.shape) for n, p in built.items()}
     assert {path: b.shape for path, b, _ in buffers(spec)} == {n: tuple(b.shape) for n, b in model.named_buffers()}
     computed = {path for path, weight, _ in weights(spec) if not weight.learned}
-    assert computed == {path for path, parameter in built.items() if not parameter.requires_grad}
+    frozen = {path for path, weight, _ in weights(spec) if weight.frozen}
+    assert computed | frozen == {path for path, parameter in built.items() if not parameter.requires_grad}
     stored = {name: tensor for name, tensor in model.state_dict().items() if name not in computed}
     assert {path: w.shape for path, w, _ in stored_weights(spec)} == {n: t.shape for n, t in stored.items()}
     assert cost.total_parameters(spec) == sum(p.numel() for p in built.values())

@@ -126,7 +126,7 @@ def test_what_attention_multiplies() -> None:
     images = replace(RUN, images=2, mutual=3)  # 3 tokens that see one another: 3 more pairs for each image
     assert causal(ATTENTION, images) == dict.fromkeys(("scores", "mix"), 2 * 18 * 5 * (28 + 2 * 3))
     assert causal(replace(ATTENTION, causal=False), RUN) == {}
-    assert not any(each.product.first for each in cost.products(ATTENTION, RUN))
+    assert not any(each.product.one_gradient for each in cost.products(ATTENTION, RUN))
 
 
 # (window, chunk, causal), tokens and those before: keys of each query, and pairs that are seen, counted on the fingers.
@@ -243,7 +243,7 @@ def test_projected_distances() -> None:
     after = replace(RUN, past=6)  # 13 distances; 7 x 6 + 28 pairs
     assert multiplied(part, after) == {"weight": (13, 4, 10, 1), "by distance": (21, 2, 13, 5)}
     assert causal(part, after) == {"by distance": 2 * 3 * 5 * 2 * 70}
-    assert [each.product.first for each in cost.products(part, after)] == [True, False]
+    assert [each.product.one_gradient for each in cost.products(part, after)] == [True, False]
     assert kept(part, after) == {
         "sinusoids 4": 13 * 4,
         "distances": (7 * 13, "int64"),
@@ -572,7 +572,7 @@ def test_patches_and_what_reads_them() -> None:
     for where in ("first", "last"):
         assert held(replace(patches, class_token=where)) == matrix | {"class_token": ((5,), "bias")}
     assert multiplied(patches) == {"weight": (12, 18, 5, 1)}
-    assert [each.product.first for each in cost.products(patches, RUN)] == [True]
+    assert [each.product.one_gradient for each in cost.products(patches, RUN)] == [True]
     assert kept(patches) == {"input": 12 * 18}
     nine = replace(patches, image_size=11)
     assert (nine.n_side, nine.n_patches, nine.n_tokens, nine.d_patch) == (3, 9, 9, 18)

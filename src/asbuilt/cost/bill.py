@@ -108,13 +108,13 @@ def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
 class Flops:
     """FLOPs of one run: with weights, between activations (scores and mixing) in full, and those the mask leaves.
 
-    `first` are those of the products with the data itself, which needs no gradient.
+    `one_gradient` are those of the products of which only one factor needs a gradient (`Product.one_gradient`).
     """
 
     products: int
     scores: int
     scores_causal: int
-    first: int = 0
+    one_gradient: int = 0
 
     @property
     def forward(self) -> int:
@@ -129,12 +129,12 @@ class Flops:
     @property
     def training(self) -> int:
         """Forward with full scores, and backward at twice that; at once that where only the weight gets a gradient."""
-        return TRAINING_FACTOR * self.forward - self.first
+        return TRAINING_FACTOR * self.forward - self.one_gradient
 
     @property
     def training_causal(self) -> int:
         """The same with masked pairs skipped."""
-        return TRAINING_FACTOR * self.forward_causal - self.first
+        return TRAINING_FACTOR * self.forward_causal - self.one_gradient
 
 
 def flops(spec: Part, run: Pass) -> Flops:
@@ -145,7 +145,7 @@ def flops(spec: Part, run: Pass) -> Flops:
         products=sum(p.flops for p in all_products if p.weight is not None),
         scores=sum(p.flops for p in scores),
         scores_causal=sum(p.causal_flops for p in scores),
-        first=sum(p.flops for p in all_products if p.first),
+        one_gradient=sum(p.flops for p in all_products if p.one_gradient),
     )
 
 

@@ -354,7 +354,7 @@ class _Fold:
                 done["scores"] += split(product.flops, ways)
                 done["scores_causal"] += split(product.causal_flops, ways)
             else:
-                once = self.lora is not None or product.first
+                once = self.lora is not None or product.one_gradient
                 done["frozen" if once else "trained"] += split(product.flops, ways)
             if adapted and self.lora is not None:
                 adapter = 2 * product.a * self.lora.rank * (product.b + product.c) * product.n

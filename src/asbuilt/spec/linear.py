@@ -160,10 +160,10 @@ class Lora(Part):
         return replace(self, base=self.base.shard(tensor, expert))
 
     def products(self, name: str, rows: int) -> tuple[Product, ...]:
-        """The map's, x A^T, and that times B^T."""
+        """The map's, which needs no gradient of its weight, x A^T, and that times B^T."""
         plain = self.plain
         return (
-            *self.base.products(name, rows),
+            *(replace(product, one_gradient=True) for product in self.base.products(name, rows)),
             Product(name=f"{name} lora_a", a=rows, b=plain.d_in, c=self.rank, weight=f"{name}.lora_a"),
             Product(name=f"{name} lora_b", a=rows, b=self.rank, c=plain.d_out, weight=f"{name}.lora_b"),
         )

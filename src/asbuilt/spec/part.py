@@ -103,7 +103,8 @@ class Product:
 
     `weight` is the name of the part's own weight that is multiplied, or the absolute path of another part's after a
     slash; None for products of two activations (scores). `needed` counts the FLOPs left when masked pairs are skipped.
-    `first` marks a product with the data itself, which needs no gradient.
+    `one_gradient` marks a product of which only one factor needs a gradient: one with the data itself, or with a
+    frozen weight.
     """
 
     name: str
@@ -113,7 +114,7 @@ class Product:
     n: int = 1
     weight: str | None = None
     needed: int | None = None
-    first: bool = False
+    one_gradient: bool = False
 
     @property
     def flops(self) -> int:

@@ -45,7 +45,12 @@ class RelativeProjection(Part):
         return (
             # the sinusoids need no gradient
             Product(
-                name="distances", a=distances, b=self.d_model, c=self.n_heads * self.d_head, weight="weight", first=True
+                name="distances",
+                a=distances,
+                b=self.d_model,
+                c=self.n_heads * self.d_head,
+                weight="weight",
+                one_gradient=True,
             ),
             Product(name="by distance", a=run.rows, b=self.d_head, c=distances, n=self.n_heads, needed=needed),
         )

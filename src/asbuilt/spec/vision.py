@@ -96,7 +96,7 @@ class PatchEmbedding(Part):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product, of all patches of all images."""
         rows = run.batch * self.n_patches
-        return (Product(name="patches", a=rows, b=self.d_patch, c=self.d_model, weight="weight", first=True),)
+        return (Product(name="patches", a=rows, b=self.d_patch, c=self.d_model, weight="weight", one_gradient=True),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The patches."""
