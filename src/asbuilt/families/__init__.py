@@ -10,7 +10,6 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
-from asbuilt.families import gguf
 from asbuilt.families.shared.common import QUANTIZATION
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
@@ -19,6 +18,7 @@ from asbuilt.spec import Model, stored_weights
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.gguf import GGUFFile
+    from asbuilt.families import gguf
 
 # The `model_type`s that are read: each is a file here, imported when asked for.
 FAMILIES = tuple(sorted(module.name for module in iter_modules(__path__) if not module.ispkg))
@@ -203,6 +203,7 @@ def _covering(table: Table, spec: Model, family: str) -> Table:
 
 def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Reading:
     """Returns what a GGUF file's header says, by its `general.architecture`; arguments and errors as `read_config`."""
+    from asbuilt.families import gguf  # a sixth of the time that describing another model takes
 
     def read(data: dict[str, Any], name: str) -> Reading:
         found = replace(file, metadata=data)
@@ -216,6 +217,8 @@ def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> Table:
 
     `stored` are the tensors that a file has: some files hold apart what others hold in one.
     """
+    from asbuilt.families import gguf
+
     found = next((one for one in gguf.ARCHITECTURES if one.family == family), None)
     if found is None:
         raise _no_gguf(family, "family")
@@ -224,6 +227,8 @@ def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> Table:
 
 
 def _architecture(file: GGUFFile, name: str) -> gguf.Architecture:
+    from asbuilt.families import gguf
+
     said, field = file.metadata.get("general.architecture"), f"{name}: general.architecture"
     found = [one for one in gguf.ARCHITECTURES if one.name == said and one.when(file)]
     if found:
