@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from asbuilt.families import gguf
 
 # The `model_type`s that are read: each is a file here, imported when asked for.
-FAMILIES = tuple(sorted(module.name for module in iter_modules(__path__) if not module.ispkg))
+FAMILIES = tuple(
+    sorted(file.removesuffix(".py") for file in os.listdir(__path__[0]) if re.fullmatch(r"[a-z]\w*\.py", file))
+)
 
 __all__ = [
     "FAMILIES",

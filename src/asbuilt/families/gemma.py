@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Key, Only, SaidTwice
+from asbuilt.families.shared.key import Choice, Key, Only
 from asbuilt.families.shared.names import STEMS, Names
 from asbuilt.families.shared.reader import REFUSED
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, Defaults, key_heads, size_keys
@@ -94,7 +94,7 @@ def _build(*, rotary: Rotary, n_layers: int, **values: Any) -> Model:  # noqa: A
 
 # `gelu` in the first releases' files means its tanh form, which they were trained with. `hidden_activation` is a later
 # spelling, which some versions read and others do not.
-ACTIVATION = SaidTwice(
+ACTIVATION = Choice(
     "hidden_act",
     "activation",
     again="hidden_activation",

@@ -12,7 +12,7 @@ from typing import Any
 from asbuilt.families import gemma
 from asbuilt.families.shared.common import ACTIVATION_NAMES, read_layer_types
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Number, Optional, SaidTwice, Values
+from asbuilt.families.shared.key import Choice, Number, Optional, Values
 from asbuilt.families.shared.names import STEMS, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
@@ -62,7 +62,7 @@ def _scalar(scale: float) -> int | float:
     return round(scalar) if round(scalar) >= 1 and round(scalar) ** -0.5 == scale else scalar
 
 
-ACTIVATION = SaidTwice(
+ACTIVATION = Choice(
     "hidden_activation",
     "activation",
     again="hidden_act",

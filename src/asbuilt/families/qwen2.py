@@ -5,7 +5,6 @@ Qwen 1.5, 2 and 2.5 publish under `model_type: qwen2`. Yang et al. 2024 (arXiv 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.families.shared.dimensions import Dimensions, pre_norm
@@ -33,7 +32,6 @@ def _from_a_layer_on(reader: ConfigReader, values: Values) -> list[bool]:
     return [i >= first for i in range(values["dimensions"].n_layers)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class _LaterWindows(LayerWindows):
     """Windows of the layers from `max_window_layers` on, unless `layer_types` says."""
 

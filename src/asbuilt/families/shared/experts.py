@@ -79,7 +79,7 @@ def routed(*keys: Key, **fixed: Any) -> Group:  # noqa: ANN401
     return Group("router", make, keys, given=given)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Groups:
     """How the choice may be limited to `topk_group` of `n_group` groups of experts; defaults as the class has them.
 

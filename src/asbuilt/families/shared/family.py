@@ -18,7 +18,7 @@ from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Family:
     """One published `model_type`.
 

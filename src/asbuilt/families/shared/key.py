@@ -34,6 +34,7 @@ class Key(Protocol):
 
 
 DROPPED = object()
+# Keys are never compared: without `eq` and `repr` these classes take half as long to import.
 
 
 def told(value: Any, values: Values) -> Any:  # noqa: ANN401
@@ -41,7 +42,7 @@ def told(value: Any, values: Values) -> Any:  # noqa: ANN401
     return value(values) if callable(value) else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Value:
     """A key with one value, `into` which argument of `build` it goes, `also` its other spellings.
 
@@ -85,7 +86,7 @@ class Value:
         return {self.key: self.found(parts)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Size(Value):
     """A whole number from `least` to `most`, which `divides` another that was read before.
 
@@ -117,7 +118,7 @@ class Size(Value):
             divide(reader, values[self.divides], reader.names[self.divides], values[self.into], name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Number(Value):
     """A finite number greater than `above` and at most `most`.
 
@@ -140,7 +141,6 @@ class Number(Value):
         return {self.key: self.back(self.found(parts))}
 
 
-@dataclass(frozen=True)
 class Flag(Value):
     """True or false."""
 
@@ -149,13 +149,26 @@ class Flag(Value):
         return reader.flag(self.key, *self.also, default=default, null=null)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Choice(Value):
-    """One of the names in `choices`; a value that has several is written by the name that `written` has for it."""
+    """One of the names in `choices`; a value that has several is written by the name that `written` has for it.
+
+    Another key, `again`, may say it too, if it says the same; that one is carried.
+    """
 
     _: KW_ONLY
     choices: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[Any, str] = field(default_factory=dict)
+    again: str = ""
+
+    def check(self, reader: ConfigReader, name: str, values: Values) -> None:
+        """Raises InputError where the other key says another."""
+        super().check(reader, name, values)
+        if self.again and reader.given(self.again):
+            same = reader.choice(self.again, choices=self.choices) == values[self.into]
+            reader.require(self.again, same, f"the same as {self.key}")
+        if self.again:
+            reader.irrelevant(self.again, f"says again what {self.key} says")
 
     def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> Any:  # noqa: ANN401
         """Returns what the name stands for."""
@@ -168,23 +181,7 @@ class Choice(Value):
         return {self.key: self.written.get(value) or next(named, value)}
 
 
-@dataclass(frozen=True)
-class SaidTwice(Choice):
-    """A choice that another key, `again`, may say too, if it says the same; that one is carried."""
-
-    _: KW_ONLY
-    again: str = ""
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the choice; raises InputError where the other key says another."""
-        super().read(reader, values)
-        if reader.given(self.again):
-            same = reader.choice(self.again, choices=self.choices) == values[self.into]
-            reader.require(self.again, same, f"the same as {self.key}")
-        reader.irrelevant(self.again, f"says again what {self.key} says")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Optional(Value):
     """A key whose value may be null, which is None to `build`; what it is otherwise, `of` says, and a default too."""
 
@@ -199,16 +196,11 @@ class Optional(Value):
         return None if self.key in reader.config else default
 
 
-@dataclass(frozen=True)
 class Irrelevant:
     """Keys that do not change the model, for `reason`; they are carried."""
 
-    reason: str
-    keys: tuple[str, ...]
-
     def __init__(self, reason: str, *keys: str) -> None:
-        object.__setattr__(self, "reason", reason)
-        object.__setattr__(self, "keys", keys)
+        self.reason, self.keys = reason, keys
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Declares them."""
@@ -220,18 +212,11 @@ class Irrelevant:
         return {}
 
 
-@dataclass(frozen=True)
 class Only:
     """A key that may only be one of `allowed`, for `reason`, or missing; it is carried."""
 
-    key: str
-    allowed: tuple[Any, ...]
-    reason: str
-
     def __init__(self, key: str, *allowed: Any, reason: str) -> None:  # noqa: ANN401
-        object.__setattr__(self, "key", key)
-        object.__setattr__(self, "allowed", allowed)
-        object.__setattr__(self, "reason", reason)
+        self.key, self.allowed, self.reason = key, allowed, reason
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Refuses another value."""
@@ -250,12 +235,11 @@ class Says(Only):
         return {self.key: self.allowed[0]}
 
 
-@dataclass(frozen=True)
 class Carried:
     """A key that is carried with the class's own `value` where a config has none."""
 
-    key: str
-    value: Any
+    def __init__(self, key: str, value: Any) -> None:  # noqa: ANN401
+        self.key, self.value = key, value
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Carries the value."""
@@ -266,12 +250,11 @@ class Carried:
         return {}
 
 
-@dataclass(frozen=True)
 class Check:
     """What the keys read so far must be together: `must` names what is allowed, `key` the one at fault."""
 
-    key: str
-    must: Must
+    def __init__(self, key: str, must: Must) -> None:
+        self.key, self.must = key, must
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Raises InputError naming the key unless the values are allowed."""
@@ -282,14 +265,17 @@ class Check:
         return {}
 
 
-@dataclass(frozen=True)
 class Group:
     """Keys whose values `make` one argument of `build`, beside those that are `given` of what was read before."""
 
-    into: str
-    make: Callable[..., Any]
-    keys: tuple[Key, ...]
-    given: Callable[[Values], Values] = lambda values: {}
+    def __init__(
+        self,
+        into: str,
+        make: Callable[..., Any],
+        keys: tuple[Key, ...],
+        given: Callable[[Values], Values] = lambda values: {},
+    ) -> None:
+        self.into, self.make, self.keys, self.given = into, make, keys, given
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the keys, in order."""
@@ -303,12 +289,11 @@ class Group:
         return written(self.keys, parts)
 
 
-@dataclass(frozen=True)
 class Headed:
     """Whether a model ends in a head, which the first of two classes has and the second has not; `into` an argument."""
 
-    heads: tuple[str, str]
-    into: str
+    def __init__(self, heads: tuple[str, str], into: str) -> None:
+        self.heads, self.into = heads, into
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the class, which is the first where none is named."""

@@ -102,7 +102,7 @@ def _rotary_of(parts: Parts) -> Rotary:
     return parts.expect(attention_of(parts).positions, Rotary, "blocks.0.attention.body.positions")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LatentRope(Rope):
     """The rotary keys, whose pairs are adjacent unless the key `interleave` says otherwise.
 

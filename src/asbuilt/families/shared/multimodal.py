@@ -33,7 +33,7 @@ AROUND = Irrelevant(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Text:
     """`text_config`, as the text's family reads it; the class defaults where it is missing."""
 

@@ -39,7 +39,7 @@ def by_key_head(block: Block, rows: tuple[int, ...]) -> Layout:
     return Interleave(groups, (attention.n_heads // groups * d_head, d_head, d_head))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Fused:
     """Tensors at `stems`, stored as one, `join` tells how."""
 
@@ -52,7 +52,7 @@ class Fused:
         return cls(stems=tuple(f"{at}.{part}" for part in "qkv"), join=join)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Names:
     """The names of a family's tensors: `stems` of a block, whose number follows `layers`, and those `outside`.
 

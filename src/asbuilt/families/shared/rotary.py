@@ -197,7 +197,7 @@ def write_rotary_object(rotary: Rotary, context: int) -> dict[str, Any]:
     return {"rope_theta": older["rope_theta"], **(older["rope_scaling"] or {"rope_type": "default"})}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Rope:
     """The keys of rotary positions, whose base is `theta` unless a config says another.
 

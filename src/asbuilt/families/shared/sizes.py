@@ -6,7 +6,6 @@ Their values make `Dimensions`, which families build with. A family states its c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict, Unpack
 
 from asbuilt.families.shared.common import divide, read_layer_types
@@ -22,11 +21,11 @@ ATTENTION_BIAS = Flag("attention_bias", "bias", default=False)
 MLP_BIAS = Flag("mlp_bias", "mlp_bias", default=False)
 
 
-@dataclass(frozen=True)
 class HeadWidth:
     """`head_dim`; missing means `default`, or where that is None the stream's width shared out over the heads."""
 
-    default: int | None = None
+    def __init__(self, default: int | None = None) -> None:
+        self.default = default
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the width, an even number because pairs of numbers turn."""
@@ -63,7 +62,6 @@ class SharedOut:
         return {}
 
 
-@dataclass(frozen=True)
 class CarriedWidth(HeadWidth):
     """A `head_dim` that is carried, so that a null, which means the stream's width shared out, stays one."""
 
@@ -146,7 +144,6 @@ def window(default: int | None) -> Optional:
     return Optional("sliding_window", "window", default=default)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerWindows:
     """Each layer's window: `layer_types` names the layers that have one, `use_sliding_window` may switch all off.
 
@@ -154,8 +151,8 @@ class LayerWindows:
     says about them is written again.
     """
 
-    default: int | None
-    usual: Callable[[ConfigReader, Values], list[bool]]
+    def __init__(self, *, default: int | None, usual: Callable[[ConfigReader, Values], list[bool]]) -> None:
+        self.default, self.usual = default, usual
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the windows; raises InputError for a sliding layer without one."""
@@ -180,15 +177,14 @@ class LayerWindows:
         return {"layer_types": types} | written | (unused if size is None else {})
 
 
-@dataclass(frozen=True, kw_only=True)
 class RopeLayers:
     """Which layers have positions: `no_rope_layers` has a 1 for those; else all but each interval's last.
 
     An empty list is none at all where it is `empty_too`.
     """
 
-    interval: int = 4
-    empty_too: bool = False
+    def __init__(self, *, interval: int = 4, empty_too: bool = False) -> None:
+        self.interval, self.empty_too = interval, empty_too
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the layers; raises InputError for a list that says too few of them."""

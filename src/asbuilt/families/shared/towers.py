@@ -229,7 +229,7 @@ BESIDE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Nested:
     """The object at `key`, of which the keys inside make a dict, `into` an argument of `build`; `at` finds its spec.
 
