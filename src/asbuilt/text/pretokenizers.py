@@ -40,6 +40,12 @@ _GPT2 = PreTokenizer(patterns=(GPT2,))
 _DIGITS = PreTokenizer(patterns=(r"\p{N}", GPT2))
 _LLAMA3 = PreTokenizer(patterns=(_cl100k(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
 _QWEN2 = PreTokenizer(patterns=(_cl100k(r"\p{N}"),), nfc=True)
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    + _TAIL,
+)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     # What GGUF readers fall back to for a file that names none, as files of before April 2024 do.
     "default": PreTokenizer(patterns=(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -47,8 +53,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     "command-r": PreTokenizer(patterns=_DIGITS.patterns, nfc=True),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(patterns=_LLAMA3.patterns)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer(patterns=_LLAMA3.patterns)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "deepseek-v3": PreTokenizer(patterns=_DEEPSEEK),
+    "falcon": PreTokenizer(patterns=(r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
+    "bloom": PreTokenizer(patterns=(r" ?[^(\s|.,!?…。，、।۔،)]+",)),
     "stablelm2": PreTokenizer(patterns=_QWEN2.patterns),
     "tekken": PreTokenizer(patterns=(_o200k(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(patterns=(_o200k(r"\p{N}{1,3}", _CONTRACTION + "?"),))),

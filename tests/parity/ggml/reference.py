@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -44,6 +45,11 @@ def vectors(path: Path, prompts: Sequence[Sequence[int]], pooling: str, context:
     return [np.array(vector) for vector in _run(job)]
 
 
+def tokens(path: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Returns each text's tokens, none put around it and none looked for in it."""
+    return _run({"path": str(path), "texts": list(texts), "context": 64})
+
+
 def _run(job: dict[str, Any]) -> list[Any]:
     done = subprocess.run(
         [sys.executable, __file__],
@@ -69,6 +75,9 @@ def _serve(job: dict[str, Any]) -> list[Any]:
     params.cpuparams.n_threads = 1
     params.cache_type_k = params.cache_type_v = x.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if "texts" in job:
+        server = x.Server(params)
+        return [_tokenize(server.listening_address, text) for text in job["texts"]]
     if "pooling" in job:
         params.embedding, params.embd_normalize = True, -1
         params.pooling_type = getattr(x.llama_pooling_type, f"LLAMA_POOLING_TYPE_{job['pooling'].upper()}")
@@ -90,6 +99,13 @@ def _complete(server: Any, prompt: list[int], job: dict[str, Any]) -> dict[str, 
         by_id = {one["id"]: one["logprob"] for one in step["top_logprobs"]}
         rows.append([by_id[i] for i in range(job["n_vocab"])])
     return {"prompt": prompt, "tokens": [step["id"] for step in content], "logprobs": rows}
+
+
+def _tokenize(address: str, text: str) -> list[int]:
+    body = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
+    asked = urllib.request.Request(f"{address}/tokenize", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return json.loads(answer.read())["tokens"]
 
 
 def _embed(server: Any, prompt: list[int]) -> list[float]:  # noqa: ANN401
