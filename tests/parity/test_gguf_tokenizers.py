@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(
     reference.installed() is None, reason="llama.cpp's wheel xllamacpp is not installed (pip install -e '.[dev]')"
 )
 TEXT = (
-    "It's DON'T we'll 123456 12 a1b2 foo_bar(x+=1); \"quoted\", naïve café — «ok» 日本語テキスト ひらがな 한국어 العربية ½ ² "
-    "http://a.b/c?d=e&f\n\n  indented\tlines\r\n   trailing   \n#tag @user $5.00 100% [x]{y}<z> ...!!?? \u00a0nbsp "
+    "It's DON'T we'll 123456 12 a1b2 foo_bar(x+=1); \"quoted\", naïve café — «ok» 日本語テキスト ひらがな 한국어 "
+    "العربية ½ ² http://a.b/c?d=e&f\n\n  indented\tlines\r\n   trailing   \n#tag @user $5.00 100% [x]{y}<z> ...!!?? \u00a0nbsp "
     "😀😀 Straße ÀÉÎ ﬁ  ,.;:  'S 'LL `code` ^~|"
 )
 PIECES = TEXT.split(" ")
