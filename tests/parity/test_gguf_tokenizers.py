@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 TEXT = (
     "It's DON'T we'll 123456 12 a1b2 foo_bar(x+=1); \"quoted\", naïve café — «ok» 日本語テキスト ひらがな 한국어 "
-    "العربية ½ ² http://a.b/c?d=e&f\n\n  indented\tlines\r\n   trailing   \n#tag @user $5.00 100% [x]{y}<z> ...!!?? \u00a0nbsp "
-    "😀😀 Straße ÀÉÎ ﬁ  ,.;:  'S 'LL `code` ^~|"
+    "العربية ½ ² http://a.b/c?d=e&f\n\n  indented\tlines\r\n   trailing   \n#tag @user $5.00 100% "
+    "[x]{y}<z> ...!!?? \u00a0nbsp 😀😀 Straße ÀÉÎ ﬁ  ,.;:  'S 'LL `code` ^~|"
 )
 PIECES = TEXT.split(" ")
 MARKS = ("हिन्दी", "e\u0301a", "n\u0303o")
