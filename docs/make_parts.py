@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
 
-from asbuilt.nn.registry import MODULES
+from asbuilt.nn.registry import registered
 from asbuilt.spec.json import PARTS
 from asbuilt.spec.part import Part
 
@@ -50,7 +50,7 @@ def section(part: type[Part]) -> str:
     said.append("\n".join(f"- `{field.name}`: {told.get(field.name, '')}" for field in fields(part)))
     own = {name: text for name, text in DECLARATIONS.items() if name in vars(part)}
     said.append("\n".join(f"- **{text}**: {_first(vars(part)[name].__doc__)}" for name, text in own.items()))
-    module = MODULES.get(part)
+    module = registered(part)
     if module is not None:
         said.append(f"Built by `{module.__module__}.{module.__name__}`.")
     return "\n\n".join(text for text in said if text)

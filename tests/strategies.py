@@ -44,6 +44,7 @@ from asbuilt.spec import (
     LayerNorm,
     LearnedPositions,
     Linear,
+    LinearAttention,
     LinearScaling,
     Llama3Scaling,
     LongRope,
@@ -212,8 +213,22 @@ def latents(draw: DrawFn, d_model: int) -> LatentAttention:
 
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
-    """Either attention, the one with the simpler cache as often as the other."""
-    return attentions(d_model) | latents(d_model)
+    """Any causal mixer, whatever it remembers."""
+    return attentions(d_model) | latents(d_model) | linear_attentions(d_model)
+
+
+@cache
+def linear_attentions(d_model: int) -> SearchStrategy[LinearAttention]:
+    """Linear attention, whose state is of one size."""
+    return st.builds(
+        LinearAttention,
+        d_model=st.just(d_model),
+        n_heads=st.integers(1, 4),
+        d_head=st.integers(1, 7),
+        bias=st.booleans(),
+        output_bias=st.booleans(),
+        eps=st.sampled_from((1e-6, 0.1)),
+    )
 
 
 @cache
@@ -579,13 +594,7 @@ def seers(draw: DrawFn) -> ModelSpec:
     """A model of texts in which images take the places of tokens."""
     text, tower = draw(specs(max_blocks=2)), draw(towers("none"))
     assert isinstance(tower.embedding, PatchEmbedding)
-    both_ways = draw(st.booleans()) and all(
-        isinstance(part, Attention)
-        and part.chunk is None
-        and not isinstance(part.positions, Alibi | RelativeProjection)
-        for _, part in walk(text)
-        if isinstance(part, Mixer)
-    )
+    both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
     vision = Vision(

@@ -137,11 +137,11 @@ def test_remembers_is_the_allocated_cache(spec: Model, batch: int, capacity: int
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     bill = cost.cache(spec, capacity, name)
     assert batch * bill.at_seq == allocated
-    assert cost.cache(spec, 1, name).at_seq == bill.per_token + bill.per_source_token
+    assert cost.cache(spec, 1, name).at_seq == bill.per_token + bill.per_source_token + bill.fixed
     assert cost.cache(spec, capacity, name, source=0).at_seq == bill.at_seq - bill.per_source_token * capacity
     forever = 10**6
     every = bill.unbounded + bill.per_source_token
-    assert cost.cache(spec, forever, name).at_seq == every * forever + bill.window
+    assert cost.cache(spec, forever, name).at_seq == every * forever + bill.window + bill.fixed
 
 
 @given(ANY, BATCH, TOKENS, KERNELS, st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))

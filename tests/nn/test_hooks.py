@@ -78,7 +78,8 @@ def test_what_a_hook_gives_is_what_counts(spec: Spec, seed: int, mode: Mode) -> 
         handle.remove()
 
 
-def test_a_hook_on_all_modules_is_one_on_each() -> None:
+def test_a_hook_on_all_modules_sees_what_usually_runs() -> None:
+    """Profilers and FLOP counters set such hooks: they do not part what is otherwise one product."""
     model = asbuilt.build(asbuilt.decoder(d_model=8, n_layers=1, n_heads=2, n_vocab=5))
     seen: list[nn.Module] = []
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(module))
@@ -87,7 +88,8 @@ def test_a_hook_on_all_modules_is_one_on_each() -> None:
             model(torch.tensor([[1, 2]]))
     finally:
         handle.remove()
-    assert {m for m in model.modules() if isinstance(m, Linear)} <= {*seen}
+    called = {path for path, m in model.named_modules() if isinstance(m, Linear) and m in seen}
+    assert called == {"blocks.0.attention.body.o", "blocks.0.ffn.body.down"}
 
 
 @pytest.mark.parametrize("path", ["blocks.0.attention.body.k", "blocks.0.ffn.body.gate"])

@@ -7,7 +7,7 @@ A new part needs an entry here only for a field that may be None, and for what m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from asbuilt.spec import (
@@ -35,6 +35,7 @@ from asbuilt.spec import (
     LayerNorm,
     LearnedPositions,
     LinearScaling,
+    Map,
     MixtureOfExperts,
     MLPProjector,
     Model,
@@ -189,7 +190,7 @@ def mutations(part: Part, path: str = "") -> Iterator[Mutation]:
     place = f"{path}." if path else ""
     for name, make in replacements(part):
         yield Mutation(f"{place}{name}", make)
-    children = part.children()
+    children = (child for child in part.children() if not isinstance(child[1], Map))  # which follow from the sizes
     beside = {name.partition(".")[0] for name, _ in part.extras()}  # no pass reaches what lies within
     for field in fields(part):  # type: ignore[arg-type]
         value = getattr(part, field.name) if field.name not in beside else None
@@ -213,7 +214,7 @@ def _below(part: Part, field: str, i: int | None, item: Part, path: str) -> Iter
 
 def replacements(part: Part) -> Iterator[tuple[str, Callable[[], Part]]]:
     """Yields (field, function that returns the part with another value there)."""
-    for field in fields(part):  # type: ignore[arg-type]
+    for field in own_fields(part):
         for make in alternatives(part, field.name):
             yield field.name, lambda name=field.name, make=make: replace(part, **{name: make()})
     if isinstance(part, Attention):
@@ -268,10 +269,16 @@ def _regrouped(part: Attention) -> Attention:
     return replace(part, n_heads=heads, n_kv_heads=kv_heads, d_head=d_head, positions=positions)
 
 
+def own_fields(part: Part) -> list[Field[Any]]:
+    """The fields of a part but those that say what stands around its linear maps, of which no family knows."""
+    return [field for field in fields(part) if field.type != "Map | None"]  # type: ignore[arg-type]
+
+
 def all_fields(spec: Part) -> set[str]:
     """Path and name of every field of every part of the spec."""
     return {
         f"{path}.{field.name}" if path else field.name
         for path, part in walk(spec)
-        for field in fields(part)  # type: ignore[arg-type]
+        if not isinstance(part, Map)
+        for field in own_fields(part)
     }

@@ -21,6 +21,7 @@ from asbuilt.spec import (
     DynamicNTK,
     LayerNorm,
     Linear,
+    LinearAttention,
     LongRope,
     Lora,
     Model,
@@ -55,6 +56,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
     "LearnedPositions": {"offset": 0},
+    "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
     "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
     "MLP": {"bias": False},
     "MLPProjector": {"bias": False, "merge": 1},
@@ -103,6 +105,7 @@ def examples() -> dict[type[Part], Part]:
     found[LongRope] = LongRope(
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
+    found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     return found
 
@@ -131,7 +134,7 @@ def test_another_type_is_refused_by_name(kind: type[Part]) -> None:
 
 def test_every_kind_of_part_is_tried() -> None:
     unseen = {kind.__name__ for kind in KINDS} - {kind.__name__ for kind in EXAMPLES}
-    assert unseen <= {"Part", "Mapped", "FrequencyFactors"}
+    assert unseen <= {"Part", "Mapped", "Mixer", "FrequencyFactors"}
 
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.

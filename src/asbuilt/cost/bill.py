@@ -108,13 +108,15 @@ def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
 class Flops:
     """FLOPs of one run: with weights, between activations (scores and mixing) in full, and those the mask leaves.
 
-    `one_gradient` are those of the products of which only one factor needs a gradient (`Product.one_gradient`).
+    `one_gradient` are those of the products of which only one factor needs a gradient (`Product.one_gradient`),
+    `caching` those that only a cache asks for.
     """
 
     products: int
     scores: int
     scores_causal: int
     one_gradient: int = 0
+    caching: int = 0
 
     @property
     def forward(self) -> int:
@@ -129,12 +131,12 @@ class Flops:
     @property
     def training(self) -> int:
         """Forward with full scores, and backward at twice that; at once that where only the weight gets a gradient."""
-        return TRAINING_FACTOR * self.forward - self.one_gradient
+        return TRAINING_FACTOR * (self.forward - self.caching) - self.one_gradient
 
     @property
     def training_causal(self) -> int:
         """The same with masked pairs skipped."""
-        return TRAINING_FACTOR * self.forward_causal - self.one_gradient
+        return TRAINING_FACTOR * (self.forward_causal - self.caching) - self.one_gradient
 
 
 def flops(spec: Part, run: Pass) -> Flops:
@@ -146,6 +148,7 @@ def flops(spec: Part, run: Pass) -> Flops:
         scores=sum(p.flops for p in scores),
         scores_causal=sum(p.causal_flops for p in scores),
         one_gradient=sum(p.flops for p in all_products if p.one_gradient),
+        caching=sum(p.flops for p in all_products if p.caching),
     )
 
 
@@ -178,16 +181,17 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
         raise InputError("a cache takes a plain format", field="kv-dtype", value=dtype, allowed="fp32, bf16, fp8, ...")
     everything = [r for _, part in walk(spec) for r in part.remembers()]
     remembered = [r for r in everything if r.of == "sequence"]
+    growing = [r for r in remembered if r.grows]
     read = sum(r.size for r in everything if r.of == "source")
     size = held.block_bytes
     at_seq = sum(r.size * r.tokens_kept(tokens) for r in remembered) + read * (tokens if source is None else source)
     return CacheBill(
-        per_token=math.ceil(size * sum(r.size for r in remembered)),
-        unbounded=math.ceil(size * sum(r.size for r in remembered if r.window is None)),
-        window=math.ceil(size * sum(r.size * r.window for r in remembered if r.window is not None)),
-        fixed=0,
+        per_token=math.ceil(size * sum(r.size for r in growing)),
+        unbounded=math.ceil(size * sum(r.size for r in growing if r.window is None)),
+        window=math.ceil(size * sum(r.size * r.window for r in growing if r.window is not None)),
+        fixed=math.ceil(size * sum(r.size for r in remembered if r.per == "sequence")),
         per_source_token=math.ceil(size * read),
-        expanded=math.ceil(size * sum(r.expanded for r in remembered)),
+        expanded=math.ceil(size * sum(r.expanded for r in growing)),
         at_seq=math.ceil(size * at_seq),
     )
 
@@ -361,7 +365,9 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
                     kind=part.kind,
                     parameters=sum(w.size for w in held.values()),
                     flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
-                    cache_bytes_per_token=math.ceil(size * sum(r.size for r in remembered if r.of == "sequence")),
+                    cache_bytes_per_token=math.ceil(
+                        size * sum(r.size for r in remembered if r.of == "sequence" and r.per == "token")
+                    ),
                     count=count,
                 )
             )

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from asbuilt.cost.dtypes import BLOCKS, PLAIN, dtype
 from asbuilt.cost.folded import Held
 from asbuilt.errors import InputError, near
-from asbuilt.spec.attention import Attention
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.experts import MixtureOfExperts
 from asbuilt.spec.head import Head
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import Part, Weight, walk, weights
 
@@ -232,7 +232,7 @@ def _types(spec: Model, mixture: Mixture, joined: bool) -> dict[str, str]:
     attending = sorted({layers[path] for path, slot in slots.items() if path in layers and slot in ("v", "qkv")})
     parts = [part for _, part in walk(spec)]
     experts = max((part.n_experts for part in parts if isinstance(part, MixtureOfExperts)), default=1)
-    groups = max((part.n_heads // part.n_kv_heads for part in parts if isinstance(part, Attention)), default=1)
+    groups = max((part.queries_per_key for part in parts if isinstance(part, Mixer)), default=1)
     tied = "head" not in slots.values()
     types = {}
     for path, weight, _ in weights(spec):

@@ -44,7 +44,10 @@ def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0)
     model = build(description, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         ids, beside = given(model, torch.zeros(batch, tokens, dtype=torch.long, device="meta"), images)
-        model(ids, **beside, kernel="reference")
+        cache = None
+        if description.decodes and description.n_vocab:
+            cache = Cache(description, batch=batch, capacity=tokens, dtype=torch.float32, device="meta")
+        model(ids, **beside, cache=cache, kernel="reference")
     return counter.get_total_flops()
 
 

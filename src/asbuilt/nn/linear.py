@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module
 
 from asbuilt.kernels.rows import linear
 from asbuilt.spec import linear as spec
@@ -65,9 +64,11 @@ def parameter(weight: Weight) -> nn.Parameter:
 
 
 def hooked(*maps: nn.Module) -> bool:
-    """Whether somebody looks on at one of the modules, so that it has to be called."""
-    own = any(m._forward_hooks or m._forward_pre_hooks for m in maps)
-    return own or bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+    """Whether one of the modules has a hook of its own, so that it has to be called.
+
+    Hooks for all modules do not count: profilers and FLOP counters set them, and are to see what usually runs.
+    """
+    return any(m._forward_hooks or m._forward_pre_hooks for m in maps)
 
 
 class FusedLinears:

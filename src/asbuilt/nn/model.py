@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.kernels.rows import row_products
-from asbuilt.nn import attention, cross, encoder, experts, feedforward, latent, norms, positions  # noqa: F401  they register themselves
+from asbuilt.nn import positions
 from asbuilt.nn.block import Block
 from asbuilt.nn.embedding import TokenEmbedding
 from asbuilt.nn.head import Head

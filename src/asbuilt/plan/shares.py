@@ -350,6 +350,8 @@ class _Fold:
         pairs = zip(self._products(path, part, self.at.run), self._products(path, whole, self.at.run), strict=True)
         for (product, adapted), (before, _) in pairs:
             ways = self.at.tp if self.at.sequence and product.flops == before.flops else 1
+            if product.caching:
+                continue
             if product.weight is None:
                 done["scores"] += split(product.flops, ways)
                 done["scores_causal"] += split(product.causal_flops, ways)

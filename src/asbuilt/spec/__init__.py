@@ -1,7 +1,7 @@
 """What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
 
 from asbuilt.spec.attention import Attention
-from asbuilt.spec.block import Block, Body, Branch, Mixer, Parallel
+from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
@@ -23,6 +23,8 @@ from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped
+from asbuilt.spec.linear_attention import LinearAttention
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import Embedding, Model, Predictor
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
@@ -105,6 +107,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LinearAttention",
     "LinearScaling",
     "Llama3Scaling",
     "LongRope",

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.linear import Linear, Map
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm, RMSNorm
 from asbuilt.spec.part import (
     Part,
@@ -30,7 +31,7 @@ from asbuilt.spec.relative import RelativeProjection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Mapped):
+class Attention(Mixer):
     """softmax(scale * q k^T) v over the tokens before, or all of them unless `causal`, projected back to the stream.
 
     `window` w lets a token see itself and the w-1 before it, `chunk` c only those of its own run of c positions.
@@ -40,7 +41,6 @@ class Attention(Mapped):
     Keys and values are not `cached` where all tokens always come at once.
     """
 
-    kind = "attention"
     d_model: int
     """Width of the residual stream."""
     n_heads: int
@@ -122,6 +122,28 @@ class Attention(Mapped):
         if not self.rotate_first:
             return children
         return iter(sorted(children, key=lambda child: (child[0] not in self.maps, child[0] != "positions")))
+
+    @property
+    def decodes(self) -> bool:
+        """Where attention is causal and keys are kept."""
+        return self.causal and self.cached
+
+    @property
+    def sees_images(self) -> bool:
+        """Where attention is causal, in a window or not, and distances add nothing to the scores."""
+        distant = isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection)
+        return self.causal and self.chunk is None and not distant
+
+    @property
+    def buckets(self) -> tuple[int, int] | None:
+        """Those of relative positions."""
+        asked = isinstance(self.positions, RelativeBuckets)
+        return (self.positions.n_buckets, self.n_heads) if asked else None  # type: ignore[union-attr]
+
+    @property
+    def queries_per_key(self) -> int:
+        """n_heads / n_kv_heads."""
+        return self.n_heads // self.n_kv_heads
 
     @property
     def d_query(self) -> int:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from asbuilt.spec.attention import Attention
-from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.experts import FeedForward
-from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import Part, Pass, require, require_flags, require_number
-
-# What carries numbers from token to token.
-Mixer = Attention | LatentAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +39,7 @@ class Parallel(Part):
         return max(self.attention.peak_bytes(run), stream + self.ffn.peak_bytes(run), 3 * stream)
 
 
-Body = Mixer | CrossAttention | FeedForward | Parallel
+Body = Mixer | FeedForward | Parallel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from asbuilt.spec.attention import output_map
-from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.linear import Linear, Map
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import (
     Pass,
     Product,
@@ -23,14 +24,13 @@ from asbuilt.spec.part import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossAttention(Mapped):
+class CrossAttention(Mixer):
     """softmax(scale * q k^T) v with q from the stream, k and v from the source (S tokens of width `d_source`).
 
     Keys and values are computed once, in the first pass over a sequence, and then remembered; `scale` None means
     d_head^-0.5.
     """
 
-    kind = "attention"
     d_model: int
     """Width of the residual stream."""
     d_source: int
@@ -60,6 +60,16 @@ class CrossAttention(Mapped):
         if self.scale is not None:
             require_number(self, "scale")
         self.require_maps()
+
+    @property
+    def source_width(self) -> int:
+        """d_source."""
+        return self.d_source
+
+    @property
+    def sees_images(self) -> bool:
+        """It sees no token of the text."""
+        return True
 
     @property
     def d_query(self) -> int:

@@ -5,57 +5,31 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asbuilt.errors import InputError, near
 from asbuilt.files import parse_json
-from asbuilt.spec import (
-    attention,
-    block,
-    cross,
-    embedding,
-    encoder,
-    experts,
-    feedforward,
-    head,
-    latent,
-    linear,
-    model,
-    norms,
-    positions,
-    relative,
-    vision,
-)
+from asbuilt.spec import experts, linear, mixer
 from asbuilt.spec.part import KINDS, Part
 
-MODULES = (
-    attention,
-    block,
-    cross,
-    embedding,
-    encoder,
-    experts,
-    feedforward,
-    head,
-    latent,
-    linear,
-    model,
-    norms,
-    positions,
-    relative,
-    vision,
-)
+# Every file of the package says which parts there are.
+_FILES = [file.name for file in iter_modules([str(Path(__file__).parent)]) if file.name not in ("json", "show")]
+MODULES = [import_module(f"asbuilt.spec.{name}") for name in _FILES]
+ABSTRACT = (Part, linear.Mapped, mixer.Mixer)
 PARTS: dict[str, type[Part]] = {
     name: value
     for module in MODULES
     for name, value in vars(module).items()
-    if isinstance(value, type) and issubclass(value, Part) and value not in (Part, linear.Mapped) and name[0] != "_"
+    if isinstance(value, type) and issubclass(value, Part) and value not in ABSTRACT and name[0] != "_"
 }
 
 # Parts from outside the package, by name; they stand where one of these unions does.
 OUTSIDE: dict[str, type[Part]] = {}
-BODIES = (block.Mixer, experts.FeedForward)
+BODIES = (mixer.Mixer, experts.FeedForward)
 
 # A stranger's file may nest or repeat without end; no model is deeper or longer than this.
 DEEPEST, LONGEST = 16, 100_000
@@ -160,9 +134,9 @@ def _part_fields(kind: type[Part]) -> dict[str, Any]:
 
 
 def _parts_in(hint: Any) -> set[type[Part]]:  # noqa: ANN401  # a type
-    """Returns the kinds of parts that a field's type names."""
+    """Returns the kinds of parts that a field's type names: of a base all that are derived from it."""
     if isinstance(hint, type) and issubclass(hint, Part):
-        return {hint}
+        return {kind for kind in PARTS.values() if issubclass(kind, hint)} or {hint}
     return {part for inner in get_args(hint) for part in _parts_in(inner)}
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from asbuilt.spec.attention import output_map
-from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.linear import Linear, Map
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     Pass,
@@ -28,7 +29,7 @@ from asbuilt.spec.positions import Rotary, YaRN
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention(Mapped):
+class LatentAttention(Mixer):
     """Causal attention with q = q_up(q_norm(q_down x)), c = kv_norm(kv_down x), k = [k_up c, k_rope x], v = v_up c.
 
     Each head's query and key are `d_nope` numbers without position and `d_rope` turned ones; the turned key is the same
@@ -40,7 +41,6 @@ class LatentAttention(Mapped):
     *expanded*. The cache holds c and the turned key: kv_rank + d_rope numbers per token, for all heads together.
     """
 
-    kind = "attention"
     d_model: int
     """Width of the residual stream."""
     n_heads: int

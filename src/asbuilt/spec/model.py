@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from asbuilt.errors import InputError
-from asbuilt.spec.attention import Attention
-from asbuilt.spec.block import Block, Mixer
-from asbuilt.spec.cross import CrossAttention
+from asbuilt.spec.block import Block
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import Pooler, TypeEmbedding
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     MOST_BLOCKS,
@@ -23,8 +22,7 @@ from asbuilt.spec.part import (
     require_sizes,
     walk,
 )
-from asbuilt.spec.positions import Alibi, BiasTable, LearnedPositions, RelativeBuckets, Rotary, Sinusoids
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.positions import BiasTable, LearnedPositions, Rotary, Sinusoids
 from asbuilt.spec.show import show
 from asbuilt.spec.vision import Classifier, Contrast, PatchEmbedding, Projection, Vision
 
@@ -135,7 +133,7 @@ class Model(Part):
         blocks = self.blocks[: run.depth]
         parts = [part for block in blocks for _, part in walk(block)]
         rotary = {part for part in parts if isinstance(part, Rotary)}
-        masks = {m[0]: m[1:] for part in parts if isinstance(part, Attention) for m in (part.mask_peak(run),)}
+        masks = {m[0]: m[1:] for part in parts if isinstance(part, Mixer) and (m := part.mask_peak(run))}
         tables = run.tokens * 8 + sum(part.peak_bytes(run) for part in rotary) + sum(kept for kept, _ in masks.values())
         above = self._above(run)
         normed = above.rows * self.d_model * run.width if self.norm is not None else 0
@@ -207,14 +205,7 @@ class Model(Part):
             made = self.vision.projector.d_out
             require(self, "vision", made == self.d_model, f"a projector to d_model = {self.d_model}")
             parts = [part for block in self._unlike_blocks() for _, part in walk(block)]
-            masked = all(
-                isinstance(p, Attention)
-                and p.causal
-                and p.chunk is None
-                and not isinstance(p.positions, Alibi | RelativeBuckets | RelativeProjection)
-                for p in parts
-                if isinstance(p, Mixer)
-            )
+            masked = all(part.sees_images for part in parts if isinstance(part, Mixer))
             allowed = "images that see both ways in causal attention alone, without chunks and distances"
             require(self, "vision", masked or not self.vision.both_ways, allowed)
 
@@ -238,17 +229,19 @@ class Model(Part):
         made = None if self.encoder is None else self.encoder.d_model
         for block in self._unlike_blocks():
             for _, part in walk(block):
-                if isinstance(part, CrossAttention):
-                    require(self, "blocks", part.d_source == made, f"cross-attention to the encoder's width, {made}")
+                if isinstance(part, Mixer) and part.source_width is not None:
+                    require(
+                        self, "blocks", part.source_width == made, f"cross-attention to the encoder's width, {made}"
+                    )
 
     def _require_buckets(self) -> None:
         """Layers with relative buckets have as many of them, and as many heads, as the stack's one table."""
         table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
         asked = {
-            (part.positions.n_buckets, part.n_heads)
+            part.buckets
             for block in self._unlike_blocks()
             for _, part in walk(block)
-            if isinstance(part, Attention) and isinstance(part.positions, RelativeBuckets)
+            if isinstance(part, Mixer) and part.buckets is not None
         }
         require(self, "relative", asked == ({table} if table else set()), f"a table for {sorted(asked) or 'nothing'}")
 
@@ -318,7 +311,7 @@ class Model(Part):
     def decodes(self) -> bool:
         """Whether a text can be continued token by token: not where tokens see those after them."""
         parts = (part for block in self._unlike_blocks() for _, part in walk(block))
-        return all(part.causal and part.cached for part in parts if isinstance(part, Attention))
+        return all(part.decodes for part in parts if isinstance(part, Mixer))
 
     @property
     def language_head(self) -> Head | TiedHead | None:

@@ -104,7 +104,7 @@ class Product:
     `weight` is the name of the part's own weight that is multiplied, or the absolute path of another part's after a
     slash; None for products of two activations (scores). `needed` counts the FLOPs left when masked pairs are skipped.
     `one_gradient` marks a product of which only one factor needs a gradient: one with the data itself, or with a
-    frozen weight.
+    frozen weight; `caching` one that a pass without a cache, and so a training step, does without.
     """
 
     name: str
@@ -115,6 +115,7 @@ class Product:
     weight: str | None = None
     needed: int | None = None
     one_gradient: bool = False
+    caching: bool = False
 
     @property
     def flops(self) -> int:
@@ -152,6 +153,11 @@ class Remembered:
     def size(self) -> int:
         """Numbers per token, or of the whole state."""
         return math.prod(self.shape)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a token of the sequence's own adds to it, until a window is full."""
+        return self.of == "sequence" and self.per == "token"
 
     def tokens_kept(self, tokens: int) -> int:
         """How many of `tokens` are still held; a state is held once."""

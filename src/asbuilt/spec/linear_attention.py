@@ -1,0 +1,140 @@
+"""Linear attention: a kernel of features in the place of the softmax, so that what came before is one matrix.
+
+Katharopoulos et al. 2020 (arXiv 2006.16236), section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from asbuilt.spec.attention import output_map
+from asbuilt.spec.linear import Linear, Map
+from asbuilt.spec.mixer import Mixer
+from asbuilt.spec.part import Pass, Product, Remembered, Saved, divided, require_flags, require_number, require_sizes
+
+# Tokens that are multiplied with one another before the state takes them in: the work grows with their number, and the
+# steps that wait for each other shrink.
+CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention(Mixer):
+    """y_t = f(q_t)^T S_t / (f(q_t)^T z_t + eps), S_t = sum over s <= t of f(k_s) v_s^T, z_t = sum of f(k_s), f = elu+1.
+
+    S and z side by side are the state: d_head x (d_head + 1) numbers for each head, however long the sequence is. In a
+    pass over many tokens, those of a chunk see each other by masked products, and those before it through the state.
+    """
+
+    d_model: int
+    """Width of the residual stream."""
+    n_heads: int
+    """Heads, each with a state of its own."""
+    d_head: int
+    """Width of a head."""
+    bias: bool = False
+    """Whether q, k and v have biases."""
+    output_bias: bool = False
+    """Whether o has a bias."""
+    eps: float = 1e-6
+    """Added to the sum of weights."""
+    q: Map | None = None
+    """What stands in place of the plain map q."""
+    k: Map | None = None
+    """What stands in place of the plain map k."""
+    v: Map | None = None
+    """What stands in place of the plain map v."""
+    o: Map | None = None
+    """What stands in place of the plain map o."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_heads", "d_head")
+        require_flags(self, "bias", "output_bias")
+        require_number(self, "eps")
+        self.require_maps()
+
+    @property
+    def d_query(self) -> int:
+        """Width of all heads together."""
+        return self.n_heads * self.d_head
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """q, k and v (d_model to n_heads*d_head), o (n_heads*d_head to d_model)."""
+        q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
+        return {"q": q, "k": q, "v": q, "o": output_map(self.d_query, self.d_model, self.output_bias)}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds n_heads / tensor heads and their states; o's bias is whole."""
+        return self.resized(n_heads=divided(self, "n_heads", tensor))
+
+    def chunks(self, run: Pass) -> list[tuple[int, int]]:
+        """Returns (tokens, how many) for the full chunks of a pass and for the rest, where there are any."""
+        full, rest = divmod(run.tokens, CHUNK)
+        return [(size, n) for size, n in ((CHUNK, full), (rest, 1)) if size and n]
+
+    def n_read(self, run: Pass) -> int:
+        """Tokens that read a state: all but those of the first chunk of a sequence."""
+        return run.tokens if run.past else max(0, run.tokens - CHUNK)
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Maps; scores and mixing within chunks; the state read, and taken further by each chunk.
+
+        By the last chunk only for a cache.
+        """
+        heads, wide = run.batch * self.n_heads, self.d_head + 1
+        within: list[Product] = []
+        for size, n in self.chunks(run):
+            pairs = 2 * heads * n * size * (size + 1) // 2
+            within += [
+                Product(name="scores", a=size, b=self.d_head, c=size, n=heads * n, needed=pairs * self.d_head),
+                Product(name="mix", a=size, b=size, c=wide, n=heads * n, needed=pairs * wide),
+            ]
+        last = self.chunks(run)[-1][0]
+        before, read = run.tokens - last, self.n_read(run)
+        return (
+            *self.map_products(run, "q", "k", "v"),
+            *within,
+            *((Product(name="read", a=read, b=self.d_head, c=wide, n=heads),) if read else ()),
+            *((Product(name="update", a=self.d_head, b=before, c=wide, n=heads),) if before else ()),
+            Product(name="last update", a=self.d_head, b=last, c=wide, n=heads, caching=True),
+            *self.map_products(run, "o"),
+        )
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, q and k and their features, values, masked scores, states read, results, weights, and the mix."""
+        query, wide = run.rows * self.d_query, run.rows * self.n_heads * (self.d_head + 1)
+        scores = run.batch * self.n_heads * sum(n * size * size for size, n in self.chunks(run))
+        n_states = -(-run.tokens // CHUNK) - (0 if run.past else 1)
+        states = run.batch * self.n_heads * self.d_head * (self.d_head + 1) * n_states
+        sizes = {
+            "input": run.rows * self.d_model,
+            "q": query,
+            "k": query,
+            "q features": query,
+            "k features": query,
+            "values": wide,
+            "scores": scores,
+            "states": states,
+            "results": wide,
+            "weights": run.rows * self.n_heads,
+            "mixed": query,
+        }
+        return (*(Saved(name=name, size=size) for name, size in sizes.items()), *self.maps_keep(run))
+
+    def recomputes(self) -> tuple[str, ...]:
+        """Features, and scores from them."""
+        return ("q features", "k features", "scores")
+
+    def peak_bytes(self, run: Pass) -> int:
+        """q, k and v with their features, and a chunk's scores beside all results; or results, their ratio, the mix."""
+        query, wide = run.rows * self.d_query, run.rows * self.n_heads * (self.d_head + 1)
+        size = self.chunks(run)[0][0]
+        chunk = run.batch * self.n_heads * (2 * size * size + 2 * size * (self.d_head + 1))
+        states = 2 * run.batch * self.n_heads * self.d_head * (self.d_head + 1)
+        held = 2 * query + wide
+        attending = held + max(3 * query, 2 * query + chunk + states + 2 * wide)
+        return (max(attending, held + wide + 2 * query) + run.rows * self.d_model) * run.width + self.peak_beside(run)
+
+    def remembers(self) -> tuple[Remembered, ...]:
+        """The state: n_heads * d_head * (d_head + 1) numbers for a sequence."""
+        return (Remembered(name="state", shape=(self.n_heads, self.d_head, self.d_head + 1), per="sequence"),)

@@ -1,0 +1,50 @@
+"""What every mixer says of itself: which tokens it sees, what it reads beside the stream, and what it needs to see.
+
+A mixer carries numbers from token to token. It owns its memory: `remembers` says what is kept of earlier tokens, for
+each token, for those of a window, or for the whole sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asbuilt.spec.linear import Mapped
+from asbuilt.spec.part import Pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixer(Mapped):
+    """Base of what carries numbers from token to token; the defaults are those of a causal one, of the stream alone."""
+
+    kind = "attention"
+    d_model: int
+    """Width of the residual stream."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a text can be continued token by token: none sees those after it, and what came before is kept."""
+        return True
+
+    @property
+    def source_width(self) -> int | None:
+        """Width of what it reads of an encoder; None where it reads the stream alone."""
+        return None
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether tokens of one image can see each other both ways, while all others see those before them."""
+        return False
+
+    @property
+    def buckets(self) -> tuple[int, int] | None:
+        """Buckets and heads of the stack's table of distances that it asks for; None where it asks for none."""
+        return None
+
+    @property
+    def queries_per_key(self) -> int:
+        """How many query heads read one key head."""
+        return 1
+
+    def mask_peak(self, run: Pass) -> tuple[str, int, int] | None:
+        """Returns a mask's name, its bytes and what making it takes beside, None for none; a name is made once."""
+        return None
