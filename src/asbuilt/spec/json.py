@@ -7,7 +7,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,8 +16,8 @@ from asbuilt.spec import experts, linear, mixer
 from asbuilt.spec.part import KINDS, Part
 
 # Every file of the package says which parts there are.
-_FILES = [file.name for file in iter_modules([str(Path(__file__).parent)]) if file.name not in ("json", "show")]
-MODULES = [import_module(f"asbuilt.spec.{name}") for name in _FILES]
+_FILES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+MODULES = [import_module(f"asbuilt.spec.{name}") for name in _FILES if name not in ("json", "show", "edit")]
 ABSTRACT = (Part, linear.Mapped, mixer.Mixer)
 PARTS: dict[str, type[Part]] = {
     name: value
