@@ -272,6 +272,13 @@ def test_a_tied_table_takes_the_heads_format_and_odd_rows_eight_bits() -> None:
     assert _bits(_tiny(d_model=192), "mostly_iq2_xxs", "head.weight") == [Q8_0]  # not what Q5_K falls back to
 
 
+def test_what_a_narrow_table_is_multiplied_to_takes_the_tables_format() -> None:
+    """A table whose width is not that of the stream, as OPT-350M's, and the map behind it."""
+    narrow = _tiny().edit("embedding", d_table=256)
+    assert _bits(narrow, "q4_k_m", "embedding.weight") == [Q4_K]
+    assert _bits(narrow, "q4_k_m", "embedding.project.weight") == [Q4_K]
+
+
 # What llama.cpp makes of rows that are no multiple of 256 but one of 32 (bits a number); of others, 16.
 FALLBACKS = {
     "iq1_s": 4.5,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
 import strategies
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asbuilt.errors import InputError
 from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.linear import Lora as Module
-from asbuilt.spec import Linear, Lora, Model, dumps, loads, walk
+from asbuilt.nn.linear import of_map
+from asbuilt.spec import MLP, Attention, Linear, Lora, Model, Part, Pass, TokenEmbedding, dumps, loads, walk
 from asbuilt.spec.part import weights
 
 
@@ -78,3 +84,64 @@ def test_a_device_has_its_part_of_an_adapter() -> None:
     inward = Lora(base=Linear(d_in=6, d_out=8, bias=True, split="in"), rank=2, alpha=2.0).shard(2)
     shapes = {name: weight.shape for name, weight in inward.holds().items()}
     assert shapes == {"weight": (8, 3), "bias": (8,), "lora_a": (2, 3), "lora_b": (8, 2)}
+
+
+def test_an_attention_with_adapters_is_divided_with_them() -> None:
+    """Two devices, four heads of 3: half of the rows of q, v and their B, half of the columns of o and its A."""
+    plain = Attention(d_model=8, n_heads=4, n_kv_heads=2, d_head=3)
+    own = {name: Lora(base=plain.plain_maps()[name], rank=2, alpha=2.0) for name in "qvo"}
+    part = replace(plain, **own).shard(2)
+    assert part == replace(plain.shard(2), q=part.q, v=part.v, o=part.o)
+    assert {path: weight.shape for path, weight, _ in weights(part)} == {
+        "q.weight": (6, 8),
+        "q.lora_a": (2, 8),
+        "q.lora_b": (6, 2),
+        "k.weight": (3, 8),
+        "v.weight": (3, 8),
+        "v.lora_a": (2, 8),
+        "v.lora_b": (3, 2),
+        "o.weight": (8, 6),
+        "o.lora_a": (2, 6),
+        "o.lora_b": (8, 2),
+    }
+
+
+def test_the_adapter_is_multiplied_by_alpha_over_rank() -> None:
+    """W + (6 / 2) B A, number by number (section 4.1 of the paper)."""
+    part = Lora(base=Linear(d_in=2, d_out=1, bias=True), rank=1, alpha=6.0)
+    module = of_map(replace(part, base=replace(part.base, d_out=2), rank=2))
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        module.get_parameter("bias").copy_(torch.tensor([0.5, -0.5]))
+        module.get_parameter("lora_a").copy_(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+        module.get_parameter("lora_b").copy_(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
+        # A x = (1 + 2 * 10, 10) = (21, 10); B A x = (21, 2 * 21 + 10) = (21, 52); times 3: (63, 156)
+        assert module(torch.tensor([[1.0, 10.0]])).tolist() == [[1 + 63 + 0.5, 10 + 156 - 0.5]]
+        assert module.matrix().tolist() == [[1 + 3 * 1.0, 3 * 2.0], [3 * 2.0, 1 + 3 * 5.0]]
+
+
+def test_room_beside_the_plain_map() -> None:
+    """x A^T (3 numbers a row), B of it and that scaled (7 each), of 5 rows in 4 bytes; the widest map decides."""
+    run = Pass(tokens=5, width=4)
+    assert Lora(base=Linear(d_in=4, d_out=7), rank=3, alpha=1.0).peak_beside(run, run.rows) == 5 * (3 + 14) * 4
+    plain = MLP(d_model=4, d_ff=7, activation="silu")
+    wrapped = {name: Lora(base=base, rank=3, alpha=1.0) for name, base in plain.plain_maps().items()}
+    assert replace(plain, **wrapped).peak_bytes(run) - plain.peak_bytes(run) == 5 * (3 + 14) * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Attention(d_model=8, n_heads=2, n_kv_heads=2, d_head=4, q=5), "Attention.q"),  # type: ignore[arg-type]  # pyright: ignore
+        (lambda: Attention(d_model=8, n_heads=2, n_kv_heads=2, d_head=4, k=Linear(d_in=8, d_out=8)), "Attention.k"),
+        (lambda: TokenEmbedding(n_vocab=4, d_model=4, project=Linear(d_in=2, d_out=4)), "TokenEmbedding.project"),
+        (lambda: MLP(d_model=4, d_ff=7, activation="relu", up=Linear(d_in=4, d_out=6)), "MLP.up"),
+        (lambda: Lora(base=Lora(base=Linear(d_in=4, d_out=4), rank=1, alpha=1.0), rank=1, alpha=1.0), "Lora.base"),  # type: ignore[arg-type]  # pyright: ignore
+        (lambda: Lora(base=Linear(d_in=4, d_out=3), rank=4, alpha=1.0), "Lora.rank"),
+        (lambda: Lora(base=Linear(d_in=4, d_out=3), rank=2, alpha=0.0), "Lora.alpha"),
+    ],
+)
+def test_what_cannot_stand_there_is_refused_by_name(make: Callable[[], Part], field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make()
+    assert refused.value.field == field

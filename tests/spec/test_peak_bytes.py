@@ -15,7 +15,9 @@ import torch
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.measure import run as measured
+from asbuilt.nn.cache import Cache
 from asbuilt.nn.masks import AttentionPattern, mask
+from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import (
     MLP,
@@ -29,6 +31,7 @@ from asbuilt.spec import (
     LatentAttention,
     LayerNorm,
     LearnedPositions,
+    LinearAttention,
     MixtureOfExperts,
     Model,
     Norm,
@@ -374,3 +377,25 @@ def test_a_context_beyond_the_table_of_positions_is_refused() -> None:
     assert model(ffn, positions=table, max_positions=16).max_positions == 16
     with pytest.raises(InputError, match=r"Model\.max_positions.*16 positions"):
         model(ffn, positions=table, max_positions=17)
+
+
+@pytest.mark.parametrize("tokens", [16, 40, 64, 100, 180, 256])
+@pytest.mark.parametrize(
+    ("batch", "heads", "d_head", "d_model"), [(1, 1, 8, 32), (2, 4, 8, 64), (1, 4, 64, 256), (2, 2, 32, 16)]
+)
+def test_peak_bytes_of_linear_attention(tokens: int, batch: int, heads: int, d_head: int, d_model: int) -> None:
+    """Within a tenth of the allocator's peak, in one chunk and in several, with a cache; 64 tokens are a chunk."""
+    part = LinearAttention(d_model=d_model, n_heads=heads, d_head=d_head)
+    built = module(part, "")
+    for parameter in built.parameters():
+        parameter.data.normal_(0.0, 0.05)
+    x = torch.randn(batch, tokens, d_model)
+    cache = Cache(part, batch=batch, capacity=tokens, dtype=torch.float32)
+
+    def run() -> None:
+        built(x, Step((batch, tokens), x.device, cache=cache))
+
+    with torch.inference_mode():
+        run()
+        peak = measured.peak_bytes(run)
+    assert 0.9 * peak <= part.peak_bytes(Pass(tokens=tokens, batch=batch, width=4)) <= 1.1 * peak

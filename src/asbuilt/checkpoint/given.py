@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def source_of(model: Given, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
     """Returns the source that is meant: itself, the description of a spec or a built model, or what `open_model` finds.
 
-    Raises InputError as `open_model` does, and for what is no model.
+    Raises InputError as `open_model` does, and for an argument that is not a model.
     """
     if isinstance(model, Source):
         return model

@@ -26,7 +26,7 @@ def own_document(spec: Model, carried: dict[str, Any], dtype: str) -> dict[str, 
 def own_reading(path: Path) -> Reading:
     """Returns what an `asbuilt.json` says, with the first family that can express it, if any can.
 
-    Raises InputError for a version that is not read, a key that is unknown or missing, and for what is no model.
+    Raises InputError for an unsupported version, an unknown or missing key, and a spec that is not a model.
     """
     data, where = load_config_file(path), str(path)
     version = data.get("asbuilt")

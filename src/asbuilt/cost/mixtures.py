@@ -19,6 +19,7 @@ from asbuilt.errors import InputError, near
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.experts import MixtureOfExperts
 from asbuilt.spec.head import Head
+from asbuilt.spec.linear import Linear
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import Part, Weight, walk, weights
@@ -251,7 +252,7 @@ def _slot(path: str, weight: Weight, owner: Part, joined: bool) -> str:
     if len(weight.shape) < 2 or weight.role not in QUANTISED_ROLES or owner.kind == "router":
         return "plain"
     if owner.kind == "embedding":
-        return "table" if isinstance(owner, TokenEmbedding) else "plain"
+        return "table" if isinstance(owner, TokenEmbedding | Linear) else "plain"
     if isinstance(owner, Head):
         return "head"
     name = next(name for name in reversed(path.split(".")) if name != "weight")

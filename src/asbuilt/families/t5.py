@@ -49,7 +49,7 @@ UNUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What all of these families are told by; `name` is the model's."""
+    """The sizes of these families; `name` is the model's."""
 
     n_vocab: int
     d_model: int

@@ -75,7 +75,7 @@ class Attention(PartModule):
         return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
 
     def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns q (B, T, H, D), k and v (B, T, K, D), q and k normalised and turned by their positions."""
+        """Returns q (B, T, H, D), k and v (B, T, K, D), q and k normalised and with RoPE applied."""
         part = self.part
         B, T, _ = x_BTM.shape
         joined = None if self.q_norm is not None or self.k_norm is not None else self.qkv.joined(x_BTM)
@@ -90,13 +90,13 @@ class Attention(PartModule):
         return q, k, v
 
     def placed(self, norm: nn.Module | None, heads: Tensor, step: Step) -> Tensor:
-        """Returns heads normalised and turned, in the part's order."""
+        """Returns heads normalised and with RoPE applied, in the part's order."""
         if self.part.rotate_first:
             return normed(norm, self.turned(heads, step))
         return self.turned(normed(norm, heads), step)
 
     def turned(self, heads: Tensor, step: Step) -> Tensor:
-        """Returns heads (B, T, any, D) turned by their positions."""
+        """Returns heads (B, T, any, D) with RoPE applied."""
         rotary = self.part.positions
         if not isinstance(rotary, positions.Rotary):
             return heads

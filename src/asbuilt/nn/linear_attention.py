@@ -35,20 +35,23 @@ class LinearAttention(PartModule):
         """Returns (B, T, M)."""
         part = self.part
         B, T, _ = x_BTM.shape
-        q, k, v = self.qkv(x_BTM)
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        if step.valid_BT is not None:  # padding adds nothing to the state
-            k = k * step.valid_BT[:, :, None]
-        values = v.view(B, T, part.n_heads, part.d_head)
-        values = torch.cat((values, values.new_ones(B, T, part.n_heads, 1)), -1)
         layer = None if step.cache is None else step.cache.layer(self.path, StateCache)
         before = None if layer is None or not any(step.past) else layer.read()[0].flatten(0, 1)
-        q_GTD, k_GTD, v_GTW = (self.by_head(y.view(B, T, part.n_heads, -1)) for y in (q, k, values))
-        y, state = by_chunks(q_GTD, k_GTD, v_GTW, before, spec.CHUNK, keep=layer is not None)
+        y, state = by_chunks(*self.features(x_BTM, step), before, spec.CHUNK, keep=layer is not None)
         if layer is not None and state is not None:
             layer.write((state.view(B, part.n_heads, part.d_head, -1),))
         y = y[..., :-1] / (y[..., -1:] + part.eps)  # padding before a text has seen nothing
         return self.o(y.view(B, part.n_heads, T, part.d_head).transpose(1, 2).reshape(B, T, part.d_query))
+
+    def features(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns f(q) and f(k) (G, T, D), and values with a one beside them (G, T, D + 1)."""
+        B, T, _ = x_BTM.shape
+        q, k, v = (y.view(B, T, self.part.n_heads, -1) for y in self.qkv(x_BTM))
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        if step.valid_BT is not None:  # padding adds nothing to the state
+            k = k * step.valid_BT[:, :, None, None]
+        values = torch.cat((v, v.new_ones(B, T, self.part.n_heads, 1)), -1)
+        return self.by_head(q), self.by_head(k), self.by_head(values)
 
     def by_head(self, x_BTHW: Tensor) -> Tensor:
         """Returns (G, T, width)."""

@@ -41,7 +41,9 @@ def search(subject: Subject, machine: Machine, options: Options, most: int = SHO
     """
     if subject.model is None:
         raise InputError(
-            "how a model is divided is not said by a number of parameters", field="search", fix="name a MODEL"
+            "needs a model: a number of parameters does not say how it can be divided",
+            field="search",
+            fix="name a MODEL",
         )
     sequences = options.batch * options.accumulate * options.layout.dp
     found: list[Trial] = []

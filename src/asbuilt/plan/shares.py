@@ -298,7 +298,7 @@ class _Fold:
 
     def _state(self, path: str, weight: Weight, kind: Kind) -> State:
         """A trained weight, or a frozen one with its adapters."""
-        if not weight.learned:
+        if not weight.learned or weight.frozen:
             return self.recipe.frozen(weight, nf4=False)
         if self.lora is None:
             return self.recipe.trained(weight, kind)

@@ -13,7 +13,6 @@ from asbuilt.spec.part import (
     Saved,
     Weight,
     divided_vocabulary,
-    require,
     require_number,
     require_sizes,
 )
@@ -41,7 +40,6 @@ class TokenEmbedding(Mapped):
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
         require_number(self, "scale")
-        require(self, "project", self.project is None or self.d_table is not None, "none without d_table")
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:

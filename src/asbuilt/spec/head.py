@@ -53,7 +53,6 @@ class _Logits(Mapped):
         fits = self.transform is None or self.transform.d_model == self.d_model
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
         require(self, "d_table", self.d_table is None or self.transform is None, "none beside a transform")
-        require(self, "project", self.project is None or self.d_table is not None, "none without d_table")
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:

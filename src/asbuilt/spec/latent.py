@@ -136,12 +136,6 @@ class LatentAttention(Mixer):
             "o": output_map(self.n_heads * self.d_value, self.d_model, self.output_bias),
         }
 
-    def require_maps(self) -> None:
-        """Raises InputError for what stands in the place of a map of other sizes, or of one that is not there."""
-        super().require_maps()
-        for name in ("q_down", "q_up") if self.q_rank is None else ("q",):
-            require(self, name, getattr(self, name) is None, "none" + (" without q_rank" if name != "q" else ""))
-
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds n_heads / tensor heads; the maps down, and so the cached latents, are whole on each."""
         return self.resized(n_heads=divided(self, "n_heads", tensor))

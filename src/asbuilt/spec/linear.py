@@ -7,8 +7,8 @@ many rows; the map says which weights there are, how they are divided over devic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from typing import Any, Self
 
 from asbuilt.spec.part import (
@@ -119,6 +119,7 @@ class Lora(Part):
     """The adapter is multiplied by alpha / rank."""
 
     def __post_init__(self) -> None:
+        require(self, "base", isinstance(self.base, Linear), "a Linear, not one that has an adapter already")
         require_sizes(self, "rank")
         require_number(self, "alpha")
         least = min(self.base.d_in, self.base.d_out)
@@ -185,6 +186,12 @@ class Lora(Part):
 Map = Linear | Lora
 
 
+@cache
+def _map_fields(kind: type[Part]) -> tuple[str, ...]:
+    """Returns the fields of a part that hold what stands in the place of a map, by their annotation."""
+    return tuple(field.name for field in fields(kind) if field.type == "Map | None")  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mapped(Part):
     """A part whose linear maps are children.
@@ -202,19 +209,20 @@ class Mapped(Part):
         return {name: self._around(name) or plain for name, plain in self.plain_maps().items()}
 
     def _around(self, name: str) -> Map | None:
-        """What stands in the place of a map; a part may have a field of that name that says another thing."""
-        found = getattr(self, name, None)
-        return found if isinstance(found, Map) else None
+        """What stands in the place of a map; a field of that name may say another thing, as a flag does."""
+        return getattr(self, name) if name in _map_fields(type(self)) else None
 
     @cached_property
     def _below(self) -> tuple[tuple[str, Part], ...]:
         return (*self.maps.items(), *(found for found in super()._below if found[0] not in self.maps))
 
     def require_maps(self) -> None:
-        """Raises InputError for what stands in the place of a map of other sizes."""
-        for name, plain in self.plain_maps().items():
-            found = self._around(name)
-            require(self, name, found is None or found.plain == plain, f"what is around {plain}")
+        """Raises InputError for what stands in the place of a map of other sizes, or of one that is not there."""
+        made = self.plain_maps()
+        for name in _map_fields(type(self)):
+            found, plain = getattr(self, name), made.get(name)
+            fits = found is None or (isinstance(found, Map) and plain is not None and found.plain == plain)
+            require(self, name, fits, f"{plain}, or an adapter of it" if plain else "none: this part has no such map")
 
     def resized(self, **sizes: Any) -> Self:  # noqa: ANN401  # fields of the part
         """Returns this part with other sizes, and around its maps what was around them."""

@@ -126,14 +126,37 @@ class LinearAttention(Mixer):
         return ("q features", "k features", "scores")
 
     def peak_bytes(self, run: Pass) -> int:
-        """q, k and v with their features, and a chunk's scores beside all results; or results, their ratio, the mix."""
-        query, wide = run.rows * self.d_query, run.rows * self.n_heads * (self.d_head + 1)
-        size = self.chunks(run)[0][0]
-        chunk = run.batch * self.n_heads * (2 * size * size + 2 * size * (self.d_head + 1))
-        states = 2 * run.batch * self.n_heads * self.d_head * (self.d_head + 1)
+        """q, k and v with their features; or features beside chunks, or beside the results and what they become."""
+        query, wide, ones = run.rows * self.d_query, run.rows * (self.d_query + self.n_heads), run.rows * self.n_heads
         held = 2 * query + wide
-        attending = held + max(3 * query, 2 * query + chunk + states + 2 * wide)
-        return (max(attending, held + wide + 2 * query) + run.rows * self.d_model) * run.width + self.peak_beside(run)
+        again = held if run.batch > 1 and run.tokens > 1 and self.n_heads > 1 else 0  # laid head by head
+        making = 3 * query + max(3 * query, 2 * query + wide + max(ones, again))
+        out = max(wide + ones + query, 2 * query + run.rows * self.d_model)
+        return max(making, held + self._chunks_need(run, wide), out) * run.width + self.peak_beside(run)
+
+    def _chunks_need(self, run: Pass, wide: int) -> int:
+        """Numbers alive at once in the busiest chunk (the first, the last full one or the rest), or as all are joined."""
+        full, rest = divmod(run.tokens, CHUNK)
+        places = [(min(CHUNK, run.tokens), 0, 0)]  # tokens, those of the chunk before, and of all chunks before
+        places += [(CHUNK, CHUNK, (full - 1) * CHUNK)] if full > 1 else []
+        places += [(rest, CHUNK, full * CHUNK)] if full and rest else []
+        busiest = max(self._chunk_needs(run, *place) for place in places)
+        if len(places) == 1:
+            return busiest
+        heads, last = run.batch * self.n_heads, places[-1][0]
+        kept = heads * (last * last + (last + 2 * self.d_head) * (self.d_head + 1))
+        return max(busiest, 2 * wide + kept)
+
+    def _chunk_needs(self, run: Pass, tokens: int, last: int, before: int) -> int:
+        """Numbers beside the features: results so far, masked scores, those being made, what is read, and states."""
+        heads, wide = run.batch * self.n_heads, self.d_head + 1
+        scores, y, state = heads * tokens * tokens, heads * tokens * wide, heads * self.d_head * wide
+        read = before > 0 or run.past > 0
+        made, states = heads * before * wide, 2 * state if before else 0
+        masking = heads * last * last + 2 * scores
+        reading = scores + (4 if read else 1) * y
+        updating = scores + (2 * y + 3 * state if read else y + state)
+        return made + max(states + max(masking, reading), updating)
 
     def remembers(self) -> tuple[Remembered, ...]:
         """The state: n_heads * d_head * (d_head + 1) numbers for a sequence."""

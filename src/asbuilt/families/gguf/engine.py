@@ -155,7 +155,7 @@ class Irrelevant:
 
 @dataclass(frozen=True)
 class Stored:
-    """A flag of the config that is told by whether the file has any of these tensors."""
+    """A flag of the config, true where the file has any of these tensors."""
 
     to: str
     names: tuple[str, ...]

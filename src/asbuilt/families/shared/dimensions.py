@@ -50,7 +50,7 @@ class Sizes(Widths):
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """What decoders are told by; d_head None means that heads turn as a whole, rotary.d_rotary wide."""
+    """The sizes of a decoder; d_head None means that RoPE is applied to whole heads, rotary.d_rotary wide."""
 
     n_vocab: int
     d_model: int

@@ -48,7 +48,7 @@ class Fused:
 
     @classmethod
     def qkv(cls, join: Join = one_after_the_other, at: str = "attention.body") -> Fused:
-        """Returns queries, keys and values of the attention `at` a path of the block."""
+        """Returns the q, k and v weights of the attention at the path `at` of the block."""
         return cls(stems=tuple(f"{at}.{part}" for part in "qkv"), join=join)
 
 

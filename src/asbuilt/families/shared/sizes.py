@@ -1,4 +1,4 @@
-"""The keys of decoders that are told by llama's: sizes, heads, rotary positions, windows.
+"""The config keys that decoders share with llama: sizes, heads, rotary positions, windows.
 
 Their values make `Dimensions`, which families build with. A family states its class defaults, and keys of its own.
 """
