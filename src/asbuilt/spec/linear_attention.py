@@ -135,7 +135,7 @@ class LinearAttention(Mixer):
         return max(making, held + self._chunks_need(run, wide), out) * run.width + self.peak_beside(run)
 
     def _chunks_need(self, run: Pass, wide: int) -> int:
-        """Numbers alive at once in the busiest chunk (the first, the last full one or the rest), or as all are joined."""
+        """Numbers alive at once in the busiest chunk (first, last full one or rest), or as the results are joined."""
         full, rest = divmod(run.tokens, CHUNK)
         places = [(min(CHUNK, run.tokens), 0, 0)]  # tokens, those of the chunk before, and of all chunks before
         places += [(CHUNK, CHUNK, (full - 1) * CHUNK)] if full > 1 else []
