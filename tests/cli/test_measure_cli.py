@@ -183,7 +183,7 @@ def test_the_dtype_is_the_checkpoints_where_it_is_one_of_the_two(
     seen: list[torch.dtype] = []
 
     def measure(model: Model, **_: object) -> Report:
-        seen.append(model.any_weight.dtype)
+        seen.append(model.dtype)
         return report([])
 
     monkeypatch.setattr(asbuilt.measure, "measure", measure)
@@ -210,7 +210,7 @@ def test_one_training_step_is_of_at_most_512_tokens(run: Run, tmp_path: Path, mo
     for have, code in ((needed, 0), (needed - 1, 2), (None, 0)):
         monkeypatch.setattr(asbuilt.memory, "total", lambda have=have: have)
         assert run("measure", path).exit_code == code
-    assert {model.any_weight.dtype for model in seen} == {torch.float32}
+    assert {model.dtype for model in seen} == {torch.float32}
     assert not any(model.training for model in seen)
     without = run("measure", tmp_path)
     assert (without.exit_code, "no weights" in without.stderr, len(seen)) == (2, True, 2)

@@ -115,3 +115,11 @@ def test_rms_norm_against_the_library_forward_and_backward() -> None:
 def test_every_parameter_that_can_matter_gets_a_gradient(model: Model) -> None:
     model(torch.zeros(2, 5, dtype=torch.long)).square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters() if p.requires_grad)
+
+
+def test_a_model_says_what_it_computes_in_and_where_and_follows_its_weights() -> None:
+    built = build(wide(1), dtype="bf16", seed=None)
+    assert (built.dtype, built.device) == (torch.bfloat16, torch.device("cpu"))
+    assert built.to(torch.float64).dtype == torch.float64
+    moved = copy.deepcopy(built).to("meta")
+    assert (moved.device.type, moved.dtype, built.device.type) == ("meta", torch.float64, "cpu")

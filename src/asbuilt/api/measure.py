@@ -59,7 +59,7 @@ def _of_built(model: nn.Module, dtype: object, refresh: bool, say: Say, warn: Sa
     if not isinstance(model, Model):
         raise InputError("is not one of ours", field="model", value=type(model).__name__, allowed="what `build` gives")
     require_measurable(model.spec, model.spec.name)
-    own = _calibrated(next(model.parameters()).dtype)
+    own = _calibrated(model.dtype)
     if dtype is not None and short_name(dtype) != own:
         raise InputError("a built model is measured as it is", field="dtype", value=str(dtype), allowed=own)
     return measuring.measure(model, refresh=refresh, say=say, warn=warn)

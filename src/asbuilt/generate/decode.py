@@ -195,18 +195,17 @@ def _steps(
     if not rows:
         return
     started = given.keep(rows)
-    table = model.any_weight
     capacity = max(len(given.begun[row]) + rooms[row] for row in rows)
     cache = Cache(
         model.spec,
         batch=len(rows),
         capacity=capacity,
-        dtype=table.dtype,
-        device=table.device,
+        dtype=model.dtype,
+        device=model.device,
         source=started.longest_source,
         chunk=chunk,
     )
-    sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, table.device)
+    sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, model.device)
     logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
     for done in range(1, max(rooms) + 1):
         require_logits(logits_BV, model, cache.lengths)
@@ -246,7 +245,7 @@ def prefill(
     longest, padding = max(lengths), max(lengths) - min(lengths)
     tokens_BT = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
     valid_BT = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
-    device = model.any_weight.device
+    device = model.device
     tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
     logits, read = None, {} if sources is None else padded_sources(sources, device)
     for start in range(0, longest, chunk or longest):

@@ -41,7 +41,7 @@ def _cause(model: Model) -> tuple[str, str]:
     for path, tensor in stored_tensors(model).items():
         if not bool(tensor.isfinite().all()):
             return f"{path} holds numbers that are not finite", "the checkpoint is damaged: download or convert it anew"
-    dtype = model.any_weight.dtype
+    dtype = model.dtype
     if dtype == torch.float32:
         return "all weights are finite, and float32 overflowed", "check that config.json belongs to the weights"
     name = str(dtype).removeprefix("torch.")

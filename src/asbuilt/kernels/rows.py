@@ -51,10 +51,10 @@ def _cuts(x: Tensor, weight: Tensor) -> bool:
 
 
 @contextmanager
-def row_products(x: Tensor, rows: int) -> Iterator[None]:
-    """Runs products of `rows` rows like `x` with the kernel that is faster for them; the results are as exact."""
-    single = rows == 1 and x.dtype in NARROW and x.device.type == "cpu" and not torch.is_grad_enabled()
-    if single and mkldnn.enabled and own_kernel_is_faster(x.dtype, torch.get_num_threads()):
+def row_products(dtype: torch.dtype, device: torch.device, rows: int) -> Iterator[None]:
+    """Runs products of `rows` rows with the kernel that is faster for them; the results are as exact."""
+    single = rows == 1 and dtype in NARROW and device.type == "cpu" and not torch.is_grad_enabled()
+    if single and mkldnn.enabled and own_kernel_is_faster(dtype, torch.get_num_threads()):
         mkldnn.enabled = False
         try:
             yield

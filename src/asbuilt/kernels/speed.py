@@ -64,7 +64,7 @@ def _calls(dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], objec
 
     def next_product(x: Tensor) -> None:
         pool.append(pool.pop(0))
-        with row_products(x, len(x)):
+        with row_products(x.dtype, x.device, len(x)):
             linear(x, pool[0])
 
     return lambda: next_product(many), lambda: next_product(one)

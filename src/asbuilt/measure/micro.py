@@ -165,7 +165,7 @@ def _rates(dtype: torch.dtype) -> Rates:
     rows = [_matrix(1, inside, out) for out, inside in itertools.product(*VECTOR)]
     reads = [_attention_read(*sizes) for sizes in itertools.product(*ATTENTION_READ)]
     before = _matrix(1, 768, 1024)
-    with row_products(memory.take(1, 8), 1):
+    with row_products(dtype, torch.device("cpu"), 1):
         row, read = (_in_turn(calls, memory, DECODE_ROUNDS, before) for calls in (rows, reads))
         calls = [_one_after_another(memory.take(few), works) for works in LINES.values()]
         starts = _in_turn(calls, memory, SMALL_ROUNDS, before)

@@ -145,7 +145,7 @@ def measure(
     Every figure is predicted before it is measured; the calibration never runs the model. `say` hears of progress,
     `warn` of a calibration cache that cannot be used. Raises KeyError for a dtype that is not calibrated.
     """
-    dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
+    dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
     exact = tuple(counted(model, say=say))
     machine, speeds, notes = _timed(model, dtype, refresh, say, warn)
     return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=(*exact, *speeds), notes=notes)
@@ -153,8 +153,8 @@ def measure(
 
 def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     """Yields the rows that are no speeds: what is counted, not timed, whatever else the machine does meanwhile."""
-    spec, width = model.spec, model.any_weight.element_size()
-    dtype = {value: key for key, value in DTYPES.items()}[model.any_weight.dtype]
+    spec, width = model.spec, model.dtype.itemsize
+    dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
     tokens = min(PREFILL, spec.max_positions)
     whole = Pass(tokens=tokens, width=width)
     last = Pass(tokens=tokens, width=width, logits="last")

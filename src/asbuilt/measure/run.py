@@ -84,8 +84,7 @@ def _pixels(embedding: PatchEmbedding, ids: Tensor, images: int) -> Tensor:
 
 def cache_bytes(model: Model, batch: int, capacity: int) -> int:
     """Returns the bytes of an allocated cache."""
-    table = model.any_weight
-    return Cache(model.spec, batch=batch, capacity=capacity, dtype=table.dtype, device=table.device).nbytes
+    return Cache(model.spec, batch=batch, capacity=capacity, dtype=model.dtype, device=model.device).nbytes
 
 
 def saved_bytes(
@@ -102,8 +101,8 @@ def saved_bytes(
     """
     ids = torch.arange(batch * tokens).remainder(model.spec.n_vocab or 1).view(batch, tokens)
     ids, beside = given(model, ids, images)
-    ids = ids.to(model.any_weight.dtype) if ids.is_floating_point() else ids
-    beside = {name: x.to(model.any_weight.dtype) if x.is_floating_point() else x for name, x in beside.items()}
+    ids = ids.to(model.dtype) if ids.is_floating_point() else ids
+    beside = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in beside.items()}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -182,7 +181,7 @@ def _some_tokens(model: Model, tokens: int) -> Tensor:
 
 
 def _prefill(model: Model, ids: Tensor, room: int = 0) -> tuple[Cache, Tensor]:
-    dtype = model.any_weight.dtype
+    dtype = model.dtype
     cache = Cache(model.spec, batch=1, capacity=ids.shape[1] + room, dtype=dtype)
     ids, beside = given(model, ids)
     return cache, cast(Tensor, model(ids, **beside, cache=cache, last=True))

@@ -42,7 +42,7 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
     Buffers are 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
     stream, so its variance stays level.
     """
-    generator = torch.Generator(device=built.any_weight.device).manual_seed(seed)
+    generator = torch.Generator(device=built.device).manual_seed(seed)
     parameters = dict(built.named_parameters())
     for path, weight, _ in stored_weights(built.spec):
         if path in parameters:

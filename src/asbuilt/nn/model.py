@@ -5,6 +5,7 @@ Shapes: batch B, new tokens T, source tokens S, images N, model width M.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,6 +58,7 @@ class Model(nn.Module):
     def __init__(self, part: spec.Model, path: str = "") -> None:
         super().__init__()
         self.spec = part
+        self._numbers = torch.empty(0)  # of the dtype and on the device that the model is built in
         at = f"{path}." if path else ""
         self.encoder = None if part.encoder is None else Model(part.encoder, f"{at}encoder")
         self.vision = optional(part.vision, f"{at}vision")
@@ -117,7 +119,7 @@ class Model(nn.Module):
                 step.images_NPM = self.vision(images, kernel)
         if cache is not None and cache.rotaries:
             self.read_again(cache, step)
-        with row_products(self.any_weight, tokens_BT.numel()):
+        with row_products(self.dtype, self.device, tokens_BT.numel()):
             made = self.logits(tokens_BT, step, last)
         if cache is not None and cache.rotaries:
             cache.record(tokens_BT, step, self.images_by_row(tokens_BT, step))
@@ -126,7 +128,7 @@ class Model(nn.Module):
     def of_images(self, pixels: Tensor, kernel: Kernel, depth: int | None = None) -> Tensor:
         """Returns what a model of patches makes of images (N, C, H, W); the stream after `depth` blocks if not None."""
         pixels, step = self.opened(pixels, kernel)
-        with row_products(self.any_weight, step.batch * step.tokens):
+        with row_products(self.dtype, self.device, step.batch * step.tokens):
             return self.logits(pixels, step, last=False) if depth is None else self.stream(pixels, step, depth)
 
     def opened(self, pixels: Tensor, kernel: Kernel) -> tuple[Tensor, Step]:
@@ -157,7 +159,7 @@ class Model(nn.Module):
         else:
             step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
         step.types_BT = types_BT
-        with row_products(self.any_weight, tokens_BT.numel()):
+        with row_products(self.dtype, self.device, tokens_BT.numel()):
             x_BTM = first_token(self.stream(tokens_BT, step), valid_BT)
             return self.pooler(x_BTM if self.norm is None else self.norm(x_BTM))[:, 0]
 
@@ -167,9 +169,19 @@ class Model(nn.Module):
         return self.embedding.weight  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
     @property
-    def any_weight(self) -> Tensor:
-        """A parameter, whose dtype and device are the model's."""
-        return next(self.parameters())
+    def dtype(self) -> torch.dtype:
+        """What the model computes and caches in; packed weights have no such dtype of their own."""
+        return self._numbers.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._numbers.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
+        super()._apply(fn, recurse)
+        self._numbers = fn(self._numbers)
+        return self
 
     def read(self, source_BS: Tensor | None, valid_BS: Tensor | None, step: Step) -> None:
         """Lends the step what the encoder makes of the source; later passes over a cache only which tokens are real."""
