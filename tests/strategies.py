@@ -6,7 +6,7 @@ Strategies are kept (`@cache`) because hypothesis checks each new one, which tak
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -43,7 +43,6 @@ from asbuilt.spec import (
     LatentAttention,
     LayerNorm,
     LearnedPositions,
-    Linear,
     LinearAttention,
     LinearScaling,
     Llama3Scaling,
@@ -54,6 +53,7 @@ from asbuilt.spec import (
     MLPProjector,
     Norm,
     Parallel,
+    Part,
     PatchEmbedding,
     PooledProjector,
     Pooler,
@@ -78,6 +78,7 @@ from asbuilt.spec import (
 )
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
+from asbuilt.spec.linear import Map, Mapped
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 # What every drawn model can hold. The tests' texts are shorter than half of it.
@@ -513,6 +514,7 @@ MAPS = (
     "up",
     "down",
     "gate",
+    "shared_gate",
     "q_down",
     "q_up",
     "kv_down",
@@ -530,13 +532,18 @@ def adapted(draw: DrawFn) -> ModelSpec:
     spec = draw(specs() | translators() | encoders())
     names, rank = draw(st.sets(st.sampled_from(MAPS), min_size=1)), draw(st.integers(1, 3))
     alpha = draw(st.sampled_from((1.0, 3.0)))
-    chosen = [path for path, part in walk(spec) if isinstance(part, Linear) and path.split(".")[-1] in names]
-    if not chosen:
-        return spec
-    return spec.replace_where(
-        lambda path, part: isinstance(part, Linear) and path in chosen,
-        lambda part: Lora(base=part, rank=min(rank, part.d_in, part.d_out), alpha=alpha),  # type: ignore[arg-type, attr-defined]  # pyright: ignore
-    )
+
+    def beside(one: Map) -> Lora:
+        return Lora(base=one, rank=min(rank, max(one.plain.d_in, one.plain.d_out)), alpha=alpha)  # type: ignore[arg-type]  # pyright: ignore
+
+    def chosen(part: Part) -> dict[str, Lora]:
+        if not isinstance(part, Mapped):
+            return {}
+        known = {field.name for field in fields(part)}
+        return {n: beside(m) for n, m in (part.maps | part.stacks).items() if n in names and n in known}
+
+    some = [path for path, part in walk(spec) if chosen(part)]
+    return spec.replace_where(lambda path, _: path in some, lambda p: replace(p, **chosen(p))) if some else spec
 
 
 @st.composite

@@ -16,15 +16,31 @@ from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.linear import Lora as Module
 from asbuilt.nn.linear import of_map
-from asbuilt.spec import MLP, Attention, Linear, Lora, Model, Part, Pass, TokenEmbedding, dumps, loads, walk
+from asbuilt.spec import (
+    MLP,
+    Attention,
+    Block,
+    Branch,
+    Linear,
+    Lora,
+    MixtureOfExperts,
+    Model,
+    Part,
+    Pass,
+    Router,
+    TiedHead,
+    TokenEmbedding,
+    dumps,
+    loads,
+    walk,
+)
+from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.part import weights
 
 
 def without(spec: Model) -> Model:
     """The model without adapters."""
-    if not any(isinstance(part, Lora) for _, part in walk(spec)):
-        return spec
-    return spec.replace_where(Lora, lambda part: part.base)  # type: ignore[attr-defined]  # pyright: ignore
+    return without_adapters(spec)
 
 
 @given(strategies.adapted(), strategies.SEEDS, st.integers(1, 3), st.integers(1, 9))
@@ -35,9 +51,12 @@ def test_adapters_are_what_they_add_up_to(spec: Model, seed: int, batch: int, to
     plain = build(without(spec), dtype=torch.float64, seed=None)
     merged = {path: m for path, m in model.named_modules() if isinstance(m, Module)}
     held = stored_tensors(model)
+    stacks = {f"{path}.{name}": m for path, part in walk(spec) for name, m in getattr(part, "stacks", {}).items()}
     for path, parameter in stored_tensors(plain).items():
         owner = path.removesuffix(".weight")
         parameter.copy_(merged[owner].matrix() if owner in merged and path != owner else held[path])
+        if isinstance(around := stacks.get(path), Lora):
+            parameter.add_(held[f"{path}_lora_b"] @ held[f"{path}_lora_a"], alpha=around.alpha / around.rank)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(spec.n_vocab, (batch, tokens), generator=generator)
     source = {} if spec.encoder is None else {"source_BS": ids}
@@ -59,9 +78,13 @@ def test_adapters_start_at_nothing_and_alone_are_trained(spec: Model, seed: int)
         assert parameter.requires_grad == (weight.learned and not weight.frozen)
         if path.endswith("lora_b"):
             assert not parameter.any()
-    adapted = {path for path, part in walk(spec) if isinstance(part, Lora)}
+    beside = {path.removesuffix("lora_a") for path, _, _ in weights(spec) if path.endswith("lora_a")}
     assert {path for path, weight, _ in weights(spec) if weight.frozen} == {
-        path for path, _, _ in weights(without(spec)) if path.rpartition(".")[0] in adapted
+        path
+        for path, _, _ in weights(without(spec))
+        if path.removesuffix("weight").removesuffix("bias") in beside  # of a map
+        or f"{path}_" in beside  # of a stack
+        or (path.endswith("_bias") and path.removesuffix("bias") in beside)
     }
     assert {path for path, _ in plain.named_parameters()} <= {path for path, _ in model.named_parameters()}
 
@@ -137,7 +160,7 @@ def test_room_beside_the_plain_map() -> None:
         (lambda: TokenEmbedding(n_vocab=4, d_model=4, project=Linear(d_in=2, d_out=4)), "TokenEmbedding.project"),
         (lambda: MLP(d_model=4, d_ff=7, activation="relu", up=Linear(d_in=4, d_out=6)), "MLP.up"),
         (lambda: Lora(base=Lora(base=Linear(d_in=4, d_out=4), rank=1, alpha=1.0), rank=1, alpha=1.0), "Lora.base"),  # type: ignore[arg-type]  # pyright: ignore
-        (lambda: Lora(base=Linear(d_in=4, d_out=3), rank=4, alpha=1.0), "Lora.rank"),
+        (lambda: Lora(base=Linear(d_in=4, d_out=3), rank=5, alpha=1.0), "Lora.rank"),
         (lambda: Lora(base=Linear(d_in=4, d_out=3), rank=2, alpha=0.0), "Lora.alpha"),
     ],
 )
@@ -145,3 +168,57 @@ def test_what_cannot_stand_there_is_refused_by_name(make: Callable[[], Part], fi
     with pytest.raises(InputError) as refused:
         make()
     assert refused.value.field == field
+
+
+def test_every_expert_has_an_adapter_of_its_own() -> None:
+    """Expert e gives x (W_e + (alpha / rank) B_e A_e)^T, in training and in inference; shapes by hand."""
+    router = Router(d_model=4, n_experts=3, top_k=2)
+    plain = MixtureOfExperts(d_model=4, d_ff=6, n_experts=3, activation="silu", router=router, bias=True)
+    part = adapted(one_block(plain), rank=2, alpha=3.0, targets=("up", "down")).blocks[0].branches[0].body
+    assert isinstance(part, MixtureOfExperts)
+    shapes = {name: weight.shape for name, weight in part.holds().items() if "lora" in name}
+    assert shapes == {
+        "up_lora_a": (3, 2, 4),
+        "up_lora_b": (3, 6, 2),
+        "down_lora_a": (3, 2, 6),
+        "down_lora_b": (3, 4, 2),
+    }
+    frozen = {name for name, weight in part.holds().items() if weight.frozen}
+    assert frozen == {"up", "up_bias", "down", "down_bias"}
+    assert part.shard(2) == replace(plain.shard(2), up=part.shard(2).stacks["up"], down=part.shard(2).stacks["down"])
+    assert {n: w.shape for n, w in part.shard(2).holds().items() if "lora" in n} == {
+        "up_lora_a": (3, 2, 4),
+        "up_lora_b": (3, 3, 2),
+        "down_lora_a": (3, 2, 3),
+        "down_lora_b": (3, 4, 2),
+    }
+    assert part.spreads().keys() == part.holds().keys()
+    # 5 rows, two experts each: x A^T and that times B^T, up and down
+    added = sum(p.flops for p in part.multiplies(Pass(tokens=5))) - sum(
+        p.flops for p in plain.multiplies(Pass(tokens=5))
+    )
+    assert added == 2 * 10 * 2 * (4 + 6) * 2
+
+
+def one_block(body: Part) -> Model:
+    """A model of one block with this one branch."""
+    block = Block(branches=(Branch(name="ffn", body=body),))  # type: ignore[arg-type]  # pyright: ignore
+    return Model(
+        embedding=TokenEmbedding(n_vocab=5, d_model=4),
+        blocks=(block,),
+        head=TiedHead(d_model=4, n_vocab=5),
+        max_positions=8,
+    )
+
+
+def test_targets_are_names_of_maps() -> None:
+    attention = Attention(d_model=4, n_heads=2, n_kv_heads=1, d_head=2)
+    spec = one_block(attention)
+    chosen = adapted(spec, 1, 2.0, ("q", "v")).blocks[0].branches[0].body
+    assert [name for name, m in chosen.maps.items() if isinstance(m, Lora)] == ["q", "v"]  # type: ignore[attr-defined]  # pyright: ignore
+    assert without_adapters(adapted(spec, 1, 2.0)) == spec
+    with pytest.raises(InputError, match="qq") as refused:
+        adapted(spec, 1, 2.0, ("qq",))
+    assert refused.value.field == "targets"
+    with pytest.raises(InputError, match="already"):
+        adapted(adapted(spec, 1, 2.0), 1, 2.0)

@@ -15,6 +15,7 @@ from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import experts
+from asbuilt.spec.linear import Lora
 from asbuilt.spec.part import Kernel
 
 
@@ -119,7 +120,11 @@ class MixtureOfExperts(PartModule):
 
         def mapped(name: str, rows: Tensor) -> Tensor:
             bias = getattr(self, f"{name}_bias") if self.part.bias else None
-            return grouped_product(rows, getattr(self, name), counts, kernel, bias)
+            made, one = grouped_product(rows, getattr(self, name), counts, kernel, bias), self.part.stacks[name]
+            if not isinstance(one, Lora):
+                return made
+            narrow = grouped_product(rows, getattr(self, f"{name}_lora_a"), counts, kernel)
+            return made + grouped_product(narrow, getattr(self, f"{name}_lora_b"), counts, kernel) * one.scale
 
         if self.part.gating == "none":
             return mapped("down", self.activation(mapped("up", x_RM)))

@@ -1,5 +1,6 @@
 """What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
 
+from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.cross import CrossAttention
@@ -148,6 +149,7 @@ __all__ = [
     "Vision",
     "Weight",
     "YaRN",
+    "adapted",
     "buffers",
     "decoder",
     "dumps",
@@ -159,4 +161,5 @@ __all__ = [
     "walk",
     "walk_stored",
     "weights",
+    "without_adapters",
 ]

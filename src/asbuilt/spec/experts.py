@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Literal, Self
 
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
-from asbuilt.spec.linear import Linear, Mapped
+from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -195,15 +195,21 @@ class MixtureOfExperts(Mapped):
     """Whether the router's weights multiply the experts' results or their inputs."""
     shared: MLP | GatedMLP | None = None
     """The expert that every token goes to."""
-    shared_gate: bool = False
-    """Whether the shared expert's result is gated by a sigmoid of the stream."""
+    shared_gate: Map | bool = False
+    """Whether the shared expert's result is gated by a sigmoid of the stream, or what stands in the gate's place."""
     capacity: int | None = None
     """Tokens of a sequence that an expert takes; None for all."""
+    gate: Map | None = None
+    """What stands in place of the plain stack of gates."""
+    up: Map | None = None
+    """What stands in place of the plain stack that widens."""
+    down: Map | None = None
+    """What stands in place of the plain stack that narrows again."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff", "n_experts", *(("capacity",) if self.capacity is not None else ()))
         require_choice(self, "activation", ACTIVATIONS)
-        require_flags(self, "bias", "shared_gate")
+        require_flags(self, "bias", *(() if isinstance(self.shared_gate, Map) else ("shared_gate",)))
         require_choice(self, "weighs", WEIGHINGS)
         if isinstance(self.gating, ClampedGate):
             require(self, "activation", self.activation == "silu", "silu, which a clamped gate widens by alpha")
@@ -216,10 +222,19 @@ class MixtureOfExperts(Mapped):
         fits = self.shared is None or self.shared.d_model == self.d_model
         require(self, "shared", fits, f"a feed-forward of d_model = {self.d_model}")
         require(self, "shared_gate", self.shared is not None or not self.shared_gate, "false without a shared expert")
+        self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
         """The shared expert's gate, d_model to 1, if asked."""
         return {"shared_gate": Linear(d_in=self.d_model, d_out=1, belongs="ffn")} if self.shared_gate else {}
+
+    def plain_stacks(self) -> dict[str, Linear]:
+        """One map of each kind for every expert: gate and up into d_ff, down out of it."""
+        into = Linear(
+            d_in=self.d_model, d_out=self.d_ff, bias=self.bias, split="out", belongs="ffn", copies=self.n_experts
+        )
+        out = replace(into, d_in=self.d_ff, d_out=self.d_model, split="in", to_stream=True)
+        return dict.fromkeys(self.inward, into) | {"down": out}
 
     @property
     def top_k(self) -> int:
@@ -236,20 +251,13 @@ class MixtureOfExperts(Mapped):
 
         With biases gate_bias and up_bias (n_experts, d_ff), and down_bias (n_experts, d_model).
         """
-        into = Weight(shape=(self.n_experts, self.d_ff, self.d_model), role="matrix", split="out")
-        out = Weight(shape=(self.n_experts, self.d_model, self.d_ff), role="matrix", init="depth_scaled", split="in")
-        stacked = dict.fromkeys(self.inward, into) | {"down": out}
-        biases = {
-            f"{name}_bias": Weight(shape=weight.shape[:2], role="bias", split="out" if weight is into else None)
-            for name, weight in stacked.items()
-        }
-        return stacked | (biases if self.bias else {})
+        return self.stack_weights()
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Devices beyond those that share out the experts divide each expert's d_ff; the router is whole."""
         require(self, "n_experts", self.n_experts % expert == 0, f"a multiple of {expert}, the expert parallel degree")
         shared = None if self.shared is None else self.shared.shard(tensor)
-        return replace(self, d_ff=divided(self, "d_ff", max(1, tensor // expert)), shared=shared)
+        return self.resized(d_ff=divided(self, "d_ff", max(1, tensor // expert)), shared=shared)
 
     def spreads(self) -> dict[str, int]:
         """The stacked weights and biases."""
@@ -270,12 +278,8 @@ class MixtureOfExperts(Mapped):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Three products of rows * top_k rows (two without a gate), over all experts together, and the shared gate."""
         rows = run.rows * self.top_k
-        inward = (Product(name=name, a=rows, b=self.d_model, c=self.d_ff, weight=name) for name in self.inward)
-        return (
-            *inward,
-            Product(name="down", a=rows, b=self.d_ff, c=self.d_model, weight="down"),
-            *self.map_products(run, *self.maps),
-        )
+        stacked = (product for name in self.stacks for product in self.stack_products(name, rows))
+        return (*stacked, *self.map_products(run, *self.maps))
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """The router and the shared expert read what this part reads."""
@@ -300,6 +304,8 @@ class MixtureOfExperts(Mapped):
             *(Saved(name=name, size=wide) for name in self._saved_inside),
             results if self.weighs == "results" else Saved(name="input", size=stream),
             *(shared if self.shared_gate else ()),
+            *(tensor for name, one in self.stacks.items() for tensor in one.keeps(name, rows)),
+            *self.maps_keep(run),
         )
 
     def recomputes(self) -> tuple[str, ...]:
@@ -332,7 +338,9 @@ class MixtureOfExperts(Mapped):
         gathered = 3 * rows * self.d_model * run.width + (stream if self.weighs == "results" else 0)
         shared = 0 if self.shared is None else stream + self.shared.peak_bytes(run)
         counted = 0 if self.capacity is None else chosen + 17 * rows * self.n_experts
-        return max(self.router.peak_bytes(run), counted, chosen + max(inside, outward, gathered), shared)
+        beside = max(one.peak_beside(run, rows) for one in self.stacks.values())
+        routed = chosen + max(inside, outward, gathered) + beside
+        return max(self.router.peak_bytes(run), counted, routed, shared)
 
 
 FeedForward = MLP | GatedMLP | MixtureOfExperts

@@ -6,7 +6,7 @@ many rows; the map says which weights there are, how they are divided over devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any, Self
@@ -36,7 +36,7 @@ class Linear(Part):
 
     `split` says which side tensor parallelism divides: the rows of W (`out`), its columns (`in`, so that the results
     are summed over devices), or neither. A map that writes `to_stream` starts smaller the more layers there are.
-    `belongs` is the kind of part that its parameters are counted under.
+    `belongs` is the kind of part that its parameters are counted under. With `copies` it is so many maps, stacked.
     """
 
     d_in: int
@@ -51,9 +51,11 @@ class Linear(Part):
     """Whether it writes into the residual stream, and so starts smaller the deeper the model is."""
     belongs: Kind = "other"
     """The kind of part that its parameters are counted under."""
+    copies: int | None = None
+    """Maps of these sizes held in one stack, one for each expert; None for a single map."""
 
     def __post_init__(self) -> None:
-        require_sizes(self, "d_in", "d_out")
+        require_sizes(self, "d_in", "d_out", *(() if self.copies is None else ("copies",)))
         require_flags(self, "bias", "to_stream")
         require(self, "split", self.split in ("out", "in", None), "out, in or none")
         require_choice(self, "belongs", KINDS)
@@ -72,13 +74,19 @@ class Linear(Part):
         """Returns another map with what this one has around it: nothing."""
         return plain
 
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The first dimension of all that it holds where it is a stack of maps; none for a single map."""
+        return () if self.copies is None else (self.copies,)
+
     def holds(self) -> dict[str, Weight]:
-        """W (d_out, d_in) and, if asked, b (d_out)."""
+        """W (d_out, d_in) and, if asked, b (d_out); of a stack one after the other along the first dimension."""
         init: Init | None = "depth_scaled" if self.to_stream else None
-        matrix = {"weight": Weight(shape=(self.d_out, self.d_in), role="matrix", init=init, split=self.split)}
+        shape = (*self.stack, self.d_out, self.d_in)
+        matrix = {"weight": Weight(shape=shape, role="matrix", init=init, split=self.split)}
         if not self.bias:
             return matrix
-        return matrix | {"bias": Weight(shape=(self.d_out,), role="bias", split="out" if self.split == "out" else None)}
+        return matrix | {"bias": Weight(shape=shape[:-1], role="bias", split="out" if self.split == "out" else None)}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds d_out / tensor rows, or d_in / tensor columns and the whole bias."""
@@ -122,8 +130,8 @@ class Lora(Part):
         require(self, "base", isinstance(self.base, Linear), "a Linear, not one that has an adapter already")
         require_sizes(self, "rank")
         require_number(self, "alpha")
-        least = min(self.base.d_in, self.base.d_out)
-        require(self, "rank", self.rank <= least, f"at most {least}, the smaller side of the map")
+        most = max(self.base.d_in, self.base.d_out)
+        require(self, "rank", self.rank <= most, f"at most {most}, the larger side of the map")
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
@@ -152,8 +160,9 @@ class Lora(Part):
         """What the map holds, frozen; A (rank, d_in) and B (d_out, rank), divided along the side that the map's is."""
         frozen = {name: replace(weight, frozen=True) for name, weight in self.base.holds().items()}
         split, plain = self.plain.split, self.plain
-        a = Weight(shape=(self.rank, plain.d_in), role="matrix", split="in" if split == "in" else None)
-        b = Weight(shape=(plain.d_out, self.rank), role="matrix", init="zeros", split="out" if split == "out" else None)
+        a = Weight(shape=(*plain.stack, self.rank, plain.d_in), role="matrix", split="in" if split == "in" else None)
+        shape = (*plain.stack, plain.d_out, self.rank)
+        b = Weight(shape=shape, role="matrix", init="zeros", split="out" if split == "out" else None)
         return frozen | {"lora_a": a, "lora_b": b}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
@@ -186,10 +195,19 @@ class Lora(Part):
 Map = Linear | Lora
 
 
+def stack_name(name: str, leaf: str) -> str:
+    """Returns the name under which a part holds what the stack of maps `name` calls `leaf`: up, up_bias, up_lora_a."""
+    return name if leaf == "weight" else f"{name}_{leaf}"
+
+
 @cache
-def _map_fields(kind: type[Part]) -> tuple[str, ...]:
-    """Returns the fields of a part that hold what stands in the place of a map, by their annotation."""
-    return tuple(field.name for field in fields(kind) if field.type == "Map | None")  # type: ignore[arg-type]
+def _map_fields(kind: type[Part]) -> dict[str, bool | None]:
+    """Returns the fields of a part that hold what stands in the place of a map, with what stands for the plain one.
+
+    That is None; or true, of a flag that says whether there is such a map.
+    """
+    plain: dict[str, bool | None] = {"Map | None": None, "Map | bool": True}
+    return {field.name: plain[str(field.type)] for field in fields(kind) if field.type in plain}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,34 +221,52 @@ class Mapped(Part):
         """Returns the plain maps by name, as this part's sizes make them, in the order in which they are computed."""
         raise NotImplementedError
 
+    def plain_stacks(self) -> dict[str, Linear]:
+        """Returns the plain stacks of maps by name; their weights are this part's own, `up` and `up_bias`."""
+        return {}
+
     @cached_property
     def maps(self) -> dict[str, Map]:
         """The maps by name, with what is around them."""
         return {name: self._around(name) or plain for name, plain in self.plain_maps().items()}
 
+    @cached_property
+    def stacks(self) -> dict[str, Map]:
+        """The stacks of maps by name, with what is around them."""
+        return {name: self._around(name) or plain for name, plain in self.plain_stacks().items()}
+
     def _around(self, name: str) -> Map | None:
         """What stands in the place of a map; a field of that name may say another thing, as a flag does."""
-        return getattr(self, name) if name in _map_fields(type(self)) else None
+        found = getattr(self, name) if name in _map_fields(type(self)) else None
+        return None if isinstance(found, bool) else found
 
     @cached_property
     def _below(self) -> tuple[tuple[str, Part], ...]:
-        return (*self.maps.items(), *(found for found in super()._below if found[0] not in self.maps))
+        own = self.maps.keys() | self.stacks.keys()
+        return (*self.maps.items(), *(found for found in super()._below if found[0] not in own))
 
     def require_maps(self) -> None:
         """Raises InputError for what stands in the place of a map of other sizes, or of one that is not there."""
-        made = self.plain_maps()
-        for name in _map_fields(type(self)):
+        made = self.plain_maps() | self.plain_stacks()
+        for name, unwrapped in _map_fields(type(self)).items():
             found, plain = getattr(self, name), made.get(name)
-            fits = found is None or (isinstance(found, Map) and plain is not None and found.plain == plain)
+            wraps = isinstance(found, Map) and plain is not None and found.plain == plain
+            fits = wraps or (found is None and unwrapped is None) or (isinstance(found, bool) and unwrapped is True)
             require(self, name, fits, f"{plain}, or an adapter of it" if plain else "none: this part has no such map")
+
+    def with_maps(self, changed: Mapping[str, Map]) -> Self:
+        """Returns this part with others in the place of the named maps and stacks; a plain one is left unsaid."""
+        unwrapped = _map_fields(type(self))
+        return replace(self, **{n: unwrapped[n] if isinstance(m, Linear) else m for n, m in changed.items()})
 
     def resized(self, **sizes: Any) -> Self:  # noqa: ANN401  # fields of the part
         """Returns this part with other sizes, and around its maps what was around them."""
-        wrapped = {name: m for name in self.plain_maps() if (m := self._around(name)) is not None}
-        plain = replace(self, **sizes, **dict.fromkeys(wrapped))
+        names = (*self.plain_maps(), *self.plain_stacks())
+        wrapped = {name: m for name in names if (m := self._around(name)) is not None}
+        plain = replace(self, **sizes, **{name: _map_fields(type(self))[name] for name in wrapped})
         if not wrapped:
             return plain
-        made = plain.plain_maps()
+        made = plain.plain_maps() | plain.plain_stacks()
         return replace(plain, **{name: around.around(made[name]) for name, around in wrapped.items()})
 
     def local_weights(self) -> dict[str, Weight]:
@@ -238,6 +274,17 @@ class Mapped(Part):
         return self.holds() | {
             f"{name}.{weight}": held for name, one in self.maps.items() for weight, held in one.holds().items()
         }
+
+    def stack_weights(self) -> dict[str, Weight]:
+        """Returns what its stacks hold, under this part's own names, matrices first."""
+        held = [(name, leaf, weight) for name, one in self.stacks.items() for leaf, weight in one.holds().items()]
+        held.sort(key=lambda found: found[1] != "weight")
+        return {stack_name(name, leaf): weight for name, leaf, weight in held}
+
+    def stack_products(self, name: str, rows: int) -> tuple[Product, ...]:
+        """Returns what a stack multiplies of so many rows in all, each of them by one of its maps."""
+        products = self.stacks[name].products(name, rows)
+        return tuple(replace(p, weight=stack_name(*(p.weight or "").rsplit(".", 1))) for p in products)
 
     def map_products(self, run: Pass, *names: str) -> tuple[Product, ...]:
         """Returns the products of the named maps in one run, each with the rows of `map_rows`."""
