@@ -1,11 +1,114 @@
-"""One spelling of dtypes: `bf16`, `bfloat16` and `torch.bfloat16` are the same, whoever asks."""
+"""Number formats: one table of what each takes and what each library and file format calls it.
+
+`bf16`, `bfloat16` and `torch.bfloat16` are the same, whoever asks; a safetensors or GGUF file says BF16.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from fractions import Fraction
+
 from asbuilt.errors import InputError
 
-# What a model can compute in: our short name, and torch's.
-TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One plain format: our name, bits, torch's name, the one in safetensors and GGUF files, its number in GGUF."""
+
+    name: str
+    bits: int
+    torch: str | None = None
+    stored: str | None = None
+    gguf: int | None = None
+
+
+FORMATS = (
+    Format(name="fp64", bits=64, torch="float64", stored="F64", gguf=28),
+    Format(name="fp32", bits=32, torch="float32", stored="F32", gguf=0),
+    Format(name="bf16", bits=16, torch="bfloat16", stored="BF16", gguf=30),
+    Format(name="fp16", bits=16, torch="float16", stored="F16", gguf=1),
+    Format(name="fp8", bits=8, torch="float8_e4m3fn", stored="F8_E4M3"),
+    Format(name="fp8_e5m2", bits=8, torch="float8_e5m2", stored="F8_E5M2"),
+    Format(name="int8", bits=8, stored="I8", gguf=24),
+    Format(name="int4", bits=4),
+    Format(name="int16", bits=16, stored="I16", gguf=25),
+    Format(name="int32", bits=32, stored="I32", gguf=26),
+    Format(name="int64", bits=64, stored="I64", gguf=27),
+    Format(name="uint8", bits=8, stored="U8"),
+    Format(name="uint16", bits=16, stored="U16"),
+    Format(name="uint32", bits=32, stored="U32"),
+    Format(name="uint64", bits=64, stored="U64"),
+    Format(name="bool", bits=8, stored="BOOL"),
+    Format(name="complex64", bits=64, stored="C64"),
+    Format(name="fp4", bits=4, stored="F4"),
+    Format(name="fp6_e2m3", bits=6, stored="F6_E2M3"),
+    Format(name="fp6_e3m2", bits=6, stored="F6_E3M2"),
+    Format(name="fp8_e8m0", bits=8, stored="F8_E8M0"),
+    Format(name="fp8_e4m3fnuz", bits=8, stored="F8_E4M3FNUZ"),
+    Format(name="fp8_e5m2fnuz", bits=8, stored="F8_E5M2FNUZ"),
+)
+
+
+@dataclass(frozen=True)
+class GGMLType:
+    """One tensor type of GGUF: `block` elements of a row lie together in `nbytes` bytes (ggml.h and ggml-common.h)."""
+
+    name: str
+    block: int
+    nbytes: int
+
+
+# Numbers that are absent (4, 5, 31-33, 36-38) belonged to formats since withdrawn; such files cannot be read.
+_GGUF_BLOCKS = {
+    2: GGMLType("Q4_0", 32, 18),
+    3: GGMLType("Q4_1", 32, 20),
+    6: GGMLType("Q5_0", 32, 22),
+    7: GGMLType("Q5_1", 32, 24),
+    8: GGMLType("Q8_0", 32, 34),
+    9: GGMLType("Q8_1", 32, 40),
+    10: GGMLType("Q2_K", 256, 84),
+    11: GGMLType("Q3_K", 256, 110),
+    12: GGMLType("Q4_K", 256, 144),
+    13: GGMLType("Q5_K", 256, 176),
+    14: GGMLType("Q6_K", 256, 210),
+    15: GGMLType("Q8_K", 256, 292),
+    16: GGMLType("IQ2_XXS", 256, 66),
+    17: GGMLType("IQ2_XS", 256, 74),
+    18: GGMLType("IQ3_XXS", 256, 98),
+    19: GGMLType("IQ1_S", 256, 50),
+    20: GGMLType("IQ4_NL", 32, 18),
+    21: GGMLType("IQ3_S", 256, 110),
+    22: GGMLType("IQ2_S", 256, 82),
+    23: GGMLType("IQ4_XS", 256, 136),
+    29: GGMLType("IQ1_M", 256, 56),
+    34: GGMLType("TQ1_0", 256, 54),
+    35: GGMLType("TQ2_0", 256, 66),
+    39: GGMLType("MXFP4", 32, 17),
+}
+GGML_TYPES: dict[int, GGMLType] = _GGUF_BLOCKS | {
+    f.gguf: GGMLType(f.stored, 1, f.bits // 8) for f in FORMATS if f.gguf is not None and f.stored is not None
+}
+# Those that a reader here gives values for: a plain float, or a block format that gguf.quants can expand.
+GGUF_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+GGUF_READABLE = (
+    *GGUF_FLOATS,
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
+)
+
+_NAMED = ("fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4")
+# Bytes of one number of each format that a person may name for weights or a cache.
+PLAIN = {f.name: Fraction(f.bits, 8) for f in FORMATS if f.name in _NAMED}
+# The block formats that model files are published in, by name: (numbers, bytes) of a block. Q8_K is never stored.
+BLOCKS = {kind.name.lower(): (kind.block, kind.nbytes) for kind in _GGUF_BLOCKS.values() if kind.name != "Q8_K"}
+# What a model can compute in: our name, and torch's; those a machine is calibrated for; those it is trained in.
+TORCH_NAMES = {f.name: f.torch for f in FORMATS if f.name in _NAMED[:4] and f.torch is not None}
+CALIBRATED = ("fp32", "bf16")
+TRAINED = ("bf16", "fp16", "fp32")
+# By the names that safetensors has: bits, and torch's names of the floats that a weight may be stored in, which all
+# convert to bfloat16 or wider by value.
+STORED_BITS = {f.stored: f.bits for f in FORMATS if f.stored is not None}
+STORED_FLOATS = {f.stored: f.torch for f in FORMATS if f.stored is not None and f.torch is not None}
+
 ALIASES = {
     **{long: short for short, long in TORCH_NAMES.items()},
     "f64": "fp64",

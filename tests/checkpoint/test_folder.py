@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load, stored_bytes, stored_parameters
-from asbuilt.checkpoint.safetensors import BITS, read_folder, read_header
+from asbuilt.checkpoint.safetensors import read_folder, read_header
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
+from asbuilt.dtypes import STORED_BITS
 from asbuilt.errors import InputError
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
@@ -179,5 +180,5 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> N
 
 
 def test_a_type_is_as_wide_as_its_name_says() -> None:
-    named = {name: int(re.findall(r"\d+", name)[0]) for name in BITS if name != "BOOL"}
-    assert {"BOOL": 8, **named} == BITS
+    named = {name: int(re.findall(r"\d+", name)[0]) for name in STORED_BITS if name != "BOOL"}
+    assert {"BOOL": 8, **named} == STORED_BITS

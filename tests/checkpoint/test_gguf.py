@@ -22,12 +22,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from asbuilt.checkpoint import gguf as reader
-from asbuilt.checkpoint.ggml_types import BLOCK, GGML_TYPES, READABLE
 from asbuilt.checkpoint.gguf import GGUFFile, read_header, read_tensor
+from asbuilt.dtypes import GGML_TYPES, GGUF_READABLE
 from asbuilt.errors import InputError
 
 TYPES = {kind.name: gguf.GGMLQuantizationType(number) for number, kind in GGML_TYPES.items()}
-QUANTIZED = [name for name in READABLE if BLOCK[name][0] > 1]
+BLOCK = {kind.name: (kind.block, kind.nbytes) for kind in GGML_TYPES.values()}
+QUANTIZED = [name for name in GGUF_READABLE if BLOCK[name][0] > 1]
 
 
 def written(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> Path:
@@ -84,7 +85,7 @@ def test_the_table_of_types_is_the_library_s() -> None:
     for number, kind in GGML_TYPES.items():
         theirs = gguf.GGMLQuantizationType(number)
         assert kind.name == theirs.name
-        assert gguf.GGML_QUANT_SIZES[theirs] == (kind.block, kind.nbytes) == BLOCK[kind.name]
+        assert gguf.GGML_QUANT_SIZES[theirs] == (kind.block, kind.nbytes)
 
 
 def test_header_equals_the_library_s(full: Path) -> None:
@@ -364,7 +365,7 @@ def read_or_refuse(path: Path) -> bool:
     except InputError:
         return False
     for name, tensor in file.tensors.items():
-        if tensor.type in READABLE:
+        if tensor.type in GGUF_READABLE:
             assert math.prod(tensor.shape) == read_tensor(file, name).numel()
         else:
             with pytest.raises(InputError):

@@ -8,9 +8,9 @@ import pytest
 
 from asbuilt import InputError, cost
 from asbuilt.catalog import find
-from asbuilt.cost.dtypes import BLOCKS
 from asbuilt.cost.mixtures import MIXTURES
 from asbuilt.cost.mixtures import held as find_held
+from asbuilt.dtypes import BLOCKS
 from asbuilt.families import llama, mixtral
 from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.families.shared.packing import holding

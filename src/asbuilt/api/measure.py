@@ -12,7 +12,7 @@ from asbuilt import cost, memory
 from asbuilt import measure as measuring
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import load
-from asbuilt.dtypes import TORCH_NAMES, short_name
+from asbuilt.dtypes import CALIBRATED, TORCH_NAMES, short_name
 from asbuilt.errors import InputError
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
     from asbuilt.measure import Report
 
-DTYPES = ("fp32", "bf16")  # those that the machine is calibrated for
 TOKENS = 512
 Say = Callable[[str], None]
 
@@ -67,8 +66,8 @@ def _of_built(model: nn.Module, dtype: object, refresh: bool, say: Say, warn: Sa
 
 def _calibrated(dtype: object) -> str:
     name = short_name(dtype)
-    if name not in DTYPES:
-        raise InputError("not calibrated", field="dtype", value=str(dtype), allowed=", ".join(DTYPES))
+    if name not in CALIBRATED:
+        raise InputError("not calibrated", field="dtype", value=str(dtype), allowed=", ".join(CALIBRATED))
     return name
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.checkpoint.ggml_types import FLOATS, GGML_TYPES, READABLE
+from asbuilt.dtypes import GGML_TYPES, GGUF_FLOATS, GGUF_READABLE
 from asbuilt.errors import InputError, near, shorten
 from asbuilt.files import open_regular
 
@@ -420,8 +420,8 @@ def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.T
     tensor = _find(file, name)
     shape, start, nbytes = _window(tensor, rows)
     raw = _read_bytes(file.holder(tensor), start, nbytes)
-    if tensor.type in FLOATS:
-        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[tensor.type]
+    if tensor.type in GGUF_FLOATS:
+        dtype = getattr(torch, GGUF_FLOATS[tensor.type])
         return torch.from_numpy(raw).view(dtype).reshape(shape)
     return torch.from_numpy(_finite(_expand(raw, tensor.type), tensor, file)).reshape(shape)
 
@@ -430,8 +430,8 @@ def _find(file: GGUFFile, name: str) -> GGUFTensor:
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InputError("no such tensor", field=str(file.path), value=name, fix=near(name, file.tensors))
-    if tensor.type not in READABLE:
-        raise InputError(f"type of {name}", field=str(file.path), value=tensor.type, allowed=", ".join(READABLE))
+    if tensor.type not in GGUF_READABLE:
+        raise InputError(f"type of {name}", field=str(file.path), value=tensor.type, allowed=", ".join(GGUF_READABLE))
     return tensor
 
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asbuilt.checkpoint.ggml_types import READABLE
 from asbuilt.checkpoint.gguf import GGUFTensor, read_tensor
 from asbuilt.checkpoint.own import own_table
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
-from asbuilt.checkpoint.safetensors import FLOATS, Reader, StoredTensor, read_folder
+from asbuilt.checkpoint.safetensors import Reader, StoredTensor, read_folder
 from asbuilt.checkpoint.source import Source, open_model
-from asbuilt.dtypes import torch_name
+from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAMES, torch_name
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
 from asbuilt.families.shared.table import Entry, Table, as_stored, is_ignored
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 Stored = StoredTensor | GGUFTensor
 Headers = Mapping[str, Stored]
-DTYPES = ("float32", "bfloat16", "float16", "float64")  # those a model can compute in
+COMPUTED = frozenset(TORCH_NAMES.values())
 PACKED = "U8"  # what packed weights and their scales are stored as
 LISTED = 5  # names shown of each kind of mismatch
 
@@ -129,14 +128,14 @@ class Contents:
         if wanted is not None:
             return dtype_of(wanted)
         said = self.source.reading.dtype
-        if said in DTYPES:
+        if said in COMPUTED:
             return getattr(torch, said)
         if self.source.gguf is not None:
             return torch.float32
         # 8-bit floats are a format to store, bfloat16 holds all their values
         held = [entry for entry in self.entries if not self.buffers.issuperset(entry.paths)]
         names = {stored_dtype(self.headers[name]) or "" for entry in held for name in entry.names}
-        own = [getattr(torch, name if name in DTYPES else "bfloat16") for name in names]
+        own = [getattr(torch, name if name in COMPUTED else "bfloat16") for name in names]
         return functools.reduce(torch.promote_types, own)
 
     def needs(self, dtype: torch.dtype | str, running: int = 0) -> int:
@@ -188,8 +187,8 @@ def alike(tensors: list[Tensor]) -> list[Tensor]:
 def stored_dtype(tensor: Stored) -> str | None:
     """Returns torch's name of the dtype that reading gives, None for what is no float or cannot be read."""
     if isinstance(tensor, StoredTensor):
-        return FLOATS.get(tensor.dtype)
-    return {"F16": "float16", "BF16": "bfloat16"}.get(tensor.type, "float32") if tensor.type in READABLE else None
+        return STORED_FLOATS.get(tensor.dtype)
+    return GGUF_FLOATS.get(tensor.type, "float32") if tensor.type in GGUF_READABLE else None
 
 
 def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[Entry, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asbuilt.dtypes import STORED_BITS
 from asbuilt.errors import InputError, shorten
 from asbuilt.files import decoded, open_regular, parse_json, read_object, require_regular
 
@@ -25,40 +26,6 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 8 << 20, 24 << 20, 8
 MAX_HEADER_VALUES, MAX_TENSORS = 3 << 17, 1 << 18
 LARGEST_COUNT = 2**63 - 1
-
-BITS: dict[str, int] = {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-    "C64": 64,
-}
-# torch's name of each dtype that a weight may have on disk; all of them convert to bfloat16 or wider by value
-FLOATS: dict[str, str] = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,13 +103,13 @@ def _tensor(path: Path, name: str, said: object, base: int) -> StoredTensor:
     if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
         raise wrong("not a tensor", said, "dtype, shape, data_offsets")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in BITS:
-        raise wrong("dtype", dtype, ", ".join(BITS))
+    if not isinstance(dtype, str) or dtype not in STORED_BITS:
+        raise wrong("dtype", dtype, ", ".join(STORED_BITS))
     if not _counts(shape) or len(shape) > MAX_RANK:
         raise wrong("shape", shape, f"at most {MAX_RANK} whole numbers")
     if not _counts(offsets) or len(offsets) != 2:
         raise wrong("data_offsets", offsets, "two whole numbers")
-    bits = math.prod(shape) * BITS[dtype]
+    bits = math.prod(shape) * STORED_BITS[dtype]
     if bits % 8 or bits // 8 != offsets[1] - offsets[0]:
         raise wrong("data_offsets", offsets, f"{bits / 8:g} bytes apart, for {dtype} of shape {tuple(shape)}")
     return StoredTensor(

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.load import alike, as_source, dtype_of, require_range
 from asbuilt.checkpoint.own import OWN, own_document, own_table
-from asbuilt.checkpoint.safetensors import BITS, FLOATS, INDEX, SINGLE
+from asbuilt.checkpoint.safetensors import INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
+from asbuilt.dtypes import STORED_BITS, STORED_FLOATS
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import tensor_table, write_config
 from asbuilt.families.shared.table import Entry, Table
@@ -61,7 +62,7 @@ MOST_BESIDE = 128 << 20
 WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json")  # vocabularies, no settings
 AUTO_MAP = "auto_map"  # names code beside the weights, which is not carried along
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
-CODES = {name: code for code, name in FLOATS.items()}
+CODES = {name: code for code, name in STORED_FLOATS.items()}
 ALIGNMENT = 8
 ROOM = 1 << 24  # bytes that a disk must have left for what is made new beside the weights, a tokenizer's at most
 CHUNK = 1 << 24  # numbers that are cast and written at a time
@@ -165,7 +166,7 @@ class Place:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return math.prod(self.shape) * BITS[self.code] // 8
+        return math.prod(self.shape) * STORED_BITS[self.code] // 8
 
 
 def _stored(table: Table, spec: ModelSpec, dtypes: dict[str, torch.dtype]) -> Iterator[Place]:
@@ -200,7 +201,7 @@ def plan_shards(places: Iterator[Place], max_shard_bytes: float) -> list[list[Pl
 
 def _placed(shard: list[Place]) -> list[Place]:
     placed, at = [], 0
-    for place in sorted(shard, key=lambda place: -BITS[place.code]):
+    for place in sorted(shard, key=lambda place: -STORED_BITS[place.code]):
         placed.append(Place(name=place.name, dtype=place.dtype, shape=place.shape, start=at))
         at += place.nbytes
     return placed

@@ -9,16 +9,17 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
+from asbuilt.dtypes import CALIBRATED
 
 if TYPE_CHECKING:
     from asbuilt.measure import Report
 
-DTYPES = ("fp32", "bf16")  # those that the machine is calibrated for
-
 
 @click.command()
 @click.argument("model")
-@click.option("--dtype", type=click.Choice(DTYPES), help="To run in; as stored where that is one of these, else fp32.")
+@click.option(
+    "--dtype", type=click.Choice(CALIBRATED), help="To run in; as stored where that is one of these, else fp32."
+)
 @click.option("--refresh", is_flag=True, help="Calibrate this machine anew instead of using what is cached.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")

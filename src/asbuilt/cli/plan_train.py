@@ -11,8 +11,9 @@ import click
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
+from asbuilt.dtypes import TRAINED
 from asbuilt.plan.optimizers import OPTIMIZERS
-from asbuilt.plan.options import DTYPES, Options
+from asbuilt.plan.options import Options
 from asbuilt.plan.shares import CHECKPOINTING
 from asbuilt.plan.stages import OFFLOADS
 from asbuilt.shown import defaults_line
@@ -45,7 +46,7 @@ def _rate(nbytes: float) -> str:
 @click.option("--seq", type=Tokens(), help=f"Tokens per sequence; {Options.seq}, or the context if less.")
 @_option("accumulate", type=int, help="Micro-batches of one step.")
 @_option("optimizer", help=", ".join(OPTIMIZERS))
-@_option("dtype", help=f"Of weights and activations: {', '.join(DTYPES)}.")
+@_option("dtype", help=f"Of weights and activations: {', '.join(TRAINED)}.")
 @click.option("--gradient-dtype", help="Of gradients; as --dtype.")
 @click.option(
     "--master/--no-master", default=Options.master, show_default=True, help="An fp32 copy of narrower weights."

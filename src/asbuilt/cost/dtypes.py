@@ -1,29 +1,13 @@
-"""How many bytes a number takes: plain dtypes, and the block formats of GGUF files."""
+"""How many bytes a weight takes at a plain dtype, or at a block format of GGUF files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from asbuilt.checkpoint.ggml_types import GGML_TYPES
-from asbuilt.dtypes import short_name
+from asbuilt.dtypes import BLOCKS, PLAIN, short_name
 from asbuilt.errors import InputError, near
 from asbuilt.spec.part import Weight
-
-PLAIN: dict[str, Fraction] = {
-    "fp64": Fraction(8),
-    "fp32": Fraction(4),
-    "bf16": Fraction(2),
-    "fp16": Fraction(2),
-    "fp8": Fraction(1),
-    "int8": Fraction(1),
-    "int4": Fraction(1, 2),
-}
-
-# The GGUF formats that model files are published in: (numbers, bytes) per block.
-BLOCKS: dict[str, tuple[int, int]] = {
-    t.name.lower(): (t.block, t.nbytes) for t in GGML_TYPES.values() if t.block > 1 and t.name != "Q8_K"
-}
 
 # A row whose length is no multiple of 256 falls back to blocks of 32, as llama.cpp's quantiser does; what fits neither
 # is kept in fp16.

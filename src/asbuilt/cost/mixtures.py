@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from asbuilt.cost.dtypes import BLOCKS, PLAIN, dtype
+from asbuilt.cost.dtypes import dtype
 from asbuilt.cost.folded import Held
+from asbuilt.dtypes import BLOCKS, PLAIN
 from asbuilt.errors import InputError, near
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.experts import MixtureOfExperts

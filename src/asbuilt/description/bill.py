@@ -11,8 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asbuilt import cost
-from asbuilt.cost.dtypes import BLOCKS, PLAIN
 from asbuilt.cost.folded import Held
+from asbuilt.dtypes import BLOCKS, GGUF_READABLE, PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError
 from asbuilt.families.shared.packing import block_scales, holding
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, Vision, weights
@@ -119,13 +119,12 @@ def _stored(source: Source) -> tuple[int | None, int | None]:
     """Returns numbers and bytes that the file holds, having held its names and shapes against the description."""
     if not source.has_weights:
         return None, None
-    from asbuilt.checkpoint.ggml_types import READABLE
     from asbuilt.checkpoint.load import Contents, stored_bytes, stored_parameters
     from asbuilt.families import reads_packed
 
     packed = source.reading.quantization
     if source.gguf is not None:
-        readable = all(tensor.type in READABLE for tensor in source.gguf.tensors.values())
+        readable = all(tensor.type in GGUF_READABLE for tensor in source.gguf.tensors.values())
     else:
         readable = packed is None or reads_packed(source.family, packed)
     if readable:
@@ -169,7 +168,7 @@ def length(spec: Model, seq: int | None) -> int:
 def activation_dtype(dtype: str) -> str:
     """Returns the dtype of activations: weights in 8 bits or fewer still multiply activations in bf16."""
     name = cost.format_name(dtype)
-    return name if name in ("fp64", "fp32", "bf16", "fp16") else "bf16"
+    return name if name in TORCH_NAMES else "bf16"
 
 
 def _flops(spec: Model, run: Pass) -> dict[str, int | float]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from asbuilt.dtypes import CALIBRATED, TORCH_NAMES
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, TORCH_NAMES[name]) for name in CALIBRATED}
 
 
 @dataclass(frozen=True)

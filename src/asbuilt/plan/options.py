@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError
 from asbuilt.plan.conventions import NETWORK, NODE
 from asbuilt.plan.layout import Layout, arrange
@@ -18,7 +19,6 @@ CHINCHILLA = 20
 # Kaplan et al. 2020 (arXiv 2001.08361): 2 FLOPs a parameter and token forward, 4 backward.
 SIX = 6
 
-DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MASTER_WIDTH = 4
 QLORA_RANK = 64  # of the paper's own runs, where --qlora is given without a rank
 
@@ -107,8 +107,8 @@ class Options:
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name))
         optimizer(self.optimizer)
-        _require_choice("dtype", self.dtype, tuple(DTYPES))
-        _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, tuple(DTYPES))
+        _require_choice("dtype", self.dtype, TRAINED)
+        _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, TRAINED)
         _require_choice("checkpointing", self.checkpointing, CHECKPOINTING)
         _require_choice("offload", self.offload, OFFLOADS)
         for name, low, high in NUMBERS:
@@ -125,14 +125,18 @@ class Options:
             raise InputError("needs adapters", field="targets", value=self.targets, fix="give --lora RANK too")
 
     @property
+    def width(self) -> int:
+        """Bytes of one weight or activation."""
+        return int(PLAIN[self.dtype])
+
+    @property
     def recipe(self) -> Recipe:
         """How wide each number of the state is."""
-        width = DTYPES[self.dtype]
         return Recipe(
             optimizer=self.optimizer,
-            weight_width=width,
-            gradient_width=DTYPES[self.gradient_dtype or self.dtype],
-            master_width=MASTER_WIDTH if self.master and width < MASTER_WIDTH else 0,
+            weight_width=self.width,
+            gradient_width=int(PLAIN[self.gradient_dtype or self.dtype]),
+            master_width=MASTER_WIDTH if self.master and self.width < MASTER_WIDTH else 0,
         )
 
     @property
@@ -153,7 +157,7 @@ class Options:
             lora=self.adapters,
             offload=self.offload,
             chunks=self.chunked_loss,
-            width=DTYPES[self.dtype],
+            width=self.width,
             interleave=interleave,
         )
 

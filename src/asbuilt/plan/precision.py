@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
-from asbuilt.cost.dtypes import PLAIN
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
+from asbuilt.dtypes import PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError
+from asbuilt.families.shared.packing import QUANTISED_KINDS
 from asbuilt.spec.part import Part, Weight
 
 GROUPED = re.compile(r"(int4|int8|fp8):([0-9]{1,6})", re.IGNORECASE)
@@ -19,9 +20,6 @@ SMALLEST_GROUP = 8
 # int8: a scale of 16 bits; fp8: one float32 scale for a square of g by g numbers, as DeepSeek-V3 stores.
 SCALES = {"int4": Fraction(5, 2), "int8": Fraction(2)}
 SQUARE_SCALE = Fraction(4)
-# Quantisers leave the rest as it was: embeddings, the head, routers, norms and biases.
-QUANTISED_KINDS = ("attention", "ffn", "ssm")
-WIDE = ("fp64", "fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ def precision(name: str) -> Precision:
     if grouped := GROUPED.fullmatch(name):
         return _grouped(grouped[1].lower(), int(grouped[2]))
     plain = find_dtype(name)
-    activation = plain.name if plain.name in WIDE else "bf16"
+    activation = plain.name if plain.name in TORCH_NAMES else "bf16"
     return Precision(
         name=plain.name,
         activation=activation,

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture
+from asbuilt.dtypes import TRAINED
 from asbuilt.errors import InputError, near
 from asbuilt.families import gguf_table
-from asbuilt.families.shared.packing import FIELD, holding, left_out, listed, modules
+from asbuilt.families.shared.packing import FIELD, QUANTISED_KINDS, holding, left_out, listed, modules
 from asbuilt.families.shared.patterns import matched
 from asbuilt.families.shared.reader import is_whole
 from asbuilt.plan.devices import known
-from asbuilt.plan.precision import QUANTISED_KINDS, WIDE, Precision, precision
+from asbuilt.plan.precision import Precision, precision
 from asbuilt.spec import Model, stored_weights, weights
 from asbuilt.spec.part import Part, Weight
 
@@ -81,7 +82,7 @@ def quantised(
         parts = (plain.nbytes(weight) if rule is None else rule(weight) for rule in found)
         return sum(parts, Fraction(0)) / len(found)
 
-    activation = plain.name if plain.name in WIDE[1:] else "bf16"
+    activation = plain.name if plain.name in TRAINED else "bf16"
     note = f"as {FIELD} says: {packing.method}; the rest and modules that are left out in {plain.name}"
     return Precision(
         name=f"{QUANTISED} ({packing.method})",

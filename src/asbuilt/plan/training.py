@@ -19,7 +19,7 @@ from asbuilt.plan.conventions import NETWORK
 from asbuilt.plan.layout import Layout, Network, divisors
 from asbuilt.plan.lines import Line
 from asbuilt.plan.optimizers import BY_SHAPE, State
-from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, DTYPES, HOST, LINK, SIX, Options, require_number
+from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, HOST, LINK, SIX, Options, require_number
 from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, split
 from asbuilt.plan.stages import Section, Stage, fullest, sections
 from asbuilt.plan.step import Speed, Step
@@ -90,7 +90,7 @@ class Subject:
         key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, o.sequence_parallel)
         if key not in self._kept:
             self._check(o)
-            run = Pass(tokens=o.seq, batch=o.batch, width=DTYPES[o.dtype])
+            run = Pass(tokens=o.seq, batch=o.batch, width=o.width)
             at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=o.sequence_parallel)
             if self.model is None:
                 self._kept[key] = self._bare(o, at)

@@ -10,6 +10,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any
 
+from asbuilt.dtypes import STORED_FLOATS
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.files import open_regular
@@ -27,7 +28,6 @@ ELSEWHERE = {
     "split.": "says how the model lies in files",
 }
 TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unknown": "unk_token_id", "padding": "pad_token_id"}
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 # Llama 3.1 and 3.3 stretch by 8, Llama 3.2 by 32, with one ramp; Llama 4 Scout by 16, without any ramp.
 PUBLISHED_LLAMA3 = tuple(
@@ -58,7 +58,7 @@ def carried_tokens(file: GGUFFile) -> dict[str, Any]:
 def stored_dtype(file: GGUFFile, name: str) -> str | None:
     """Returns the dtype of the named tensor, None where it is quantised or absent."""
     tensor = file.tensors.get(name)
-    return DTYPES.get(tensor.type) if tensor is not None else None
+    return STORED_FLOATS.get(tensor.type) if tensor is not None else None
 
 
 def rows_of(file: GGUFFile, name: str, otherwise: int) -> int:

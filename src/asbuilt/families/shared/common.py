@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+from asbuilt.dtypes import STORED_FLOATS
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Layout, Same
@@ -29,8 +30,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",  # writes sqrt(2/pi) out to ten digits, the same function to float32 rounding
 }
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2")
-_DTYPE_NAMES = {name: dtype for dtype in DTYPES for name in (dtype, f"torch.{dtype}")}
+_DTYPE_NAMES = {name: dtype for dtype in STORED_FLOATS.values() for name in (dtype, f"torch.{dtype}")}
 
 # reason -> keys
 IRRELEVANT: dict[str, tuple[str, ...]] = {

@@ -17,6 +17,8 @@ FIELD = "quantization_config"
 # The keys under which quantisers name the modules that they left as they were.
 LEFT_OUT = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "exclude_modules", "exclude", "ignored_layers")
 MOST_PATTERNS = 200_000
+# Quantisers pack the matrices of these: embeddings, the head, routers, norms and biases they leave as they were.
+QUANTISED_KINDS = ("attention", "ffn", "ssm")
 BLOCK = "weight_block_size"
 # Families for which llama.cpp's quantiser has rules that differ from everybody's.
 RULES_OF_THEIR_OWN = ("falcon",)
@@ -32,7 +34,12 @@ def modules(family: str, spec: Model) -> dict[str, tuple[str, ...]]:
 
 
 def left_out(said: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Returns which of the modules a quantisation leaves as they were; raises InputError for what names none."""
+    """Returns which of the modules a quantisation leaves as they were: the one rule, for files and for plans.
+
+    A name is a module with all that is in it, wherever it stands, as transformers takes `modules_to_not_convert`; `re:`
+    an expression, as compressed-tensors has it; stars are those of file names, as modelopt has them. Raises InputError
+    for what names none.
+    """
     found = set[str]()
     for key in LEFT_OUT:
         if said.get(key) is not None:
@@ -71,7 +78,7 @@ def _stored_matrices(family: str, spec: Model) -> Iterator[tuple[str, tuple[int,
     built = {
         path: weight.shape
         for path, weight, owner in stored_weights(spec)
-        if owner.kind in ("attention", "ffn") and weight.role == "matrix"
+        if owner.kind in QUANTISED_KINDS and weight.role == "matrix"
     }
     for entry in tensor_table(family, spec).entries:
         if entry.paths[0] in built:
