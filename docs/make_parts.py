@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from asbuilt.kernels.memory import Memory
+from asbuilt.kernels.memory.registry import registered as memory_registered
 from asbuilt.nn.registry import registered
 from asbuilt.spec.json import PARTS
 from asbuilt.spec.part import Part
@@ -48,12 +51,19 @@ def section(part: type[Part]) -> str:
     said.append("\n".join(["```", f"{part.__name__}(", *(f"    {line}," for line in _fields(part)), ")", "```"]))
     told = field_docs(part)
     said.append("\n".join(f"- `{field.name}`: {told.get(field.name, '')}" for field in fields(part)))
-    own = {name: text for name, text in DECLARATIONS.items() if name in vars(part)}
-    said.append("\n".join(f"- **{text}**: {_first(vars(part)[name].__doc__)}" for name, text in own.items()))
+    declared = _of_memory(part) | vars(part)
+    own = {name: text for name, text in DECLARATIONS.items() if name in declared}
+    said.append("\n".join(f"- **{text}**: {_first(declared[name].__doc__)}" for name, text in own.items()))
     module = registered(part)
     if module is not None:
         said.append(f"Built by `{module.__module__}.{module.__name__}`.")
     return "\n\n".join(text for text in said if text)
+
+
+def _of_memory(part: type[Part]) -> dict[str, Any]:
+    """What is said of the part's memory, where anything is."""
+    found = memory_registered(part)
+    return {} if found is Memory else dict(vars(found))
 
 
 def field_docs(part: type[Part]) -> dict[str, str]:

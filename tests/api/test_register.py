@@ -18,6 +18,9 @@ import asbuilt
 from asbuilt import cost, spec
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
+from asbuilt.kernels.memory import Memory, Saved, memory, memory_of
+from asbuilt.kernels.memory.registry import MEMORIES
+from asbuilt.measure import run
 from asbuilt.nn.cache import Cache, StateCache
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.registry import MODULES
@@ -76,10 +79,34 @@ class DecayModule(PartModule):
         return self.o(sums)
 
 
+class DecayMemory(Memory[Decay]):
+    """What the module above keeps for the backward pass, and has alive at once."""
+
+    def saves(self, run: spec.Pass) -> tuple[Saved, ...]:
+        """Inputs of both maps, and the decays of all pairs, which need no gradient."""
+        wide = run.rows * self.part.d_model
+        return (
+            Saved(name="input", size=wide),
+            Saved(name="decays", size=run.tokens**2),
+            Saved(name="sums", size=wide),
+        )
+
+    def recomputes(self) -> tuple[str, ...]:
+        """The decays."""
+        return ("decays",)
+
+    def peak_bytes(self, run: spec.Pass) -> int:
+        """Ages and powers of all pairs in 8 bytes, once more where chosen; or values, sums and what o makes of them."""
+        values, pairs = run.rows * self.part.d_model * run.width, run.tokens**2
+        return max(values + 25 * pairs, 3 * values + (8 + run.width) * pairs)
+
+
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    asbuilt.register(Decay, DecayModule)
+    asbuilt.register(Decay, DecayModule, DecayMemory)
     yield
+    MEMORIES.pop(Decay, None)
+    memory_of()(Memory)  # forgets what was found
     for known in (PARTS, OUTSIDE):
         known.pop("Decay", None)
     MODULES.pop(Decay, None)
@@ -114,6 +141,22 @@ def test_its_declarations_hold_on_the_built_model() -> None:
     assert counter.get_total_flops() == cost.flops(part, spec.Pass(tokens=10, batch=2)).forward
     cache = Cache(part, batch=2, capacity=10, dtype=torch.float32)
     assert cache.nbytes == 2 * cost.cache(part, 10, "fp32").at_seq
+
+
+def test_what_is_said_of_its_memory_is_what_it_keeps_and_needs() -> None:
+    """Bytes that autograd keeps, to the byte; the allocator's peak, where pairs or rows are the most."""
+    part, built = mixed(), asbuilt.build(mixed())
+    bill = cost.saved(part, spec.Pass(tokens=10, batch=2, width=4))
+    assert run.saved_bytes(built, tokens=10, batch=2) == (bill.all, bill.loss)
+    decays = {f"blocks.{i}.attention.body:decays" for i in (0, 2)}
+    assert {key for key in cost.recomputed_tensors(part) if "decays" in key} == decays
+    body = part.at("blocks.2.attention.body")
+    layer = built.get_submodule("blocks.2.attention.body")
+    for batch, tokens in ((1, 300), (200, 20)):
+        x = torch.randn(batch, tokens, 32)
+        with torch.inference_mode():
+            peak = run.peak_bytes(lambda: layer(x, Step((batch, tokens), x.device)))  # noqa: B023  called at once
+        assert memory(body).peak_bytes(spec.Pass(tokens=tokens, batch=batch, width=4)) == pytest.approx(peak, abs=8)
 
 
 def test_decoding_equals_the_whole() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from asbuilt import cost, memory
+from asbuilt import cost
 from asbuilt.generate.compute import choose, request_bytes
 from asbuilt.kernels import speed as speeds
+from asbuilt.kernels.memory import memory
 from asbuilt.kernels.speed import Speed
 from asbuilt.nn.cache import Cache
 from asbuilt.spec import MLP, Attention, Block, Branch, CrossAttention, Head, Model, Pass, TokenEmbedding
@@ -24,7 +25,7 @@ HAS_IT = {FP32: Speed(1.0, 10.0), BF16: Speed(0.5, 5.0), FP16: Speed(0.9, 9.0)}
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[torch.dtype, Speed], int | None], None]:
     def be(table: dict[torch.dtype, Speed], free: int | None = None) -> None:
         monkeypatch.setattr(speeds, "speeds", lambda dtypes: tuple(table[d] for d in dtypes))
-        monkeypatch.setattr(memory, "free", lambda: free)
+        monkeypatch.setattr("asbuilt.memory.free", lambda: free)
 
     return be
 
@@ -140,11 +141,13 @@ def test_a_request_takes_its_cache_and_its_busiest_pass(dtype: torch.dtype) -> N
     described, w = spec(), dtype.itemsize
     held = Cache(described, batch=1, capacity=25, dtype=dtype).nbytes
     assert held == 25 * 2 * 2 * 4 * w  # k and v of 4 numbers in 2 layers
-    whole = described.peak_bytes(Pass(tokens=20, logits="last", width=w))
+    whole = memory(described).peak_bytes(Pass(tokens=20, logits="last", width=w))
     assert request_bytes(described, 20, 5, dtype, None, None) == held + whole
     assert request_bytes(described, 20, 5, dtype, 99, None) == held + whole
     chunked = request_bytes(described, 20, 5, dtype, 4, None)
-    assert chunked == held + described.peak_bytes(Pass(tokens=4, past=16, logits="last", width=w)) < held + whole
+    assert (
+        chunked == held + memory(described).peak_bytes(Pass(tokens=4, past=16, logits="last", width=w)) < held + whole
+    )
 
 
 def test_a_source_is_counted_too() -> None:
@@ -152,5 +155,5 @@ def test_a_source_is_counted_too() -> None:
     held = Cache(described, batch=1, capacity=6, source=30, dtype=BF16).nbytes
     assert held == 6 * 2 * 2 * 4 * 2 + 30 * 2 * 2 * 8 * 2
     more = request_bytes(described, 1, 5, BF16, None, 30)
-    assert more == held + described.peak_bytes(Pass(tokens=1, source=30, logits="last", width=2))
+    assert more == held + memory(described).peak_bytes(Pass(tokens=1, source=30, logits="last", width=2))
     assert more > cost.cache(described, 6, "bf16", 30).at_seq

@@ -57,7 +57,7 @@ BESIDE = {
     "api": ["tests/cli/test_diff_cli.py", "tests/cli/test_measure_cli.py", "tests/cli/test_generate.py"],
     "spec": ["tests/cost", "tests/nn", "tests/families/test_totals.py", "tests/checkpoint/test_names.py"],
     "nn": ["tests/cost/test_declarations.py", "tests/generate"],
-    "kernels": ["tests/nn", "tests/cost/test_declarations.py"],
+    "kernels": ["tests/nn", "tests/cost", "tests/spec/test_declared_by_hand.py", "tests/spec/test_fields.py"],
     "cli": [],
 }
 EQUIVALENT = Path(__file__).parent / "equivalent.json"

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
+from asbuilt.kernels.memory import memory
+from asbuilt.kernels.memory.linear import LoraMemory
 from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.linear import Lora as Module
@@ -146,10 +148,11 @@ def test_the_adapter_is_multiplied_by_alpha_over_rank() -> None:
 def test_room_beside_the_plain_map() -> None:
     """x A^T (3 numbers a row), B of it and that scaled (7 each), of 5 rows in 4 bytes; the widest map decides."""
     run = Pass(tokens=5, width=4)
-    assert Lora(base=Linear(d_in=4, d_out=7), rank=3, alpha=1.0).peak_beside(run, run.rows) == 5 * (3 + 14) * 4
+    one = Lora(base=Linear(d_in=4, d_out=7), rank=3, alpha=1.0)
+    assert LoraMemory(one).peak_beside(run, run.rows) == 5 * (3 + 14) * 4
     plain = MLP(d_model=4, d_ff=7, activation="silu")
     wrapped = {name: Lora(base=base, rank=3, alpha=1.0) for name, base in plain.plain_maps().items()}
-    assert replace(plain, **wrapped).peak_bytes(run) - plain.peak_bytes(run) == 5 * (3 + 14) * 4
+    assert memory(replace(plain, **wrapped)).peak_bytes(run) - memory(plain).peak_bytes(run) == 5 * (3 + 14) * 4
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asbuilt import InputError
+from asbuilt.kernels.memory import Memory, memory_of
 from asbuilt.plan.devices import Placement, device, place, unplanned
 from asbuilt.plan.precision import precision
 from asbuilt.spec import (
@@ -141,9 +142,8 @@ def test_experts_alone_are_divided() -> None:
 class Silent(GatedMLP):
     """Does not say what room it works in."""
 
-    def peak_bytes(self, run: Pass) -> int:
-        """Nothing."""
-        return 0
+
+memory_of(Silent)(Memory)
 
 
 class Forgetful(Attention):

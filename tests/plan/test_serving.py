@@ -12,6 +12,7 @@ from formulas import worked_out
 from asbuilt import InputError, catalog, cost
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
+from asbuilt.kernels.memory import memory
 from asbuilt.plan import Conventions, limits, serve
 from asbuilt.plan.conventions import CHOICES, MEANING
 from asbuilt.plan.devices import degrees, device, place, unplanned
@@ -164,7 +165,7 @@ def test_figures_are_those_of_the_cost_module() -> None:
     assert sum(c.moved for c in components) == cost.moved(LLAMA, run, "bf16", "bf16").total
     assert sum(c.flops for c in components) == cost.flops(LLAMA, run).forward_causal
     activations = {line.name: line.value for line in plan.ladder}["activations"]
-    assert activations == LLAMA.peak_bytes(Pass(tokens=2048, logits="last"))
+    assert activations == memory(LLAMA).peak_bytes(Pass(tokens=2048, logits="last"))
 
 
 def test_the_document() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_room_by_hand import ATTENTION, CROSS, EXPERTS, LATENT, MODEL, ROUTER, tower
+from small_parts import ATTENTION, CROSS, EXPERTS, LATENT, MODEL, ROUTER, tower
 
 from asbuilt.errors import InputError
 from asbuilt.spec import (

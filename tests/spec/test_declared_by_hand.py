@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asbuilt import cost
+from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     ACTIVATIONS,
     MLP,
@@ -78,14 +79,14 @@ def causal(part: Part, run: Pass = RUN) -> dict[str, int]:
 
 def kept(part: Part, run: Pass = RUN) -> dict[str, int | tuple[int, str]]:
     """Numbers of every tensor that the part itself keeps; with its width, where that is not the run's."""
-    found = {saved.name: saved for saved in part.saves(run)}
-    assert len(found) == len(part.saves(run))
+    found = {saved.name: saved for saved in memory(part).saves(run)}
+    assert len(found) == len(memory(part).saves(run))
     return {name: x.size if x.width == "activation" else (x.size, x.width) for name, x in found.items()}
 
 
 def shared(part: Part, run: Pass = RUN) -> set[str]:
     """The tensors that a whole stack keeps once."""
-    return {saved.name for saved in part.saves(run) if saved.shared}
+    return {saved.name for saved in memory(part).saves(run) if saved.shared}
 
 
 def cached(part: Part) -> dict[str, tuple[tuple[int, ...], int | None, str, int]]:
@@ -628,7 +629,7 @@ def test_projectors() -> None:
 
 def test_images_in_texts_and_beside_them() -> None:
     """2 images for each of 3 texts of 7 tokens."""
-    from test_room_by_hand import tower
+    from small_parts import tower
 
     run = replace(RUN, batch=6, images=2)
     projector = MLPProjector(widths=(7, 11), activation="gelu")

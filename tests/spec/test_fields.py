@@ -16,6 +16,7 @@ from hypothesis import given
 from asbuilt import cost, spec
 from asbuilt.catalog import find, names
 from asbuilt.errors import InputError
+from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     Attention,
     DynamicNTK,
@@ -196,7 +197,7 @@ def test_what_products_and_kept_tensors_are_called(name: str) -> None:
         source = None if model.encoder is None else 3
         run = Pass(tokens=4, source=source, kernel=kernel, width=2, logits=logits)  # type: ignore[arg-type]
         for _, part, seen in runs(model, run):
-            for saved in part.saves(seen):
+            for saved in memory(part).saves(seen):
                 assert saved.name in KEPT or any(mark in saved.name for mark in ("(", "sinusoids")), saved
         for product in cost.products(model, run):
             called, path = product.product.name, product.weight_path
@@ -209,7 +210,7 @@ def test_what_products_and_kept_tensors_are_called(name: str) -> None:
 @given(strategies.specs())
 def test_no_two_kept_tensors_of_a_part_share_a_name(model: Model) -> None:
     for _, part, seen in runs(model, Pass(tokens=4, width=2)):
-        called = [saved.name for saved in part.saves(seen)]
+        called = [saved.name for saved in memory(part).saves(seen)]
         assert len(called) == len(set(called)), called
 
 
@@ -268,11 +269,11 @@ def test_twice_the_batch_and_twice_the_width_are_twice_as_much(name: str, logits
     for path, (part, run) in once.items():
         kind = type(part).__name__
         if kind not in ("Rotary", "Model", "Vision", "Contrast"):
-            assert part.peak_bytes(twice[path][1]) == 2 * part.peak_bytes(run), path
+            assert memory(part).peak_bytes(twice[path][1]) == 2 * memory(part).peak_bytes(run), path
         if kind not in FIXED_WIDTH and path not in with_experts:
-            assert part.peak_bytes(wide[path][1]) == 2 * part.peak_bytes(run), path
-        more = {saved.name: saved.size for saved in part.saves(twice[path][1])}
-        for saved in part.saves(run):
+            assert memory(part).peak_bytes(wide[path][1]) == 2 * memory(part).peak_bytes(run), path
+        more = {saved.name: saved.size for saved in memory(part).saves(twice[path][1])}
+        for saved in memory(part).saves(run):
             shared = saved.shared or saved.name in SHARED or saved.name == "mask"
             assert shared or more[saved.name] == 2 * saved.size, (path, saved)
         flops = [(product.name, product.flops) for product in part.multiplies(twice[path][1])]
@@ -288,9 +289,9 @@ def test_room_of_cross_attention_by_hand() -> None:
     """
     part = spec.CrossAttention(d_model=8, d_source=10, n_heads=3, d_head=4)
     run = Pass(tokens=5, batch=2, source=7, width=2, kernel="reference")
-    assert part.peak_bytes(run) == 240 + 672 + 2520 + 160
-    assert part.peak_bytes(replace(run, width=4)) == 480 + 1344 + 1680 + 320
-    assert part.peak_bytes(replace(run, kernel="fused")) == 240 + 672 + 240 + 160
+    assert memory(part).peak_bytes(run) == 240 + 672 + 2520 + 160
+    assert memory(part).peak_bytes(replace(run, width=4)) == 480 + 1344 + 1680 + 320
+    assert memory(part).peak_bytes(replace(run, kernel="fused")) == 240 + 672 + 240 + 160
 
 
 def test_a_predictor_is_as_wide_as_its_embedding() -> None:

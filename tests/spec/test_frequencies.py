@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from small_parts import ATTENTION, CROSS, LATENT, MODEL
 from test_bounds import LLAMA3, LONG, stack
-from test_room_by_hand import ATTENTION, CROSS, LATENT, MODEL
 
 from asbuilt.spec import (
     Alibi,

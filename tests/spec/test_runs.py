@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from small_parts import ATTENTION, BODY, CROSS, EXPERTS, LATENT, MODEL, tower
 from test_bounds import BRANCH, BUCKETS, DISTANCES, PREDICTOR, READ, SEEN, SHARED, TEXT, TRANSLATOR, stack
-from test_room_by_hand import ATTENTION, BODY, CROSS, EXPERTS, LATENT, MODEL, tower
 
 from asbuilt import cost
 from asbuilt.errors import InputError
@@ -18,7 +18,6 @@ from asbuilt.spec import (
     BiasTable,
     Block,
     Branch,
-    ClampedGate,
     Classifier,
     Contrast,
     GatedMLP,
@@ -33,7 +32,6 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     Router,
-    Saved,
     SharedEmbedding,
     TiedHead,
     TokenEmbedding,
@@ -69,35 +67,20 @@ def test_what_a_product_takes() -> None:
     assert Product(name="x", a=2, b=3, c=5).flops == 60
 
 
-def test_what_is_remembered_and_kept_takes() -> None:
+def test_what_is_remembered_and_held_takes() -> None:
     cached = Remembered(name="x", shape=(2, 3))
     assert (cached.size, cached.expanded, cached.tokens_kept(9)) == (6, 6, 9)
     assert replace(cached, stands_for=0).expanded == 0
     assert [replace(cached, window=4).tokens_kept(n) for n in (3, 4, 5)] == [3, 4, 4]
-    tensor = Saved(name="x", size=5)
-    for width, sizes in (
-        ("activation", (10, 20, 40)),
-        ("wide", (20, 20, 40)),
-        ("int64", (40,) * 3),
-        ("bool", (5,) * 3),
-    ):
-        of_width = replace(tensor, width=width)  # type: ignore[arg-type]
-        assert tuple(of_width.nbytes(n) for n in (2, 4, 8)) == sizes
     assert Weight(shape=(), role="gain").size == 1
     assert Weight(shape=(2, 3), role="gain").size == 6
 
 
 def test_a_part_says_nothing_unless_it_does() -> None:
     part = Part()
-    assert (part.holds(), part.buffers(), part.multiplies(RUN), part.remembers(), part.saves(RUN)) == (
-        {},
-        {},
-        (),
-        (),
-        (),
-    )
-    assert (part.recomputes(), part.peak_bytes(RUN), part.share("x", RUN), part.spreads()) == ((), 0, 1, {})
-    assert (part.same_input(), [*part.children()], [*part.extras()], part.child_run("x", RUN)) == ((), [], [], RUN)
+    assert (part.holds(), part.buffers(), part.multiplies(RUN), part.remembers()) == ({}, {}, (), ())
+    assert (part.share("x", RUN), part.spreads(), part.child_run("x", RUN)) == (1, {}, RUN)
+    assert ([*part.children()], [*part.extras()]) == ([], [])
     assert part.shard(3) == part
     assert part.kind == "other"
 
@@ -222,44 +205,6 @@ def test_runs_of_images() -> None:
     assert compared["vision"].images == 2
     assert compared["vision.tower"] == Pass(tokens=7, batch=6)
     assert compared["blocks.0"].mutual == 0
-
-
-def test_what_reads_one_tensor() -> None:
-    both = Branch(name="both", body=Parallel(attention=ATTENTION, ffn=BODY))
-    beside = replace(BRANCH, parallel=True)
-    assert BRANCH.reader == "ffn.body"
-    assert (
-        replace(BRANCH, norm=LayerNorm(d=11)).reader
-        == replace(BRANCH, norm=LayerNorm(d=11), sum_norm=None).name + ".norm"
-    )
-    assert both.reader == "both.body.attention"
-    assert replace(both, norm=LayerNorm(d=11)).reader == "both.norm"
-    assert both.body.same_input() == (("ffn", "attention"),)
-    assert Block(branches=(both, beside)).same_input() == (("ffn.body", "both.body.attention"),)
-    assert Block(branches=(both, BRANCH)).same_input() == ()
-    last = replace(beside, name="z")
-    assert Block(branches=(both, BRANCH, last)).same_input() == (("z.body", "ffn.body"),)
-    assert EXPERTS.same_input() == (("router", ""), ("shared", ""))
-    norm = LayerNorm(d=11)
-    assert replace(both, norm=norm).recomputes() == ("body.attention:input",)
-    assert replace(BRANCH, norm=norm).recomputes() == ("body:input",)
-    assert BRANCH.recomputes() == both.recomputes() == ()
-
-
-def test_what_can_be_made_again_of_feed_forwards() -> None:
-    for relu in (True, False):
-        kind: Any = "relu" if relu else "gelu"
-        assert MLP(d_model=4, d_ff=8, activation=kind).recomputes() == (() if relu else ("hidden",))
-        assert GatedMLP(d_model=4, d_ff=8, activation=kind).recomputes() == (
-            ("hidden",) if relu else ("activated", "hidden")
-        )
-        own = replace(EXPERTS, activation=kind)
-        assert own.recomputes() == ("rows", *(("hidden",) if relu else ("activated", "hidden")))
-        assert replace(own, gating="none").recomputes() == ("rows", *(() if relu else ("hidden",)))
-    clamped = replace(EXPERTS, gating=ClampedGate(alpha=1.0, limit=1.0))
-    assert clamped.recomputes() == ("rows", "gate cut", "up cut", "opened", "hidden")
-    assert ATTENTION.recomputes() == ("mask", "capped", "probabilities", "probabilities cast")
-    assert LATENT.recomputes() == ("mask", "probabilities", "probabilities cast")
 
 
 def test_what_a_model_says_of_itself() -> None:

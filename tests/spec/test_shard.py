@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strategies import encoders, specs
 
 from asbuilt import InputError, catalog, cost
+from asbuilt.kernels.memory import memory
 from asbuilt.spec import MLP, Attention, MixtureOfExperts, Model, Parallel, Part, Pass, RMSNorm, Router, walk, weights
 
 ANY = specs() | encoders()
@@ -46,7 +47,7 @@ def test_devices_together_do_all_the_work(spec: Model, degree: int, tokens: int,
     whole, part = cost.flops(spec, run), cost.flops(own, run)
     assert whole.products <= degree * part.products
     assert degree * part.scores == whole.scores  # heads are divided, and nothing else scores
-    assert own.peak_bytes(run) <= spec.peak_bytes(run)
+    assert memory(own).peak_bytes(run) <= memory(spec).peak_bytes(run)
     kept, held = cost.cache(spec, tokens, "fp32").at_seq, cost.cache(own, tokens, "fp32").at_seq
     assert Fraction(kept, degree) <= held <= kept
 

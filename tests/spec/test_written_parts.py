@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
+from small_parts import ATTENTION, EXPERTS, LATENT
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, stack
-from test_room_by_hand import ATTENTION, EXPERTS, LATENT
 
 from asbuilt import spec
 from asbuilt.errors import InputError

@@ -13,10 +13,11 @@ from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import held as find_held
 from asbuilt.errors import InputError
+from asbuilt.kernels.memory import Saved, memory
 from asbuilt.spec.block import Block
 from asbuilt.spec.linear import Map
 from asbuilt.spec.model import Model
-from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, Saved, runs, stored_weights, walk, weights
+from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, runs, stored_weights, walk, weights
 from asbuilt.spec.vision import Classifier, Projection
 
 BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
@@ -205,10 +206,11 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
         stacks = [stack for stack in stacks if at.startswith(stack)]
         if isinstance(part, Model):
             stacks.append(f"{at}." if at else "")
-        for second, first in part.same_input():
+        computed = memory(part)
+        for second, first in computed.same_input():
             read = f"{at}.{first}" if first else at
             reads[f"{at}.{second}"] = reads.get(read, read)
-        for tensor in part.saves(seen):
+        for tensor in computed.saves(seen):
             where = reads.get(at, at) if tensor.name == "input" else at
             stack = stacks[-1] if stacks else ""
             kept[f"{stack}:{tensor.name}" if tensor.shared else f"{where}:{tensor.name}"] = tensor
@@ -219,7 +221,7 @@ def recomputed_tensors(spec: Part, path: str = "") -> set[str]:
     """Returns the keys of `saved_tensors` that selective checkpointing drops, for whichever kernel keeps them."""
     keys: set[str] = set()
     for at, part in walk(spec, path):
-        for name in part.recomputes():
+        for name in memory(part).recomputes():
             below, _, tensor = name.rpartition(":")
             keys.add(f"{at}.{below}:{tensor}" if below and at else f"{below or at}:{tensor}")
     return keys
@@ -258,7 +260,7 @@ def _logits(spec: Model, run: Pass) -> tuple[int, int]:
 class SavedBill:
     """Bytes kept for the backward pass: all of them, without what is recomputed, or only the blocks' inputs.
 
-    `selective` is without what the parts of a block can recompute (`Part.recomputes`). `checkpointed` counts the
+    `selective` is without what the parts of a block can recompute (`Memory.recomputes`). `checkpointed` counts the
     blocks' inputs and what lies outside the blocks; `block` is the largest block's own, which is there once while that
     block runs again.
     """

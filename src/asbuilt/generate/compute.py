@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from asbuilt import cost, memory
+from asbuilt import cost
+from asbuilt import memory as machine
 from asbuilt.kernels import rows, speed
+from asbuilt.kernels.memory import memory
 from asbuilt.shown import size
 from asbuilt.spec import Model, Pass
 
@@ -36,7 +38,7 @@ def request_bytes(
     last = min(chunk or prompt_tokens, prompt_tokens)
     run = Pass(tokens=last, past=prompt_tokens - last, source=source, logits="last", width=dtype.itemsize)
     held = cost.cache(model, prompt_tokens + new_tokens, str(dtype).removeprefix("torch."), source)
-    return held.at_seq + model.peak_bytes(run)
+    return held.at_seq + memory(model).peak_bytes(run)
 
 
 def choose(
@@ -65,7 +67,7 @@ def choose(
         return Compute(
             dtype=dtype, why=why, needed=needs(dtype), warning=f"{name} as asked, though float32 is {faster}"
         )
-    needed, have = needs(torch.float32), memory.free()
+    needed, have = needs(torch.float32), machine.free()
     if have is not None and needed > have:
         lacking = f"float32 is {faster}, but needs {size(needed)} and {size(have)} are free"
         return Compute(dtype=dtype, why=why, needed=needs(dtype), warning=f"computing in {name}: {lacking}")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asbuilt import cost
+from asbuilt.kernels.memory import memory
 from asbuilt.measure import run, timing
 from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
 from asbuilt.measure.rates import DTYPES, Calibration, quarter
@@ -175,7 +176,7 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     yield _row("saved by its loss", "bytes", kept.loss, measured[1], SAVED)
 
     say("prefill")
-    peak = cost.weight_bytes(spec, dtype) + cache.at_seq + spec.peak_bytes(last)
+    peak = cost.weight_bytes(spec, dtype) + cache.at_seq + memory(spec).peak_bytes(last)
     allowed = MEMORY if dtype == "fp32" else max(MEMORY, SCRATCH / peak)
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), allowed)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from asbuilt.cost.folded import Census, Folded, census
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import is_whole
+from asbuilt.kernels.memory import memory
 from asbuilt.plan.conventions import NODE
 from asbuilt.plan.precision import Precision
 from asbuilt.spec import Kind, Model, Part, Pass, runs, walk
@@ -208,7 +209,7 @@ class Device:
                 Pass(tokens=tokens, past=past, logits="last", kernel=kernel, width=width)
                 for past in {0, context - tokens}
             )
-            self._peak_bytes[key] = max(map(self.own.peak_bytes, runs))
+            self._peak_bytes[key] = max(map(memory(self.own).peak_bytes, runs))
         return self._peak_bytes[key]
 
 
@@ -278,7 +279,7 @@ def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
         if mixes and not part.remembers():
             yield path, type(part).__name__, "decode", "it remembers nothing, so tokens cannot be made one by one"
     for path, part, run in _outermost(small, whole):
-        if part.multiplies(run) and not part.peak_bytes(run):
+        if part.multiplies(run) and not memory(part).peak_bytes(run):
             yield path, type(part).__name__, "activations", "it does not declare the room it works in"
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from asbuilt import cost
 from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.errors import InputError, near
+from asbuilt.kernels.memory import memory
 from asbuilt.plan.optimizers import Recipe, State
 from asbuilt.spec import Block, Branch, Model, Part, Pass, walk, weights
 from asbuilt.spec.part import Kind, Product, Weight, runs
@@ -270,7 +271,7 @@ class _Fold:
             experts=self._state_of(path, part, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
-            room=part.peak_bytes(run),
+            room=memory(part).peak_bytes(run),
             work=self._work(path, whole, part),
             reduced=sums if self.at.tp > 1 else 0,
             sent=self._sent(path, part),

@@ -15,7 +15,6 @@ from asbuilt.spec.part import (
     Pass,
     Product,
     Remembered,
-    Saved,
     divided,
     require_flags,
     require_number,
@@ -102,32 +101,6 @@ class CrossAttention(Mixer):
             Product(name="mix", a=run.tokens, b=source, c=self.d_head, n=heads),
             *self.map_products(run, "o"),
         )
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the source, q, k and v, the mixed values, and what the kernel keeps of the scores."""
-        query, source = run.rows * self.d_query, run.batch * run.source_tokens
-        common = (
-            Saved(name="input", size=run.rows * self.d_model),
-            Saved(name="source", size=source * self.d_source, shared=True),
-            Saved(name="q", size=query),
-            Saved(name="k", size=source * self.d_query),
-            Saved(name="v", size=source * self.d_query),
-            Saved(name="mixed", size=query),
-            *self.maps_keep(run),
-        )
-        if run.kernel != "reference":
-            return (*common, Saved(name="logsumexp", size=run.rows * self.n_heads, width="wide"))
-        size = run.rows * self.n_heads * run.source_tokens
-        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
-        return (*common, Saved(name="probabilities", size=size, width="wide"), *cast)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """q, k and v beside the scores, or beside the mixed values and the result."""
-        query, source = run.rows * self.d_query * run.width, run.batch * run.source_tokens
-        projected = query + 2 * source * self.d_query * run.width
-        size = run.rows * self.n_heads * run.source_tokens
-        scores = size * (2 * run.width + (8 if run.width < 4 else 0)) if run.kernel == "reference" else 0
-        return projected + max(scores, query) + run.rows * self.d_model * run.width + self.peak_beside(run)
 
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_heads * d_head numbers each per token of the source."""

@@ -10,7 +10,6 @@ from asbuilt.spec.part import (
     Part,
     Pass,
     Product,
-    Saved,
     Weight,
     divided_vocabulary,
     require_number,
@@ -61,17 +60,6 @@ class TokenEmbedding(Mapped):
         """The map where the table has a width of its own."""
         return self.map_products(run, *self.maps)
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
-        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        scale = () if self.scale == 1.0 else (Saved(name="scale", size=1),)
-        rows = () if self.d_table is None else (Saved(name="rows", size=run.rows * self.d_table),)
-        return (tokens, *scale, *rows, *self.maps_keep(run))
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors, and what they are multiplied to."""
-        return run.rows * (self.d_model + (self.d_table or 0)) * run.width + self.peak_beside(run)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SharedEmbedding(Part):
@@ -92,12 +80,3 @@ class SharedEmbedding(Part):
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device finds n_vocab / tensor of the rows, padded where that leaves a rest."""
         return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, and the factor where there is one."""
-        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        return (tokens,) if self.scale == 1.0 else (tokens, Saved(name="scale", size=1))
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors."""
-        return run.rows * self.d_model * run.width

@@ -13,7 +13,6 @@ from asbuilt.spec.part import (
     Part,
     Pass,
     Product,
-    Saved,
     Weight,
     require_choice,
     require_flags,
@@ -38,14 +37,6 @@ class TypeEmbedding(Part):
     def holds(self) -> dict[str, Weight]:
         """The table (n_types, d_model)."""
         return {"weight": Weight(shape=(self.n_types, self.d_model), role="table")}
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The type of each token."""
-        return (Saved(name="types", size=run.rows, width="int64"),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors."""
-        return run.rows * self.d_model * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +81,6 @@ class HeadTransform(Mapped):
         """The map."""
         return self.map_products(run, "dense")
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the activation's input (relu keeps its output instead), the norm's, and its statistics."""
-        size = run.rows * self.d_model
-        before = () if self.activation == "relu" else (Saved(name="dense", size=size),)
-        statistics = (Saved(name="mean", size=run.rows), Saved(name="rstd", size=run.rows))
-        return (
-            Saved(name="input", size=size),
-            *before,
-            Saved(name="activated", size=size),
-            *statistics,
-            *self.maps_keep(run),
-        )
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The activation's input and output, or its output and the result."""
-        return 2 * run.rows * self.d_model * run.width + self.peak_beside(run)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler(Mapped):
@@ -128,14 +102,3 @@ class Pooler(Mapped):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """The map, where the pooled vectors are wanted."""
         return self.map_products(run, "dense") if run.logits == "pooled" else ()
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input and the result."""
-        if run.logits != "pooled":
-            return ()
-        size = run.rows * self.d_model
-        return (Saved(name="input", size=size), Saved(name="pooled", size=size), *self.maps_keep(run))
-
-    def peak_bytes(self, run: Pass) -> int:
-        """tanh's input and output."""
-        return 2 * run.rows * self.d_model * run.width + self.peak_beside(run) if run.logits == "pooled" else 0

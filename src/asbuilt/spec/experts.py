@@ -17,7 +17,6 @@ from asbuilt.spec.part import (
     Part,
     Pass,
     Product,
-    Saved,
     Weight,
     divided,
     require,
@@ -120,29 +119,6 @@ class Router(Part):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_experts, weight="weight"),)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, all scores, which were chosen, what they are divided by, and the weights that come out."""
-        picked = run.rows * self.top_k
-        common = (
-            Saved(name="input", size=run.rows * self.d_model),
-            Saved(name="scores", size=run.rows * self.n_experts, width="wide"),
-            Saved(name="chosen", size=picked, width="int64"),
-            Saved(name="weights", size=picked),
-        )
-        if not self.renormalise:
-            return common
-        return (
-            *common,
-            Saved(name="chosen scores", size=picked, width="wide"),
-            Saved(name="sums", size=run.rows, width="wide"),
-        )
-
-    def peak_bytes(self, run: Pass) -> int:
-        """Logits and scores of all experts, those they are chosen by, and the chosen ones with their numbers."""
-        wide = max(4, run.width)
-        choosing = wide * (self.correction + (self.groups is not None))
-        return run.rows * (self.n_experts * (run.width + wide + choosing) + self.top_k * (wide + 8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,67 +256,6 @@ class MixtureOfExperts(Mapped):
         rows = run.rows * self.top_k
         stacked = (product for name in self.stacks for product in self.stack_products(name, rows))
         return (*stacked, *self.map_products(run, *self.maps))
-
-    def same_input(self) -> tuple[tuple[str, str], ...]:
-        """The router and the shared expert read what this part reads."""
-        return (("router", ""), ("shared", ""))
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The rows sorted by expert, the way there and back, what a feed-forward of their kind keeps, their results.
-
-        Where inputs are weighed the input is kept, and the results are not. A shared gate keeps what it multiplies and
-        multiplies by.
-        """
-        rows, stream = run.rows * self.top_k, run.rows * self.d_model
-        wide = rows * self.d_ff
-        results = Saved(name="results", size=rows * self.d_model)
-        dropped = () if self.capacity is None else (Saved(name="dropped", size=rows, width="bool"),)
-        shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=stream))
-        return (
-            Saved(name="places", size=rows, width="int64"),
-            Saved(name="order", size=rows, width="int64"),
-            *dropped,
-            Saved(name="rows", size=rows * self.d_model),
-            *(Saved(name=name, size=wide) for name in self._saved_inside),
-            results if self.weighs == "results" else Saved(name="input", size=stream),
-            *(shared if self.shared_gate else ()),
-            *(tensor for name, one in self.stacks.items() for tensor in one.keeps(name, rows)),
-            *self.maps_keep(run),
-        )
-
-    def recomputes(self) -> tuple[str, ...]:
-        """The sorted rows, and what follows from the results of an expert's inward maps, or from what relu kept."""
-        if self.gating == "none" and self.activation == "relu":
-            return ("rows",)
-        first = ("before", "gate", "up") if self.activation != "relu" else ("activated", "up")
-        return ("rows", *(name for name in self._saved_inside if name not in first))
-
-    @property
-    def _saved_inside(self) -> tuple[str, ...]:
-        """What each expert keeps, d_ff numbers a row; relu keeps its result instead of what it reads."""
-        if isinstance(self.gating, ClampedGate):
-            return ("gate", "up", "gate cut", "up cut", "opened", "hidden")
-        before = () if self.activation == "relu" else ("before",)
-        return (*before, "hidden") if self.gating == "none" else (*before, "activated", "up", "hidden")
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result.
-
-        gate and up stay while their product is multiplied outward. Beside the sorted rows their results are put back in
-        order, weighted and added up. A capacity counts places at every expert: a byte for each, and the sum over the
-        rows so far, which is an int64 and made from another.
-        """
-        rows, stream = run.rows * self.top_k, run.rows * self.d_model * run.width
-        chosen = rows * (24 + run.width)
-        between = 5 if isinstance(self.gating, ClampedGate) else 2
-        inside = (rows * self.d_model + between * rows * self.d_ff) * run.width
-        outward = (2 * rows * self.d_model + (1 if self.gating == "none" else 3) * rows * self.d_ff) * run.width
-        gathered = 3 * rows * self.d_model * run.width + (stream if self.weighs == "results" else 0)
-        shared = 0 if self.shared is None else stream + self.shared.peak_bytes(run)
-        counted = 0 if self.capacity is None else chosen + 17 * rows * self.n_experts
-        beside = max(one.peak_beside(run, rows) for one in self.stacks.values())
-        routed = chosen + max(inside, outward, gathered) + beside
-        return max(self.router.peak_bytes(run), counted, routed, shared)
 
 
 FeedForward = MLP | GatedMLP | MixtureOfExperts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from asbuilt.spec.linear import Linear, Map, Mapped
-from asbuilt.spec.part import Pass, Product, Saved, divided, require_choice, require_flags, require_sizes
+from asbuilt.spec.part import Pass, Product, divided, require_choice, require_flags, require_sizes
 
 # quick_gelu is x * sigmoid(1.702 x), which CLIP was trained with
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "quick_gelu"]
@@ -60,22 +60,6 @@ class MLP(_FeedForward):
         """up (d_model to d_ff) and down (d_ff to d_model)."""
         return {"up": self._inward(), "down": self._outward()}
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the activation's input (relu keeps its output instead) and down's input."""
-        wide = run.rows * self.d_ff
-        before = () if self.activation == "relu" else (Saved(name="up", size=wide),)
-        kept = (Saved(name="input", size=run.rows * self.d_model), *before, Saved(name="hidden", size=wide))
-        return kept + self.maps_keep(run)
-
-    def recomputes(self) -> tuple[str, ...]:
-        """Down's input, from the activation's; not where relu kept only its output."""
-        return () if self.activation == "relu" else ("hidden",)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The activation's input and output, quick_gelu's multiplied input too; or its output and the result."""
-        between = self.d_ff if self.activation == "quick_gelu" else 0
-        return run.rows * run.width * (self.d_ff + max(self.d_ff + between, self.d_model)) + self.peak_beside(run)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLP(_FeedForward):
@@ -87,24 +71,3 @@ class GatedMLP(_FeedForward):
     def plain_maps(self) -> dict[str, Linear]:
         """gate and up (d_model to d_ff), down (d_ff to d_model)."""
         return {"gate": self._inward(), "up": self._inward(), "down": self._outward()}
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the activation's input (relu keeps its output instead), both factors and down's input."""
-        wide = run.rows * self.d_ff
-        before = () if self.activation == "relu" else (Saved(name="gate", size=wide),)
-        return (
-            Saved(name="input", size=run.rows * self.d_model),
-            *before,
-            Saved(name="activated", size=wide),
-            Saved(name="up", size=wide),
-            Saved(name="hidden", size=wide),
-            *self.maps_keep(run),
-        )
-
-    def recomputes(self) -> tuple[str, ...]:
-        """Down's input, and the activated gate unless it is all that relu keeps."""
-        return ("hidden",) if self.activation == "relu" else ("activated", "hidden")
-
-    def peak_bytes(self, run: Pass) -> int:
-        """gate and up, their product and the result."""
-        return run.rows * run.width * (3 * self.d_ff + self.d_model) + self.peak_beside(run)

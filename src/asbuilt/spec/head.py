@@ -10,7 +10,6 @@ from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import (
     Pass,
     Product,
-    Saved,
     Weight,
     divided_vocabulary,
     require,
@@ -82,21 +81,6 @@ class _Logits(Mapped):
         """The product with `weight`, after that to the table's width."""
         logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight)
         return (*self.map_products(run, *self.maps), logits)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, at both widths, and the capped logits where they are capped."""
-        read = (Saved(name="input", size=run.rows * self.d_model),)
-        if self.d_table is not None:
-            read += (Saved(name="narrow", size=run.rows * self.d_table), *self.maps_keep(run))
-        return read if self.softcap is None else (*read, Saved(name="capped", size=run.rows * self.n_vocab))
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
-        times = 3 if self.softcap is not None else 2 if self.scale != 1.0 or self.shift else 1
-        logits = run.rows * self.n_vocab * run.width * times
-        if self.transform is None:
-            return run.rows * (self.d_table or 0) * run.width + logits + self.peak_beside(run)
-        return max(self.transform.peak_bytes(run), run.rows * self.d_model * run.width + logits)
 
 
 @dataclass(frozen=True, kw_only=True)

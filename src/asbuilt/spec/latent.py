@@ -18,7 +18,6 @@ from asbuilt.spec.part import (
     Pass,
     Product,
     Remembered,
-    Saved,
     divided,
     require,
     require_flags,
@@ -184,82 +183,6 @@ class LatentAttention(Mixer):
             Product(name="mix", a=1, b=keys, c=self.kv_rank, n=heads),
             Product(name="v_up", a=run.batch, b=self.kv_rank, c=self.d_value, n=self.n_heads, weight="v_up.weight"),
         )
-
-    @property
-    def _width(self) -> int:
-        """The fused kernel knows one width, so queries and keys or values are filled up with zeros."""
-        return max(self.d_head, self.d_value)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """What the maps read, and expanded q, k, v and mixed values as wide as the kernel takes them.
-
-        Of the scores the fused kernel keeps one log-sum-exp per query; the reference the mask, and the probabilities.
-        """
-        heads = run.rows * self.n_heads
-        q_latent = () if self.q_rank is None else (Saved(name="q latent", size=run.rows * self.q_rank),)
-        common = (
-            Saved(name="input", size=run.rows * self.d_model),
-            *q_latent,
-            Saved(name="latent", size=run.rows * self.kv_rank),
-            Saved(name="mixed", size=heads * self.d_value),
-            *self.maps_keep(run),
-        )
-        if run.kernel == "reference":
-            return common + self._saves_reference(run)
-        widths: dict[str, int] = dict.fromkeys(("q", "k", "v"), self._width)
-        if self._width > self.d_value:
-            widths["mixed and zeros"] = self._width
-        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
-        return (*common, *kept, Saved(name="logsumexp", size=heads, width="wide"))
-
-    def _saves_reference(self, run: Pass) -> tuple[Saved, ...]:
-        pairs, heads = run.tokens * run.tokens, run.rows * self.n_heads
-        size = run.batch * self.n_heads * pairs
-        widths = {"q": self.d_head, "k": self.d_head, "v": self.d_value}
-        mask = (Saved(name="mask", size=pairs, width="bool"),) if run.tokens > 1 else ()
-        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
-        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
-        return (*kept, *mask, Saved(name="probabilities", size=size, width="wide"), *cast)
-
-    def recomputes(self) -> tuple[str, ...]:
-        """Whatever is as large as the scores, where a kernel keeps it; k and v would take products with weights."""
-        return ("mask", "probabilities", "probabilities cast")
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept.
-
-        What maps down give is one tensor, which stays as long as latents or keys are views of it.
-        """
-        down, query = self.d_latent + (self.q_rank or 0), self.n_heads * self.d_head
-        turned = 0 if self.positions is None else self.n_heads * self.d_rope
-        normed = 0 if self.q_norm is None else self.q_norm.d
-        making = run.rows * (down + query + max(normed, 3 * turned, query + turned if turned else 0)) * run.width
-        norming = run.rows * down * run.width + (0 if self.q_norm is None else self.q_norm.peak_bytes(run))
-        result = run.rows * (self.n_heads * self.d_value + self.d_model) * run.width
-        of_down = down if self.kv_norm is None or self.positions is None else 0
-        latents = of_down + (0 if self.kv_norm is None else self.kv_rank) + (self.d_rope if turned else 0)
-        kept = run.rows * (query + latents) * run.width
-        return max(making, norming, kept + max(self._attending(run), result)) + self.peak_beside(run)
-
-    def _attending(self, run: Pass) -> int:
-        """Bytes of keys and values, what is filled up with zeros, what comes out, and scores where they are kept."""
-        heads, seen = run.batch * self.n_heads, run.batch * (run.past + run.tokens) * self.n_heads
-        pairs, out = heads * run.tokens * (run.past + run.tokens), run.rows * self.n_heads
-        softmax = pairs * (run.width + max(run.width, 2 * 4 if run.width < 4 else 0))
-        if self.absorbs(run):
-            return out * (2 * self.d_latent + self.kv_rank) * run.width + softmax
-        made = seen * (self.d_head + self.d_value)
-        if run.kernel == "reference":
-            expanding = seen * (self.d_head + self.d_nope)
-            masking = 2 * pairs * run.width + 2 * (pairs // heads)
-            mixing = (2 * pairs + out * self.d_value) * run.width
-            return max(expanding * run.width, made * run.width + max(softmax, masking, mixing))
-        zeros = 0
-        if self.d_value < self._width:
-            zeros = seen * self._width
-        elif self.d_head < self._width:
-            zeros = (seen + out) * self._width
-        return (made + zeros + out * self._width) * run.width + out * max(4, run.width)
 
     def remembers(self) -> tuple[Remembered, ...]:
         """The latent and the turned key in one: kv_rank + d_rope numbers per token."""

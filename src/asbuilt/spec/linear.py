@@ -18,7 +18,6 @@ from asbuilt.spec.part import (
     Part,
     Pass,
     Product,
-    Saved,
     Split,
     Weight,
     divided,
@@ -103,14 +102,6 @@ class Linear(Part):
         """Returns what adding everything up into one matrix takes: nothing."""
         return ()
 
-    def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
-        """Returns what autograd keeps beside the map's input, which its owner declares: nothing."""
-        return ()
-
-    def peak_beside(self, run: Pass, rows: int) -> int:
-        """Returns the bytes alive at once beside what a plain map needs, which its owner declares: none."""
-        return 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Part):
@@ -182,14 +173,6 @@ class Lora(Part):
         """B A."""
         plain = self.plain
         return (Product(name=f"{name} merged", a=plain.d_out, b=self.rank, c=plain.d_in, weight=f"{name}.lora_b"),)
-
-    def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
-        """What B reads; A reads what the map does."""
-        return (*self.base.keeps(name, rows), Saved(name=f"{name} lora_b input", size=rows * self.rank))
-
-    def peak_beside(self, run: Pass, rows: int) -> int:
-        """x A^T, and what B makes of it beside what the map does, before and after it is scaled."""
-        return self.base.peak_beside(run, rows) + rows * (self.rank + 2 * self.plain.d_out) * run.width
 
 
 Map = Linear | Lora
@@ -294,11 +277,3 @@ class Mapped(Part):
         """Returns how many rows the map multiplies in one run: those of the run as the map sees it."""
         seen = self.child_run(name, run)
         return 0 if seen is None else seen.rows
-
-    def maps_keep(self, run: Pass) -> tuple[Saved, ...]:
-        """Returns what autograd keeps for what is around the maps, beside what the plain ones need."""
-        return tuple(s for name, one in self.maps.items() for s in one.keeps(name, self.map_rows(name, run)))
-
-    def peak_beside(self, run: Pass) -> int:
-        """Returns the most bytes alive at once for what is around a map, beside what the plain ones need."""
-        return max((one.peak_beside(run, self.map_rows(name, run)) for name, one in self.maps.items()), default=0)

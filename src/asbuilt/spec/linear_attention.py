@@ -11,7 +11,7 @@ from typing import Self
 from asbuilt.spec.attention import output_map
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
-from asbuilt.spec.part import Pass, Product, Remembered, Saved, divided, require_flags, require_number, require_sizes
+from asbuilt.spec.part import Pass, Product, Remembered, divided, require_flags, require_number, require_sizes
 
 # Tokens that are multiplied with one another before the state takes them in: the work grows with their number, and the
 # steps that wait for each other shrink.
@@ -99,64 +99,6 @@ class LinearAttention(Mixer):
             Product(name="last update", a=self.d_head, b=last, c=wide, n=heads, caching=True),
             *self.map_products(run, "o"),
         )
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, q and k and their features, values, masked scores, states read, results, weights, and the mix."""
-        query, wide = run.rows * self.d_query, run.rows * self.n_heads * (self.d_head + 1)
-        scores = run.batch * self.n_heads * sum(n * size * size for size, n in self.chunks(run))
-        n_states = -(-run.tokens // CHUNK) - (0 if run.past else 1)
-        states = run.batch * self.n_heads * self.d_head * (self.d_head + 1) * n_states
-        sizes = {
-            "input": run.rows * self.d_model,
-            "q": query,
-            "k": query,
-            "q features": query,
-            "k features": query,
-            "values": wide,
-            "scores": scores,
-            "states": states,
-            "results": wide,
-            "weights": run.rows * self.n_heads,
-            "mixed": query,
-        }
-        return (*(Saved(name=name, size=size) for name, size in sizes.items()), *self.maps_keep(run))
-
-    def recomputes(self) -> tuple[str, ...]:
-        """Features, and scores from them."""
-        return ("q features", "k features", "scores")
-
-    def peak_bytes(self, run: Pass) -> int:
-        """q, k and v with their features; or features beside chunks, or beside the results and what they become."""
-        query, wide, ones = run.rows * self.d_query, run.rows * (self.d_query + self.n_heads), run.rows * self.n_heads
-        held = 2 * query + wide
-        again = held if run.batch > 1 and run.tokens > 1 and self.n_heads > 1 else 0  # laid head by head
-        making = 3 * query + max(3 * query, 2 * query + wide + max(ones, again))
-        out = max(wide + ones + query, 2 * query + run.rows * self.d_model)
-        return max(making, held + self._chunks_need(run, wide), out) * run.width + self.peak_beside(run)
-
-    def _chunks_need(self, run: Pass, wide: int) -> int:
-        """Numbers alive at once in the busiest chunk (first, last full one or rest), or as the results are joined."""
-        full, rest = divmod(run.tokens, CHUNK)
-        places = [(min(CHUNK, run.tokens), 0, 0)]  # tokens, those of the chunk before, and of all chunks before
-        places += [(CHUNK, CHUNK, (full - 1) * CHUNK)] if full > 1 else []
-        places += [(rest, CHUNK, full * CHUNK)] if full and rest else []
-        busiest = max(self._chunk_needs(run, *place) for place in places)
-        if len(places) == 1:
-            return busiest
-        heads, last = run.batch * self.n_heads, places[-1][0]
-        kept = heads * (last * last + (last + 2 * self.d_head) * (self.d_head + 1))
-        return max(busiest, 2 * wide + kept)
-
-    def _chunk_needs(self, run: Pass, tokens: int, last: int, before: int) -> int:
-        """Numbers beside the features: results so far, masked scores, those being made, what is read, and states."""
-        heads, wide = run.batch * self.n_heads, self.d_head + 1
-        scores, y, state = heads * tokens * tokens, heads * tokens * wide, heads * self.d_head * wide
-        read = before > 0 or run.past > 0
-        made, states = heads * before * wide, 2 * state if before else 0
-        masking = heads * last * last + 2 * scores
-        reading = scores + (4 if read else 1) * y
-        updating = scores + (2 * y + 3 * state if read else y + state)
-        return made + max(states + max(masking, reading), updating)
 
     def remembers(self) -> tuple[Remembered, ...]:
         """The state: n_heads * d_head * (d_head + 1) numbers for a sequence."""

@@ -1,4 +1,4 @@
-"""What every mixer says of itself: which tokens it sees, what it reads beside the stream, and what it needs to see.
+"""What every mixer says of itself: which tokens it sees, and what it reads beside the stream.
 
 A mixer carries numbers from token to token. It owns its memory: `remembers` says what is kept of earlier tokens, for
 each token, for those of a window, or for the whole sequence.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asbuilt.spec.linear import Mapped
-from asbuilt.spec.part import Pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,3 @@ class Mixer(Mapped):
     def queries_per_key(self) -> int:
         """How many query heads read one key head."""
         return 1
-
-    def mask_peak(self, run: Pass) -> tuple[str, int, int] | None:
-        """Returns a mask's name, its bytes and what making it takes beside, None for none; a name is made once."""
-        return None

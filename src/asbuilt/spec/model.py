@@ -22,7 +22,7 @@ from asbuilt.spec.part import (
     require_sizes,
     walk,
 )
-from asbuilt.spec.positions import BiasTable, LearnedPositions, Rotary, Sinusoids
+from asbuilt.spec.positions import BiasTable, LearnedPositions, Sinusoids
 from asbuilt.spec.show import show
 from asbuilt.spec.vision import Classifier, Contrast, PatchEmbedding, Projection, Vision
 
@@ -122,38 +122,6 @@ class Model(Part):
 
     def __repr__(self) -> str:
         return show(self)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout.
-
-        An encoder or a tower runs before, and what it made stays.
-        """
-        run = self._own(run)
-        stream = run.rows * self.d_model * run.width
-        blocks = self.blocks[: run.depth]
-        parts = [part for block in blocks for _, part in walk(block)]
-        rotary = {part for part in parts if isinstance(part, Rotary)}
-        masks = {m[0]: m[1:] for part in parts if isinstance(part, Mixer) and (m := part.mask_peak(run))}
-        tables = run.tokens * 8 + sum(part.peak_bytes(run) for part in rotary) + sum(kept for kept, _ in masks.values())
-        above = self._above(run)
-        normed = above.rows * self.d_model * run.width if self.norm is not None else 0
-        norm = self.norm.peak_bytes(above) if self.norm is not None else 0
-        after = self.pooler if run.logits == "pooled" else self.head
-        head = max(norm, normed + (0 if after is None else after.peak_bytes(above)))
-        making = max((stream + made for _, made in masks.values() if made), default=0)
-        busiest = max(head, making, self.embedding.peak_bytes(run), *(block.peak_bytes(run) for block in blocks))
-        own = tables + stream + busiest
-        return max(own, self._peak_before(run, own))
-
-    def _peak_before(self, run: Pass, own: int) -> int:
-        """The busiest of an encoder or tower, and of what comes after it beside what it made."""
-        source, seen = self.child_run("encoder", run), self.child_run("vision", run)
-        if self.encoder is not None and source is not None:
-            return max(self.encoder.peak_bytes(source), source.rows * self.encoder.d_model * run.width + own)
-        if self.vision is None or seen is None:
-            return 0
-        made = self.vision.n_tokens * self.d_model if isinstance(self.vision, Vision) else 0
-        return max(self.vision.peak_bytes(seen), seen.batch * made * run.width + own)
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")

@@ -8,8 +8,6 @@ from typing import Literal
 from asbuilt.spec.part import (
     Init,
     Part,
-    Pass,
-    Saved,
     Weight,
     require_choice,
     require_flags,
@@ -45,18 +43,6 @@ class RMSNorm(Part):
         init: Init | None = "zeros" if self.gain == "offset" else None
         return {} if self.gain == "none" else {"weight": Weight(shape=(self.d,), role="gain", init=init)}
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input and one reciprocal per row."""
-        return (
-            Saved(name="input", size=run.rows * self.d),
-            Saved(name="rstd", size=run.rows, width="wide"),
-        )
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The result, and a wide copy of the input where the run's dtype is narrow."""
-        numbers = run.rows * self.d
-        return numbers * (run.width + (4 if run.width < 4 else 0))
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Part):
@@ -81,18 +67,6 @@ class LayerNorm(Part):
         """The gain (d) and the bias (d), unless left out."""
         gain = {"weight": Weight(shape=(self.d,), role="gain")} if self.gain else {}
         return gain | ({"bias": Weight(shape=(self.d,), role="bias")} if self.bias else {})
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, one mean and one reciprocal per row, in the run's dtype as the library keeps them."""
-        return (
-            Saved(name="input", size=run.rows * self.d),
-            Saved(name="mean", size=run.rows),
-            Saved(name="rstd", size=run.rows),
-        )
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The result."""
-        return run.rows * self.d * run.width
 
 
 Norm = RMSNorm | LayerNorm

@@ -1,7 +1,8 @@
 """What a part of a model says about itself: the declarations that every cost, module and cache is derived from.
 
-A part holds weights, multiplies matrices, remembers keys and values, saves tensors for the backward pass, and needs
-room to work. Each is declared once, here by the part; cost/ folds them, nn/ builds them, generate/ allocates them.
+A part holds weights, multiplies matrices, and remembers keys and values. Each is declared once, here by the part; cost/
+folds them, nn/ builds them, generate/ allocates them. What our kernels save for the backward pass and need while they
+run is declared in kernels/memory.
 """
 
 from __future__ import annotations
@@ -33,9 +34,6 @@ Split = Literal["out", "in"]
 # `fused` is this library's: a fused kernel where it has one; with sinks, soft caps or learned distances it has none.
 # `engine` is one fused kernel for these too, for windows and biases, as serving engines have it: nothing here runs it.
 Kernel = Literal["reference", "fused", "engine"]
-# How wide a number is: `activation` follows the run's dtype, `wide` is float32 or the run's dtype where that is wider,
-# as statistics and probabilities are kept; the others are what the library always uses.
-Width = Literal["activation", "wide", "int64", "bool"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,30 +165,10 @@ class Remembered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """One tensor kept for the backward pass, `size` numbers of `width`.
-
-    The name `input` stands for what the part reads; parts that read the same tensor keep it once (`same_input`).
-    `shared` marks a tensor that is one and the same for every part of a stack that names it (token numbers, rotary
-    tables).
-    """
-
-    name: str
-    size: int
-    width: Width = "activation"
-    shared: bool = False
-
-    def nbytes(self, activation: int) -> int:
-        """Bytes, at `activation` bytes for a number of the run's dtype."""
-        return self.size * {"activation": activation, "wide": max(4, activation), "int64": 8, "bool": 1}[self.width]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Part:
     """A frozen, keyword-only dataclass that declares what one piece of the model is.
 
-    Subclasses override what applies to them; the defaults say: holds nothing, multiplies nothing, remembers nothing,
-    saves nothing.
+    Subclasses override what applies to them; the defaults say: holds nothing, multiplies nothing, remembers nothing.
     """
 
     kind: ClassVar[Kind] = "other"
@@ -214,22 +192,6 @@ class Part:
     def remembers(self) -> tuple[Remembered, ...]:
         """Returns what is cached from token to token."""
         return ()
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Returns the tensors autograd keeps for the backward pass, children excluded, weights excluded."""
-        return ()
-
-    def recomputes(self) -> tuple[str, ...]:
-        """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
-
-        Each is made again during the backward pass from what is kept: number by number, by a norm, by looking rows up,
-        or from the scores of kept queries and keys; never by a product with a weight.
-        """
-        return ()
-
-    def peak_bytes(self, run: Pass) -> int:
-        """Returns the most bytes alive at once while this part runs without gradients, its input not counted."""
-        return 0
 
     def share(self, name: str, run: Pass) -> Fraction:
         """Returns the share of this part's weight `name` that one run is expected to read: all, unless it chooses."""
@@ -269,13 +231,6 @@ class Part:
         None where the child has no part in this run.
         """
         return run
-
-    def same_input(self) -> tuple[tuple[str, str], ...]:
-        """Returns pairs of paths below this part that read one and the same tensor, which is then kept once.
-
-        The second of a pair is the one that is named; an empty path stands for this part itself.
-        """
-        return ()
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for the parts directly below; a name is one or more path segments."""

@@ -14,8 +14,6 @@ from typing import Literal, Self
 from asbuilt.spec.part import (
     LARGEST_SIZE,
     Part,
-    Pass,
-    Saved,
     Weight,
     divided,
     require,
@@ -50,10 +48,6 @@ class LearnedPositions(Part):
     def holds(self) -> dict[str, Weight]:
         """The table (n_positions + offset, d_model)."""
         return {"weight": Weight(shape=(self.n_positions + self.offset, self.d_model), role="table")}
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The looked-up positions, one row for the whole batch when nothing is padded."""
-        return (Saved(name="positions", size=run.tokens, width="int64", shared=True),)
 
 
 SinusoidLayout = Literal["halves", "interleaved"]
@@ -267,14 +261,6 @@ class Rotary(Part):
         if isinstance(self.scaling, DynamicNTK):
             require(self, "d_rotary", self.d_rotary > 2, "more than 2 under dynamic NTK, whose exponent is d/(d-2)")
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The tables of cos and sin, the same for all layers with equal rotary positions."""
-        return (Saved(name=repr(self), size=2 * run.tokens * self.d_rotary, shared=True),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The tables of cos and sin, which stay for the whole pass."""
-        return 2 * run.tokens * self.d_rotary * run.width
-
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies are those of a sequence's length, so that every row has its own."""
@@ -410,10 +396,6 @@ class QueryTemperature(Part):
     def __post_init__(self) -> None:
         require_number(self, "scale")
         require_sizes(self, "floor")
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The factors, the same for all layers."""
-        return (Saved(name=repr(self), size=run.tokens, shared=True),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from asbuilt.spec.part import Part, Pass, Product, Saved, Weight, divided, require, require_sizes
+from asbuilt.spec.part import Part, Pass, Product, Weight, divided, require, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +53,4 @@ class RelativeProjection(Part):
                 one_gradient=True,
             ),
             Product(name="by distance", a=run.rows, b=self.d_head, c=distances, n=self.n_heads, needed=needed),
-        )
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Sinusoids, distances of pairs and which are hidden, for all layers; queries, W s(d), and what they give."""
-        length, query = run.past + run.tokens, run.rows * self.n_heads * self.d_head
-        pairs = run.tokens * length
-        return (
-            Saved(name=f"sinusoids {self.d_model}", size=length * self.d_model, shared=True),
-            Saved(name="distances", size=pairs, width="int64", shared=True),
-            Saved(name="ahead", size=pairs, width="bool", shared=True),
-            Saved(name="queries", size=query),
-            Saved(name="projected", size=length * self.n_heads * self.d_head),
-            Saved(name="by distance", size=run.rows * self.n_heads * length),
         )

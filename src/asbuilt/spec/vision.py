@@ -18,7 +18,6 @@ from asbuilt.spec.part import (
     Part,
     Pass,
     Product,
-    Saved,
     Weight,
     require,
     require_choice,
@@ -98,16 +97,6 @@ class PatchEmbedding(Part):
         rows = run.batch * self.n_patches
         return (Product(name="patches", a=rows, b=self.d_patch, c=self.d_model, weight="weight", one_gradient=True),)
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The patches."""
-        return (Saved(name="input", size=run.batch * self.n_patches * self.d_patch),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The patches and their vectors, or these once more beside the class token."""
-        made = run.batch * self.n_patches * self.d_model
-        beside = run.batch * self.n_tokens * self.d_model if self.class_token != "none" else 0
-        return run.width * (made + max(run.batch * self.n_patches * self.d_patch, beside))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier(Part):
@@ -133,14 +122,6 @@ class Classifier(Part):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="labels", a=run.rows, b=self.d_model, c=self.n_labels, weight="weight"),)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input."""
-        return (Saved(name="input", size=run.rows * self.d_model),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The result."""
-        return run.rows * self.n_labels * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,16 +154,6 @@ class Projection(Part):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="projection", a=run.rows, b=self.d_model, c=self.d_out, weight="weight"),)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, and where it was found."""
-        read = Saved(name="input", size=run.rows * self.d_model)
-        found = Saved(name="places", size=2 * run.rows, width="int64")
-        return (read,) if self.reads == "first" else (read, found)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The result."""
-        return run.rows * self.d_out * run.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,28 +212,9 @@ class MLPProjector(Mapped):
         """The maps see the squares."""
         return replace(run, tokens=self.n_tokens(run.tokens))
 
-    def _rows(self, run: Pass) -> int:
-        return run.batch * self.n_tokens(run.tokens)
-
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each map once."""
         return self.map_products(run, *self.maps)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Every matrix's input, and the activation's, unless relu, which keeps its output."""
-        rows, between = self._rows(run), self.widths[1:-1]
-        before = (
-            ()
-            if self.activation == "relu"
-            else tuple(Saved(name=f"activation {i}", size=rows * width) for i, width in enumerate(between))
-        )
-        hidden = tuple(Saved(name=f"hidden {i}", size=rows * width) for i, width in enumerate(between))
-        return (Saved(name="input", size=rows * self.widths[0]), *before, *hidden)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The widest two in a row."""
-        pairs = zip(self.widths, self.widths[1:], strict=False)
-        return self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,15 +258,6 @@ class PooledProjector(Part):
     def child_run(self, name: str, run: Pass) -> Pass:
         """The norm sees the means."""
         return replace(run, tokens=self.n_tokens(run.tokens))
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The normed means."""
-        return (Saved(name="input", size=run.batch * self.n_tokens(run.tokens) * self.d_in),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The means, normed, and the result."""
-        rows = run.batch * self.n_tokens(run.tokens)
-        return rows * run.width * (2 * self.d_in + self.d_out) + self.norm.peak_bytes(self.child_run("norm", run))
 
 
 Projector = MLPProjector | PooledProjector
@@ -377,16 +320,6 @@ class Vision(Part):
             return replace(run, images=0, depth=self.layers)
         return replace(run, images=0, tokens=self.n_selected)
 
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Which tokens of the text are placeholders."""
-        return (Saved(name="places", size=run.batch // run.images * run.tokens, width="bool"),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The tower; or the projector beside what is selected, once more where a class token was left out."""
-        selected = run.batch * self.n_selected * self.tower.d_model * run.width
-        projected = self.projector.peak_bytes(self.child_run("projector", run))
-        return max(self.tower.peak_bytes(self.child_run("tower", run)), 2 * selected + projected)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(Part):
@@ -417,21 +350,3 @@ class Contrast(Part):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each image's vector with each text's."""
         return (Product(name="cosines", a=run.batch, b=self.d_shared, c=run.batch // run.images),)
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """All vectors, the reciprocals of their lengths, these multiplied, the cosines and the factor."""
-        images, texts = run.batch, run.batch // run.images
-        sizes = {
-            "images": images * self.d_shared,
-            "texts": texts * self.d_shared,
-            "lengths": images + texts,
-            "normed": (images + texts) * self.d_shared,
-            "cosines": images * texts,
-            "factor": 1,
-        }
-        return tuple(Saved(name=name, size=size) for name, size in sizes.items())
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The tower; or both kinds of vectors, normed."""
-        made = 3 * (run.batch + run.batch // run.images) * self.d_shared * run.width
-        return max(self.tower.peak_bytes(self.child_run("tower", run)), made)

@@ -14,6 +14,8 @@ import torch
 
 from asbuilt import cost
 from asbuilt.errors import InputError
+from asbuilt.kernels.memory import memory
+from asbuilt.kernels.memory.attention import AttentionMemory
 from asbuilt.measure import run as measured
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.masks import AttentionPattern, mask
@@ -139,7 +141,7 @@ PARTS |= {
 def test_peak_bytes_is_the_peak_of_the_fused_kernel(name: str) -> None:
     spec = model(PARTS[name])
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")
-    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused"), rel=0.02)
+    assert memory(spec).peak_bytes(run) == pytest.approx(peak(spec, "fused"), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["attention", "turned", "turned, as many key heads", "window", "rms norms, turned"])
@@ -147,14 +149,14 @@ def test_peak_bytes_is_the_peak_of_the_reference_kernel(name: str) -> None:
     """Scores of 2 x 8 x 128 x 128 in float32, twice, are most of it."""
     spec = model(PARTS[name])
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last", kernel="reference")
-    assert 0.9 < spec.peak_bytes(run) / peak(spec, "reference") <= 1.01
+    assert 0.9 < memory(spec).peak_bytes(run) / peak(spec, "reference") <= 1.01
 
 
 def test_peak_bytes_of_narrow_scores_counts_them_widened() -> None:
     """Latent attention whose 2 x 8 x 256 x 256 scores are there in 2 bytes and twice in 4: what is packed is small."""
     spec = model(latent())
     run = Pass(tokens=256, batch=BATCH, width=2, logits="last", kernel="reference")
-    assert 0.75 < spec.peak_bytes(run) / peak(spec, "reference", tokens=256, dtype=torch.bfloat16) < 1.05
+    assert 0.75 < memory(spec).peak_bytes(run) / peak(spec, "reference", tokens=256, dtype=torch.bfloat16) < 1.05
 
 
 def test_peak_bytes_of_one_head_counts_its_mask() -> None:
@@ -162,7 +164,7 @@ def test_peak_bytes_of_one_head_counts_its_mask() -> None:
     one = Attention(d_model=WIDTH, n_heads=1, n_kv_heads=1, d_head=64)
     spec = model(one)
     run = Pass(tokens=512, batch=BATCH, width=4, logits="last", kernel="reference")
-    assert 0.98 < spec.peak_bytes(run) / peak(spec, "reference", tokens=512) <= 1.01
+    assert 0.98 < memory(spec).peak_bytes(run) / peak(spec, "reference", tokens=512) <= 1.01
 
 
 # Values narrower and wider than keys, without either norm, without positions, without a rank of queries; then queries
@@ -188,10 +190,10 @@ def test_peak_bytes_of_latent_attention_is_the_peak(name: str, dtype: torch.dtyp
     """Of one text, so that no product copies its operands; the fused kernel has tiles of its own beside, 31 KB."""
     spec = model(LATENTS[name])
     run = Pass(tokens=TOKENS, width=dtype.itemsize, logits="last")
-    reference = spec.peak_bytes(replace(run, kernel="reference"))
+    reference = memory(spec).peak_bytes(replace(run, kernel="reference"))
     assert reference == pytest.approx(peak(spec, "reference", batch=1, dtype=dtype), rel=0.01)
     fused = peak(spec, "fused", batch=1, dtype=dtype)
-    assert fused - 40_000 <= spec.peak_bytes(run) <= 1.01 * fused
+    assert fused - 40_000 <= memory(spec).peak_bytes(run) <= 1.01 * fused
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -202,7 +204,9 @@ def test_peak_bytes_of_bent_and_sloped_scores_is_the_peak(body: Attention, dtype
     """256 x 256 scores of 8 heads: to be capped they are there three times, slopes first in float32."""
     spec = model(body)
     run = Pass(tokens=256, width=dtype.itemsize, logits="last")
-    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused", batch=1, tokens=256, dtype=dtype), rel=0.01)
+    assert memory(spec).peak_bytes(run) == pytest.approx(
+        peak(spec, "fused", batch=1, tokens=256, dtype=dtype), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("reach", [{"window": 32}, {"chunk": 32}])
@@ -211,7 +215,7 @@ def test_peak_bytes_of_a_mask_is_the_peak(reach: dict[str, Any]) -> None:
     spec = model(attention(**reach))
     for dtype, least in ((torch.float32, 0.95), (torch.bfloat16, 0.99)):
         run = Pass(tokens=256, width=dtype.itemsize, logits="last")
-        assert least < spec.peak_bytes(run) / peak(spec, "fused", batch=1, tokens=256, dtype=dtype) < 1.01
+        assert least < memory(spec).peak_bytes(run) / peak(spec, "fused", batch=1, tokens=256, dtype=dtype) < 1.01
 
 
 PATTERNS: list[dict[str, Any]] = [{"window": 5}, {"chunk": 5}, {"window": 5, "causal": False}]
@@ -236,7 +240,7 @@ def test_room_to_make_a_mask_is_the_allocators_peak(pattern: dict[str, Any], dty
     with torch.inference_mode():
         make()
         found = measured.peak_bytes(make) - 8 * tokens
-    _, kept, beside = part.mask_peak(Pass(tokens=tokens, width=dtype.itemsize))
+    _, kept, beside = AttentionMemory(part).mask_peak(Pass(tokens=tokens, width=dtype.itemsize))
     projected = 3 * tokens * heads * 4 * dtype.itemsize  # q, k and v, which are there by then
     assert found - 17 * tokens - 4 * heads <= kept + beside - projected <= found
 
@@ -258,7 +262,7 @@ def test_room_to_make_a_mask_is_the_allocators_peak(pattern: dict[str, Any], dty
 )
 def test_peak_bytes_of_experts_is_the_peak(more: dict[str, Any]) -> None:
     spec = model(mixture(**more))
-    ratio = spec.peak_bytes(Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")) / peak(spec, "fused")
+    ratio = memory(spec).peak_bytes(Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")) / peak(spec, "fused")
     assert 0.95 < ratio < 1.02, ratio
 
 
@@ -268,8 +272,8 @@ def test_peak_bytes_of_a_capacity_is_the_peak() -> None:
     part = mixture(router=router, n_experts=256, d_ff=8, capacity=16)
     spec = model(part)
     run = Pass(tokens=TOKENS, batch=BATCH, width=4, logits="last")
-    assert part.peak_bytes(run) > BATCH * TOKENS * 4 * 256 * 17
-    assert 0.95 < spec.peak_bytes(run) / peak(spec, "fused") < 1.05
+    assert memory(part).peak_bytes(run) > BATCH * TOKENS * 4 * 256 * 17
+    assert 0.95 < memory(spec).peak_bytes(run) / peak(spec, "fused") < 1.05
 
 
 @pytest.mark.parametrize(
@@ -286,7 +290,7 @@ def test_peak_bytes_of_a_capacity_is_the_peak() -> None:
 def test_peak_bytes_of_a_head_is_the_peak(head: Head | TiedHead) -> None:
     spec = model(MLP(d_model=WIDTH, d_ff=8, activation="relu"), 5000, head=head)
     run = Pass(tokens=TOKENS, batch=BATCH, width=4)
-    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
+    assert memory(spec).peak_bytes(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
 
 
 def test_peak_bytes_of_narrow_tables_is_the_peak() -> None:
@@ -297,7 +301,7 @@ def test_peak_bytes_of_narrow_tables_is_the_peak() -> None:
         head=TiedHead(d_model=WIDTH, n_vocab=50, d_table=table),
     )
     run = Pass(tokens=TOKENS, batch=BATCH, width=4)
-    assert spec.peak_bytes(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
+    assert memory(spec).peak_bytes(run) == pytest.approx(peak(spec, "fused", last=False), rel=0.03)
 
 
 # What selective checkpointing drops, from what each part keeps in its reference pass: the scores' size (Korthikanti et
@@ -326,7 +330,7 @@ REMADE: list[tuple[Part, tuple[str, ...]]] = [
     ("part", "names"), REMADE, ids=[type(part).__name__ + str(i) for i, (part, _) in enumerate(REMADE)]
 )
 def test_what_can_be_made_again(part: Part, names: tuple[str, ...]) -> None:
-    assert part.recomputes() == names
+    assert memory(part).recomputes() == names
 
 
 def test_selective_checkpointing_of_a_block_in_bytes() -> None:
@@ -398,4 +402,4 @@ def test_peak_bytes_of_linear_attention(tokens: int, batch: int, heads: int, d_h
     with torch.inference_mode():
         run()
         peak = measured.peak_bytes(run)
-    assert 0.9 * peak <= part.peak_bytes(Pass(tokens=tokens, batch=batch, width=4)) <= 1.1 * peak
+    assert 0.9 * peak <= memory(part).peak_bytes(Pass(tokens=tokens, batch=batch, width=4)) <= 1.1 * peak

@@ -10,7 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from small_parts import ATTENTION, CROSS, EXPERTS, FFN, LATENT, MODEL, ROUTER, tower
 
+from asbuilt.kernels.memory import memory
+from asbuilt.kernels.memory.attention import AttentionMemory
 from asbuilt.spec import (
     MLP,
     Alibi,
@@ -21,15 +24,12 @@ from asbuilt.spec import (
     ClampedGate,
     Classifier,
     Contrast,
-    CrossAttention,
     ExpertGroups,
     GatedMLP,
     Head,
     HeadTransform,
-    LatentAttention,
     LayerNorm,
     LearnedPositions,
-    MixtureOfExperts,
     MLPProjector,
     Model,
     Parallel,
@@ -43,7 +43,6 @@ from asbuilt.spec import (
     RelativeProjection,
     RMSNorm,
     Rotary,
-    Router,
     SharedEmbedding,
     TiedHead,
     TokenEmbedding,
@@ -56,11 +55,10 @@ RUN = Pass(tokens=7, batch=3)  # 21 rows
 
 
 def room(part: Part, w: int, run: Pass = RUN, **more: Any) -> int:  # noqa: ANN401  any field of a run
-    return part.peak_bytes(replace(run, width=w, **more))
+    return memory(part).peak_bytes(replace(run, width=w, **more))
 
 
 # Attention: 21 rows of 6 heads of 5 are 630 numbers of queries, of 2 heads 210 of keys and as many of values.
-ATTENTION = Attention(d_model=11, n_heads=6, n_kv_heads=2, d_head=5)
 Q, K, V, MIXED, RESULT = 630, 210, 210, 630, 231  # the result: 21 rows of 11
 SUMS = 126  # a log-sum-exp for each of 21 x 6
 
@@ -160,24 +158,24 @@ def test_room_of_making_masks(w: int) -> None:
     """
     projected = (210 + 42 + 42) * w
     run = replace(RUN, width=w)
-    assert MASKS.mask_peak(run)[1:] == (0, 0)
-    assert replace(MASKS, window=7).mask_peak(run)[1:] == (0, 0)
+    assert AttentionMemory(MASKS).mask_peak(run)[1:] == (0, 0)
+    assert AttentionMemory(replace(MASKS, window=7)).mask_peak(run)[1:] == (0, 0)
     for near, each in (
         (replace(MASKS, window=6), 8 + 1),
         (replace(MASKS, chunk=6), 8 + 1),
         (replace(MASKS, window=6, causal=False), 8 + 8 + 1),
     ):
-        assert near.mask_peak(run)[1:] == (49, projected + each * 49)
-        assert near.mask_peak(replace(run, kernel="engine"))[1:] == (0, 0)
+        assert AttentionMemory(near).mask_peak(run)[1:] == (49, projected + each * 49)
+        assert AttentionMemory(near).mask_peak(replace(run, kernel="engine"))[1:] == (0, 0)
     after = replace(run, past=4)  # 7 x 11 pairs, of a window 7 x (4 + 7), of one of three 7 x (3 + 7)
-    assert replace(MASKS, window=6).mask_peak(after)[1:] == (77, projected + 9 * 77)
-    assert replace(MASKS, window=3).mask_peak(after)[1:] == (70, projected + 9 * 70)
+    assert AttentionMemory(replace(MASKS, window=6)).mask_peak(after)[1:] == (77, projected + 9 * 77)
+    assert AttentionMemory(replace(MASKS, window=3)).mask_peak(after)[1:] == (70, projected + 9 * 70)
     seen = replace(run, images=1, mutual=3)
-    assert MASKS.mask_peak(seen)[1:] == (3 * 49, projected + 9 * 3 * 49)
-    assert replace(MASKS, causal=False).mask_peak(seen)[1:] == (0, 0)
+    assert AttentionMemory(MASKS).mask_peak(seen)[1:] == (3 * 49, projected + 9 * 3 * 49)
+    assert AttentionMemory(replace(MASKS, causal=False)).mask_peak(seen)[1:] == (0, 0)
     projection = replace(MASKS, positions=RelativeProjection(d_model=4, n_heads=5, d_head=2))
     made = 5 * 49 * (4 + (w if w < 4 else 0)) + 17 * 49
-    assert projection.mask_peak(run)[1:] == (5 * 49 * w, projected + made)
+    assert AttentionMemory(projection).mask_peak(run)[1:] == (5 * 49 * w, projected + made)
 
 
 @WIDTHS
@@ -190,7 +188,7 @@ def test_room_of_making_slopes(w: int, sees: dict[str, Any]) -> None:
         seeing = 8 + 8 + 1 + (sees == {"window": 6, "causal": False})
         most = max(seeing, float32, cast if w != 4 else 0)
         projected = 21 * 2 * (heads + 2) * w
-        found = replace(sloped, **sees).mask_peak(run)[1:]
+        found = AttentionMemory(replace(sloped, **sees)).mask_peak(run)[1:]
         assert found == (heads * 49 * w, projected + 49 * (most - heads * w))
 
 
@@ -201,15 +199,15 @@ def test_room_of_finding_buckets(w: int, causal: bool, both_ways: bool) -> None:
     run, buckets = replace(RUN, width=w), RelativeBuckets(n_buckets=8, max_distance=16, both_ways=both_ways)
     one = Attention(d_model=3, n_heads=1, n_kv_heads=1, d_head=2, positions=buckets, causal=causal)
     finding = 46 + (8 if both_ways else 0) + (1 if causal else 0)
-    assert one.mask_peak(run)[1:] == (49 * w, 3 * 42 * w + 49 * finding - 49 * w)
+    assert AttentionMemory(one).mask_peak(run)[1:] == (49 * w, 3 * 42 * w + 49 * finding - 49 * w)
     many = replace(one, n_heads=31, n_kv_heads=1)
     looked_up = 31 * w * 2 + 10 if causal else 31 * w + 17
-    assert many.mask_peak(run)[1:] == (31 * 49 * w, (31 + 2) * 42 * w + 49 * looked_up - 31 * 49 * w)
+    assert AttentionMemory(many).mask_peak(run)[1:] == (31 * 49 * w, (31 + 2) * 42 * w + 49 * looked_up - 31 * 49 * w)
 
 
 def test_layers_that_see_alike_share_a_mask() -> None:
     def name(**more: Any) -> str:  # noqa: ANN401  any field
-        return replace(MASKS, **more).mask_peak(RUN)[0]
+        return AttentionMemory(replace(MASKS, **more)).mask_peak(RUN)[0]
 
     buckets = RelativeBuckets(n_buckets=8, max_distance=16, both_ways=True)
     unlike = [{}, {"window": 6}, {"window": 5}, {"chunk": 6}, {"causal": False}, {"positions": Alibi(n_heads=5)}]
@@ -220,7 +218,6 @@ def test_layers_that_see_alike_share_a_mask() -> None:
 
 
 # Latent attention, 21 rows of 3 heads: 3 x (2 + 5) numbers of a query, 5 of them turned; 7 + 5 are cached.
-LATENT = LatentAttention(d_model=2, n_heads=3, kv_rank=7, d_nope=2, d_rope=5, d_value=3)
 TURNED = {"positions": Rotary(d_rotary=4), "d_rope": 4}
 
 
@@ -321,9 +318,6 @@ def test_room_of_absorbed_latents(w: int, kernel: Any) -> None:  # noqa: ANN401
     assert room(LATENT, w, run) == (3 * (21 + 12) + 9 * (2 * 12 + 7)) * w + softmax
 
 
-CROSS = CrossAttention(d_model=11, d_source=13, n_heads=3, d_head=5)
-
-
 @WIDTHS
 def test_room_of_cross_attention(w: int) -> None:
     """21 rows of 15 look at 3 x 17 of the source; 21 x 3 x 17 scores twice, narrow ones there twice in float32 too."""
@@ -348,10 +342,6 @@ def test_room_of_feed_forwards(w: int) -> None:
     assert room(MLP(**wide, activation="quick_gelu"), w) == 21 * 3 * 29 * w
     assert room(MLP(**narrow, activation="quick_gelu"), w) == 21 * (11 + 29) * w
     assert room(MLP(d_model=13, d_ff=11, activation="quick_gelu"), w) == 21 * 3 * 11 * w
-
-
-ROUTER = Router(d_model=5, n_experts=8, top_k=3)
-EXPERTS = MixtureOfExperts(d_model=5, d_ff=13, n_experts=8, activation="silu", router=ROUTER)
 
 
 @WIDTHS
@@ -502,15 +492,7 @@ def test_room_of_branches_and_blocks(w: int) -> None:
 
 
 # A model of 21 rows of 11: the stream is 231 numbers, positions 7 int64.
-BODY = GatedMLP(d_model=11, d_ff=13, activation="silu")
 INSIDE = 21 * (3 * 13 + 11)
-FFN = Block(branches=(Branch(name="ffn", body=BODY),))
-MODEL = Model(
-    embedding=TokenEmbedding(n_vocab=5, d_model=11),
-    blocks=(FFN,),
-    head=Head(d_model=11, n_vocab=5),
-    max_positions=16,
-)
 HEADED: dict[str, Any] = {"n_vocab": 211, "d_model": 11}
 
 
@@ -609,16 +591,6 @@ def test_room_of_an_encoder(w: int) -> None:
     busy = Block(branches=(Branch(name="ffn", body=GatedMLP(d_model=7, d_ff=101, activation="silu")),))
     assert room(replace(both, encoder=replace(encoder, blocks=(busy,))), w, source=13) == (
         13 * 8 + 3 * 13 * 7 * w + 3 * 13 * (3 * 101 + 7) * w
-    )
-
-
-def tower(d_ff: int, **more: Any) -> Model:  # noqa: ANN401  any field
-    body = GatedMLP(d_model=7, d_ff=d_ff, activation="silu")
-    return Model(
-        embedding=PatchEmbedding(image_size=4, patch_size=2, d_model=7, class_token="first"),
-        blocks=(Block(branches=(Branch(name="ffn", body=body),)),) * 2,
-        max_positions=5,
-        **more,
     )
 
 

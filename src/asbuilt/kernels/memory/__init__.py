@@ -1,0 +1,5 @@
+"""What our kernels keep and need, part by part: `memory(part).saves(run)`, `memory(part).peak_bytes(run)`."""
+
+from asbuilt.kernels.memory.registry import Memory, Saved, Width, memory, memory_of
+
+__all__ = ["Memory", "Saved", "Width", "memory", "memory_of"]

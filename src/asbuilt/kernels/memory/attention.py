@@ -1,0 +1,168 @@
+"""What our attention kernels keep and need: the fused one, and the reference, which holds all scores."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.registry import Saved, memory_of
+from asbuilt.spec.attention import Attention
+from asbuilt.spec.part import Pass
+from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
+from asbuilt.spec.relative import RelativeProjection
+
+
+@memory_of(Attention)
+class AttentionMemory(MappedMemory[Attention]):
+    """Memory of `kernels.attention`, with the masks, slopes and buckets that it is given."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, turned q and k, v, and the mixed values; the kernels differ in what they keep of the scores.
+
+        Fused: one log-sum-exp per query, and the library's own copy of a mask that is not simply causal. Reference:
+        the mask unless it is added, the probabilities (once more where they are cast), and capped scores.
+        """
+        part = self.part
+        query, kv = run.rows * part.d_query, run.rows * part.d_kv
+        common = (
+            Saved(name="input", size=run.rows * part.d_model),
+            Saved(name="q", size=query),
+            Saved(name="k", size=kv),
+            Saved(name="v", size=kv),
+            Saved(name="mixed", size=query),
+            *self.maps_keep(run),
+        )
+        return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
+
+    def recomputes(self) -> tuple[str, ...]:
+        """Whatever is as large as the scores, where a kernel keeps it (Korthikanti et al. 2022, arXiv 2205.05198)."""
+        return ("mask", "capped", "probabilities", "probabilities cast")
+
+    def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
+        """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
+        part = self.part
+        if run.kernel == "engine":
+            return "none"
+        if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
+            return "added"
+        if (part.reach is not None and run.tokens > part.reach) or (part.causal and run.mutual):
+            return "bool"
+        if not part.causal or (run.tokens == 1 and part.chunk is None):
+            return "none"
+        return "causal"
+
+    def mask_peak(self, run: Pass) -> tuple[str, int, int]:
+        """Returns the mask's name, its bytes for the whole pass, and what making it takes beside: layers may share one.
+
+        It is made by the first attention that sees so, once q, k and v are there.
+        """
+        part = self.part
+        kind, pairs = self._mask(run), self._masked(run)
+        name = f"{part.causal} {part.window} {part.chunk} {part.positions if kind == 'added' else ''}"
+        if kind == "added":
+            each = part.n_heads * pairs
+            if isinstance(part.positions, RelativeBuckets):
+                made = self._buckets_work(part.positions, run) - each * run.width
+            elif isinstance(part.positions, Alibi):
+                made = self._slopes_work(run) - each * run.width
+            else:
+                made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
+            return name, each * run.width, self._projected(run) + made
+        making = (9 if part.causal else 17) * pairs  # distances in int64, absolute ones beside them, and two of bool
+        return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
+
+    def _projected(self, run: Pass) -> int:
+        """Bytes of q, k and v."""
+        part = self.part
+        return run.rows * (part.d_query + 2 * part.d_kv) * run.width
+
+    def _buckets_work(self, buckets: RelativeBuckets, run: Pass) -> int:
+        """Bytes while distances become buckets (int64 and float32 side by side), or when these have their numbers."""
+        part = self.part
+        looked_up = part.n_heads * run.width * (2 if part.causal else 1) + (10 if part.causal else 17)
+        return self._masked(run) * max(46 + 8 * buckets.both_ways + part.causal, looked_up)
+
+    def _slopes_work(self, run: Pass) -> int:
+        """Bytes while distances are held to a window, or multiplied in float32, or that is cast to the run's dtype."""
+        part = self.part
+        cast = 0 if run.width == 4 else part.n_heads * (4 + run.width) + 9
+        seeing = 0 if part.causal or part.window is None else 18
+        return self._masked(run) * max(seeing, part.n_heads * 4 + 13, cast)
+
+    def _masked(self, run: Pass) -> int:
+        """Numbers of a mask: one for each pair, and for each sequence where images lie elsewhere in each."""
+        return run.tokens * self.part.keys(run) * (run.batch if run.mutual else 1)
+
+    def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
+        part = self.part
+        pairs = self._masked(run)
+        masks = {
+            "bool": (Saved(name="mask", size=pairs),),
+            "added": (Saved(name=f"{part.positions}{part.window}", size=part.n_heads * pairs, shared=True),),
+        }
+        return (Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide"), *masks.get(self._mask(run), ()))
+
+    def _saves_scores(self, run: Pass) -> tuple[Saved, ...]:
+        part = self.part
+        pairs = run.tokens * part.keys(run)
+        size = run.batch * part.n_heads * pairs
+        masked = self._mask(run) in ("causal", "bool")
+        mask = (Saved(name="mask", size=self._masked(run), width="bool"),) if masked else ()
+        mask += self._saves_buckets(run) if isinstance(part.positions, RelativeBuckets) else ()
+        capped = () if part.softcap is None else (Saved(name="capped", size=size),)
+        sinks = run.rows * part.n_heads if part.sinks else 0
+        probabilities = Saved(name="probabilities", size=size + sinks, width="wide")
+        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
+        return (*mask, *capped, probabilities, *cast)
+
+    def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
+        """The bucket of every pair, and which pairs are hidden: the same for all layers of a stack that see alike."""
+        part = self.part
+        pairs, name = run.tokens * part.keys(run), f"{part.positions} {part.causal} {part.window} {part.chunk}"
+        far = part.reach is not None and run.tokens > part.reach
+        hidden = far or part.chunk is not None or (run.tokens > 1 and part.causal)
+        buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
+        return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """q, k, v and q and k normed or turned; beside them what turning takes, or mixed values, scores and the result.
+
+        Where heads are normed, q and k are turned one after the other, each beside what its norm made.
+        """
+        part = self.part
+        query, kv = run.rows * part.d_query * run.width, run.rows * part.d_kv * run.width
+        projected, result = self._projected(run), run.rows * part.d_model * run.width
+        rotary = isinstance(part.positions, Rotary)
+        normed = (part.q_norm is not None, part.k_norm is not None)
+        apart = any(normed)  # else q and k are turned at once
+        turned = query + kv if rotary or apart else 0
+        one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
+        turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
+        attending = query + run.rows * part.n_heads * max(4, run.width)
+        if self._mask(run) == "bool":  # which the library widens to the run's dtype
+            attending += self._masked(run) * run.width
+        if self._uses_reference(run):
+            attending = self._reference_peak(run)
+        return projected + max(turning, turned + attending, turned + query + result) + self.peak_beside(run)
+
+    def _reference_peak(self, run: Pass) -> int:
+        """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow.
+
+        Capped ones are there three times: before, divided and bent.
+        """
+        part = self.part
+        pairs = run.tokens * part.keys(run)
+        size = run.batch * part.n_heads * pairs
+        mixed = run.rows * part.d_query * run.width
+        masking = 2 * size * run.width + (2 * self._masked(run) if self._mask(run) in ("causal", "bool") else 0)
+        softmax = size * run.width + max(size * run.width + mixed, 2 * 4 * size if run.width < 4 else 0)
+        return max(masking, softmax, 3 * size * run.width if part.softcap is not None else 0)
+
+    def _uses_reference(self, run: Pass) -> bool:
+        part = self.part
+        learned = isinstance(
+            part.positions, RelativeBuckets | RelativeProjection
+        )  # fused kernels give no gradient to what is added
+        if run.kernel == "engine":
+            return False
+        return run.kernel == "reference" or part.softcap is not None or part.sinks or learned

@@ -1,0 +1,40 @@
+"""What token embeddings keep and need."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
+from asbuilt.spec.part import Pass
+
+
+@memory_of(TokenEmbedding)
+class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
+    """Memory of looking tokens up, and of the map behind a narrow table."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
+        part = self.part
+        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
+        scale = () if part.scale == 1.0 else (Saved(name="scale", size=1),)
+        rows = () if part.d_table is None else (Saved(name="rows", size=run.rows * part.d_table),)
+        return (tokens, *scale, *rows, *self.maps_keep(run))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The looked-up vectors, and what they are multiplied to."""
+        part = self.part
+        return run.rows * (part.d_model + (part.d_table or 0)) * run.width + self.peak_beside(run)
+
+
+@memory_of(SharedEmbedding)
+class SharedEmbeddingMemory(Memory[SharedEmbedding]):
+    """Memory of looking tokens up in another's table."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The token numbers, and the factor where there is one."""
+        tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
+        return (tokens,) if self.part.scale == 1.0 else (tokens, Saved(name="scale", size=1))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The looked-up vectors."""
+        return run.rows * self.part.d_model * run.width

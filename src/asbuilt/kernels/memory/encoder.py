@@ -1,0 +1,60 @@
+"""What the parts that encoders have beside blocks keep and need."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
+from asbuilt.spec.part import Pass
+
+
+@memory_of(TypeEmbedding)
+class TypeEmbeddingMemory(Memory[TypeEmbedding]):
+    """Memory of looking token types up."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The type of each token."""
+        return (Saved(name="types", size=run.rows, width="int64"),)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The looked-up vectors."""
+        return run.rows * self.part.d_model * run.width
+
+
+@memory_of(HeadTransform)
+class HeadTransformMemory(MappedMemory[HeadTransform]):
+    """Memory of a map, an activation and a norm."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, the activation's input (relu keeps its output instead), the norm's, and its statistics."""
+        part = self.part
+        size = run.rows * part.d_model
+        before = () if part.activation == "relu" else (Saved(name="dense", size=size),)
+        statistics = (Saved(name="mean", size=run.rows), Saved(name="rstd", size=run.rows))
+        return (
+            Saved(name="input", size=size),
+            *before,
+            Saved(name="activated", size=size),
+            *statistics,
+            *self.maps_keep(run),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The activation's input and output, or its output and the result."""
+        return 2 * run.rows * self.part.d_model * run.width + self.peak_beside(run)
+
+
+@memory_of(Pooler)
+class PoolerMemory(MappedMemory[Pooler]):
+    """Memory of a map and a tanh, where the pass asks for it."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input and the result."""
+        if run.logits != "pooled":
+            return ()
+        size = run.rows * self.part.d_model
+        return (Saved(name="input", size=size), Saved(name="pooled", size=size), *self.maps_keep(run))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """tanh's input and output."""
+        return 2 * run.rows * self.part.d_model * run.width + self.peak_beside(run) if run.logits == "pooled" else 0

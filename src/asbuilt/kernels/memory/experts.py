@@ -1,0 +1,108 @@
+"""What a mixture of experts keeps and needs: its router, and the grouped product over rows sorted by expert."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.linear import MappedMemory, of_map
+from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
+from asbuilt.spec.experts import ClampedGate, MixtureOfExperts, Router
+from asbuilt.spec.part import Pass
+
+
+@memory_of(Router)
+class RouterMemory(Memory[Router]):
+    """Memory of choosing experts."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, all scores, which were chosen, what they are divided by, and the weights that come out."""
+        part = self.part
+        picked = run.rows * part.top_k
+        common = (
+            Saved(name="input", size=run.rows * part.d_model),
+            Saved(name="scores", size=run.rows * part.n_experts, width="wide"),
+            Saved(name="chosen", size=picked, width="int64"),
+            Saved(name="weights", size=picked),
+        )
+        if not part.renormalise:
+            return common
+        return (
+            *common,
+            Saved(name="chosen scores", size=picked, width="wide"),
+            Saved(name="sums", size=run.rows, width="wide"),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """Logits and scores of all experts, those they are chosen by, and the chosen ones with their numbers."""
+        part = self.part
+        wide = max(4, run.width)
+        choosing = wide * (part.correction + (part.groups is not None))
+        return run.rows * (part.n_experts * (run.width + wide + choosing) + part.top_k * (wide + 8))
+
+
+@memory_of(MixtureOfExperts)
+class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
+    """Memory of `kernels.grouped` and of the way there and back."""
+
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """The router and the shared expert read what this part reads."""
+        return (("router", ""), ("shared", ""))
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The rows sorted by expert, the way there and back, what a feed-forward of their kind keeps, their results.
+
+        Where inputs are weighed the input is kept, and the results are not. A shared gate keeps what it multiplies and
+        multiplies by.
+        """
+        part = self.part
+        rows, stream = run.rows * part.top_k, run.rows * part.d_model
+        wide = rows * part.d_ff
+        results = Saved(name="results", size=rows * part.d_model)
+        dropped = () if part.capacity is None else (Saved(name="dropped", size=rows, width="bool"),)
+        shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=stream))
+        return (
+            Saved(name="places", size=rows, width="int64"),
+            Saved(name="order", size=rows, width="int64"),
+            *dropped,
+            Saved(name="rows", size=rows * part.d_model),
+            *(Saved(name=name, size=wide) for name in self._saved_inside),
+            results if part.weighs == "results" else Saved(name="input", size=stream),
+            *(shared if part.shared_gate else ()),
+            *(tensor for name, one in part.stacks.items() for tensor in of_map(one).keeps(name, rows)),
+            *self.maps_keep(run),
+        )
+
+    def recomputes(self) -> tuple[str, ...]:
+        """The sorted rows, and what follows from the results of an expert's inward maps, or from what relu kept."""
+        part = self.part
+        if part.gating == "none" and part.activation == "relu":
+            return ("rows",)
+        first = ("before", "gate", "up") if part.activation != "relu" else ("activated", "up")
+        return ("rows", *(name for name in self._saved_inside if name not in first))
+
+    @property
+    def _saved_inside(self) -> tuple[str, ...]:
+        """What each expert keeps, d_ff numbers a row; relu keeps its result instead of what it reads."""
+        part = self.part
+        if isinstance(part.gating, ClampedGate):
+            return ("gate", "up", "gate cut", "up cut", "opened", "hidden")
+        before = () if part.activation == "relu" else ("before",)
+        return (*before, "hidden") if part.gating == "none" else (*before, "activated", "up", "hidden")
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result.
+
+        gate and up stay while their product is multiplied outward. Beside the sorted rows their results are put back in
+        order, weighted and added up. A capacity counts places at every expert: a byte for each, and the sum over the
+        rows so far, which is an int64 and made from another.
+        """
+        part = self.part
+        rows, stream = run.rows * part.top_k, run.rows * part.d_model * run.width
+        chosen = rows * (24 + run.width)
+        between = 5 if isinstance(part.gating, ClampedGate) else 2
+        inside = (rows * part.d_model + between * rows * part.d_ff) * run.width
+        outward = (2 * rows * part.d_model + (1 if part.gating == "none" else 3) * rows * part.d_ff) * run.width
+        gathered = 3 * rows * part.d_model * run.width + (stream if part.weighs == "results" else 0)
+        shared = 0 if part.shared is None else stream + memory(part.shared).peak_bytes(run)
+        counted = 0 if part.capacity is None else chosen + 17 * rows * part.n_experts
+        beside = max(of_map(one).peak_beside(run, rows) for one in part.stacks.values())
+        routed = chosen + max(inside, outward, gathered) + beside
+        return max(memory(part.router).peak_bytes(run), counted, routed, shared)

@@ -1,0 +1,59 @@
+"""What feed-forwards keep and need."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.registry import Saved, memory_of
+from asbuilt.spec.feedforward import MLP, GatedMLP
+from asbuilt.spec.part import Pass
+
+
+@memory_of(MLP)
+class MLPMemory(MappedMemory[MLP]):
+    """Memory of two maps and an activation."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, the activation's input (relu keeps its output instead) and down's input."""
+        part = self.part
+        wide = run.rows * part.d_ff
+        before = () if part.activation == "relu" else (Saved(name="up", size=wide),)
+        kept = (Saved(name="input", size=run.rows * part.d_model), *before, Saved(name="hidden", size=wide))
+        return kept + self.maps_keep(run)
+
+    def recomputes(self) -> tuple[str, ...]:
+        """Down's input, from the activation's; not where relu kept only its output."""
+        return () if self.part.activation == "relu" else ("hidden",)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The activation's input and output, quick_gelu's multiplied input too; or its output and the result."""
+        part = self.part
+        between = part.d_ff if part.activation == "quick_gelu" else 0
+        return run.rows * run.width * (part.d_ff + max(part.d_ff + between, part.d_model)) + self.peak_beside(run)
+
+
+@memory_of(GatedMLP)
+class GatedMLPMemory(MappedMemory[GatedMLP]):
+    """Memory of three maps, an activation and a product."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, the activation's input (relu keeps its output instead), both factors and down's input."""
+        part = self.part
+        wide = run.rows * part.d_ff
+        before = () if part.activation == "relu" else (Saved(name="gate", size=wide),)
+        return (
+            Saved(name="input", size=run.rows * part.d_model),
+            *before,
+            Saved(name="activated", size=wide),
+            Saved(name="up", size=wide),
+            Saved(name="hidden", size=wide),
+            *self.maps_keep(run),
+        )
+
+    def recomputes(self) -> tuple[str, ...]:
+        """Down's input, and the activated gate unless it is all that relu keeps."""
+        return ("hidden",) if self.part.activation == "relu" else ("activated", "hidden")
+
+    def peak_bytes(self, run: Pass) -> int:
+        """gate and up, their product and the result."""
+        part = self.part
+        return run.rows * run.width * (3 * part.d_ff + part.d_model) + self.peak_beside(run)

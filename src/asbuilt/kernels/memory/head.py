@@ -1,0 +1,30 @@
+"""What heads over the vocabulary keep and need."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.registry import Saved, memory, memory_of
+from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.part import Pass
+
+
+@memory_of(Head, TiedHead)
+class HeadMemory(MappedMemory[Head | TiedHead]):
+    """Memory of logits."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, at both widths, and the capped logits where they are capped."""
+        part = self.part
+        read = (Saved(name="input", size=run.rows * part.d_model),)
+        if part.d_table is not None:
+            read += (Saved(name="narrow", size=run.rows * part.d_table), *self.maps_keep(run))
+        return read if part.softcap is None else (*read, Saved(name="capped", size=run.rows * part.n_vocab))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
+        part = self.part
+        times = 3 if part.softcap is not None else 2 if part.scale != 1.0 or part.shift else 1
+        logits = run.rows * part.n_vocab * run.width * times
+        if part.transform is None:
+            return run.rows * (part.d_table or 0) * run.width + logits + self.peak_beside(run)
+        return max(memory(part.transform).peak_bytes(run), run.rows * part.d_model * run.width + logits)

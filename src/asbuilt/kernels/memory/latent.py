@@ -1,0 +1,94 @@
+"""What latent attention keeps and needs, expanded or absorbed."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.registry import Saved, memory, memory_of
+from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.part import Pass
+
+
+@memory_of(LatentAttention)
+class LatentAttentionMemory(MappedMemory[LatentAttention]):
+    """Memory of the same kernels where keys and values are read out of latents."""
+
+    @property
+    def _width(self) -> int:
+        """The fused kernel knows one width, so queries and keys or values are filled up with zeros."""
+        part = self.part
+        return max(part.d_head, part.d_value)
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """What the maps read, and expanded q, k, v and mixed values as wide as the kernel takes them.
+
+        Of the scores the fused kernel keeps one log-sum-exp per query; the reference the mask, and the probabilities.
+        """
+        part = self.part
+        heads = run.rows * part.n_heads
+        q_latent = () if part.q_rank is None else (Saved(name="q latent", size=run.rows * part.q_rank),)
+        common = (
+            Saved(name="input", size=run.rows * part.d_model),
+            *q_latent,
+            Saved(name="latent", size=run.rows * part.kv_rank),
+            Saved(name="mixed", size=heads * part.d_value),
+            *self.maps_keep(run),
+        )
+        if run.kernel == "reference":
+            return common + self._saves_reference(run)
+        widths: dict[str, int] = dict.fromkeys(("q", "k", "v"), self._width)
+        if self._width > part.d_value:
+            widths["mixed and zeros"] = self._width
+        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
+        return (*common, *kept, Saved(name="logsumexp", size=heads, width="wide"))
+
+    def _saves_reference(self, run: Pass) -> tuple[Saved, ...]:
+        part = self.part
+        pairs, heads = run.tokens * run.tokens, run.rows * part.n_heads
+        size = run.batch * part.n_heads * pairs
+        widths = {"q": part.d_head, "k": part.d_head, "v": part.d_value}
+        mask = (Saved(name="mask", size=pairs, width="bool"),) if run.tokens > 1 else ()
+        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
+        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
+        return (*kept, *mask, Saved(name="probabilities", size=size, width="wide"), *cast)
+
+    def recomputes(self) -> tuple[str, ...]:
+        """Whatever is as large as the scores, where a kernel keeps it; k and v would take products with weights."""
+        return ("mask", "probabilities", "probabilities cast")
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept.
+
+        What maps down give is one tensor, which stays as long as latents or keys are views of it.
+        """
+        part = self.part
+        down, query = part.d_latent + (part.q_rank or 0), part.n_heads * part.d_head
+        turned = 0 if part.positions is None else part.n_heads * part.d_rope
+        normed = 0 if part.q_norm is None else part.q_norm.d
+        making = run.rows * (down + query + max(normed, 3 * turned, query + turned if turned else 0)) * run.width
+        norming = run.rows * down * run.width + (0 if part.q_norm is None else memory(part.q_norm).peak_bytes(run))
+        result = run.rows * (part.n_heads * part.d_value + part.d_model) * run.width
+        of_down = down if part.kv_norm is None or part.positions is None else 0
+        latents = of_down + (0 if part.kv_norm is None else part.kv_rank) + (part.d_rope if turned else 0)
+        kept = run.rows * (query + latents) * run.width
+        return max(making, norming, kept + max(self._attending(run), result)) + self.peak_beside(run)
+
+    def _attending(self, run: Pass) -> int:
+        """Bytes of keys and values, what is filled up with zeros, what comes out, and scores where they are kept."""
+        part = self.part
+        heads, seen = run.batch * part.n_heads, run.batch * (run.past + run.tokens) * part.n_heads
+        pairs, out = heads * run.tokens * (run.past + run.tokens), run.rows * part.n_heads
+        softmax = pairs * (run.width + max(run.width, 2 * 4 if run.width < 4 else 0))
+        if part.absorbs(run):
+            return out * (2 * part.d_latent + part.kv_rank) * run.width + softmax
+        made = seen * (part.d_head + part.d_value)
+        if run.kernel == "reference":
+            expanding = seen * (part.d_head + part.d_nope)
+            masking = 2 * pairs * run.width + 2 * (pairs // heads)
+            mixing = (2 * pairs + out * part.d_value) * run.width
+            return max(expanding * run.width, made * run.width + max(softmax, masking, mixing))
+        zeros = 0
+        if part.d_value < self._width:
+            zeros = seen * self._width
+        elif part.d_head < self._width:
+            zeros = (seen + out) * self._width
+        return (made + zeros + out * self._width) * run.width + out * max(4, run.width)

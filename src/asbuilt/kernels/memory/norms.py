@@ -1,0 +1,41 @@
+"""What norms keep and need."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.spec.norms import LayerNorm, RMSNorm
+from asbuilt.spec.part import Pass
+
+
+@memory_of(RMSNorm)
+class RMSNormMemory(Memory[RMSNorm]):
+    """Memory of `kernels.norm`."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input and one reciprocal per row."""
+        return (
+            Saved(name="input", size=run.rows * self.part.d),
+            Saved(name="rstd", size=run.rows, width="wide"),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The result, and a wide copy of the input where the run's dtype is narrow."""
+        numbers = run.rows * self.part.d
+        return numbers * (run.width + (4 if run.width < 4 else 0))
+
+
+@memory_of(LayerNorm)
+class LayerNormMemory(Memory[LayerNorm]):
+    """Memory of the library's kernel."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, one mean and one reciprocal per row, in the run's dtype as the library keeps them."""
+        return (
+            Saved(name="input", size=run.rows * self.part.d),
+            Saved(name="mean", size=run.rows),
+            Saved(name="rstd", size=run.rows),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.part.d * run.width

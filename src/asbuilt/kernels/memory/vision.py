@@ -1,0 +1,137 @@
+"""What patches, towers and projectors keep and need."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
+from asbuilt.spec.part import Pass
+from asbuilt.spec.vision import Classifier, Contrast, MLPProjector, PatchEmbedding, PooledProjector, Projection, Vision
+
+
+@memory_of(PatchEmbedding)
+class PatchEmbeddingMemory(Memory[PatchEmbedding]):
+    """Memory of a convolution over patches."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The patches."""
+        part = self.part
+        return (Saved(name="input", size=run.batch * part.n_patches * part.d_patch),)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The patches and their vectors, or these once more beside the class token."""
+        part = self.part
+        made = run.batch * part.n_patches * part.d_model
+        beside = run.batch * part.n_tokens * part.d_model if part.class_token != "none" else 0
+        return run.width * (made + max(run.batch * part.n_patches * part.d_patch, beside))
+
+
+@memory_of(Classifier)
+class ClassifierMemory(Memory[Classifier]):
+    """Memory of one product."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input."""
+        return (Saved(name="input", size=run.rows * self.part.d_model),)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.part.n_labels * run.width
+
+
+@memory_of(Projection)
+class ProjectionMemory(Memory[Projection]):
+    """Memory of one product, and of finding its row."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, and where it was found."""
+        part = self.part
+        read = Saved(name="input", size=run.rows * part.d_model)
+        found = Saved(name="places", size=2 * run.rows, width="int64")
+        return (read,) if part.reads == "first" else (read, found)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.part.d_out * run.width
+
+
+@memory_of(MLPProjector)
+class MLPProjectorMemory(Memory[MLPProjector]):
+    """Memory of maps with activations between them."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Every matrix's input, and the activation's, unless relu, which keeps its output."""
+        part = self.part
+        rows, between = self._rows(run), part.widths[1:-1]
+        before = (
+            ()
+            if part.activation == "relu"
+            else tuple(Saved(name=f"activation {i}", size=rows * width) for i, width in enumerate(between))
+        )
+        hidden = tuple(Saved(name=f"hidden {i}", size=rows * width) for i, width in enumerate(between))
+        return (Saved(name="input", size=rows * part.widths[0]), *before, *hidden)
+
+    def _rows(self, run: Pass) -> int:
+        return run.batch * self.part.n_tokens(run.tokens)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The widest two in a row."""
+        part = self.part
+        pairs = zip(part.widths, part.widths[1:], strict=False)
+        return self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+
+
+@memory_of(PooledProjector)
+class PooledProjectorMemory(Memory[PooledProjector]):
+    """Memory of a mean, a norm and a product."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The normed means."""
+        part = self.part
+        return (Saved(name="input", size=run.batch * part.n_tokens(run.tokens) * part.d_in),)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The means, normed, and the result."""
+        part = self.part
+        rows = run.batch * part.n_tokens(run.tokens)
+        norming = memory(part.norm).peak_bytes(part.child_run("norm", run))
+        return rows * run.width * (2 * part.d_in + part.d_out) + norming
+
+
+@memory_of(Vision)
+class VisionMemory(Memory[Vision]):
+    """Memory of a tower and what takes its patches to the text."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Which tokens of the text are placeholders."""
+        return (Saved(name="places", size=run.batch // run.images * run.tokens, width="bool"),)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The tower; or the projector beside what is selected, once more where a class token was left out."""
+        part = self.part
+        selected = run.batch * part.n_selected * part.tower.d_model * run.width
+        projected = memory(part.projector).peak_bytes(part.child_run("projector", run))
+        return max(memory(part.tower).peak_bytes(part.child_run("tower", run)), 2 * selected + projected)
+
+
+@memory_of(Contrast)
+class ContrastMemory(Memory[Contrast]):
+    """Memory of a tower, and of comparing its vectors with those of texts."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """All vectors, the reciprocals of their lengths, these multiplied, the cosines and the factor."""
+        part = self.part
+        images, texts = run.batch, run.batch // run.images
+        sizes = {
+            "images": images * part.d_shared,
+            "texts": texts * part.d_shared,
+            "lengths": images + texts,
+            "normed": (images + texts) * part.d_shared,
+            "cosines": images * texts,
+            "factor": 1,
+        }
+        return tuple(Saved(name=name, size=size) for name, size in sizes.items())
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The tower; or both kinds of vectors, normed."""
+        part = self.part
+        made = 3 * (run.batch + run.batch // run.images) * part.d_shared * run.width
+        return max(memory(part.tower).peak_bytes(part.child_run("tower", run)), made)
