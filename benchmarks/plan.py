@@ -10,7 +10,7 @@ import time
 
 from asbuilt import catalog
 from asbuilt.catalog import machines
-from asbuilt.plan.serving import serve
+from asbuilt.plan.serve.plan import serve
 
 ONE, ALL = 0.050, 10.0
 

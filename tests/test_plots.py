@@ -15,9 +15,9 @@ from asbuilt import catalog, plots
 from asbuilt.catalog import machines
 from asbuilt.errors import InputError
 from asbuilt.plan import serve
-from asbuilt.plan.options import Options
-from asbuilt.plan.training import Subject, TrainPlan
-from asbuilt.plan.training import plan as train
+from asbuilt.plan.train.options import Options
+from asbuilt.plan.train.plan import Subject, TrainPlan
+from asbuilt.plan.train.plan import plan as train
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure

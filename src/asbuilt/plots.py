@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from asbuilt.plan.lines import Line, Number
-    from asbuilt.plan.serving import ServePlan
-    from asbuilt.plan.training import TrainPlan
+    from asbuilt.plan.serve.plan import ServePlan
+    from asbuilt.plan.train.plan import TrainPlan
 
 SUFFIXES = (".svg", ".png", ".pdf")
 POINTS = 48

@@ -18,7 +18,7 @@ from asbuilt.catalog.quantities import parse_bytes
 from asbuilt.checkpoint.convert import convert
 from asbuilt.cli.main import cli
 from asbuilt.generate.sampling import Sampling
-from asbuilt.plan.options import Options
+from asbuilt.plan.train.options import Options
 
 Run = Callable[..., Result]
 # Once more, by hand: a default that changes is a change of every answer that somebody has written down.

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from asbuilt import InputError, cost
-from asbuilt.cost.folded import Folded
+from asbuilt.cost.folded import Folded, tree
 from asbuilt.families import llama, mixtral
 from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.spec import Block, Branch, LatentAttention, Model, Pass, Rotary, Router
@@ -112,7 +112,7 @@ def test_moved_and_folded() -> None:
     assert cost.moved(SPEC, run, "fp32", "bf16").total == 2 * (moved.total - moved.lookups) + 2 * moved.lookups
     assert cost.weight_bytes(SPEC, "bf16") == 2736
     assert cost.weight_bytes(SPEC, "int4") == 684
-    steps = Folded(SPEC, lambda path, weight, owner: Fraction(2 * weight.size)).step(run, 1)
+    steps = Folded(tree(SPEC, SPEC), lambda path, weight, owner: Fraction(2 * weight.size)).step(run, 1)
     assert sum(step.nbytes for step in steps.values()) == moved.total
     assert sum(step.products for step in steps.values()) == 2 * (2 * ATTENTION + FFN + HEAD) * 3
     assert sum(step.scores for step in steps.values()) == 3 * 32 * (5 + 3)  # the keys that are kept

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import specs
 
 from asbuilt import InputError, catalog, cost
-from asbuilt.cost.folded import Folded, census
+from asbuilt.cost.folded import Folded, census, tree
 from asbuilt.kernels.memory import memory
 from asbuilt.spec import Model, Part, Pass, Weight
 
@@ -35,7 +35,7 @@ def held(dtype: str):  # noqa: ANN201
 
 
 def same_as_the_plain_folds(spec: Model, run: Pass, dtype: str) -> None:
-    folds = Folded(spec, held(dtype))
+    folds = Folded(tree(spec, spec), held(dtype))
     assert abs(folds.total_bytes - cost.weight_bytes(spec, dtype)) <= 8  # rounded up by kind
     assert folds.active_parameters == cost.active_parameters(spec)
     assert 2 * folds.cache_numbers(run.tokens) == cost.cache(spec, run.tokens, "bf16").at_seq
@@ -75,7 +75,7 @@ def test_a_device_holds_its_share(spec: Model, run: Pass, degree: int) -> None:
         own = spec.shard(degree)
     except InputError:
         return
-    folds = Folded(spec, held("fp32"), own=own)
+    folds = Folded(tree(spec, own), held("fp32"))
     assert folds.total_bytes == cost.weight_bytes(own, "fp32")
     assert sum(s.products for s in folds.step(run, 2).values()) == cost.flops(own, run).products
     halves = {node.path for node, _ in folds.contracted(run)}
@@ -86,8 +86,8 @@ def test_a_device_holds_its_share(spec: Model, run: Pass, degree: int) -> None:
 def test_experts_are_spread(expert: int) -> None:
     """A device has its share of the experts; the rest it has whole; and it sees the rows of all groups."""
     spec = catalog.find("mixtral-8x7b").spec()
-    one = Folded(spec, held("bf16"))
-    many = Folded(spec, held("bf16"), own=spec.shard(1, expert), expert=expert, groups=expert)
+    one = Folded(tree(spec, spec), held("bf16"))
+    many = Folded(tree(spec, spec.shard(1, expert)), held("bf16"), expert=expert, groups=expert)
     rest = one.total_bytes - one.weight_bytes["ffn"]
     assert many.total_bytes == rest + one.weight_bytes["ffn"] / expert
     run, together = Pass(tokens=1, batch=3, past=5), Pass(tokens=1, batch=3 * expert, past=5)

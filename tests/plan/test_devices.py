@@ -9,8 +9,10 @@ import pytest
 
 from asbuilt import InputError
 from asbuilt.kernels.memory import Memory, memory_of
-from asbuilt.plan.devices import Placement, device, place, unplanned
+from asbuilt.plan.devices import device, unplanned
+from asbuilt.plan.placement import served
 from asbuilt.plan.precision import precision
+from asbuilt.plan.serve.place import place
 from asbuilt.spec import (
     Attention,
     Block,
@@ -96,7 +98,7 @@ def test_which_layout_is_chosen(
     gpus, tp, pp, ep, node = asked
     made = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=node or 8)
     assert (made.gpus, made.tp, made.pp, made.ep) == layout
-    assert made.replicas == copies
+    assert made.copies == copies
 
 
 REFUSED = [
@@ -129,13 +131,13 @@ def test_degrees_that_are_refused(spec: Model, asked: tuple[Any, ...], field: st
 
 
 def test_as_many_devices_as_there_may_be() -> None:
-    assert place(DENSE, gpus=1_048_576, tp=1, pp=1, ep=None).replicas == 1_048_576
+    assert place(DENSE, gpus=1_048_576, tp=1, pp=1, ep=None).copies == 1_048_576
 
 
 def test_experts_alone_are_divided() -> None:
     """Two of four experts of 3 x 48 x 24 numbers of two bytes; all else is there whole."""
     spec = model(experts(4))
-    one, half = (device(spec, Placement(gpus=n, ep=n), precision("bf16")).stages[0].folds.total_bytes for n in (1, 2))
+    one, half = (device(spec, served(n, ep=n), precision("bf16")).stages[0].folds.total_bytes for n in (1, 2))
     assert one - half == 2 * 3 * 48 * 24 * 2
 
 

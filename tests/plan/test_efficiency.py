@@ -8,7 +8,7 @@ import pytest
 from test_serving_by_hand import DENSE
 
 from asbuilt import InputError
-from asbuilt.plan.efficiency import from_measured
+from asbuilt.plan.serve.efficiency import from_measured
 
 
 def measured(*rows: object, **more: object) -> dict[str, Any]:

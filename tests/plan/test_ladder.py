@@ -15,8 +15,8 @@ from test_serving_by_hand import CONVENTIONS, DENSE, MACHINE, SPARSE, ask, bytes
 
 from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, ServePlan, serve
-from asbuilt.plan.ladder import held_tokens
 from asbuilt.plan.precision import cache_bytes, precision
+from asbuilt.plan.serve.ladder import held_tokens
 from asbuilt.spec import Attention, Block, Branch, GatedMLP, LatentAttention, Model, RMSNorm
 from asbuilt.spec.part import Remembered
 

@@ -15,7 +15,8 @@ from test_serving_by_hand import CONVENTIONS, DENSE, MACHINE, US, ask
 
 from asbuilt import InputError
 from asbuilt.catalog.machine import Machine
-from asbuilt.plan import ServePlan, limits, serve
+from asbuilt.plan import ServePlan, serve
+from asbuilt.plan.serve import limits
 from asbuilt.spec import Head, TokenEmbedding
 
 TWICE = replace(MACHINE, name="twice", memory_gb=0.02)

@@ -13,11 +13,13 @@ from asbuilt import InputError, catalog, cost
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.kernels.memory import memory
-from asbuilt.plan import Conventions, limits, serve
-from asbuilt.plan.conventions import CHOICES, MEANING
-from asbuilt.plan.devices import degrees, device, place, unplanned
+from asbuilt.plan import Conventions, serve
+from asbuilt.plan.devices import degrees, device, unplanned
 from asbuilt.plan.precision import precision
-from asbuilt.plan.serving_report import compare
+from asbuilt.plan.serve import limits
+from asbuilt.plan.serve.conventions import CHOICES, MEANING
+from asbuilt.plan.serve.place import place
+from asbuilt.plan.serve.report import compare
 from asbuilt.spec import Block, Branch, Head, LatentAttention, Model, Pass, SharedEmbedding, TiedHead, TokenEmbedding
 
 GB, GIB = 10**9, 2**30
@@ -256,13 +258,13 @@ def test_pipeline_stages_hold_the_whole_between_them() -> None:
         spec = catalog.find(name).spec()
         for pp in (1, 2, 3, 5):
             found = device(spec, place(spec, gpus=pp, tp=1, pp=pp, ep=None), precision("bf16"))
-            held = sum(stage.folds.total_bytes * stage.count for stage in found.stages)
+            held = sum(stage.folds.total_bytes * stage.stage.count for stage in found.stages)
             table = cost.weight_bytes(spec.embedding, "bf16")
             assert spec.head is not None
             tied = pp > 1 and "weight" not in spec.head.holds()
             assert held == cost.weight_bytes(spec, "bf16") + table * tied  # the last stage multiplies a copy of it
-            assert sum(stage.count for stage in found.stages) == pp
-            cached = sum(stage.folds.cache_numbers(100) * stage.count for stage in found.stages)
+            assert sum(stage.stage.count for stage in found.stages) == pp
+            cached = sum(stage.folds.cache_numbers(100) * stage.stage.count for stage in found.stages)
             assert 2 * cached == cost.cache(spec, 100, "bf16").at_seq
 
 
@@ -294,8 +296,10 @@ def test_links_take_time() -> None:
     assert silent.decode is not None
     # a ring sum after attention and after the feed-forward of every layer, at 450 GB/s
     assert linked.decode.run.link_seconds == pytest.approx(80 * 2 * linked.decode.batch * 8192 * 2 * 2 * 7 / 8 / 450e9)
-    assert silent.decode.run.link_seconds == 0
-    assert any("link" in warning for warning in silent.warnings)
+    # and without a link of its own over PCIe 4 x16: sixteen lanes of 16 GT/s, of which 128 in 130 bits are data
+    assert silent.decode.run.link_seconds == pytest.approx(linked.decode.run.link_seconds * 450 / 32)
+    assert pytest.approx(32, rel=0.02) == 16 * 16 / 8 * 128 / 130
+    assert any("no link is known for h100-sxm: 32 GB/s" in warning for warning in silent.warnings)
     assert not linked.warnings
 
 
@@ -672,8 +676,8 @@ def test_wrong_experts() -> None:
 
 
 def test_degrees() -> None:
-    assert degrees(LLAMA) == [1, 2, 4, 8, 16, 32]
-    assert degrees(catalog.find("gpt2").spec()) == [1, 2, 3, 4, 6, 12]  # of 12 heads, whatever the vocabulary
+    assert degrees(LLAMA, 1024) == [1, 2, 4, 8, 16, 32]
+    assert degrees(catalog.find("gpt2").spec(), 1024) == [1, 2, 3, 4, 6, 12]  # of 12 heads, whatever the vocabulary
 
 
 def test_a_vocabulary_is_padded_as_engines_do() -> None:

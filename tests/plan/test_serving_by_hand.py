@@ -26,7 +26,7 @@ import pytest
 from asbuilt import InputError
 from asbuilt.catalog.machine import Link, Machine
 from asbuilt.plan import Conventions, ServePlan, serve
-from asbuilt.plan.serving_report import compare
+from asbuilt.plan.serve.report import compare
 from asbuilt.spec import (
     Attention,
     Block,
@@ -367,7 +367,7 @@ def test_experts_over_four_devices() -> None:
     3/4 bytes in each layer.
     """
     plan = ask(SPARSE, tp=1, ep=4)
-    assert (plan.layout.gpus, plan.layout.groups, plan.layout.replicas) == (4, 4, 1)
+    assert (plan.layout.gpus, plan.layout.groups, plan.layout.copies) == (4, 4, 1)
     assert plan.decode is not None
     found = {c.kind: (c.stored, c.weights, c.products) for c in plan.decode.run.components}
     assert found["ffn"] == (122_880, 12 * 9_215, 4 * 3 * 2 * 4 * 40 * 64)

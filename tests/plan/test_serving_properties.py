@@ -14,7 +14,7 @@ from asbuilt import catalog
 from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, ServePlan, serve
 from asbuilt.plan.devices import degrees
-from asbuilt.plan.limits import largest
+from asbuilt.plan.serve.limits import largest
 from asbuilt.spec import Model
 
 NAMES = st.sampled_from(("llama-3-8b", "gemma-3-4b", "mixtral-8x7b", "mistral-7b-v0.1", "gpt2", "qwen3-30b-a3b"))

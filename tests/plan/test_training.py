@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import strategies
+from formulas import every_section
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,11 +23,10 @@ from asbuilt.errors import InputError
 from asbuilt.plan import Options, Subject, TrainPlan, train
 from asbuilt.plan.explain import explain
 from asbuilt.plan.lines import Line
-from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA
 from asbuilt.plan.render import html, markdown
-from asbuilt.plan.search import search
-from asbuilt.plan.stages import every_section
-from asbuilt.plan.training_report import document, tables
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA
+from asbuilt.plan.train.report import document, tables
+from asbuilt.plan.train.search import search
 from asbuilt.spec import Contrast, Model, Pass, weights
 
 H100 = machines.find("h100-sxm")
@@ -108,7 +108,7 @@ def test_devices_together_hold_the_model(name: str, degrees: dict[str, Any]) -> 
     every = list(every_section(shares, options.pp))
     held = sum(stage.dense.weights + stage.experts.weights for stage in every)
     held -= shares.copied.weights if len(every) > 1 else 0
-    assert sum(stage.blocks.total() for stage in every) == spec.n_layers
+    assert sum(n for section in every for _, n in section.stage.blocks) == spec.n_layers
     assert held * tp == pytest.approx(cost.weight_bytes(spec, "bf16"), rel=1e-3 if tp > 1 else 0)
     tied = cost.parameters(spec)["head"] == 0
     assert (shares.copied.weights > 0) == tied

@@ -11,15 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from formulas import every_section
 
 from asbuilt.catalog.machine import Link, Machine
 from asbuilt.errors import InputError
 from asbuilt.families import gpt2, llama, mixtral
 from asbuilt.plan import Options, Subject
-from asbuilt.plan.layout import Network, arrange, divisors, ring
-from asbuilt.plan.stages import Stage, every_section
-from asbuilt.plan.training import plan
-from asbuilt.plan.training_report import document
+from asbuilt.plan.network import Network, ring
+from asbuilt.plan.placement import arrange, divisors
+from asbuilt.plan.train.plan import plan
+from asbuilt.plan.train.report import document
+from asbuilt.plan.train.stages import StageMemory
 from asbuilt.spec import Lora, Model, Rotary
 
 MACHINE = Machine(
@@ -582,12 +584,12 @@ def test_without_a_link_of_its_own_gpus_meet_on_the_bus() -> None:
 def test_the_first_stages_have_one_block_more() -> None:
     """Four blocks on three: 2, 1, 1; 126 on sixteen: fourteen of 8 and two of 7."""
     stages = every_section(Subject(DENSE).shares(Options(seq=32)), 3)
-    assert [section.blocks.total() for section in stages] == [2, 1, 1]
+    assert [sum(n for _, n in section.stage.blocks) for section in stages] == [2, 1, 1]
     many = llama.build(
         n_vocab=64, d_model=8, n_layers=126, n_heads=1, d_ff=8, max_positions=8, rotary=Rotary(d_rotary=8)
     )
     stages = every_section(Subject(many).shares(Options(seq=8)), 16)
-    assert [section.blocks.total() for section in stages] == [8] * 14 + [7] * 2
+    assert [sum(n for _, n in section.stage.blocks) for section in stages] == [8] * 14 + [7] * 2
 
 
 def test_what_is_gathered_and_scattered_of_experts() -> None:
@@ -611,7 +613,7 @@ def test_a_stage_of_one_block_gathers_no_second_one() -> None:
     for spec, gathered in ((DENSE, [94_848, 30_848, 30_848, 94_912]), (SPARSE, [150_400, 86_400, 86_400, 150_464])):
         options = Options(**{**BASE, "gpus": 8, "pp": 4, "zero": 3})
         every = every_section(Subject(spec).shares(options), 4)
-        stages = [Stage(section=section, layout=options.layout, job=options.job(1)) for section in every]
+        stages = [StageMemory(section=section, layout=options.layout, job=options.job(1)) for section in every]
         assert [stage.gathered for stage in stages] == gathered
 
 
@@ -639,7 +641,7 @@ def test_tables_of_positions_are_kept_for_each_micro_batch_in_flight() -> None:
     )
     options = Options(**{**BASE, "gpus": 4, "pp": 4, "accumulate": 8})
     every = every_section(Subject(spec).shares(options), 4)
-    stages = [Stage(section=section, layout=options.layout, job=options.job(2)) for section in every]
+    stages = [StageMemory(section=section, layout=options.layout, job=options.job(2)) for section in every]
     assert [stage.outside for stage in stages[1:3]] == [5 * 2_048, 4 * 2_048]
     assert [stage.in_flight for stage in stages[1:3]] == [4.5, 3.5]
 
@@ -717,7 +719,7 @@ def test_layouts() -> None:
     assert [divisors(n) for n in (1, 2, 12, 36)] == [[1], [1, 2], [1, 2, 3, 4, 6, 12], [1, 2, 3, 4, 6, 9, 12, 18, 36]]
     assert [ring(n) for n in (1, 2, 4)] == [0, 0.5, 0.75]
     made = arrange(24, tp=2, pp=3, cp=2, ep=4, zero=1)
-    assert (made.dp, made.gpus, made.replicas, made.expert_replicas) == (2, 24, 4, 1)
+    assert (made.dp, made.gpus, made.replicas, made.copies) == (2, 24, 4, 1)
     assert made.said == "--tp 2 --pp 3 --ep 4 --cp 2 --zero 1"
     assert arrange(2).said == "--zero 0"
     assert arrange(10**6).dp == 10**6

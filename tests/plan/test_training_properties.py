@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import strategies
+from formulas import every_section
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -15,11 +16,12 @@ from asbuilt import cost
 from asbuilt.catalog import machines
 from asbuilt.errors import InputError
 from asbuilt.plan import Options, Subject
-from asbuilt.plan.layout import divisors, ring
-from asbuilt.plan.optimizers import OPTIMIZERS
-from asbuilt.plan.shares import CHECKPOINTING
-from asbuilt.plan.stages import OFFLOADS, Stage, every_section
-from asbuilt.plan.training import Trial, attempt
+from asbuilt.plan.network import ring
+from asbuilt.plan.placement import divisors
+from asbuilt.plan.train.optimizers import OPTIMIZERS
+from asbuilt.plan.train.plan import Trial, attempt
+from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.plan.train.stages import OFFLOADS, StageMemory
 from asbuilt.spec import Model, Pass
 
 H100 = machines.find("h100-sxm")
@@ -178,7 +180,7 @@ def test_pipeline_is_1f1b_played_through(stages: int, micro: int) -> None:
     options = Options(gpus=stages, pp=stages, accumulate=micro)
     trial = attempt(subject, H100, options)
     every = every_section(subject.shares(options), stages)
-    assert [Stage(section=s, layout=options.layout, job=options.job(1)).in_flight for s in every] == most
+    assert [StageMemory(section=s, layout=options.layout, job=options.job(1)).in_flight for s in every] == most
     assert abs(trial.step.bubble - float(idle)) < 1e-12
 
 

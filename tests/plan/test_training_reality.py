@@ -21,7 +21,7 @@ from asbuilt.measure.run import peak_bytes
 from asbuilt.nn import build
 from asbuilt.nn.model import Model as Built
 from asbuilt.plan import train
-from asbuilt.plan.optimizers import EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST, nf4_bytes, orthogonal
+from asbuilt.plan.train.optimizers import EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST, nf4_bytes, orthogonal
 from asbuilt.spec import MixtureOfExperts, Model, Rotary, walk, weights
 
 H100 = machines.find("h100-sxm")

@@ -18,9 +18,9 @@ from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.families import llama
 from asbuilt.plan import Options, Subject, train
-from asbuilt.plan.search import _latest, search
-from asbuilt.plan.training import attempt, plan
-from asbuilt.plan.training_report import document, ranked_document, ranked_table, tables
+from asbuilt.plan.train.plan import attempt, plan
+from asbuilt.plan.train.report import document, ranked_document, ranked_table, tables
+from asbuilt.plan.train.search import _latest, search
 from asbuilt.spec import Rotary
 
 DEFAULTS = {
@@ -717,7 +717,7 @@ def test_a_tied_table_needs_three_gradients_when_all_else_is_gone() -> None:
     away = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, offload="activations")).trial.fullest
     assert away.gradient_room == 3 * 128_000 - 552
     split = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, gpus=2, pp=2)).trial
-    last = next(stage for stage in split.stages if stage.section.last)
+    last = next(stage for stage in split.stages if stage.section.stage.last)
     assert last.gradient_room == 128_000 + 2 * 1000 * 2  # one beside the old one, and the logits' in bf16
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from formulas import every_section
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,8 +18,8 @@ from asbuilt.catalog import machines
 from asbuilt.families import llama
 from asbuilt.nn import build
 from asbuilt.plan import Options, Subject
-from asbuilt.plan.stages import Stage, every_section
-from asbuilt.plan.training import attempt
+from asbuilt.plan.train.plan import attempt
+from asbuilt.plan.train.stages import StageMemory
 from asbuilt.spec import Rotary
 
 H100 = machines.find("h100-sxm")
@@ -131,7 +132,7 @@ def test_an_interleaved_pipeline_played_through(stages: int, chunks: int, rounds
     trial = attempt(subject, H100, options)
     assert trial.step.job.interleave == chunks
     every = every_section(subject.shares(options), stages)
-    made = [Stage(section=s, layout=options.layout, job=trial.step.job) for s in every]
+    made = [StageMemory(section=s, layout=options.layout, job=trial.step.job) for s in every]
     assert [stage.chunks_in_flight for stage in made] == most
     assert (made[0].outer_in_flight, made[-1].outer_in_flight) == ends  # what lies before the blocks, and after
     assert trial.step.bubble == pytest.approx(float(idle))

@@ -14,7 +14,7 @@ from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
-from asbuilt.plan.conventions import CHOICES, CHUNK, MEANING, Conventions
+from asbuilt.plan.serve.conventions import CHOICES, CHUNK, MEANING, Conventions
 from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _times(options: dict[str, Any]) -> dict[str, Any]:
 
 def _efficiency(path: Path, source: Source) -> dict[str, float]:
     from asbuilt.files import read_regular
-    from asbuilt.plan.efficiency import from_measured
+    from asbuilt.plan.serve.efficiency import from_measured
 
     text = read_regular(path, LARGEST_FILE, "efficiency")
     try:
@@ -257,7 +257,7 @@ def _print(
     plans: list[ServePlan], defaults: dict[str, dict[str, int | bool]], *, explain: bool, markdown: bool, as_json: bool
 ) -> None:
     from asbuilt.plan import render
-    from asbuilt.plan.serving_report import compare
+    from asbuilt.plan.serve.report import compare
 
     if as_json:
         documents = [plan.document() | {"defaults": defaults[plan.asked.name]} for plan in plans]
@@ -281,7 +281,7 @@ def _print(
 
 def _change(plan: ServePlan) -> Any:  # noqa: ANN401
     from asbuilt.plan.render import Table
-    from asbuilt.plan.serving_report import notes, suggestions
+    from asbuilt.plan.serve.report import notes, suggestions
 
     rows = [*notes(plan).rows, *(tuple(map(str, row[:2])) for row in suggestions(plan).rows[:1])]
     return Table(plan.title, ("note", ""), rows)

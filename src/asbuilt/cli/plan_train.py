@@ -12,16 +12,16 @@ from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import TRAINED
-from asbuilt.plan.optimizers import OPTIMIZERS
-from asbuilt.plan.options import Options
-from asbuilt.plan.shares import CHECKPOINTING
-from asbuilt.plan.stages import OFFLOADS
+from asbuilt.plan.train.optimizers import OPTIMIZERS
+from asbuilt.plan.train.options import Options
+from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.plan.train.stages import OFFLOADS
 from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
-    from asbuilt.plan.search import Ranked
-    from asbuilt.plan.training import Subject, TrainPlan
+    from asbuilt.plan.train.plan import Subject, TrainPlan
+    from asbuilt.plan.train.search import Ranked
 
 F = TypeVar("F", bound=Callable[..., Any])
 CHUNKS = 8  # of the loss, where --chunked-loss says no number
@@ -123,8 +123,8 @@ def train(
     """What training MODEL takes: memory, FLOPs, time, money. Exits 1 where it does not fit."""
     from asbuilt import plots
     from asbuilt.catalog.quantities import parse_bytes, parse_count
-    from asbuilt.plan.search import search
-    from asbuilt.plan.training import plan
+    from asbuilt.plan.train.plan import plan
+    from asbuilt.plan.train.search import search
 
     if plot is not None:
         plots.check(Path(plot))
@@ -163,7 +163,7 @@ def _subject(
     """What is trained, on sequences of how many tokens, and the sizes that no config says."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
-    from asbuilt.plan.training import Subject
+    from asbuilt.plan.train.plan import Subject
 
     if (model is None) == (parameters is None):
         both = "both are given" if model is not None else "missing"
@@ -190,17 +190,18 @@ def _print(
     as_json: bool,
 ) -> None:
     from asbuilt.plan import explain as derivation
-    from asbuilt.plan import render, training_report
+    from asbuilt.plan import render
+    from asbuilt.plan.train import report
 
     if as_json:
-        found = {} if ranked is None else {"search": training_report.ranked_document(ranked)}
-        print_json(training_report.document(plan) | {"defaults": defaults} | found)
+        found = {} if ranked is None else {"search": report.ranked_document(ranked)}
+        print_json(report.document(plan) | {"defaults": defaults} | found)
         return
     if defaults:
         say(defaults_line(defaults))
-    tables = training_report.tables(plan)
+    tables = report.tables(plan)
     if ranked is not None:
-        tables = [training_report.ranked_table(ranked)]
+        tables = [report.ranked_table(ranked)]
     if explain and ranked is None:
         for text in derivation.explain(plan.lines):
             say(text)

@@ -40,6 +40,18 @@ class Node:
             if seen is not None:
                 yield from child.runs(seen)
 
+    def times(self, times: Callable[[str], int]) -> Node:
+        """Returns the node with each of its children `times(name)` times as often, and without those of none."""
+        kept = ((child, times(child.name)) for child in self.children)
+        return replace(self, children=tuple(child.scaled(n) for child, n in kept if n))
+
+    def scaled(self, factor: int) -> Node:
+        """Returns the node with all that is below it `factor` times as often."""
+        if factor == 1:
+            return self
+        children = tuple(child.scaled(factor) for child in self.children)
+        return replace(self, count=factor * self.count, children=children)
+
     def below(self) -> Iterator[Node]:
         """Yields every node, parents first, those too that have no part in some runs."""
         yield self
@@ -47,19 +59,16 @@ class Node:
             yield from child.below()
 
 
-def tree(
-    whole: Part, own: Part, path: str = "", name: str = "", count: int = 1, times: Callable[[str], int] = lambda name: 1
-) -> Node:
-    """Returns the tree below `whole`, equal children of one field as one; a child is there `times(name)` times."""
-    groups: dict[tuple[str, Part], list[tuple[str, Part, int]]] = {}
+def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1) -> Node:
+    """Returns the tree below `whole`, of which one device has `own`; equal children of one field are one."""
+    groups: dict[tuple[str, Part], list[tuple[str, Part]]] = {}
     for (child_name, child), (_, own_child) in zip(whole.children(), own.children(), strict=True):
-        if many := times(child_name):
-            groups.setdefault((child_name.split(".")[0], child), []).append((child_name, own_child, many))
+        groups.setdefault((child_name.split(".")[0], child), []).append((child_name, own_child))
     children = []
     for (_, child), group in groups.items():
-        first, own_child, _ = group[0]
-        many = count * sum(n for _, _, n in group)
-        children.append(tree(child, own_child, f"{path}.{first}" if path else first, first, many))
+        first, own_child = group[0]
+        below = f"{path}.{first}" if path else first
+        children.append(tree(child, own_child, below, first, count * len(group)))
     return Node(path=path, name=name, whole=whole, own=own, count=count, children=tuple(children))
 
 
@@ -84,7 +93,7 @@ def census(part: Part) -> Census:
 
 
 @dataclass(kw_only=True)
-class Step:
+class RunCost:
     """What parts of one kind do in one run: bytes of weights, of looked-up rows and of cache; FLOPs."""
 
     weights: int = 0
@@ -94,10 +103,10 @@ class Step:
     scores: Number = 0
     scores_causal: Number = 0
 
-    def grown(self, two: Step, batch: int) -> Step:
+    def grown(self, two: RunCost, batch: int) -> RunCost:
         """Returns the step of `batch` sequences from this one, of one sequence, and that of two; weights stay."""
         more = batch - 1
-        return Step(
+        return RunCost(
             weights=self.weights,
             lookups=self.lookups + more * (two.lookups - self.lookups),
             cache=self.cache + more * (two.cache - self.cache),
@@ -131,27 +140,16 @@ def _whole(number: Fraction) -> Number:
 
 
 class Folded:
-    """The folds over a device's part of a model, `own`, whose weights take the bytes that `held` gives the whole ones.
+    """The folds over a counted tree, whose weights take the bytes that `held` gives the whole ones.
 
-    Experts are spread over `expert` devices, which are `groups` groups with batches of their own. Each of the root's
-    children is there `times(name)` times: a census's items as often as they stand for one, a stage's alone.
+    Experts are shared out over `expert` devices, which are `groups` groups with batches of their own.
     """
 
-    def __init__(
-        self,
-        whole: Part,
-        held: Held,
-        *,
-        own: Part | None = None,
-        expert: int = 1,
-        groups: int = 1,
-        times: Callable[[str], int] = lambda name: 1,
-    ) -> None:
-        own = whole if own is None else own
-        self.root = tree(whole, own, times=times)
+    def __init__(self, root: Node, held: Held, *, expert: int = 1, groups: int = 1) -> None:
+        self.root = root
         self.held, self.expert, self.groups = held, expert, groups
         self.nodes = list(self.root.below())
-        self._of_few: dict[tuple[Pass, Number], tuple[dict[Kind, Step], dict[Kind, Step], dict[Node, Pass]]] = {}
+        self._of_few: dict[tuple[Pass, Number], tuple[dict[Kind, RunCost], dict[Kind, RunCost], dict[Node, Pass]]] = {}
 
     @cached_property
     def stored(self) -> list[Stored]:
@@ -229,7 +227,7 @@ class Folded:
         """Returns how many numbers the cache of one sequence holds; `kept` says for how many tokens."""
         return sum(node.count * r.size * kept(r, tokens) for node, r in self.remembered)
 
-    def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
+    def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
         """Returns what one run moves and multiplies, by kind of part; `kv_bytes` are those of one cached number.
 
         Each sequence more multiplies, looks up and caches as much as the one before it, as the tests prove for every
@@ -242,7 +240,7 @@ class Folded:
             first, second = (self._without_choice(replace(run, batch=batch), kv_bytes) for batch in (1, 2))
             self._of_few[one, kv_bytes] = first, second, dict(self.root.runs(one))
         first, second, seen = self._of_few[one, kv_bytes]
-        steps: dict[Kind, Step] = {kind: step.grown(second[kind], run.batch) for kind, step in first.items()}
+        steps: dict[Kind, RunCost] = {kind: step.grown(second[kind], run.batch) for kind, step in first.items()}
         for entry in self._chosen:
             if entry.node is not None and entry.node in seen:
                 own = self._run_of(entry.node, replace(seen[entry.node], batch=run.batch))
@@ -255,10 +253,10 @@ class Folded:
         """Weights of which a run may read a share."""
         return [e for e in self.stored if e.node is not None and type(e.node.own).share is not Part.share]
 
-    def _without_choice(self, run: Pass, kv_bytes: Number) -> dict[Kind, Step]:
+    def _without_choice(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
         """The step without the weights of which it may read a share."""
         kinds: list[Kind] = [*(entry.kind for entry in self.stored), *(node.whole.kind for node in self.nodes)]
-        steps: dict[Kind, Step] = {kind: Step() for kind in kinds}
+        steps: dict[Kind, RunCost] = {kind: RunCost() for kind in kinds}
         seen, chosen = dict(self.root.runs(run)), {id(entry) for entry in self._chosen}
         for entry in self.stored:
             if entry.node is not None and entry.node not in seen:
@@ -281,7 +279,7 @@ class Folded:
         """Experts see the rows of all groups."""
         return replace(run, batch=run.batch * self.groups) if self.groups > 1 and node.own.spreads() else run
 
-    def _multiply(self, step: Step, node: Node, run: Pass) -> None:
+    def _multiply(self, step: RunCost, node: Node, run: Pass) -> None:
         spread = node.own.spreads() if self.expert > 1 else {}
         for product in node.own.multiplies(run):
             share = Fraction(node.count, self.expert) if product.weight in spread else node.count

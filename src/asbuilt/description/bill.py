@@ -139,7 +139,8 @@ def _packed(source: Source) -> dict[str, Any] | None:
     """
     if source.reading.quantization is None:
         return None
-    from asbuilt.plan.devices import Placement, device  # most models need none of this
+    from asbuilt.plan.devices import device  # most models need none of this
+    from asbuilt.plan.placement import Placement
     from asbuilt.plan.quantised import published
 
     try:

@@ -1,51 +1,19 @@
-"""How a model lies over devices: tensor, pipeline and expert degrees, what each device holds, and its folds."""
+"""One device's view of a model under one placement: its counted tree, and what its pipeline stages hold of that."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from asbuilt.cost.folded import Census, Folded, census
+from asbuilt.cost.folded import Census, Folded, Node, census, tree
 from asbuilt.errors import InputError
-from asbuilt.families.shared.reader import is_whole
 from asbuilt.kernels.memory import memory
-from asbuilt.plan.conventions import NODE
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision
-from asbuilt.spec import Kind, Model, Part, Pass, runs, walk
+from asbuilt.plan.stage import Stage, stages
+from asbuilt.spec import Kind, Model, Part, Pass, runs
 from asbuilt.spec.part import Kernel
-
-MOST_GPUS = 2**20
-MOST_DEGREE = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """`gpus` devices: `replicas` copies of the model, each in `pp` stages of max(tp, ep) devices.
-
-    Attention is divided over `tp` devices; where experts go to more than those, `groups` such groups share them, each
-    with sequences of its own.
-    """
-
-    gpus: int = 1
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-
-    @property
-    def groups(self) -> int:
-        """Groups of attention within one copy."""
-        return max(1, self.ep // self.tp)
-
-    @property
-    def per_copy(self) -> int:
-        """Devices of one copy of the model."""
-        return self.pp * max(self.tp, self.ep)
-
-    @property
-    def replicas(self) -> int:
-        """Copies of the model."""
-        return self.gpus // self.per_copy
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +23,8 @@ class Known:
     spec: Model
     census: Census
     unplanned: tuple[tuple[str, str, str, str], ...]
-    devices: dict[tuple[Placement, Precision], Device] = field(default_factory=dict)
+    devices: dict[tuple[object, ...], Device] = field(default_factory=dict)
+    trees: dict[tuple[int, int], Node] = field(default_factory=dict)
     shards: dict[tuple[int, int], Part | InputError] = field(default_factory=dict)
 
     def shard(self, tensor: int, expert: int = 1) -> Part | InputError:
@@ -69,11 +38,27 @@ class Known:
                 self.shards[key] = error
         return self.shards[key]
 
+    def tree(self, layout: Placement) -> Node:
+        """Returns the counted tree of the census under a placement; raises InputError where it cannot be divided so."""
+        if layout.sharding not in self.trees:
+            own = self.shard(*layout.sharding)
+            if isinstance(own, InputError):
+                raise own
+            self.trees[layout.sharding] = tree(self.census.small, own)
+        return self.trees[layout.sharding]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The kinds of the blocks, one after the other."""
+        return self.census.order.get("blocks") or tuple(range(len(getattr(self.spec, "blocks", ())) or 1))
+
     def divides(self, tensor: int, expert: int = 1) -> bool:
         """Whether the degrees divide the model."""
         return isinstance(self.shard(tensor, expert), Part)
 
 
+# The root's children that lie behind the blocks.
+ABOVE = ("norm", "head")
 _known: dict[int, Known] = {}
 MOST_KNOWN = 32
 MOST_DEVICES = 64
@@ -92,97 +77,18 @@ def known(spec: Model) -> Known:
     return found
 
 
-def degrees(spec: Model, most: int = MOST_DEGREE) -> list[int]:
+def degrees(spec: Model, most: int) -> list[int]:
     """Returns the tensor parallel degrees that heads, hidden numbers and vocabulary allow."""
     found = known(spec)
     return [degree for degree in range(1, most + 1) if found.divides(degree)]
 
 
-def place(
-    spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None, node: int = NODE
-) -> Placement:
-    """Returns the layout that the given degrees make, the others chosen.
-
-    Without `tp`, tensor parallelism takes as many of the devices as it can within one `node`; what it leaves over
-    becomes pipeline stages, or copies where there are more devices than layers. Raises InputError naming the degree
-    that does not fit the model or the number of devices.
-    """
-    for name, value in (("gpus", gpus), ("tp", tp), ("pp", pp), ("ep", ep)):
-        if value is not None and not (is_whole(value) and 1 <= value <= MOST_GPUS):
-            raise InputError("out of bounds", field=name, value=value, allowed=f"1 to {MOST_GPUS:,}")
-    experts, found = ep or 1, known(spec)
-    _require_experts(found, experts)
-    if tp is None:
-        share = max(1, (gpus or experts) // (pp or 1))
-        tp = max(
-            d
-            for d in range(1, min(node, MOST_DEGREE, share) + 1)
-            if share % d == 0
-            and found.divides(d)
-            and not (experts % d and d % experts)
-            and (share <= node or node % d == 0)
-        )
-    else:
-        _require_tensor(found, tp)
-    if max(tp, experts) % min(tp, experts):
-        raise InputError("does not go with tp", field="ep", value=experts, allowed=f"a divisor or a multiple of {tp}")
-    width = max(tp, experts)
-    if isinstance(refused := found.shard(tp, experts), InputError):
-        raise refused
-    stages = pp or _stages(spec, gpus or width, width)
-    layout = Placement(gpus=gpus or width * stages, tp=tp, pp=stages, ep=experts)
-    if stages > len(_layers(spec)):
-        raise InputError("more stages than layers", field="pp", value=stages, allowed=f"1 to {len(_layers(spec))}")
-    if layout.gpus % layout.per_copy:
-        raise InputError(
-            "does not hold whole copies of the model",
-            field="gpus",
-            value=layout.gpus,
-            allowed=f"a multiple of {layout.per_copy}, pp {stages} x max(tp {tp}, ep {ep})",
-        )
-    return layout
-
-
-def _stages(spec: Model, gpus: int, width: int) -> int:
-    rest = gpus // width if gpus % width == 0 else 1
-    return rest if rest <= len(_layers(spec)) else 1
-
-
-def _layers(spec: Part) -> tuple[Part, ...]:
-    return getattr(spec, "blocks", ()) or (spec,)
-
-
-def _require_tensor(found: Known, tp: int) -> None:
-    error = found.shard(tp)
-    if isinstance(error, InputError):
-        allowed = ", ".join(map(str, degrees(found.spec)))
-        raise InputError(
-            "the model cannot be divided so",
-            field="tp",
-            value=tp,
-            allowed=allowed,
-            fix=f"{error.field} = {error.value} is not {error.allowed}",
-        ) from error
-
-
-def _require_experts(found: Known, ep: int) -> None:
-    if ep == 1:
-        return
-    numbers = {n for _, part in walk(found.census.small) for n in part.spreads().values()}
-    if not numbers:
-        raise InputError("the model has no experts", field="ep", value=ep, allowed="1")
-    if any(n % ep for n in numbers):
-        allowed = [d for d in range(1, max(numbers) + 1) if all(n % d == 0 for n in numbers)]
-        raise InputError("does not divide the experts", field="ep", value=ep, allowed=", ".join(map(str, allowed)))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stage:
-    """One kind of pipeline stage, of which there are `count`; `last` makes logits; `held` keeps what was counted."""
+class DeviceStage:
+    """What one device of a pipeline stage holds; `held` keeps what was counted."""
 
+    stage: Stage
     folds: Folded
-    count: int
-    last: bool
     held: dict[tuple[int, int, bool], int] = field(default_factory=dict)
 
 
@@ -190,9 +96,8 @@ class Stage:
 class Device:
     """What the devices of one copy hold: the stages, and the part of the model that one device has (blocks once)."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[DeviceStage, ...]
     own: Part
-    layout: Placement
     _peak_bytes: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
 
     def peak_bytes(self, chunk: int, context: int, kernel: Kernel, width: int) -> int:
@@ -215,7 +120,7 @@ class Device:
 
 def device(spec: Model, layout: Placement, precision: Precision) -> Device:
     """Returns the stages of one copy of the model, equal stages once."""
-    kept, key = known(spec), (replace(layout, gpus=layout.per_copy), precision)
+    kept, key = known(spec), (layout.sharding, layout.ep, layout.groups, layout.pp, precision)
     if key not in kept.devices:
         if len(kept.devices) >= MOST_DEVICES:
             kept.devices.clear()
@@ -224,44 +129,32 @@ def device(spec: Model, layout: Placement, precision: Precision) -> Device:
 
 
 def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
-    found, small, own = kept.census, kept.census.small, kept.shard(layout.tp, layout.ep)
-    assert isinstance(own, Part), own  # place() refuses what cannot be divided
-    order = found.order.get("blocks") or tuple(range(len(_layers(small))))
-    kinds: dict[tuple[tuple[tuple[int, int], ...], bool, bool], int] = {}
-    for i, (first, end) in enumerate(_cuts(len(order), layout.pp)):
-        held = tuple(sorted(Counter(order[first:end]).items()))
-        key = (held, i == 0, i == layout.pp - 1)
-        kinds[key] = kinds.get(key, 0) + 1
-    stages = []
-    for (held, starts, ends), count in kinds.items():
-        times = _times(found, dict(held), starts, ends)
-        folds = Folded(small, precision.held, own=own, expert=layout.ep, groups=layout.groups, times=times)
-        stages.append(Stage(folds=folds, count=count, last=ends))
-    return Device(stages=tuple(stages), own=own, layout=layout)
+    root = kept.tree(layout)
+    found = tuple(
+        DeviceStage(
+            stage=stage,
+            folds=Folded(
+                root.times(_times(kept.census, stage)), precision.held, expert=layout.ep, groups=layout.groups
+            ),
+        )
+        for stage in stages(kept.order, layout.pp)
+    )
+    return Device(stages=found, own=root.own)
 
 
-def _times(found: Census, blocks: dict[int, int], starts: bool, ends: bool) -> Callable[[str], int]:
+def _times(found: Census, stage: Stage) -> Callable[[str], int]:
     """How often a stage has each of the root's children: its blocks, and at the ends what lies outside them."""
     others = {name: Counter(order) for name, order in found.order.items() if name != "blocks"}
+    blocks = dict(stage.blocks)
 
     def times(name: str) -> int:
         field, _, number = name.partition(".")
         if field == "blocks":
             return blocks.get(int(number), 0)
-        here = ends if field in ("norm", "head") else starts
+        here = stage.last if field in ABOVE else stage.first
         return (others[field][int(number)] if field in others else 1) if here else 0
 
     return times
-
-
-def _cuts(layers: int, stages: int) -> Iterator[tuple[int, int]]:
-    """As even as can be, the first stages with one layer more where there is a rest."""
-    each, rest = divmod(layers, stages)
-    at = 0
-    for i in range(stages):
-        end = at + each + (i < rest)
-        yield at, end
-        at = end
 
 
 def unplanned(spec: Model) -> tuple[tuple[str, str, str, str], ...]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
-from asbuilt.plan.layout import divisors
-from asbuilt.plan.options import Options
-from asbuilt.plan.shares import CHECKPOINTING
-from asbuilt.plan.stages import fullest
-from asbuilt.plan.training import Subject, Suggestion, Trial, attempt
+from asbuilt.plan.placement import divisors
+from asbuilt.plan.suggestion import Suggestion
+from asbuilt.plan.train.options import Options
+from asbuilt.plan.train.plan import Subject, Trial, attempt
+from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.plan.train.stages import fullest
 
 # A ring attention of more ranks than this is not tried, nor tensor parallelism beyond a node.
 MOST_CONTEXT = 16
@@ -244,5 +245,10 @@ def _suggestion(words: str, found: Trial, trial: Trial) -> Suggestion:
         f"{now / 1e9:,.1f} GB a device instead of {before / 1e9:,.1f}: {verdict}; {1 / pace:.2f}x the tokens a second"
     )
     return Suggestion(
-        change=words, effect=effect, fits=found.fits, per_device_bytes=now, step_seconds=found.step.seconds
+        change=words,
+        option=words,
+        effect=effect,
+        fits=found.fits,
+        per_device_bytes=now,
+        step_seconds=found.step.seconds,
     )

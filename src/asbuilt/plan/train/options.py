@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError
-from asbuilt.plan.conventions import NETWORK, NODE
-from asbuilt.plan.layout import Layout, arrange
-from asbuilt.plan.optimizers import Recipe, optimizer
-from asbuilt.plan.shares import CHECKPOINTING, Checkpointing, Lora
-from asbuilt.plan.stages import OFFLOADS, Job, Offload
+from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
+from asbuilt.plan.placement import Placement, arrange
+from asbuilt.plan.train.optimizers import Recipe, optimizer
+from asbuilt.plan.train.shares import CHECKPOINTING, Checkpointing, Lora
+from asbuilt.plan.train.stages import OFFLOADS, Job, Offload
 from asbuilt.spec.part import LARGEST_SIZE
 
 # Hoffmann et al. 2022 (arXiv 2203.15556), Table 3 rounded: about 20 tokens per parameter.
@@ -27,7 +27,6 @@ QLORA_RANK = 64  # of the paper's own runs, where --qlora is given without a ran
 KERNEL_EFFICIENCY = 0.57
 RESERVE = 0.05
 HOST = 25e9
-LINK = 32e9
 
 ASSUMPTIONS = {
     "kernel efficiency": f"{KERNEL_EFFICIENCY:.0%} of the dense rate while a device computes: a layer of Megatron-LM's "
@@ -38,7 +37,7 @@ ASSUMPTIONS = {
     "node": f"{NODE} GPUs share the fast link",
     "network": f"{NETWORK / 1e9:g} GB/s per GPU between nodes: a {NETWORK * 8 / 1e9:g} Gb/s adapter each",
     "host": f"{HOST / 1e9:g} GB/s between a GPU and the host's memory: PCIe 4 x16 as it is reached",
-    "link": f"{LINK / 1e9:g} GB/s where the machine's row names no link: PCIe 4 x16",
+    "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at the memory's full rate",
     "overlap": "data parallelism's traffic runs beside the backward pass, a context's ring beside all computing",
     "loss": "three float32 tensors of the logits' size at once, as PyTorch's cross-entropy has them (measured)",
@@ -162,7 +161,7 @@ class Options:
         )
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Placement:
         """The degrees; raises InputError where they do not multiply to the GPUs."""
         return arrange(self.gpus, tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp, zero=self.zero)
 

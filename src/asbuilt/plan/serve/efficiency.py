@@ -8,11 +8,11 @@ from typing import Any
 
 from asbuilt.catalog.machine import from_calibration
 from asbuilt.errors import InputError
-from asbuilt.plan.conventions import Conventions
-from asbuilt.plan.devices import Placement
-from asbuilt.plan.ladder import Capacity
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import precision
-from asbuilt.plan.roofline import Roofline
+from asbuilt.plan.serve.conventions import Conventions
+from asbuilt.plan.serve.ladder import Capacity
+from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.spec import Model
 
 DECODE, PREFILL = re.compile(r"decode after (\d{1,9}) tokens"), re.compile(r"prefill, (\d{1,9}) tokens")

@@ -14,7 +14,7 @@ from asbuilt import cost
 from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.errors import InputError, near
 from asbuilt.kernels.memory import memory
-from asbuilt.plan.optimizers import Recipe, State
+from asbuilt.plan.train.optimizers import Recipe, State
 from asbuilt.spec import Block, Branch, Model, Part, Pass, walk, weights
 from asbuilt.spec.part import Kind, Product, Weight, runs
 

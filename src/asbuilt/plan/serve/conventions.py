@@ -10,6 +10,7 @@ from typing import Literal
 from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import is_whole
+from asbuilt.plan.network import NETWORK, NODE
 
 GIB = 2**30
 # Assumptions. An engine takes this share of the device; the rest is for the driver's context and other processes.
@@ -23,10 +24,6 @@ CHUNK = 2048
 BLOCK_SIZE = 16
 # The sampler keeps per sequence and token of the vocabulary: a float32 copy of the logits, and probabilities.
 SAMPLER_BYTES = 8
-# Devices of one machine that are joined by fast links: tensor parallelism is not chosen wider than that.
-NODE = 8
-# Bytes/s of one device to those of other nodes: an adapter of 400 Gb/s each.
-NETWORK = 50e9
 # What every time in a plan is, and what it leaves out.
 TIMES = (
     "theoretical minimum (floor): bytes at the full bandwidth, FLOPs at the full dense rate, messages at the full "

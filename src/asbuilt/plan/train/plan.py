@@ -15,15 +15,16 @@ from typing import Any
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
-from asbuilt.plan.conventions import NETWORK
-from asbuilt.plan.layout import Layout, Network, divisors
 from asbuilt.plan.lines import Line
-from asbuilt.plan.optimizers import BY_SHAPE, State
-from asbuilt.plan.options import ASSUMPTIONS, CHINCHILLA, HOST, LINK, SIX, Options, require_number
-from asbuilt.plan.shares import Piece, Shares, Slice, Work, children, shares, split
-from asbuilt.plan.stages import Section, Stage, fullest, sections
-from asbuilt.plan.step import Speed, Step
-from asbuilt.plan.training_lines import against, ladder, logits
+from asbuilt.plan.network import NETWORK, joining
+from asbuilt.plan.placement import Placement, divisors
+from asbuilt.plan.suggestion import Suggestion
+from asbuilt.plan.train.ladder import against, ladder, logits
+from asbuilt.plan.train.optimizers import BY_SHAPE, State
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, HOST, SIX, Options, require_number
+from asbuilt.plan.train.shares import Piece, Shares, Slice, Work, children, shares, split
+from asbuilt.plan.train.stages import Section, StageMemory, fullest, sections
+from asbuilt.plan.train.step import Speed, TrainingStep
 from asbuilt.spec import Contrast, Model, Part, Pass
 from asbuilt.spec.part import Weight, walk
 
@@ -73,14 +74,14 @@ class Subject:
         counts = [n for part in parts for _, below in walk(part) for n in below.spreads().values()]
         return math.gcd(*counts) if counts else 1
 
-    def stages(self, options: Options) -> list[Stage]:
+    def stages(self, options: Options) -> list[StageMemory]:
         """Returns the stages that differ; raises InputError for a degree that model or GPUs do not allow."""
         layout, shares = options.layout, self.shares(options)
         job = options.job(chunks(options, len(shares.blocks)))
         key = (id(shares), layout.pp)
         if key not in self._sections:
             self._sections[key] = sections(shares, layout.pp)
-        return [Stage(section=section, layout=layout, job=job) for section in self._sections[key]]
+        return [StageMemory(section=section, layout=layout, job=job) for section in self._sections[key]]
 
     def shares(self, options: Options) -> Shares:
         """Returns one device's share of each piece; raises InputError for a degree that the model does not allow."""
@@ -227,14 +228,14 @@ class Trial:
     """One layout tried: what its fullest device holds and how long a step takes."""
 
     options: Options
-    layout: Layout
-    stages: list[Stage]
-    step: Step
+    layout: Placement
+    stages: list[StageMemory]
+    step: TrainingStep
     memory: int
     memory_source: str
 
     @cached_property
-    def fullest(self) -> Stage:
+    def fullest(self) -> StageMemory:
         """The stage whose devices hold the most."""
         return fullest(self.stages)
 
@@ -252,7 +253,7 @@ class Trial:
 def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
     """Returns what `options` come to; raises InputError for what cannot be."""
     found = subject.stages(options)
-    step = Step(
+    step = TrainingStep(
         stages=found,
         layout=found[0].layout,
         job=found[0].job,
@@ -272,14 +273,16 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
 def speed_of(machine: Machine, options: Options) -> Speed:
     """Returns the machine's rate at the run's precision and the links, with where each comes from."""
     rate, precision = machine.rate(options.dtype)
-    link = machine.link.bandwidth if machine.link is not None else LINK
-    named = {
-        "link": f"{machine.link.kind}, {machine.source}" if machine.link is not None else ASSUMPTIONS["link"],
-        "between": ASSUMPTIONS["network"] if options.network == NETWORK else "as given",
-        "host": ASSUMPTIONS["host"] if options.host == HOST else "as given",
-    }
-    network = Network(
-        gpus=options.gpus, node=options.node, link=link, between=options.network, host=options.host, named=named
+    network = joining(
+        machine,
+        options.gpus,
+        options.node,
+        options.network,
+        options.host,
+        {
+            "between": ASSUMPTIONS["network"] if options.network == NETWORK else "as given",
+            "host": ASSUMPTIONS["host"] if options.host == HOST else "as given",
+        },
     )
     return Speed(
         rate=rate,
@@ -289,17 +292,6 @@ def speed_of(machine: Machine, options: Options) -> Speed:
         utilisation=options.utilisation,
         network=network,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suggestion:
-    """A change of options, and what it comes to; `fits` says whether it is enough by itself."""
-
-    change: str
-    effect: str
-    fits: bool
-    per_device_bytes: int
-    step_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +421,7 @@ class TrainPlan:
 
     def _repr_html_(self) -> str:
         from asbuilt.plan.render import html
-        from asbuilt.plan.training_report import tables
+        from asbuilt.plan.train.report import tables
 
         return html(tables(self))
 
@@ -462,7 +454,7 @@ def train(
 
 def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
     """Returns the plan, with suggestions where it does not fit."""
-    from asbuilt.plan.search import suggest
+    from asbuilt.plan.train.search import suggest
 
     trial = attempt(subject, machine, options)
     return TrainPlan(

@@ -12,15 +12,20 @@ from asbuilt import cost
 from asbuilt.catalog import Entry, find, machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
-from asbuilt.plan import limits, render, serving_report
-from asbuilt.plan.conventions import CHUNK, MEANING, Conventions
-from asbuilt.plan.devices import Placement, place, unplanned
+from asbuilt.plan import render
+from asbuilt.plan.devices import unplanned
 from asbuilt.plan.explain import explain
-from asbuilt.plan.ladder import Capacity, cached_tokens, counted, held_numbers, ladder
 from asbuilt.plan.lines import Line
+from asbuilt.plan.network import unlinked
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.quantised import mixed, quantised
-from asbuilt.plan.roofline import Bound, Roofline, Run
+from asbuilt.plan.serve import limits, report
+from asbuilt.plan.serve.conventions import CHUNK, MEANING, Conventions
+from asbuilt.plan.serve.ladder import Capacity, cached_tokens, counted, held_numbers, ladder
+from asbuilt.plan.serve.place import place
+from asbuilt.plan.serve.roofline import Bound, Roofline, Run
+from asbuilt.plan.suggestion import Suggestion
 from asbuilt.spec import Model
 
 LARGEST_CONTEXT = 10**9
@@ -187,7 +192,7 @@ class ServePlan:
         return None if self.users is None else self.roofline.knee(self.context)
 
     @cached_property
-    def suggestions(self) -> tuple[limits.Suggestion, ...]:
+    def suggestions(self) -> tuple[Suggestion, ...]:
         """What to change where the users do not fit or are not served in time, best first."""
         return () if self.users is None or self.fits else limits.suggest(self.roofline, self.asked.goal, self.context)
 
@@ -198,12 +203,12 @@ class ServePlan:
 
     def document(self) -> dict[str, Any]:
         """Returns the answer as plain data: keys only ever get more."""
-        return serving_report.document(self)
+        return report.document(self)
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """Every figure with its derivation, in the order a person would derive them aloud."""
-        return (*self.ladder, *self.counted, *serving_report.time_lines(self))
+        return (*self.ladder, *self.counted, *report.time_lines(self))
 
     def explain(self) -> str:
         """Returns every formula with its numbers put in."""
@@ -211,7 +216,7 @@ class ServePlan:
 
     def tables(self) -> list[render.Table]:
         """Returns the answer as tables."""
-        return serving_report.tables(self)
+        return report.tables(self)
 
     def markdown(self) -> str:
         """Returns the tables for a document."""
@@ -331,7 +336,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
     most = limits.most_users(roofline, goal, context) if tokens else 0
     batch = asked.users or max(1, most)
     sampled = batch if tokens and (asked.users or most) else 0
-    steps = ladder(capacity, context, math.ceil(sampled / (capacity.layout.groups * capacity.layout.replicas)))
+    steps = ladder(capacity, context, math.ceil(sampled / (capacity.layout.replicas)))
     budget = int(steps[-1].value)
     prefill = _prefill(roofline, goal.prompt_at(roofline, context))
     decode = _decode(roofline, batch, context) if tokens else None
@@ -428,13 +433,13 @@ def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
         if used != wanted:
             yield f"{capacity.machine.name} has no rate of its own for {wanted}: products run at its {used} rate"
     if capacity.layout.per_copy > 1 and capacity.machine.link is None:
-        yield f"no link is known for {capacity.machine.name}: what passes between devices of a node takes no time"
+        yield unlinked(capacity.machine)
     yield from _across_nodes(roofline)
 
 
 def _across_nodes(roofline: Roofline) -> Iterator[str]:
     layout, network = roofline.capacity.layout, roofline.network
-    wide, speed = max(layout.tp, layout.ep), f"{network.between / 1e9:g} GB/s a device (--node, --network)"
+    wide, speed = layout.wide, f"{network.between / 1e9:g} GB/s a device (--node, --network)"
     if not network.inside(wide, 1):
         yield f"{wide} devices share each layer, in several nodes of {network.node}: their network is {speed}"
     elif not network.inside(layout.pp, wide):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from asbuilt.plan.layout import Layout
-from asbuilt.plan.optimizers import Pieces, Recipe, State
-from asbuilt.plan.shares import LOGITS_WIDTH, Checkpointing, Lora, Piece, Shares, split
+from asbuilt.plan.placement import Placement
+from asbuilt.plan.stage import Stage, stages
+from asbuilt.plan.train.optimizers import Pieces, Recipe, State
+from asbuilt.plan.train.shares import LOGITS_WIDTH, Checkpointing, Lora, Piece, Shares, split
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
@@ -56,33 +55,21 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The pieces of one pipeline stage, whatever ZeRO and checkpointing do: number `number` of `pp`."""
+    """The pieces of one pipeline stage, whatever ZeRO and checkpointing do."""
 
-    number: int
-    pp: int
-    blocks: Counter[int]
+    stage: Stage
     shares: Shares
-
-    @property
-    def first(self) -> bool:
-        """Whether it holds what comes before the blocks."""
-        return self.number == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether it holds what comes after the blocks, and computes the loss."""
-        return self.number == self.pp - 1
 
     @cached_property
     def outer(self) -> tuple[Piece, ...]:
         """The pieces that are no blocks."""
-        found = ((self.first, self.shares.before), (self.last, self.shares.after))
+        found = ((self.stage.first, self.shares.before), (self.stage.last, self.shares.after))
         return tuple(piece for there, piece in found if there)
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, int], ...]:
         """Each kind of block with how often it is there."""
-        return tuple((self.shares.kinds[kind], count) for kind, count in self.blocks.items())
+        return tuple((self.shares.kinds[kind], count) for kind, count in self.stage.blocks)
 
     @cached_property
     def counted(self) -> tuple[tuple[Piece, int], ...]:
@@ -92,7 +79,7 @@ class Section:
     @cached_property
     def dense(self) -> State:
         """State of all weights but experts, before ZeRO."""
-        copied = self.shares.copied if self.last and not self.first else State()
+        copied = self.shares.copied if self.stage.last and not self.stage.first else State()
         return sum((piece.dense.times(count) for piece, count in self.counted), copied)
 
     @cached_property
@@ -109,25 +96,13 @@ class Section:
         return sum(piece.kept["none"] for piece in self.outer) + sum(together.values())
 
 
-def every_section(shares: Shares, pp: int) -> Iterator[Section]:
-    """Yields the sections in order; where the blocks do not divide evenly, the first ones have one more."""
-    n, start = len(shares.blocks), 0
-    for number in range(pp):
-        size = n // pp + (number < n % pp)
-        yield Section(number=number, pp=pp, blocks=Counter(shares.blocks[start : start + size]), shares=shares)
-        start += size
-
-
 def sections(shares: Shares, pp: int) -> list[Section]:
     """Returns the sections that differ: of those that hold the same pieces the first, which keeps the most."""
-    found: dict[tuple[object, ...], Section] = {}
-    for section in every_section(shares, pp):
-        found.setdefault((section.first, section.last, *sorted(section.blocks.items())), section)
-    return list(found.values())
+    return [Section(stage=stage, shares=shares) for stage in stages(shares.blocks, pp)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageMemory:
     """One pipeline stage of a layout, and what one of its devices holds.
 
     1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p keeps what it saved of min(m, p - s) micro-batches.
@@ -135,7 +110,7 @@ class Stage:
     """
 
     section: Section
-    layout: Layout
+    layout: Placement
     job: Job
 
     @property
@@ -147,7 +122,7 @@ class Stage:
     def chunks_in_flight(self) -> int:
         """Model chunks, each of one micro-batch, whose saved tensors are there at once."""
         p, v = self.layout.pp, self.job.interleave
-        after = p - self.section.number  # this stage and those behind it
+        after = p - self.section.stage.number  # this stage and those behind it
         return min(self.job.accumulate * v, after if v == 1 else 2 * after - 1 + (v - 1) * p)
 
     @property
@@ -164,14 +139,20 @@ class Stage:
         """
         if self.job.interleave == 1:
             return self.chunks_in_flight
-        most = 2 * self.layout.pp if self.section.first else 1 if self.section.last else math.ceil(self.in_flight)
+        most = (
+            2 * self.layout.pp
+            if self.section.stage.first
+            else 1
+            if self.section.stage.last
+            else math.ceil(self.in_flight)
+        )
         return min(self.job.accumulate, most)
 
     def _sharded(self, dense: int, experts: int, stage: int) -> int:
         """What is held of a state that ZeRO shards from `stage` on."""
         if self.layout.zero < stage:
             return dense + experts
-        return split(dense, self.layout.replicas) + split(experts, self.layout.expert_replicas)
+        return split(dense, self.layout.replicas) + split(experts, self.layout.copies)
 
     @cached_property
     def state(self) -> State:
@@ -202,7 +183,7 @@ class Stage:
         outside = sum(piece.dense.weights for piece in self.section.outer)
         dense, experts = self.section.dense.weights, self.section.experts.weights
         whole, stack = min(dense, outside + BLOCKS_GATHERED * one), min(experts, BLOCKS_GATHERED * spread)
-        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, stack, self.layout.expert_replicas)
+        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, stack, self.layout.copies)
 
     @cached_property
     def scattered(self) -> int:
@@ -212,7 +193,7 @@ class Stage:
         one, spread = self._block("gradients")
         whole = max([one, *(piece.dense.gradients for piece in self.section.outer)])
         dense, experts = self.section.dense.gradients, self.section.experts.gradients
-        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, spread, self.layout.expert_replicas)
+        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, spread, self.layout.copies)
 
     @cached_property
     def kept(self) -> int:
@@ -232,14 +213,14 @@ class Stage:
     @cached_property
     def logits(self) -> int:
         """One float32 tensor of the logits that are there at once; none but on the last stage."""
-        if not self.section.last or not self.shares.rows:
+        if not self.section.stage.last or not self.shares.rows:
             return 0
         return self.shares.logits // self.shares.rows * split(self.shares.rows, self.job.chunks)
 
     @cached_property
     def loss_room(self) -> int:
         """The logits' three tensors, and where the loss is chunked the gradient of its input."""
-        chunked = self.shares.stream if self.section.last and self.job.chunks > 1 else 0
+        chunked = self.shares.stream if self.section.stage.last and self.job.chunks > 1 else 0
         return LOGITS_ALIVE * self.logits + chunked
 
     @cached_property
@@ -255,13 +236,13 @@ class Stage:
         A tied table's waits for the embedding's, and their sum for the last: three of them when all else is gone. From
         ZeRO-2 on new gradients are counted as those that are not scattered yet.
         """
-        if not self.section.last or self.layout.zero >= 2:
+        if not self.section.stage.last or self.layout.zero >= 2:
             return 0
         tied = self.shares.copied.gradients
         logits = self.logits * self.job.width // LOGITS_WIDTH
         new = logits + max(tied, self.shares.after.dense.gradients) if self.shares.rows else 0
         gone = self.outside + (0 if self.job.offloads_activations else self.activations)
-        alone = TABLES_ALIVE * tied - gone if self.section.first else 0
+        alone = TABLES_ALIVE * tied - gone if self.section.stage.first else 0
         return max(new, alone)
 
     @property
@@ -288,6 +269,6 @@ def _beyond(held: int, whole: int, ranks: int) -> int:
     return whole + split(held - whole, ranks) - split(held, ranks)
 
 
-def fullest(found: list[Stage]) -> Stage:
+def fullest(found: list[StageMemory]) -> StageMemory:
     """Returns the stage whose devices hold the most."""
     return max(found, key=lambda stage: stage.total)

@@ -8,11 +8,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from asbuilt.cost.folded import Step
-from asbuilt.plan.conventions import Conventions
-from asbuilt.plan.devices import Stage
-from asbuilt.plan.ladder import Capacity
-from asbuilt.plan.layout import Network
+from asbuilt.cost.folded import RunCost
+from asbuilt.plan.devices import DeviceStage
+from asbuilt.plan.network import Network, joining
+from asbuilt.plan.serve.conventions import Conventions
+from asbuilt.plan.serve.ladder import Capacity
 from asbuilt.spec import Kind, Pass
 
 Bound = Literal["memory", "compute", "link"]
@@ -163,7 +163,7 @@ class Roofline:
         slowest stage's time once for each portion.
         """
         layout = self.capacity.layout
-        group = math.ceil(users / (layout.groups * layout.replicas))
+        group = math.ceil(users / (layout.replicas))
         portion = Pass(tokens=1, batch=math.ceil(group / layout.pp), past=context - 1)
         runs = [self.run(stage, portion, layout.pp) for stage in self.capacity.device.stages]
         return max(runs, key=lambda run: run.seconds)
@@ -176,14 +176,14 @@ class Roofline:
         for stage in self.capacity.device.stages:
             for past in range(0, prompt, chunk):
                 run = self.run(stage, Pass(tokens=min(chunk, prompt - past), past=past, logits="last"), 1)
-                links += run.link_seconds * stage.count
+                links += run.link_seconds * stage.stage.count
                 for c in run.components:
-                    total[c.kind] = total.get(c.kind, _nothing(c.kind)).and_then(c, stage.count)
+                    total[c.kind] = total.get(c.kind, _nothing(c.kind)).and_then(c, stage.stage.count)
         stored = self.capacity.device.stages[0].folds.weight_bytes
         components = tuple(replace(c, stored=stored.get(kind, 0)) for kind, c in total.items())
         return Run(components=components, link_seconds=links, rows=prompt)
 
-    def run(self, stage: Stage, run: Pass, times: int) -> Run:
+    def run(self, stage: DeviceStage, run: Pass, times: int) -> Run:
         """Returns one run of one stage, made `times` times."""
         steps = stage.folds.step(run, self.capacity.kv_bytes)
         self._read_embedding(stage, steps)
@@ -214,7 +214,7 @@ class Roofline:
             components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows, times=times
         )
 
-    def _read_embedding(self, stage: Stage, steps: dict[Kind, Step]) -> None:
+    def _read_embedding(self, stage: DeviceStage, steps: dict[Kind, RunCost]) -> None:
         if self.conventions.embedding == "read":
             for entry in stage.folds.stored:
                 if entry.weight.role == "table" and entry.path not in stage.folds.multiplied_elsewhere:
@@ -229,30 +229,30 @@ class Roofline:
 
     @cached_property
     def network(self) -> Network:
-        """What joins the devices; a link that no row names takes no time within a node."""
-        link, c, gpus = self.capacity.machine.link, self.conventions, self.capacity.layout.gpus
-        within = math.inf if link is None else link.bandwidth
-        return Network(gpus=gpus, node=c.node, link=within, between=c.network, host=math.inf, named={})
+        """What joins the devices."""
+        return joining(
+            self.capacity.machine, self.capacity.layout.gpus, self.conventions.node, self.conventions.network
+        )
 
-    def _links(self, stage: Stage, run: Pass) -> float:
+    def _links(self, stage: DeviceStage, run: Pass) -> float:
         """Seconds that the links take: sums over tp devices, rows to experts and back, the stream to the next stage.
 
         Each goes at the link's rate while its group lies within one node, and else at the network's.
         """
         layout, width = self.capacity.layout, self.capacity.precision.width
-        stream, seconds, wide = run.rows * self.capacity.spec.d_model, 0.0, max(layout.tp, layout.ep)
+        stream, seconds = run.rows * self.capacity.spec.d_model, 0.0
         if layout.tp > 1:  # a ring passes each number on 2 (tp - 1) / tp times
             sums = {".".join(node.path.split(".")[:3]): node.count for node, _ in stage.folds.contracted(run)}
             nbytes = sum(sums.values()) * stream * width * Fraction(2 * (layout.tp - 1), layout.tp)
             seconds += float(nbytes) / self.network.bandwidth(layout.tp, 1)
         if layout.ep > 1:
             nbytes = 2 * self._to_experts(stage, run) * width * Fraction(layout.ep - 1, layout.ep)
-            seconds += float(nbytes) / self.network.bandwidth(wide, 1)
-        if layout.pp > 1 and not stage.last:
-            seconds += stream * width / self.network.bandwidth(layout.pp, wide)
+            seconds += float(nbytes) / self.network.bandwidth(layout.wide, 1)
+        if layout.pp > 1 and not stage.stage.last:
+            seconds += stream * width / self.network.bandwidth(layout.pp, layout.wide)
         return seconds
 
-    def _to_experts(self, stage: Stage, run: Pass) -> int:
+    def _to_experts(self, stage: DeviceStage, run: Pass) -> int:
         """Numbers that come back from the experts: a chosen expert's result for each row."""
         return sum(
             node.count * product.a * product.c

@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from asbuilt.plan.layout import Layout, Network, Traffic, ring
 from asbuilt.plan.lines import Line, total
-from asbuilt.plan.options import ASSUMPTIONS
-from asbuilt.plan.shares import split
-from asbuilt.plan.stages import Job, Stage
+from asbuilt.plan.network import Network, Traffic, ring
+from asbuilt.plan.placement import Placement
+from asbuilt.plan.train.options import ASSUMPTIONS
+from asbuilt.plan.train.shares import split
+from asbuilt.plan.train.stages import Job, StageMemory
 
 # Backward takes two thirds of a training step's products.
 BACKWARD = 2 / 3
@@ -57,14 +58,14 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TrainingStep:
     """One optimizer step of a layout, from its stages.
 
     `needed` is the model's own FLOPs per token by convention, nothing run again: what a utilisation counts.
     """
 
-    stages: list[Stage]
-    layout: Layout
+    stages: list[StageMemory]
+    layout: Placement
     job: Job
     speed: Speed
     needed: Mapping[str, float]
@@ -74,7 +75,7 @@ class Step:
         """Forward passes of a micro-batch: two where every block runs again."""
         return 2 if self.job.checkpointing == "full" else 1
 
-    def _flops(self, stage: Stage) -> int:
+    def _flops(self, stage: StageMemory) -> int:
         """FLOPs of one micro-batch on one device: training, masked pairs skipped, and what runs again."""
         total = 0
         for kind, count in stage.section.kinds:
@@ -156,7 +157,7 @@ class Step:
             outside = sum(piece.dense.weights for piece in stage.section.outer)
             found.append(
                 self._sharded(2 * dense.weights - outside, dense.gradients, layout.replicas, layout.tp)
-                + self._sharded(2 * experts.weights, experts.gradients, layout.expert_replicas, layout.tp * layout.ep)
+                + self._sharded(2 * experts.weights, experts.gradients, layout.copies, layout.tp * layout.ep)
             )
         nbytes, seconds = max((sum(b for b, _ in f), sum(s for _, s in f)) for f in found)
         formula = DATA_FORMULAS[layout.zero]
@@ -193,17 +194,17 @@ class Step:
             source=self.speed.network.named["host"],
         )
 
-    def _moved(self, stage: Stage) -> int:
+    def _moved(self, stage: StageMemory) -> int:
         """Bytes to and from the host: of the shard that a rank updates, and of its saved tensors."""
         nbytes = 2 * stage.kept * self.job.accumulate if self.job.offloads_activations else 0
         if self.job.offloads_optimizer:
             nbytes += sum(shard.gradients + shard.trained for shard in self._shards(stage))
         return nbytes
 
-    def _shards(self, stage: Stage) -> list[Shard]:
+    def _shards(self, stage: StageMemory) -> list[Shard]:
         """What one rank's optimizer updates, of the experts and of all else: all of it, or from ZeRO-1 on its share."""
         layout, width = self.layout, self.job.recipe.gradient_width
-        groups = ((stage.section.dense, layout.replicas), (stage.section.experts, layout.expert_replicas))
+        groups = ((stage.section.dense, layout.replicas), (stage.section.experts, layout.copies))
         found = []
         for state, ranks in groups:
             ways = ranks if layout.zero else 1
@@ -246,7 +247,7 @@ class Step:
             return 0.0
         return max(self._updated(stage) for stage in self.stages) / self.speed.memory
 
-    def _updated(self, stage: Stage) -> int:
+    def _updated(self, stage: StageMemory) -> int:
         """Bytes that one device's optimizer step moves."""
         shards = self._shards(stage)
         return sum(s.gradients + s.trained * (1 if s.master else 2) + 2 * s.kept for s in shards)

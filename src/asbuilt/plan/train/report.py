@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.plan.lines import Line
-from asbuilt.plan.options import ASSUMPTIONS, SIX
 from asbuilt.plan.render import Cell, Table
+from asbuilt.plan.train.options import ASSUMPTIONS, SIX
 from asbuilt.shown import number
 
 if TYPE_CHECKING:
-    from asbuilt.plan.search import Ranked
-    from asbuilt.plan.training import TrainPlan, Trial
+    from asbuilt.plan.train.plan import TrainPlan, Trial
+    from asbuilt.plan.train.search import Ranked
 
 CONVENTIONS = {
     "not_counted": "what a number of parameters in place of a model does not say, so that bytes and seconds are more",
@@ -77,7 +77,7 @@ def document(plan: TrainPlan) -> dict[str, Any]:
             "cp": layout.cp,
             "zero": layout.zero,
         },
-        "stage": {"fullest": stage.section.number, "micro_batches_in_flight": stage.in_flight},
+        "stage": {"fullest": stage.section.stage.number, "micro_batches_in_flight": stage.in_flight},
         "step": {
             "seconds": step.seconds,
             "tokens": step.tokens,
@@ -99,7 +99,9 @@ def document(plan: TrainPlan) -> dict[str, Any]:
             }
             for name, traffic in step.communication.items()
         },
-        "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
+        "suggestions": [
+            s.plain("change", "effect", "fits", "per_device_bytes", "step_seconds") for s in plan.suggestions
+        ],
         "options": asdict(options),
         "conventions": CONVENTIONS,
         "assumptions": ASSUMPTIONS,
@@ -174,7 +176,7 @@ def _memory(plan: TrainPlan) -> Table:
         running += int(line.value)
         rows.append((line.name, int(line.value), *_gb(line.value), f"{running / 1e9:,.1f}", line.symbols or line.note))
     rows.append(("per device", plan.per_device_bytes, *_gb(plan.per_device_bytes), "", ""))
-    where = f", pipeline stage {stage.section.number + 1} of {layout.pp}" if layout.pp > 1 else ""
+    where = f", pipeline stage {stage.section.stage.number + 1} of {layout.pp}" if layout.pp > 1 else ""
     columns = ("memory", "bytes", "GB", "GiB", "GB so far", "formula")
     return Table(
         f"{plan.model} on {layout.gpus} x {plan.machine.name}: the fullest device{where}",

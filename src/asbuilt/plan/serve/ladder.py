@@ -10,10 +10,11 @@ from functools import cached_property
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.cost.folded import Folded
-from asbuilt.plan.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, UTILISATION, WORKSPACE, Conventions
-from asbuilt.plan.devices import Device, Placement, Stage, device
+from asbuilt.plan.devices import Device, DeviceStage, device
 from asbuilt.plan.lines import Line
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
+from asbuilt.plan.serve.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, UTILISATION, WORKSPACE, Conventions
 from asbuilt.spec import Model, Pass
 from asbuilt.spec.part import Remembered
 
@@ -76,27 +77,27 @@ class Capacity:
             return math.ceil(self.conventions.workspace)
         return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
 
-    def fixed(self, stage: Stage, context: int) -> int:
+    def fixed(self, stage: DeviceStage, context: int) -> int:
         """Bytes that are taken whatever the number of users of `context` tokens."""
         weights = stage.folds.total_bytes
         if self.conventions.overhead is not None:
             return self.reserve + weights + math.ceil(self.conventions.overhead)
         return self.reserve + weights + self.activations(context) + self.workspace
 
-    def scratch(self, stage: Stage) -> int:
+    def scratch(self, stage: DeviceStage) -> int:
         """Bytes of logits and sampler per sequence."""
-        return self.logits if stage.last and self.conventions.overhead is None else 0
+        return self.logits if stage.stage.last and self.conventions.overhead is None else 0
 
-    def numbers(self, stage: Stage, context: int) -> int:
+    def numbers(self, stage: DeviceStage, context: int) -> int:
         """Cached numbers of one sequence in this stage, as the engine holds them: paged or not, windows held or not."""
         block = self.conventions.block_size if self.conventions.page else 1
         return held_numbers(stage, context, block, whole=self.conventions.windows == "full")
 
-    def per_user(self, stage: Stage, context: int) -> int:
+    def per_user(self, stage: DeviceStage, context: int) -> int:
         """Cache bytes of one sequence of `context` tokens in this stage."""
         return math.ceil(self.numbers(stage, context) * self.kv_bytes)
 
-    def in_group(self, stage: Stage, context: int) -> int | float:
+    def in_group(self, stage: DeviceStage, context: int) -> int | float:
         """Sequences that a group of attention holds in this stage, rounded by convention; infinite without a cache."""
         left = self.memory - self.fixed(stage, context)
         each = self.per_user(stage, context) + self.scratch(stage)
@@ -106,7 +107,7 @@ class Capacity:
             return math.inf
         return left // each if self.conventions.count == "floor" else int(Fraction(left, each) + Fraction(1, 2))
 
-    def tightest(self, context: int) -> Stage:
+    def tightest(self, context: int) -> DeviceStage:
         """The stage that holds the fewest sequences."""
         if len(self.device.stages) == 1:
             return self.device.stages[0]
@@ -118,14 +119,14 @@ class Capacity:
 
     def users(self, context: int) -> int | float:
         """Sequences of `context` tokens that all devices hold together."""
-        return self.in_group(self.tightest(context), context) * self.layout.groups * self.layout.replicas
+        return self.in_group(self.tightest(context), context) * self.layout.replicas
 
     def weight_bytes(self) -> int:
         """Bytes of the heaviest device's weights."""
         return max(stage.folds.total_bytes for stage in self.device.stages)
 
 
-def held_numbers(stage: Stage, context: int, block: int, *, whole: bool) -> int:
+def held_numbers(stage: DeviceStage, context: int, block: int, *, whole: bool) -> int:
     """Returns the numbers that pages of `block` tokens hold of one sequence in a stage."""
     key = (context, block, whole)
     if key not in stage.held:
@@ -205,7 +206,7 @@ def _reserve(capacity: Capacity) -> Line:
     )
 
 
-def _weights(capacity: Capacity, stage: Stage) -> Line:
+def _weights(capacity: Capacity, stage: DeviceStage) -> Line:
     parts = {f"{kind} weights": nbytes for kind, nbytes in stage.folds.weight_bytes.items() if nbytes}
     formula = " + ".join(f"{{{name}}}" for name in parts) or "0"
     layout, note = capacity.layout, capacity.precision.note
@@ -237,7 +238,7 @@ def _activations(capacity: Capacity, context: int) -> Line:
     )
 
 
-def _logits(capacity: Capacity, stage: Stage, users: int) -> Line:
+def _logits(capacity: Capacity, stage: DeviceStage, users: int) -> Line:
     each = capacity.scratch(stage)
     per_token = capacity.precision.width + SAMPLER_BYTES
     numbers = {"sequences": users, "vocabulary": each // per_token, "bytes": per_token}
@@ -288,7 +289,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
             )
         )
     left = capacity.memory - capacity.fixed(stage, context)
-    many = capacity.layout.groups * capacity.layout.replicas
+    many = capacity.layout.replicas
     if cache or scratch:
         half = 0.5 if c.count == "nearest" else 0
         lines.append(
@@ -311,7 +312,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     return tuple(lines)
 
 
-def cached_tokens(capacity: Capacity, stage: Stage, context: int, budget: int) -> int:
+def cached_tokens(capacity: Capacity, stage: DeviceStage, context: int, budget: int) -> int:
     """Returns how many tokens the cache budget holds, in sequences of `context` tokens."""
     each = capacity.per_user(stage, context)
     return max(0, budget) * context // each if each else 0

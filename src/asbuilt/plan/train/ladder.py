@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from asbuilt.plan.lines import Line, Number, total
-from asbuilt.plan.optimizers import State
-from asbuilt.plan.options import ASSUMPTIONS
-from asbuilt.plan.shares import split
-from asbuilt.plan.stages import LOGITS_ALIVE, Stage
+from asbuilt.plan.train.optimizers import State
+from asbuilt.plan.train.options import ASSUMPTIONS
+from asbuilt.plan.train.shares import split
+from asbuilt.plan.train.stages import LOGITS_ALIVE, StageMemory
 
 if TYPE_CHECKING:
-    from asbuilt.plan.training import Trial
+    from asbuilt.plan.train.plan import Trial
 
 KEEPS = {
     "none": "all that autograd saves",
@@ -69,11 +69,11 @@ def _held(trial: Trial) -> Iterator[Line]:
     yield from _moments(stage)
 
 
-def _state(stage: Stage, name: str, of: Callable[[State], int], width: int, sharded_from: int) -> Line:
+def _state(stage: StageMemory, name: str, of: Callable[[State], int], width: int, sharded_from: int) -> Line:
     """One kind of state; where it is so many bytes a parameter, from the number of parameters."""
     layout, sharded = stage.layout, stage.layout.zero >= sharded_from
     pieces, numbers, value = [], {}, 0
-    groups = (("", stage.section.dense, layout.replicas), ("experts' ", stage.section.experts, layout.expert_replicas))
+    groups = (("", stage.section.dense, layout.replicas), ("experts' ", stage.section.experts, layout.copies))
     for whose, state, ranks in groups:
         whole, ways = of(state), ranks if sharded else 1
         value += split(whole, ways)
@@ -87,7 +87,9 @@ def _state(stage: Stage, name: str, of: Callable[[State], int], width: int, shar
     return Line(name=name, value=value, formula=" + ".join(pieces), numbers=numbers, note=note)
 
 
-def _whole(stage: Stage, state: State, whose: str, name: str, whole: int, width: int) -> tuple[str, dict[str, Number]]:
+def _whole(
+    stage: StageMemory, state: State, whose: str, name: str, whole: int, width: int
+) -> tuple[str, dict[str, Number]]:
     """The formula of what ZeRO has not divided, and its numbers."""
     trained = state.gradients // stage.job.recipe.gradient_width
     if width and whole == trained * width:
@@ -95,7 +97,7 @@ def _whole(stage: Stage, state: State, whose: str, name: str, whole: int, width:
     return f"{{{whose}{name} in all}}", {f"{whose}{name} in all": whole}
 
 
-def _moments(stage: Stage) -> Iterator[Line]:
+def _moments(stage: StageMemory) -> Iterator[Line]:
     """What is there for a while: gathered weights, saved tensors, and room to work."""
     yield Line(name="gathered weights", value=stage.gathered, source=ASSUMPTIONS["gathered"])
     yield Line(name="gradients before they are scattered", value=stage.scattered, source=ASSUMPTIONS["gathered"])
@@ -129,7 +131,7 @@ def _moments(stage: Stage) -> Iterator[Line]:
         )
 
 
-def _activations(stage: Stage) -> Line:
+def _activations(stage: StageMemory) -> Line:
     """Micro-batches (interleaved: chunks) at once x blocks x what one block keeps, kind by kind."""
     way, several, v = stage.job.checkpointing, len(stage.section.kinds) > 1, stage.job.interleave
     numbers: dict[str, Number] = {"micro-batches at once": stage.in_flight}

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.plan.conventions import MEANING, TIMES
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
+from asbuilt.plan.serve.conventions import MEANING, TIMES
 from asbuilt.shown import number, size, time
 
 if TYPE_CHECKING:
-    from asbuilt.plan.roofline import Run
-    from asbuilt.plan.serving import Decode, ServePlan
+    from asbuilt.plan.serve.plan import Decode, ServePlan
+    from asbuilt.plan.serve.roofline import Run
 
 
 def document(plan: ServePlan) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
     return {
         "model": plan.asked.name,
         "machine": plan.machine.name,
-        "layout": asdict(plan.layout) | {"replicas": plan.layout.replicas},
+        "layout": _layout(plan),
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
         "context": plan.context,
@@ -44,13 +44,19 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "sweep": [_decode(step) for step in plan.sweep],
         "knee": plan.knee,
         "targets": plan.targets,
-        "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
+        "suggestions": [s.plain("change", "option", "fits", "users", "effect") for s in plan.suggestions],
         "conventions": plan.conventions.plain(),
         "alternatives": [asdict(alternative) for alternative in plan.alternatives],
         "efficiency": {"bandwidth": plan.roofline.bandwidth_efficiency, "compute": plan.roofline.compute_efficiency},
         "warnings": list(plan.warnings),
         "refused": [dict(zip(("path", "part", "figure", "reason"), row, strict=True)) for row in plan.refused],
     }
+
+
+def _layout(plan: ServePlan) -> dict[str, int]:
+    """The degrees; `replicas` are copies of the whole model."""
+    names = ("gpus", "tp", "pp", "ep")
+    return {name: getattr(plan.layout, name) for name in names} | {"replicas": plan.layout.copies}
 
 
 def _ladder_line(line: Line) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import Any
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine, MemoryConvention
 from asbuilt.errors import InputError
-from asbuilt.plan.devices import Placement, place
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import cache_bytes, precision
-from asbuilt.plan.roofline import Roofline
+from asbuilt.plan.serve.place import place
+from asbuilt.plan.serve.roofline import Roofline
+from asbuilt.plan.suggestion import Suggestion
 
 MOST_USERS = 10**9
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -119,17 +121,6 @@ def _by_memory(convention: MemoryConvention) -> list[Machine]:
     """The catalogue's accelerators, the least memory first, the fastest of equals."""
     rows = [machine for machine in machines.MACHINES.values() if machine.kind == "accelerator"]
     return sorted(rows, key=lambda machine: (machine.memory_bytes(convention), -machine.bandwidth))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suggestion:
-    """One thing to change: the option that changes it, whether the goal is then met, and how many users there are."""
-
-    change: str
-    option: str
-    fits: bool
-    users: int
-    effect: str
 
 
 def suggest(roofline: Roofline, goal: Goal, context: int) -> tuple[Suggestion, ...]:

@@ -1,0 +1,6 @@
+"""Serving: what machines hold of a model, how many users, how fast, and what to change."""
+
+from asbuilt.plan.serve.conventions import Conventions
+from asbuilt.plan.serve.plan import ServePlan, serve
+
+__all__ = ["Conventions", "ServePlan", "serve"]

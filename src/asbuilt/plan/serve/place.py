@@ -1,0 +1,87 @@
+"""Which degrees serving takes where they are not given: as much tensor parallelism as a node and the model allow."""
+
+from __future__ import annotations
+
+from asbuilt.errors import InputError
+from asbuilt.families.shared.reader import is_whole
+from asbuilt.plan.devices import Known, degrees, known
+from asbuilt.plan.network import NODE
+from asbuilt.plan.placement import Placement, served
+from asbuilt.spec import Model, walk
+
+MOST_GPUS = 2**20
+MOST_DEGREE = 1024
+
+
+def place(
+    spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None, node: int = NODE
+) -> Placement:
+    """Returns the placement that the given degrees make, the others chosen.
+
+    Without `tp`, tensor parallelism takes as many of the devices as it can within one `node`; what it leaves over
+    becomes pipeline stages, or copies where there are more devices than layers. Raises InputError naming the degree
+    that does not fit the model or the number of devices.
+    """
+    for name, value in (("gpus", gpus), ("tp", tp), ("pp", pp), ("ep", ep)):
+        if value is not None and not (is_whole(value) and 1 <= value <= MOST_GPUS):
+            raise InputError("out of bounds", field=name, value=value, allowed=f"1 to {MOST_GPUS:,}")
+    experts, found = ep or 1, known(spec)
+    _require_experts(found, experts)
+    if tp is None:
+        share = max(1, (gpus or experts) // (pp or 1))
+        tp = max(
+            d
+            for d in range(1, min(node, MOST_DEGREE, share) + 1)
+            if share % d == 0
+            and found.divides(d)
+            and not (experts % d and d % experts)
+            and (share <= node or node % d == 0)
+        )
+    else:
+        _require_tensor(found, tp)
+    if max(tp, experts) % min(tp, experts):
+        raise InputError("does not go with tp", field="ep", value=experts, allowed=f"a divisor or a multiple of {tp}")
+    width = max(tp, experts)
+    if isinstance(refused := found.shard(tp, experts), InputError):
+        raise refused
+    stages = pp or _stages(found, gpus or width, width)
+    if stages > len(found.order):
+        raise InputError("more stages than layers", field="pp", value=stages, allowed=f"1 to {len(found.order)}")
+    every = gpus or width * stages
+    if every % (stages * width):
+        raise InputError(
+            "does not hold whole copies of the model",
+            field="gpus",
+            value=every,
+            allowed=f"a multiple of {stages * width}, pp {stages} x max(tp {tp}, ep {ep})",
+        )
+    return served(every, tp=tp, pp=stages, ep=experts)
+
+
+def _stages(found: Known, gpus: int, width: int) -> int:
+    rest = gpus // width if gpus % width == 0 else 1
+    return rest if rest <= len(found.order) else 1
+
+
+def _require_tensor(found: Known, tp: int) -> None:
+    error = found.shard(tp)
+    if isinstance(error, InputError):
+        allowed = ", ".join(map(str, degrees(found.spec, MOST_DEGREE)))
+        raise InputError(
+            "the model cannot be divided so",
+            field="tp",
+            value=tp,
+            allowed=allowed,
+            fix=f"{error.field} = {error.value} is not {error.allowed}",
+        ) from error
+
+
+def _require_experts(found: Known, ep: int) -> None:
+    if ep == 1:
+        return
+    numbers = {n for _, part in walk(found.census.small) for n in part.spreads().values()}
+    if not numbers:
+        raise InputError("the model has no experts", field="ep", value=ep, allowed="1")
+    if any(n % ep for n in numbers):
+        allowed = [d for d in range(1, max(numbers) + 1) if all(n % d == 0 for n in numbers)]
+        raise InputError("does not divide the experts", field="ep", value=ep, allowed=", ".join(map(str, allowed)))
