@@ -73,7 +73,7 @@ def test_gpt2_as_published_has_no_prefix_and_stores_the_masks(tmp_path: Path) ->
     mask = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16).tril() for i in range(2)}
     tiny.rewrite(tmp_path, plain | mask)
     model = load(tmp_path)
-    assert torch.equal(model.table_VM, made.state_dict()["transformer.wte.weight"])
+    assert torch.equal(model.get_parameter("embedding.weight"), made.state_dict()["transformer.wte.weight"])
     assert stored_parameters(tmp_path) == sum(p.numel() for p in model.parameters()) + 2 * 16 * 16
 
 
@@ -92,12 +92,12 @@ def test_dtype_is_asked_for_then_said_then_stored(tmp_path: Path) -> None:
     tiny.write(tmp_path, "llama", 2, dtype=torch.bfloat16)
     assert load(tmp_path, dtype="float32").table_VM.dtype == torch.float32
     tiny.edit_json(tmp_path / "config.json", dtype="float16")
-    assert load(tmp_path).table_VM.dtype == torch.float16
+    assert load(tmp_path).get_parameter("embedding.weight").dtype == torch.float16
     tiny.edit_json(tmp_path / "config.json", dtype=None)
-    assert load(tmp_path).table_VM.dtype == torch.bfloat16
+    assert load(tmp_path).get_parameter("embedding.weight").dtype == torch.bfloat16
     mixed = {name: tensor.float() if tensor.dim() == 1 else tensor for name, tensor in tiny.stored(tmp_path).items()}
     tiny.rewrite(tmp_path, mixed)
-    assert load(tmp_path).table_VM.dtype == torch.float32
+    assert load(tmp_path).get_parameter("embedding.weight").dtype == torch.float32
 
 
 def test_convert_keeps_the_dtype_of_every_tensor_or_changes_all(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_float8_is_read_by_value(tmp_path: Path) -> None:
     tiny.edit_json(tmp_path / "config.json", dtype=None)
     small = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tiny.stored(tmp_path).items()}
     tiny.rewrite(tmp_path, small)
-    weight = load(tmp_path).table_VM
+    weight = load(tmp_path).get_parameter("embedding.weight")
     assert weight.dtype == torch.bfloat16
     assert torch.equal(weight.float(), small["model.embed_tokens.weight"].float())
 

@@ -56,7 +56,7 @@ def test_adapters_are_what_they_add_up_to(spec: Model, seed: int, batch: int, to
     stacks = {f"{path}.{name}": m for path, part in walk(spec) for name, m in getattr(part, "stacks", {}).items()}
     for path, parameter in stored_tensors(plain).items():
         owner = path.removesuffix(".weight")
-        parameter.copy_(merged[owner].matrix() if owner in merged and path != owner else held[path])
+        parameter.copy_(merged[owner].matrix(torch.float64) if owner in merged and path != owner else held[path])
         if isinstance(around := stacks.get(path), Lora):
             parameter.add_(held[f"{path}_lora_b"] @ held[f"{path}_lora_a"], alpha=around.alpha / around.rank)
     generator = torch.Generator().manual_seed(seed)
@@ -142,7 +142,7 @@ def test_the_adapter_is_multiplied_by_alpha_over_rank() -> None:
         module.get_parameter("lora_b").copy_(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
         # A x = (1 + 2 * 10, 10) = (21, 10); B A x = (21, 2 * 21 + 10) = (21, 52); times 3: (63, 156)
         assert module(torch.tensor([[1.0, 10.0]])).tolist() == [[1 + 63 + 0.5, 10 + 156 - 0.5]]
-        assert module.matrix().tolist() == [[1 + 3 * 1.0, 3 * 2.0], [3 * 2.0, 1 + 3 * 5.0]]
+        assert module.matrix(torch.float32).tolist() == [[1 + 3 * 1.0, 3 * 2.0], [3 * 2.0, 1 + 3 * 5.0]]
 
 
 def test_room_beside_the_plain_map() -> None:

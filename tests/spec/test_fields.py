@@ -26,6 +26,7 @@ from asbuilt.spec import (
     LongRope,
     Lora,
     Model,
+    Packed,
     Part,
     Pass,
     Predictor,
@@ -108,6 +109,7 @@ def examples() -> dict[type[Part], Part]:
     )
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
+    found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found
 
 

@@ -40,7 +40,8 @@ def convert(
     contents = Contents(source)
     common = contents.dtype(dtype)
     own = _own_dtypes(contents) if source.gguf is None and contents.packed is None else {}
-    cast = {path: common for e in contents.entries for path in e.paths if path not in contents.buffers or not own}
+    numbers = [e for e in contents.entries if not (source.own and e.packed)]
+    cast = {path: common for e in numbers for path in e.paths if path not in contents.buffers or not own}
     write_folder(
         out,
         spec=source.spec,
@@ -61,7 +62,7 @@ def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:
 
     dtypes = {}
     for entry in contents.entries:
-        own = {getattr(torch, stored_dtype(contents.headers[name]) or "") for name in entry.names}
+        own = {getattr(torch, stored_dtype(contents.headers[name]) or "uint8") for name in entry.names}
         dtypes |= dict.fromkeys(entry.paths, functools.reduce(torch.promote_types, own))
     return dtypes
 

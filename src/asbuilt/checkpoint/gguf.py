@@ -426,6 +426,22 @@ def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.T
     return torch.from_numpy(_finite(_expand(raw, tensor.type), tensor, file)).reshape(shape)
 
 
+def read_blocks(file: GGUFFile, name: str) -> torch.Tensor:
+    """Returns a tensor's blocks as they lie in the file, (..., bytes of a row) in uint8.
+
+    Raises InputError as `read_tensor` does, and where a block's scale is no finite number.
+    """
+    import torch
+
+    from asbuilt.kernels.packed import finite
+
+    tensor = _find(file, name)
+    raw = torch.from_numpy(_read_bytes(file.holder(tensor), tensor.offset, tensor.nbytes))
+    if not finite(raw, tensor.type.lower()):
+        _finite(_expand(raw.numpy(), tensor.type), tensor, file)  # names the block
+    return raw.view(*tensor.shape[:-1], -1)
+
+
 def _find(file: GGUFFile, name: str) -> GGUFTensor:
     tensor = file.tensors.get(name)
     if tensor is None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asbuilt.checkpoint.gguf import GGUFTensor, read_tensor
+from asbuilt.checkpoint.gguf import GGUFTensor, read_blocks, read_tensor
 from asbuilt.checkpoint.own import own_table
+from asbuilt.checkpoint.packed import PACKABLE, packed_entries, packed_spec
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import Reader, StoredTensor, read_folder
 from asbuilt.checkpoint.source import Source, open_model
@@ -36,15 +37,24 @@ PACKED = "U8"  # what packed weights and their scales are stored as
 LISTED = 5  # names shown of each kind of mismatch
 
 
-def load(source: Source | str | Path, dtype: torch.dtype | str | None = None, device: str = "cpu") -> Model:
+def load(
+    source: Source | str | Path,
+    dtype: torch.dtype | str | None = None,
+    device: str = "cpu",
+    *,
+    packed: bool = False,
+) -> Model:
     """Returns the model of a checkpoint folder or GGUF file, its weights loaded, in evaluation mode.
 
     `dtype` None means the stored one: what config.json says, else what the tensors have; float32 for a GGUF of
-    quantised blocks. Raises InputError for a source without weights, for tensors that are missing, unexpected, of
-    another shape or no floats, for values beyond the range of `dtype`, for a device that is not there, and, before
-    anything is allocated, for a model that the free memory does not hold.
+    quantised blocks. With `packed`, matrices and tables that a GGUF file or an MXFP4 checkpoint holds as blocks stay
+    so: in memory is what the file holds, and each product expands what it multiplies to `dtype`.
+
+    Raises InputError for a source without weights, for tensors that are missing, unexpected, of another shape or no
+    floats, for values beyond the range of `dtype`, for a device that is not there, for `packed` where nothing is held
+    as blocks, and, before anything is allocated, for a model that the free memory does not hold.
     """
-    contents = Contents(as_source(source))
+    contents = Contents(as_source(source), packed=packed)
     wanted, place = contents.dtype(dtype), _device(device)
     needed = contents.needs(wanted)
     if place.type == "cpu":
@@ -66,7 +76,8 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
             for path, tensor in zip(entry.paths, contents.read(entry), strict=True):
                 empty.remove(path)  # KeyError: a table that fills a parameter twice
                 assert tensor.shape == tensors[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
-                require_range(tensor, tensors[path].dtype, path)
+                if tensors[path].is_floating_point():
+                    require_range(tensor, tensors[path].dtype, path)
                 tensors[path].copy_(tensor)
     assert not empty, f"not in the table: {sorted(empty)}"
     return built.eval()
@@ -105,7 +116,7 @@ def headers(source: Source) -> Headers:
 class Contents:
     """The stored tensors of a source, matched with its spec; `read` gives one entry's tensors as the model has them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, packed: bool = False) -> None:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
         in_gguf = source.gguf is not None
         self.packed = source.reading.quantization
@@ -120,6 +131,24 @@ class Contents:
         again = ((name, path) for name, path in self.table.duplicates.items() if name in self.headers)
         self._again = [(name, path) for name, path in again if name not in named]
         self._read = _reader(source, self.headers)
+        self._blocks: dict[tuple[str, ...], Entry] = {}
+        if packed and all(weight.format is None for _, weight, _ in stored_weights(self.spec)):
+            self._keep_blocks()
+
+    def _keep_blocks(self) -> None:
+        """Has what can stay blocks read as such; the spec says so."""
+        found = packed_entries(self.spec, self.entries, self.headers)
+        again = {path for _, path in self._again}
+        found = tuple((entry, format) for entry, format in found if again.isdisjoint(entry.paths))
+        if not found:
+            raise InputError(
+                "holds no blocks that can stay packed",
+                field="packed",
+                value=self.source.name,
+                allowed=f"a GGUF file or MXFP4 checkpoint with {', '.join(PACKABLE)}",
+            )
+        self._blocks = {entry.paths: entry for entry, _ in found}
+        self.spec = packed_spec(self.spec, {path: format for entry, format in found for path in entry.paths})
 
     def dtype(self, wanted: torch.dtype | str | None) -> torch.dtype:
         """Returns the dtype to build in; see `load`."""
@@ -133,10 +162,10 @@ class Contents:
         if self.source.gguf is not None:
             return torch.float32
         # 8-bit floats are a format to store, bfloat16 holds all their values
-        held = [entry for entry in self.entries if not self.buffers.issuperset(entry.paths)]
+        held = [e for e in self.entries if not self.buffers.issuperset(e.paths) and not (self.source.own and e.packed)]
         names = {stored_dtype(self.headers[name]) or "" for entry in held for name in entry.names}
         own = [getattr(torch, name if name in COMPUTED else "bfloat16") for name in names]
-        return functools.reduce(torch.promote_types, own)
+        return functools.reduce(torch.promote_types, own, *(() if own else (torch.float32,)))
 
     def needs(self, dtype: torch.dtype | str, running: int = 0) -> int:
         """Returns the bytes that loading takes: the model, and the largest tensor once more in float32.
@@ -148,6 +177,12 @@ class Contents:
 
     def read(self, entry: Entry) -> list[Tensor]:
         """Returns the tensors of the entry's paths; InputError where one is stored again with other values."""
+        blocks = self._blocks.get(entry.paths)
+        if blocks is not None:
+            file = self.source.gguf
+            return blocks.layout.load(
+                [self._read(name) if file is None else read_blocks(file, name) for name in entry.names]
+            )
         tensors = entry.layout.load(alike([self._read(name) for name in entry.names]))
         for path, tensor in zip(entry.paths, tensors, strict=True):
             for name in (name for name, tied in self._again if tied == path):
@@ -197,7 +232,7 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
     Raises InputError listing what is missing, unexpected, of another shape or no floats; `where` names the file.
     """
     entries = table.entries
-    shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
+    shapes = {path: weight.stored_shape for path, weight, _ in stored_weights(spec)}
     assert sorted(path for entry in entries for path in entry.paths) == sorted(shapes), "table and spec disagree"
     wanted = {
         name: shape

@@ -10,7 +10,7 @@ from typing import Any
 
 from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file
-from asbuilt.families.shared.table import Table, entry
+from asbuilt.families.shared.table import Entry, Table
 from asbuilt.spec import Model, from_dict, stored_weights, to_dict
 
 OWN = "asbuilt.json"
@@ -50,4 +50,5 @@ def own_reading(path: Path) -> Reading:
 
 def own_table(spec: Model) -> Table:
     """Returns the table of such a folder: each tensor under its own path, as it is."""
-    return Table(entries=tuple(entry(path, path) for path, _, _ in stored_weights(spec)))
+    found = ((path, weight.format is not None) for path, weight, _ in stored_weights(spec))
+    return Table(entries=tuple(Entry(paths=(path,), names=(path,), packed=packed) for path, packed in found))

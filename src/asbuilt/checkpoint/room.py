@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asbuilt import cost, memory
 from asbuilt.errors import InputError
 from asbuilt.shown import size
+from asbuilt.spec import stored_weights, weights
 
 if TYPE_CHECKING:
     from asbuilt.spec import Model
@@ -20,8 +21,11 @@ REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "Canno
 
 def built_bytes(spec: Model, dtype: str) -> int:
     """Returns the bytes of a built model: all that it holds, what no pass reaches included."""
-    numbers = cost.total_parameters(spec) + sum(max(0, extra) for extra in cost.stored_extra(spec).values())
-    return math.ceil(numbers * cost.dtype(dtype).block_bytes)
+    found = [weight for _, weight, _ in stored_weights(spec)]
+    found += [weight for _, weight, _ in weights(spec) if not weight.learned]
+    number = cost.dtype(dtype).block_bytes
+    held = sum(weight.size * number for weight in found if weight.format is None)
+    return math.ceil(held) + sum(math.prod(weight.stored_shape) for weight in found if weight.format is not None)
 
 
 def require_room(needed: int, name: str, *, what: str = "to be loaded", fix: str = "") -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.checkpoint.load import alike, as_source, dtype_of, require_range
+from asbuilt.checkpoint.load import PACKED, alike, as_source, dtype_of, require_range
 from asbuilt.checkpoint.own import OWN, own_document, own_table
 from asbuilt.checkpoint.safetensors import INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
@@ -62,7 +62,7 @@ MOST_BESIDE = 128 << 20
 WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json")  # vocabularies, no settings
 AUTO_MAP = "auto_map"  # names code beside the weights, which is not carried along
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
-CODES = {name: code for code, name in STORED_FLOATS.items()}
+CODES = {name: code for code, name in STORED_FLOATS.items()} | {"uint8": PACKED}
 ALIGNMENT = 8
 ROOM = 1 << 24  # bytes that a disk must have left for what is made new beside the weights, a tokenizer's at most
 CHUNK = 1 << 24  # numbers that are cast and written at a time
@@ -86,22 +86,28 @@ def save(
 
     Our own form is the spec in `asbuilt.json`, and tensors under its paths: any model can be saved so. `carried` are
     the keys of config.json that do not describe the model, such as its end tokens; `dtype` None keeps each parameter's
-    own, as buffers always do; `tokenizer_from` is a source whose tokenizer goes beside; `progress` is called with bytes
-    written and bytes in all. Raises InputError for a family that cannot express the model, a folder that exists and is
-    not empty, a full disk, and values beyond the range of `dtype`. Whatever is raised, nothing is left behind.
+    own, as buffers and packed blocks always do; `tokenizer_from` is a source whose tokenizer goes beside; `progress` is
+    called with bytes written and bytes in all. Raises InputError for a family that cannot express the model, a folder
+    that exists and is not empty, a full disk, and values beyond the range of `dtype`. Whatever is raised, nothing is
+    left behind.
     """
     from asbuilt.nn import stored_tensors
 
     tensors = stored_tensors(model)
     own = {path for path, _, _ in buffers(model.spec)}
-    kept = {path: dtype_of(t.dtype if dtype is None or path in own else dtype) for path, t in tensors.items()}
+    packed = {path: t.dtype for path, t in tensors.items() if not t.is_floating_point()}
+    kept = {
+        path: dtype_of(t.dtype if dtype is None or path in own else dtype)
+        for path, t in tensors.items()
+        if path not in packed
+    }
     write_folder(
         folder,
         spec=model.spec,
         family=family,
         carried=carried or {},
-        config_dtype=str(next(iter(kept.values()))).removeprefix("torch."),
-        dtypes=kept,
+        config_dtype=str(next(iter(kept.values()), model.dtype)).removeprefix("torch."),
+        dtypes=packed | kept,
         read=lambda entry: [tensors[path].detach() for path in entry.paths],
         beside=None if tokenizer_from is None else as_source(tokenizer_from),
         max_shard_bytes=max_shard_bytes,
@@ -123,6 +129,13 @@ def write_folder(
     progress: Progress | None,
 ) -> None:
     """Writes a checkpoint folder from `read`, which gives the tensors of an entry's paths; see `save`."""
+    if family is not None and any(weight.format is not None for _, weight, _ in stored_weights(spec)):
+        raise InputError(
+            "packed weights are saved in our own form",
+            field="family",
+            value=family,
+            fix="leave the family out, or load the model without `packed`",
+        )
     if family is None:
         file, config, table = OWN, own_document(spec, carried, config_dtype), own_table(spec)
     else:
@@ -172,7 +185,7 @@ class Place:
 def _stored(table: Table, spec: ModelSpec, dtypes: dict[str, torch.dtype]) -> Iterator[Place]:
     import torch
 
-    shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
+    shapes = {path: weight.stored_shape for path, weight, _ in stored_weights(spec)}
     for entry in table.entries:
         dtype = dtypes[entry.paths[0]]
         for path in entry.paths[1:]:
@@ -241,7 +254,8 @@ def _write_tensor(path: Path, place: Place, tensor: Tensor) -> None:
     import torch
 
     assert tuple(tensor.shape) == place.shape, f"{place.name}: {tuple(tensor.shape)} is not {place.shape}"
-    require_range(tensor, place.dtype, place.name)
+    if tensor.is_floating_point():
+        require_range(tensor, place.dtype, place.name)
     flat = tensor.reshape(-1)
     with path.open("r+b") as file:
         file.seek(place.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -35,8 +36,11 @@ class Dtype:
     def nbytes(self, weight: Weight) -> Fraction:
         """Bytes of one weight.
 
-        Block formats hold matrices and tables row by row; vectors stay in fp32, as GGUF files keep them.
+        Block formats hold matrices and tables row by row; vectors stay in fp32, as GGUF files keep them. A weight that
+        the spec declares as blocks of a format is held as these.
         """
+        if weight.format is not None:
+            return Fraction(math.prod(weight.stored_shape))
         if self.block == 1:
             return weight.size * self.block_bytes
         if len(weight.shape) <= 1:

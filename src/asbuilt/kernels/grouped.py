@@ -5,33 +5,42 @@ Shapes: rows R, experts E, inputs I, outputs O.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.rows import linear
+from asbuilt.kernels.packed import linear
 from asbuilt.spec.part import Kernel
 
 
 def grouped_product(
-    x_RI: Tensor, weight_EOI: Tensor, counts: list[int], kernel: Kernel, bias_EO: Tensor | None = None
+    x_RI: Tensor,
+    weight_EOI: Tensor,
+    counts: list[int],
+    kernel: Kernel,
+    bias_EO: Tensor | None = None,
+    format: str | None = None,
 ) -> Tensor:
     """Returns (R, O): the first counts[0] rows times expert 0's matrix transposed, the next with expert 1's, and so on.
 
-    `bias_EO` adds each expert's own vector. The reference multiplies every group and joins the results. So does
-    training, whose gradient then comes in one piece for all experts. Without gradients each expert that is hit writes
-    to its place, and the others are not read.
+    `bias_EO` adds each expert's own vector. With a `format` the matrices are blocks, expanded one expert after the
+    other. The reference multiplies every group and joins the results. So does training, whose gradient then comes in
+    one piece for all experts. Without gradients each expert that is hit writes to its place, and the others are not
+    read.
     """
     biases = [None] * len(counts) if bias_EO is None else bias_EO.unbind()
     if kernel == "reference" or torch.is_grad_enabled():
         groups = zip(x_RI.split(counts), weight_EOI.unbind(), biases, strict=True)
-        return torch.cat([F.linear(rows, weight, bias) for rows, weight, bias in groups])
+        product = F.linear if format is None else partial(linear, format=format)
+        return torch.cat([product(rows, weight, bias) for rows, weight, bias in groups])
     out_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
     start = 0
     for expert, (count, bias) in enumerate(zip(counts, biases, strict=True)):
         if count:
             rows, place = x_RI[start : start + count], out_RO[start : start + count]
-            linear(rows, weight_EOI[expert], bias, out=place)
+            linear(rows, weight_EOI[expert], bias, format=format, out=place)
             start += count
     return out_RO
 

@@ -14,12 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from asbuilt.dtypes import BLOCKS
 from asbuilt.measure import timing
 from asbuilt.measure.rates import quarter
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
-from asbuilt.spec import Classifier, PatchEmbedding, Vision
+from asbuilt.spec import Classifier, PatchEmbedding, Vision, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -28,7 +29,14 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce i
 
 def parameters(model: Model) -> int:
     """Returns the number of parameters as built, each counted once however many names it has."""
-    return sum(p.numel() for p in {id(p): p for p in built_parameters(model).values()}.values())
+    formats = {path: weight.format for path, weight, _ in weights(model.spec) if weight.format is not None}
+    built = {id(p): (path, p) for path, p in built_parameters(model).items()}
+    return sum(_numbers(p, formats.get(path)) for path, p in built.values())
+
+
+def _numbers(parameter: Tensor, format: str | None) -> int:
+    block, nbytes = (1, 1) if format is None else BLOCKS[format]
+    return parameter.numel() // nbytes * block
 
 
 def weight_bytes(model: Model) -> int:

@@ -65,7 +65,9 @@ def built_parameters(built: Model) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def _fill(parameter: nn.Parameter, weight: Weight, std: float, n_layers: int, generator: torch.Generator) -> None:
-    if weight.start in ("ones", "zeros"):
+    if weight.format is not None:
+        parameter.zero_()  # blocks of zeros: they are loaded, not trained
+    elif weight.start in ("ones", "zeros"):
         parameter.fill_(float(weight.start == "ones"))
     else:
         scale = std / math.sqrt(2 * n_layers) if weight.start == "depth_scaled" else std

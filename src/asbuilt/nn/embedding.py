@@ -6,10 +6,9 @@ Shapes: batch B, new tokens T, model width M.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.linear import Linear, PartModule, Table
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import embedding as spec
@@ -24,13 +23,18 @@ class TokenEmbedding(PartModule):
 
     def __init__(self, part: spec.TokenEmbedding, path: str) -> None:
         super().__init__(part, path)
-        self.scale = part.scale
+        self.scale, self.format = part.scale, part.format
         if part.d_table is None:
             self.project = None
 
+    @property
+    def table(self) -> Table:
+        """The table, which a tied head multiplies."""
+        return Table(self.weight, self.format)
+
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        x = F.embedding(tokens_BT, self.weight)
+        x = self.table.rows(tokens_BT, step.dtype)
         return scaled(x if self.project is None else self.project(x), self.scale)
 
 
@@ -44,8 +48,8 @@ class SharedEmbedding(PartModule):
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        assert step.table_VM is not None, "the whole model has a table to lend"
-        return scaled(F.embedding(tokens_BT, step.table_VM), self.scale)
+        assert step.table is not None, "the whole model has a table to lend"
+        return scaled(step.table.rows(tokens_BT, step.dtype), self.scale)
 
 
 def scaled(x_BTM: Tensor, scale: float) -> Tensor:

@@ -120,7 +120,8 @@ class MixtureOfExperts(PartModule):
 
         def mapped(name: str, rows: Tensor) -> Tensor:
             bias = getattr(self, f"{name}_bias") if self.part.bias else None
-            made, one = grouped_product(rows, getattr(self, name), counts, kernel, bias), self.part.stacks[name]
+            one = self.part.stacks[name]
+            made = grouped_product(rows, getattr(self, name), counts, kernel, bias, one.format)
             if not isinstance(one, Lora):
                 return made
             narrow = grouped_product(rows, getattr(self, f"{name}_lora_a"), counts, kernel)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asbuilt.kernels.rows import linear
-from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.linear import Linear, PartModule, Table
 from asbuilt.nn.registry import computes, optional
 from asbuilt.spec import head as spec
 
@@ -16,6 +15,7 @@ class Head(PartModule):
     """Logits with a matrix of its own, or with the embedding's table."""
 
     weight: Tensor | None
+    bias: Tensor | None
     shift: Tensor | None
     project: Linear | None
 
@@ -24,6 +24,7 @@ class Head(PartModule):
         if part.d_table is None:
             self.project = None
         self.scale, self.softcap = part.scale, part.softcap
+        self.format = part.format if isinstance(part, spec.Head) else None
         self.transform = optional(part.transform, f"{path}.transform")
         for name in ("weight", "bias"):
             if name not in part.holds():
@@ -31,13 +32,15 @@ class Head(PartModule):
         if not part.shift:
             self.register_buffer("shift", None)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        """Returns (..., n_vocab)."""
+    def forward(self, x: Tensor, table: Table | None) -> Tensor:
+        """Returns (..., n_vocab); without a matrix of its own it multiplies `table`, the embedding's."""
         if self.transform is not None:
             x = self.transform(x)
         if self.project is not None:
             x = self.project(x)
-        logits = linear(x, table if self.weight is None else self.weight, self.bias)  # type: ignore[arg-type]
+        matrix = table if self.weight is None else Table(self.weight, self.format)
+        assert matrix is not None, "a tied head needs the embedding's table"
+        logits = matrix.product(x, self.bias)
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.shift is not None:

@@ -88,8 +88,8 @@ class LatentAttention(PartModule):
         part = self.part
         B, T, H, _ = q_BTHD.shape
         plain, turned = q_BTHD.split((part.d_nope, part.d_rope), -1)
-        k_up = self.k_up.matrix().view(H, part.d_nope, part.kv_rank)
-        v_up = self.v_up.matrix().view(H, part.d_value, part.kv_rank)
+        k_up = self.k_up.matrix(q_BTHD.dtype).view(H, part.d_nope, part.kv_rank)
+        v_up = self.v_up.matrix(q_BTHD.dtype).view(H, part.d_value, part.kv_rank)
         in_latent = torch.bmm(plain.permute(2, 0, 1, 3).reshape(H, B * T, part.d_nope), k_up)
         q_BHTL = torch.cat((in_latent.view(H, B, T, -1).transpose(0, 1), turned.transpose(1, 2)), -1)
         latents = joined_BSL[:, None]

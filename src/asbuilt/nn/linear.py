@@ -1,34 +1,43 @@
-"""Linear maps, and several maps of one input kept side by side in memory so that inference multiplies them at once."""
+"""Linear maps, plain, packed or with an adapter; several maps of one input side by side in memory.
+
+Inference multiplies those at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from asbuilt.errors import InputError
+from asbuilt.kernels import packed
 from asbuilt.kernels.rows import linear
 from asbuilt.spec import linear as spec
 from asbuilt.spec.part import Part, Weight
 
 
 class Linear(nn.Module):
-    """x W^T + b, with whatever of W and b is registered."""
+    """x W^T + b, with whatever of W and b is registered; with a `format` W is blocks, expanded for each product."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, format: str | None = None) -> None:
         super().__init__()
+        self.format = format
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x W^T + b."""
-        return linear(x, self.weight, self.bias)
+        if self.format is None:
+            return linear(x, self.weight, self.bias)
+        return packed.linear(x, self.weight, self.bias, format=self.format)
 
-    def matrix(self) -> Tensor:
-        """Returns W (d_out, d_in) of x W^T + b."""
-        return self.weight
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """Returns W (d_out, d_in) of x W^T + b; of blocks its numbers in `dtype`."""
+        return self.weight if self.format is None else packed.expand(self.weight, self.format, dtype)
 
 
 class Lora(Linear):
@@ -37,30 +46,51 @@ class Lora(Linear):
     lora_a: Tensor
     lora_b: Tensor
 
-    def __init__(self, scale: float) -> None:
-        super().__init__()
+    def __init__(self, scale: float, format: str | None = None) -> None:
+        super().__init__(format)
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the map with its adapter."""
         return super().forward(x) + linear(linear(x, self.lora_a), self.lora_b) * self.scale
 
-    def matrix(self) -> Tensor:
+    def matrix(self, dtype: torch.dtype) -> Tensor:
         """Returns W + scale B A."""
-        return self.weight + self.lora_b @ self.lora_a * self.scale
+        return super().matrix(dtype) + self.lora_b @ self.lora_a * self.scale
+
+
+class Table(NamedTuple):
+    """A matrix whose rows are looked up or multiplied by: an embedding's table, a head's matrix; plain, or blocks."""
+
+    weight: Tensor
+    format: str | None = None
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns rows (*index.shape, width); those of blocks in `dtype`."""
+        return packed.look_up(index, self.weight, self.format, dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Returns x W^T + b."""
+        return packed.linear(x, self.weight, bias, format=self.format)
 
 
 def of_map(part: spec.Map) -> Linear:
     """Returns the module of a linear map, its parameters uninitialised."""
-    made = Linear() if isinstance(part, spec.Linear) else Lora(part.scale)
+    made = Lora(part.scale, part.format) if isinstance(part, spec.Lora) else Linear(part.format)
     for name, weight in part.holds().items():
         made.register_parameter(name, parameter(weight))
     return made
 
 
 def parameter(weight: Weight) -> nn.Parameter:
-    """Returns an empty parameter."""
-    return nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned and not weight.frozen)
+    """Returns an empty parameter; of blocks their bytes. Raises InputError for blocks that nothing here expands."""
+    if weight.format is None:
+        return nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned and not weight.frozen)
+    if weight.format not in packed.EXPANDED:
+        raise InputError(
+            "cannot be computed with yet", field="format", value=weight.format, allowed=", ".join(packed.EXPANDED)
+        )
+    return nn.Parameter(torch.empty(weight.stored_shape, dtype=torch.uint8), requires_grad=False)
 
 
 def hooked(*maps: nn.Module) -> bool:
@@ -81,7 +111,7 @@ class FusedLinears:
 
     def __init__(self, *maps: Linear) -> None:
         self.maps = maps
-        self.plain = all(type(m) is Linear for m in maps)
+        self.plain = all(type(m) is Linear and m.format is None for m in maps)
         self.sizes = [len(m.weight) for m in maps]
         self.join()
 

@@ -17,7 +17,7 @@ from asbuilt.nn import positions
 from asbuilt.nn.block import Block
 from asbuilt.nn.embedding import TokenEmbedding
 from asbuilt.nn.head import Head
-from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.linear import Linear, PartModule, Table
 from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
 from asbuilt.nn.vision import Contrast, OneToken, PatchEmbedding, Vision
@@ -48,7 +48,7 @@ class Predictor(PartModule):
         """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which each follow a place of the stream."""
         halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
         x_BTM = self.block(self.join(torch.cat(halves, -1)), step)
-        return self.head(self.norm(x_BTM), self.embedding.weight)
+        return self.head(self.norm(x_BTM), self.embedding.table)
 
 
 @computes(spec.Model)
@@ -164,9 +164,9 @@ class Model(nn.Module):
             return self.pooler(x_BTM if self.norm is None else self.norm(x_BTM))[:, 0]
 
     @property
-    def table_VM(self) -> Tensor:
+    def table(self) -> Table | None:
         """The embedding's table, which a tied head multiplies and an encoder may look its tokens up in."""
-        return self.embedding.weight  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+        return self.embedding.table if isinstance(self.embedding, TokenEmbedding) else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -189,7 +189,7 @@ class Model(nn.Module):
         if source_BS is not None:
             shape = (source_BS.shape[0], source_BS.shape[1])
             inner = self.encoder.begin(shape, source_BS.device, None, valid_BS, step.kernel)
-            inner.table_VM = self.table_VM
+            inner.table = self.table
             step.source_BSM = self.encoder.logits(source_BS, inner, last=False)
             if step.cache is not None:
                 step.cache.begin_source(source_BS.shape[1], valid_BS)
@@ -206,7 +206,7 @@ class Model(nn.Module):
             x_BTM = last_token(x_BTM, step.valid_BT)
         if self.norm is not None:
             x_BTM = self.norm(x_BTM)
-        return x_BTM if self.head is None else self.head(x_BTM, self.table_VM)
+        return x_BTM if self.head is None else self.head(x_BTM, self.table)
 
     def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
         """Returns the stream (B, T, M) after `depth` blocks, None for all of them."""
@@ -239,7 +239,9 @@ class Model(nn.Module):
     ) -> Step:
         """Returns the step for (B, T) tokens, the cache's lengths already moved on."""
         past = None if cache is None else cache.lengths
-        step = Step(shape, device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel, reach=reach)
+        step = Step(
+            shape, device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel, reach=reach, dtype=self.dtype
+        )
         if cache is not None:
             cache.advance(step.lengths)
         return step

@@ -14,6 +14,7 @@ from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
     from asbuilt.nn.cache import Cache
+    from asbuilt.nn.linear import Table
 
 T = TypeVar("T")
 
@@ -24,9 +25,9 @@ class Step:
     `valid_BT` marks real tokens; None says that every token is real. A row's tokens are numbered by counting its real
     ones, so padding on either side changes nothing for the others.
     `reach` is how long each row's text is taken to be by rotary positions that ask: as long as it is after this pass,
-    unless more of it is known to come.
+    unless more of it is known to come. Packed tables are looked up in `dtype`.
     `types_BT` are the tokens' types where they have other than 0. A stack may lend its layers `relative_BH`, the
-    numbers of its relative buckets, and `table_VM`, vectors of tokens; `source_BSM` is what an encoder made, None once
+    numbers of its relative buckets, and `table`, vectors of tokens; `source_BSM` is what an encoder made, None once
     the layers remember it, `source_mask` tells its real tokens.
     `images_NPM` take the places of tokens; `ends_BT` is the last position that each token sees, where that is not its
     own.
@@ -34,7 +35,7 @@ class Step:
 
     types_BT: Tensor | None = None
     relative_BH: Tensor | None = None
-    table_VM: Tensor | None = None
+    table: Table | None = None
     source_BSM: Tensor | None = None
     source_mask: Mask = None
     images_NPM: Tensor | None = None
@@ -50,8 +51,9 @@ class Step:
         cache: Cache | None = None,
         kernel: Kernel = "fused",
         reach: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self._reach = reach
+        self._reach, self.dtype = reach, torch.get_default_dtype() if dtype is None else dtype
         self.batch, self.tokens = shape
         self.past = past or (0,) * self.batch
         self.valid_BT, self.cache, self.device = valid_BT, cache, device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -66,6 +67,8 @@ def _grouped(base: str, group: int) -> Precision:
     each = PLAIN[base] + scale
 
     def held(path: str, weight: Weight, owner: Part) -> Fraction:
+        if weight.format is not None:
+            return Fraction(math.prod(weight.stored_shape))
         matrix = weight.role == "matrix" and owner.kind in QUANTISED_KINDS
         return weight.size * (each if matrix else PLAIN["bf16"])
 

@@ -23,7 +23,7 @@ from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.latent import LatentAttention
-from asbuilt.spec.linear import Linear, Lora, Map, Mapped
+from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import Embedding, Model, Predictor
@@ -119,6 +119,7 @@ __all__ = [
     "MixtureOfExperts",
     "Model",
     "Norm",
+    "Packed",
     "Parallel",
     "Part",
     "Pass",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TypeVar
 
 from asbuilt.errors import InputError, near
+from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Lora, Map, Mapped
 from asbuilt.spec.part import Part, walk
 
@@ -19,7 +20,8 @@ def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = 
     packed blocks, stays inside the adapter. Raises InputError for a target that no map of a block is named by, and for
     a rank that a map is too small for.
     """
-    known = dict.fromkeys(name for _, part in _in_blocks(spec) for name in part.maps | part.stacks)
+    parts = (part for path, part in walk(spec) if isinstance(part, Mapped) and _adaptable(path, part))
+    known = dict.fromkeys(name for part in parts for name in part.maps | part.stacks)
     for target in targets or ():
         if target not in known:
             raise InputError(
@@ -30,34 +32,29 @@ def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = 
                 fix=near(target, known),
             )
 
-    def with_adapters(part: Part) -> Part:
-        assert isinstance(part, Mapped)
+    def beside(path: str, part: Part) -> Part:
+        if not isinstance(part, Mapped) or not _adaptable(path, part):
+            return part
         maps = part.maps | part.stacks
-        chosen = maps if targets is None else {name: m for name, m in maps.items() if name in targets}
-        return part.with_maps({name: _beside(m, rank, alpha) for name, m in chosen.items()})
+        return part.with_maps({n: _beside(m, rank, alpha) for n, m in maps.items() if targets is None or n in targets})
 
-    inside = {path for path, _ in _in_blocks(spec)}
-    return spec.replace_where(lambda path, _: path in inside, with_adapters) if inside else spec
+    return transform(spec, beside)
 
 
 def without_adapters(spec: P) -> P:
     """Returns a model with its adapters taken away, and what they stood beside in their place."""
 
-    def bare(part: Part) -> Part:
-        assert isinstance(part, Mapped)
+    def bare(_: str, part: Part) -> Part:
+        if not isinstance(part, Mapped):
+            return part
         return part.with_maps({n: m.base for n, m in (part.maps | part.stacks).items() if isinstance(m, Lora)})
 
-    def has_some(_: str, part: Part) -> bool:
-        return isinstance(part, Mapped) and any(isinstance(m, Lora) for m in (part.maps | part.stacks).values())
-
-    return spec.replace_where(has_some, bare) if any(has_some(path, part) for path, part in walk(spec)) else spec
+    return transform(spec, bare)
 
 
-def _in_blocks(spec: Part) -> Iterator[tuple[str, Mapped]]:
-    """Yields what has maps in the blocks of a model, and of its encoder."""
-    for path, part in walk(spec):
-        if isinstance(part, Mapped) and part.kind != "router" and (path.startswith("blocks.") or ".blocks." in path):
-            yield path, part
+def _adaptable(path: str, part: Part) -> bool:
+    """Whether this part lies in a block of the model or of its encoder, and is no router."""
+    return (path.startswith("blocks.") or ".blocks." in path) and part.kind != "router"
 
 
 def _beside(one: Map, rank: int, alpha: float) -> Lora:

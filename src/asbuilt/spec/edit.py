@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="Part")
 Which = Callable[[str, "Part"], bool]
 Change = Callable[["Part"], "Part"]
+ChangeAt = Callable[[str, "Part"], "Part"]
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -62,9 +63,18 @@ def replace_where(
         raise InputError("no part is of this kind", field="which", value=getattr(which, "__name__", which))
     if change is not None and changes:
         raise InputError("either what is put in their place, or fields", field="change", value=list(changes))
-    if change is None or callable(change):
-        return _rebuilt(part, "", chosen, change, changes)
-    return _rebuilt(part, "", chosen, lambda _: change, changes)
+    if change is None:
+        return _rebuilt(part, "", chosen, None, changes)
+    make = change if callable(change) else lambda _: change
+    return _rebuilt(part, "", chosen, lambda _, below: make(below), changes)
+
+
+def transform(part: P, change: Callable[[str, Part], Part]) -> P:
+    """Returns the part with every part of it replaced by what `change(path, part)` returns, children first.
+
+    A child that is replaced is in its owner by the time that one is. Raises InputError for values that parts refuse.
+    """
+    return _rebuilt(part, "", lambda *_: True, change, {})
 
 
 def _chooser(which: type[Part] | tuple[type[Part], ...] | Which) -> Which:
@@ -85,7 +95,7 @@ def _nothing(part: Part, path: str) -> InputError:
     return InputError("no part at this path", field="path", value=path, fix=hint)
 
 
-def _rebuilt(part: Any, path: str, which: Which, change: Change | None, changes: dict[str, Any]) -> Any:  # noqa: ANN401  # the part's own type
+def _rebuilt(part: Any, path: str, which: Which, change: ChangeAt | None, changes: dict[str, Any]) -> Any:  # noqa: ANN401  # the part's own type
     """Returns `part` with what is chosen in it changed; children first, and with a part's own fields in one go."""
     below: dict[str, Part] = {}
     for name, child in (*part.children(), *part.extras()):
@@ -95,7 +105,7 @@ def _rebuilt(part: Any, path: str, which: Which, change: Change | None, changes:
     chosen = which(path, part)
     values = _placed(part, below, path) | (changes if chosen and change is None else {})
     made = _replaced(part, values, path) if values else part
-    return change(made) if chosen and change is not None else made
+    return change(path, made) if chosen and change is not None else made
 
 
 def _placed(part: Part, below: dict[str, Part], path: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from asbuilt.spec.part import (
     Product,
     Weight,
     divided_vocabulary,
+    require_format,
     require_number,
     require_sizes,
 )
@@ -35,11 +36,19 @@ class TokenEmbedding(Mapped):
     """Width of the table, where it is not d_model."""
     project: Map | None = None
     """What stands in place of the plain map from the table's width."""
+    format: str | None = None
+    """The block format that the table is held in; None for plain numbers."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
         require_number(self, "scale")
+        require_format(self, "format", self.width)
         self.require_maps()
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of the table."""
+        return self.d_model if self.d_table is None else self.d_table
 
     def plain_maps(self) -> dict[str, Linear]:
         """From the table's width to d_model, where the two differ."""
@@ -53,8 +62,8 @@ class TokenEmbedding(Mapped):
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_vocab, d_model), or (n_vocab, d_table)."""
-        width = self.d_model if self.d_table is None else self.d_table
-        return {"weight": Weight(shape=(self.n_vocab, width), role="table", split="out")}
+        shape, packed = (self.n_vocab, self.width), self.format is not None
+        return {"weight": Weight(shape=shape, role="table", split="out", format=self.format, frozen=packed)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """The map where the table has a width of its own."""

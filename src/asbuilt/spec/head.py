@@ -14,6 +14,7 @@ from asbuilt.spec.part import (
     divided_vocabulary,
     require,
     require_flags,
+    require_format,
     require_number,
     require_sizes,
 )
@@ -91,13 +92,23 @@ class Head(_Logits):
     logits, a number for each token that no training moves.
     """
 
+    format: str | None = None
+    """The block format that the matrix is held in; None for plain numbers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_format(self, "format", self.width)
+
     def holds(self) -> dict[str, Weight]:
         """W (n_vocab, d_model or d_table) and a bias, if asked."""
-        return {"weight": Weight(shape=(self.n_vocab, self.width), role="matrix", split="out")} | super().holds()
+        shape, packed = (self.n_vocab, self.width), self.format is not None
+        own = Weight(shape=shape, role="matrix", split="out", format=self.format, frozen=packed)
+        return {"weight": own} | super().holds()
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product, or two."""
-        return self._products(run, "weight")
+        logits = self._products(run, "weight")
+        return tuple(replace(p, one_gradient=True) if p.weight == "weight" and self.format else p for p in logits)
 
 
 @dataclass(frozen=True, kw_only=True)

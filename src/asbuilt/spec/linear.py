@@ -24,6 +24,7 @@ from asbuilt.spec.part import (
     require,
     require_choice,
     require_flags,
+    require_format,
     require_number,
     require_sizes,
 )
@@ -69,6 +70,11 @@ class Linear(Part):
         """The map without what was put around it: itself."""
         return self
 
+    @property
+    def format(self) -> None:
+        """The block format of W: none."""
+        return None
+
     def around(self, plain: Linear) -> Linear:
         """Returns another map with what this one has around it: nothing."""
         return plain
@@ -104,13 +110,74 @@ class Linear(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Packed(Part):
+    """x W^T + b, with W held as blocks of few bits, as files keep them; what it multiplies is expanded first.
+
+    W is frozen. `format` names a block format of GGUF, such as q4_k, or mxfp4.
+    """
+
+    base: Linear
+    """The map that these are the blocks of."""
+    format: str
+    """The format of the blocks, which lie along the rows of W."""
+
+    def __post_init__(self) -> None:
+        require(self, "base", isinstance(self.base, Linear), "a Linear")
+        require(self, "format", self.format is not None, "the name of a block format")
+        require_format(self, "format", self.base.d_in)
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """What its parameters are counted under."""
+        return self.base.kind
+
+    @property
+    def plain(self) -> Linear:
+        """The map as if it were not packed."""
+        return self.base
+
+    def around(self, plain: Linear) -> Packed:
+        """Returns another map, packed in the same format."""
+        return replace(self, base=plain)
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        """None: its weights keep the names that they have in the plain map."""
+        return iter(())
+
+    def holds(self) -> dict[str, Weight]:
+        """What the map holds, W as blocks."""
+        held = self.base.holds()
+        return held | {"weight": replace(held["weight"], format=self.format, frozen=True)}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """As the map is divided, in whole blocks."""
+        return replace(self, base=self.base.shard(tensor, expert))
+
+    def products(self, name: str, rows: int) -> tuple[Product, ...]:
+        """The map's, which needs no gradient of its weight."""
+        return tuple(replace(product, one_gradient=True) for product in self.base.products(name, rows))
+
+    def merging(self, name: str) -> tuple[Product, ...]:
+        """Nothing: blocks are expanded, not added up."""
+        return ()
+
+    def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
+        """Nothing: blocks are expanded again for the backward pass."""
+        return ()
+
+    def peak_beside(self, run: Pass, rows: int) -> int:
+        """A tile of rows, expanded in float32 and then in the run's dtype."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lora(Part):
     """x W^T + b + (alpha / rank) (x A^T) B^T, a frozen map and a low-rank one beside it.
 
     Hu et al. 2021 (arXiv 2106.09685), section 4.1: A starts random and B at zero, so that the sum starts as the map.
     """
 
-    base: Linear
+    base: Linear | Packed
     """The map that stays frozen."""
     rank: int
     """Width between A and B."""
@@ -118,16 +185,21 @@ class Lora(Part):
     """The adapter is multiplied by alpha / rank."""
 
     def __post_init__(self) -> None:
-        require(self, "base", isinstance(self.base, Linear), "a Linear, not one that has an adapter already")
+        require(self, "base", isinstance(self.base, Linear | Packed), "a map that has no adapter yet")
         require_sizes(self, "rank")
         require_number(self, "alpha")
-        most = max(self.base.d_in, self.base.d_out)
+        most = max(self.plain.d_in, self.plain.d_out)
         require(self, "rank", self.rank <= most, f"at most {most}, the larger side of the map")
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
         """What its parameters are counted under."""
         return self.base.kind
+
+    @property
+    def format(self) -> str | None:
+        """The block format of W, None for plain numbers."""
+        return self.base.format
 
     @property
     def scale(self) -> float:
@@ -175,7 +247,7 @@ class Lora(Part):
         return (Product(name=f"{name} merged", a=plain.d_out, b=self.rank, c=plain.d_in, weight=f"{name}.lora_b"),)
 
 
-Map = Linear | Lora
+Map = Linear | Packed | Lora
 
 
 def stack_name(name: str, leaf: str) -> str:
@@ -240,7 +312,8 @@ class Mapped(Part):
     def with_maps(self, changed: Mapping[str, Map]) -> Self:
         """Returns this part with others in the place of the named maps and stacks; a plain one is left unsaid."""
         unwrapped = _map_fields(type(self))
-        return replace(self, **{n: unwrapped[n] if isinstance(m, Linear) else m for n, m in changed.items()})
+        fields = {name: unwrapped[name] if isinstance(one, Linear) else one for name, one in changed.items()}
+        return replace(self, **fields) if fields else self
 
     def resized(self, **sizes: Any) -> Self:  # noqa: ANN401  # fields of the part
         """Returns this part with other sizes, and around its maps what was around them."""

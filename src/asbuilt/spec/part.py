@@ -15,7 +15,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
-from asbuilt.errors import InputError
+from asbuilt.dtypes import BLOCKS
+from asbuilt.errors import InputError, near
 from asbuilt.spec import edit
 
 Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other"]
@@ -41,7 +42,8 @@ class Weight:
     """One parameter tensor: its shape as PyTorch holds it (out, in), what it is for, how it starts and is divided.
 
     One that is not `learned` is computed as the model is built: no training moves it and no checkpoint need hold it.
-    One that is `frozen` is stored as any other, and training leaves it as it is.
+    One that is `frozen` is stored as any other, and training leaves it as it is. With a `format` it is stored as blocks
+    of that format along its rows, whatever the dtype of the others, and is frozen.
     """
 
     shape: tuple[int, ...]
@@ -50,6 +52,15 @@ class Weight:
     split: Split | None = None
     learned: bool = True
     frozen: bool = False
+    format: str | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Its shape; of blocks that of their bytes."""
+        if self.format is None:
+            return self.shape
+        block, nbytes = BLOCKS[self.format]
+        return (*self.shape[:-1], self.shape[-1] // block * nbytes)
 
     @property
     def start(self) -> Init:
@@ -389,6 +400,19 @@ def require_flags(part: Part, *names: str) -> None:
     """Raises InputError unless each named field is true or false."""
     for name in names:
         require(part, name, isinstance(getattr(part, name), bool), "true or false")
+
+
+def require_format(part: Part, name: str, width: int) -> None:
+    """Raises InputError unless the named field is a block format that rows of `width` numbers divide into, or none."""
+    value = getattr(part, name)
+    if value is None:
+        return
+    fix = near(value, BLOCKS) if isinstance(value, str) else ""
+    require(part, name, isinstance(value, str) and value in BLOCKS, ", ".join(BLOCKS), fix)
+    block = BLOCKS[value][0]
+    require(
+        part, name, width % block == 0, f"a format whose blocks divide rows of {width}; blocks of {value} are {block}"
+    )
 
 
 def require_choice(part: Part, name: str, allowed: tuple[str, ...]) -> None:

@@ -153,4 +153,6 @@ class Recipe:
 
     def frozen(self, weight: Weight, *, nf4: bool) -> State:
         """Returns the bytes of a weight that is only read."""
+        if weight.format is not None:
+            return State(weights=math.prod(weight.stored_shape))
         return State(weights=nf4_bytes(weight.size) if nf4 else weight.size * self.weight_width)

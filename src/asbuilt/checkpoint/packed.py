@@ -1,0 +1,126 @@
+"""Weights that stay blocks: which tensors of a file can, the spec that says so, and their bytes as the model has them.
+
+Blocks lie along the rows of a matrix, so a layout that only moves whole rows moves them as it moves numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from asbuilt.checkpoint.safetensors import StoredTensor
+from asbuilt.dtypes import BLOCKS
+from asbuilt.families.gguf.layouts import Each, PerHead
+from asbuilt.families.shared.table import (
+    AdjacentPairs,
+    Chain,
+    Concat,
+    EachExpert,
+    Entry,
+    Interleave,
+    Layout,
+    Leading,
+    Mxfp4,
+    Same,
+    StackExperts,
+)
+from asbuilt.spec import Head, Model, Packed, Part, TokenEmbedding, walk
+from asbuilt.spec.edit import transform
+from asbuilt.spec.linear import Mapped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asbuilt.checkpoint.load import Headers
+
+# Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
+PACKABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+ROWS_ONLY = (Same, Concat, Interleave, StackExperts, AdjacentPairs, PerHead)
+
+
+@dataclass(frozen=True)
+class Mxfp4Blocks(Mxfp4):
+    """The same stored tensors, laid out as blocks of a scale and 16 bytes, the way GGUF files have them.
+
+    There a byte's lower half belongs to the first half of a block and the upper one to the second, here to neighbours.
+    """
+
+    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+        """Returns (..., blocks * 17) bytes."""
+        packed, scales = stored
+        codes = packed.new_empty((*packed.shape, 2))
+        codes[..., 0], codes[..., 1] = packed & 15, packed >> 4
+        first, second = codes.flatten(-2).unflatten(-1, (2, 16)).unbind(-2)
+        blocks = packed.new_empty((*scales.shape, BLOCKS["mxfp4"][1]))
+        blocks[..., 0], blocks[..., 1:] = scales, first | second << 4
+        return [blocks.flatten(-2)]
+
+
+def blocks_layout(layout: Layout) -> Layout | None:
+    """Returns the layout that moves bytes of blocks as `layout` moves numbers; None where that cannot be."""
+    if isinstance(layout, Mxfp4):
+        return Mxfp4Blocks()
+    if isinstance(layout, ROWS_ONLY):
+        return layout
+    if isinstance(layout, Leading):
+        return layout
+    if isinstance(layout, EachExpert):
+        inner = blocks_layout(layout.layout)
+        return None if inner is None else EachExpert(inner)
+    if isinstance(layout, Chain | Each):
+        steps = layout.steps if isinstance(layout, Chain) else layout.layouts
+        made = [blocks_layout(step) for step in steps]
+        return None if None in made else type(layout)(tuple(step for step in made if step is not None))
+    return None
+
+
+def packed_entries(spec: Model, entries: Sequence[Entry], stored: Headers) -> tuple[tuple[Entry, str], ...]:
+    """Returns the entries whose tensors can stay blocks of a format, with that, under layouts of their bytes.
+
+    They are the matrices of linear maps, of experts and of a head, and an embedding's table.
+    """
+    places = _places(spec)
+    found = []
+    for entry in entries:
+        format, layout = _format(entry, stored), blocks_layout(entry.layout)
+        if format in PACKABLE and layout is not None and places.issuperset(entry.paths):
+            found.append((replace(entry, layout=layout, packed=True), format))
+    return tuple(found)
+
+
+def _format(entry: Entry, stored: Headers) -> str:
+    """The one block format that an entry's tensors are stored in; empty for none."""
+    if entry.packed:
+        return "mxfp4"
+    kinds = {"" if isinstance(t := stored[name], StoredTensor) else t.type.lower() for name in entry.names}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _places(spec: Model) -> set[str]:
+    """The paths of weights that a part can hold as blocks."""
+    found = set()
+    for path, part in walk(spec):
+        begin = f"{path}." if path else ""
+        if isinstance(part, Mapped):
+            found |= {f"{begin}{name}.weight" for name in part.maps} | {f"{begin}{name}" for name in part.stacks}
+        if isinstance(part, TokenEmbedding | Head):
+            found.add(f"{begin}weight")
+    return found
+
+
+def packed_spec(spec: Model, formats: Mapping[str, str]) -> Model:
+    """Returns the model with the weights at these paths held as blocks of the formats beside them."""
+
+    def packed(path: str, part: Part) -> Part:
+        begin = f"{path}." if path else ""
+        if isinstance(part, Mapped):
+            names = {f"{begin}{name}.weight": name for name in part.maps} | {f"{begin}{n}": n for n in part.stacks}
+            plain = {name: one.plain for name, one in (part.maps | part.stacks).items()}
+            held = {name: formats[path] for path, name in names.items() if path in formats}
+            part = part.with_maps({name: Packed(base=plain[name], format=format) for name, format in held.items()})
+        if isinstance(part, TokenEmbedding | Head) and f"{begin}weight" in formats:
+            part = replace(part, format=formats[f"{begin}weight"])
+        return part
+
+    return transform(spec, packed)
