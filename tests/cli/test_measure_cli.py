@@ -73,7 +73,7 @@ def test_the_model_that_is_measured(run: Run, checkpoint: Path, monkeypatch: pyt
     ((model, refresh),) = seen
     stored = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
     wanted = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    assert torch.equal(model.table_VM, stored.to(wanted))
+    assert torch.equal(model.get_parameter("embedding.weight"), stored.to(wanted))
     assert refresh
 
 

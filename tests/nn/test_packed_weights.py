@@ -21,10 +21,15 @@ from asbuilt import cost
 from asbuilt.dtypes import BLOCKS
 from asbuilt.errors import InputError
 from asbuilt.kernels import packed
+from asbuilt.kernels.memory import linear as linear_memory
+from asbuilt.kernels.memory import memory
 from asbuilt.kernels.packed import EXPANDED, SCALES, expand, linear
+from asbuilt.measure.run import peak_bytes
 from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
+from asbuilt.nn.registry import module
+from asbuilt.nn.step import Step
 from asbuilt.spec import (
     Attention,
     Block,
@@ -86,7 +91,7 @@ def test_a_product_with_blocks_is_one_with_their_numbers(format: str, rows: int,
     inputs = [x] if b is None else [x, b]
     want = F.linear(x, expand(raw, format, torch.float64), b)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(packed, "TILE", 3 * D)
+        patched.setattr(linear_memory, "TILE", 3 * D)
         have = linear(x, raw, b, format=format)
         torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
         wanted = torch.autograd.grad(want.square().sum(), inputs)
@@ -104,7 +109,7 @@ def stack(body: Part, *, tied: bool = False, format: str | None = None) -> Spec:
         Block(branches=(Branch(name="attention", body=body, norm=RMSNorm(d=D)), Branch(name="ffn", body=inner)))  # type: ignore[arg-type]  # pyright: ignore
         for inner in (ffn, mixture)
     ]
-    head = TiedHead(d_model=D, n_vocab=V) if tied else Head(d_model=D, n_vocab=V, format=format)
+    head = TiedHead(d_model=D, n_vocab=V, format=format) if tied else Head(d_model=D, n_vocab=V, format=format)
     embedding = TokenEmbedding(n_vocab=V, d_model=D, format=format)
     return Spec(embedding=embedding, blocks=tuple(made), head=head, max_positions=32)
 
@@ -144,7 +149,7 @@ def filled(spec: Spec, seed: int) -> tuple[Model, Model]:
 
 def plain(part: Part) -> Part:
     """The part with nothing packed."""
-    if isinstance(part, TokenEmbedding | Head):
+    if isinstance(part, TokenEmbedding | Head | TiedHead):
         part = replace(part, format=None)
     return (
         part.with_maps({n: m.plain for n, m in (part.maps | part.stacks).items()}) if isinstance(part, Mapped) else part
@@ -228,9 +233,29 @@ def test_a_device_has_whole_blocks() -> None:
         (lambda: TokenEmbedding(n_vocab=4, d_model=48, format="q8_0"), "TokenEmbedding.format"),
         (lambda: Head(n_vocab=4, d_model=32, format="fp16"), "Head.format"),
         (lambda: build(stack(ATTENTION, format="iq2_xs")), "format"),
+        (
+            lambda: replace(stack(ATTENTION, tied=True), embedding=TokenEmbedding(n_vocab=V, d_model=D, format="q8_0")),
+            "Model.head",
+        ),
     ],
 )
 def test_what_cannot_be_packed_is_refused_by_name(make: Callable[[], object], field: str) -> None:
     with pytest.raises(InputError) as refused:
         make()
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("format", sorted(EXPANDED))
+@pytest.mark.parametrize("tokens", [1, 64])
+@torch.inference_mode()
+def test_expanding_takes_what_is_declared(format: str, tokens: int) -> None:
+    """A tile of blocks beside what a plain map needs, held to the allocator's peak: never less, at most 15% more."""
+    part = GatedMLP(d_model=D, d_ff=4096, activation="silu")
+    body = part.with_maps({name: Packed(base=one, format=format) for name, one in part.plain_maps().items()})
+    model = module(body, "ffn")
+    for parameter in model.parameters():
+        parameter.zero_()
+    x, step = torch.zeros(1, tokens, D), Step((1, tokens), torch.device("cpu"))
+    model(x, step)
+    measured, declared = peak_bytes(lambda: model(x, step)), memory(body).peak_bytes(Pass(tokens=tokens, width=4))
+    assert measured <= declared <= 1.15 * measured

@@ -25,7 +25,7 @@ from asbuilt.families.shared.table import (
     Same,
     StackExperts,
 )
-from asbuilt.spec import Head, Model, Packed, Part, TokenEmbedding, walk
+from asbuilt.spec import Head, Model, Packed, Part, TiedHead, TokenEmbedding, walk
 from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Mapped
 
@@ -120,7 +120,9 @@ def packed_spec(spec: Model, formats: Mapping[str, str]) -> Model:
             held = {name: formats[path] for path, name in names.items() if path in formats}
             part = part.with_maps({name: Packed(base=plain[name], format=format) for name, format in held.items()})
         if isinstance(part, TokenEmbedding | Head) and f"{begin}weight" in formats:
-            part = replace(part, format=formats[f"{begin}weight"])
+            return replace(part, format=formats[f"{begin}weight"])
+        if isinstance(part, TiedHead):
+            return replace(part, format=formats.get("embedding.weight"))
         return part
 
     return transform(spec, packed)

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from asbuilt.dtypes import BLOCKS
 from asbuilt.kernels import rows as plain
-
-# Numbers that are expanded at once: enough that calls cost little, few enough to stay in a processor's cache.
-TILE = 1 << 19
+from asbuilt.kernels.memory.linear import tile_rows
 
 
 def expand(blocks: Tensor, format: str, dtype: torch.dtype) -> Tensor:
@@ -56,6 +54,7 @@ class _Product(torch.autograd.Function):
         made = x.new_empty((*x.shape[:-1], len(blocks)))
         for part, matrix in tiles(blocks, format, x.dtype):
             made[..., part] = plain.linear(x, matrix, None if bias is None else bias[part])
+            del matrix  # before the next one is expanded
         return made
 
     @staticmethod
@@ -65,6 +64,7 @@ class _Product(torch.autograd.Function):
         made = None
         for part, matrix in tiles(blocks, ctx.format, grad.dtype):
             added = grad[..., part] @ matrix
+            del matrix
             made = added if made is None else made.add_(added)
         assert made is not None
         return made, None, None, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[3] else None
@@ -76,11 +76,6 @@ def tiles(blocks: Tensor, format: str, dtype: torch.dtype) -> Iterator[tuple[sli
     for start in range(0, len(blocks), n):
         part = slice(start, start + n)
         yield part, expand(blocks[part], format, dtype)
-
-
-def tile_rows(d_in: int) -> int:
-    """Returns how many rows of so many numbers are expanded at once."""
-    return max(1, TILE // d_in)
 
 
 # What a block holds, field by field. Each function takes blocks (n, bytes) and returns float32 numbers (n, size).
@@ -210,7 +205,8 @@ DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 def _mxfp4(raw: Tensor) -> Tensor:
     numbers = torch.tensor(DOUBLED_FP4, dtype=torch.float32, device=raw.device)
-    return numbers[_nibbles(raw[:, 1:]).int()].ldexp(raw[:, :1].int() - 128)
+    found = numbers.index_select(0, _nibbles(raw[:, 1:]).int().flatten()).view(len(raw), -1)
+    return found.mul_(torch.ones_like(found[:, :1]).ldexp(raw[:, :1].int() - 128))
 
 
 EXPANDED: dict[str, Callable[[Tensor], Tensor]] = {

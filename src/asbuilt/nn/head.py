@@ -24,7 +24,7 @@ class Head(PartModule):
         if part.d_table is None:
             self.project = None
         self.scale, self.softcap = part.scale, part.softcap
-        self.format = part.format if isinstance(part, spec.Head) else None
+        self.format = part.format
         self.transform = optional(part.transform, f"{path}.transform")
         for name in ("weight", "bias"):
             if name not in part.holds():

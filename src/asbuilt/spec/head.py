@@ -43,6 +43,8 @@ class _Logits(Mapped):
     """Width of W's rows, where it is not d_model."""
     project: Map | None = None
     """What stands in place of the plain map to that width."""
+    format: str | None = None
+    """The block format that W is held in; None for plain numbers."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab", *(() if self.d_table is None else ("d_table",)))
@@ -53,6 +55,7 @@ class _Logits(Mapped):
         fits = self.transform is None or self.transform.d_model == self.d_model
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
         require(self, "d_table", self.d_table is None or self.transform is None, "none beside a transform")
+        require_format(self, "format", self.width)
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
@@ -80,7 +83,8 @@ class _Logits(Mapped):
 
     def _products(self, run: Pass, weight: str) -> tuple[Product, ...]:
         """The product with `weight`, after that to the table's width."""
-        logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight)
+        frozen = self.format is not None
+        logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight, one_gradient=frozen)
         return (*self.map_products(run, *self.maps), logits)
 
 
@@ -92,13 +96,6 @@ class Head(_Logits):
     logits, a number for each token that no training moves.
     """
 
-    format: str | None = None
-    """The block format that the matrix is held in; None for plain numbers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_format(self, "format", self.width)
-
     def holds(self) -> dict[str, Weight]:
         """W (n_vocab, d_model or d_table) and a bias, if asked."""
         shape, packed = (self.n_vocab, self.width), self.format is not None
@@ -107,15 +104,14 @@ class Head(_Logits):
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product, or two."""
-        logits = self._products(run, "weight")
-        return tuple(replace(p, one_gradient=True) if p.weight == "weight" and self.format else p for p in logits)
+        return self._products(run, "weight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiedHead(_Logits):
     """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
 
-    Other fields as those of `Head`; `d_table` is that of the embedding.
+    Other fields as those of `Head`; `d_table` and `format` are those of the embedding.
     """
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:

@@ -161,14 +161,6 @@ class Packed(Part):
         """Nothing: blocks are expanded, not added up."""
         return ()
 
-    def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
-        """Nothing: blocks are expanded again for the backward pass."""
-        return ()
-
-    def peak_beside(self, run: Pass, rows: int) -> int:
-        """A tile of rows, expanded in float32 and then in the run's dtype."""
-        return 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Part):

@@ -156,6 +156,8 @@ class Model(Part):
         if isinstance(self.head, TiedHead):
             wide = getattr(self.embedding, "d_table", None)
             require(self, "head", self.head.d_table == wide, f"a head of the embedding's d_table = {wide}")
+            held = getattr(self.embedding, "format", None)
+            require(self, "head", self.head.format == held, f"a head of the embedding's format = {held}")
         numbers = isinstance(self.head, Projection) and self.head.reads != "first"
         require(self, "head", not numbers or vocab is not None, "one that reads the first token, of patches")
 

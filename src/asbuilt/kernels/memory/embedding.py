@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.linear import MappedMemory, expanding_bytes
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.part import Pass
@@ -23,7 +23,11 @@ class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
     def peak_bytes(self, run: Pass) -> int:
         """The looked-up vectors, and what they are multiplied to."""
         part = self.part
-        return run.rows * (part.d_model + (part.d_table or 0)) * run.width + self.peak_beside(run)
+        made = run.rows * (part.d_model + (part.d_table or 0)) * run.width + self.peak_beside(run)
+        if part.format is None:
+            return made
+        looked_up = run.rows * part.holds()["weight"].stored_shape[-1]
+        return max(made, looked_up + expanding_bytes(part.format, run.rows * part.width, run.width))
 
 
 @memory_of(SharedEmbedding)

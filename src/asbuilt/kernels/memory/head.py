@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.linear import MappedMemory, product_beside
 from asbuilt.kernels.memory.registry import Saved, memory, memory_of
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.part import Pass
@@ -21,10 +21,16 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
         return read if part.softcap is None else (*read, Saved(name="capped", size=run.rows * part.n_vocab))
 
     def peak_bytes(self, run: Pass) -> int:
-        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform."""
+        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform.
+
+        A matrix of blocks is expanded beside the logits, which are then made once.
+        """
         part = self.part
         times = 3 if part.softcap is not None else 2 if part.scale != 1.0 or part.shift else 1
-        logits = run.rows * part.n_vocab * run.width * times
+        once = run.rows * part.n_vocab * run.width
+        logits = once * times
+        if part.format is not None:
+            logits = max(logits, once + product_beside(part.format, part.n_vocab, part.width, run.rows, run.width))
         if part.transform is None:
             return run.rows * (part.d_table or 0) * run.width + logits + self.peak_beside(run)
         return max(memory(part.transform).peak_bytes(run), run.rows * part.d_model * run.width + logits)
