@@ -202,6 +202,7 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
     kept: dict[str, Saved] = {}
     reads: dict[str, str] = {}  # parts that read what another one reads, by path
     stacks: list[str] = []  # paths of the models around the part at hand
+    of_heads: set[str] = set()
     for at, part, seen in runs(spec, run, path):
         stacks = [stack for stack in stacks if at.startswith(stack)]
         if isinstance(part, Model):
@@ -210,7 +211,9 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
         for second, first in computed.same_input():
             read = f"{at}.{first}" if first else at
             reads[f"{at}.{second}"] = reads.get(read, read)
+        of_heads.update(f"{at}.{name}" if at else name for name in computed.of_heads())
         for tensor in computed.saves(seen):
+            tensor = replace(tensor, divided="width") if at in of_heads else tensor
             where = reads.get(at, at) if tensor.name == "input" else at
             stack = stacks[-1] if stacks else ""
             kept[f"{stack}:{tensor.name}" if tensor.shared else f"{where}:{tensor.name}"] = tensor

@@ -26,10 +26,10 @@ class AttentionMemory(MappedMemory[Attention]):
         query, kv = run.rows * part.d_query, run.rows * part.d_kv
         common = (
             Saved(name="input", size=run.rows * part.d_model),
-            Saved(name="q", size=query),
-            Saved(name="k", size=kv),
-            Saved(name="v", size=kv),
-            Saved(name="mixed", size=query),
+            Saved(name="q", size=query, divided="width"),
+            Saved(name="k", size=kv, divided="width"),
+            Saved(name="v", size=kv, divided="width"),
+            Saved(name="mixed", size=query, divided="width"),
             *self.maps_keep(run),
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
@@ -37,6 +37,10 @@ class AttentionMemory(MappedMemory[Attention]):
     def recomputes(self) -> tuple[str, ...]:
         """Whatever is as large as the scores, where a kernel keeps it (Korthikanti et al. 2022, arXiv 2205.05198)."""
         return ("mask", "capped", "probabilities", "probabilities cast")
+
+    def of_heads(self) -> tuple[str, ...]:
+        """The norms of queries and of keys."""
+        return ("q_norm", "k_norm")
 
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
         """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
@@ -97,22 +101,25 @@ class AttentionMemory(MappedMemory[Attention]):
         part = self.part
         pairs = self._masked(run)
         masks = {
-            "bool": (Saved(name="mask", size=pairs),),
+            "bool": (Saved(name="mask", size=pairs, divided="none"),),
             "added": (Saved(name=f"{part.positions}{part.window}", size=part.n_heads * pairs, shared=True),),
         }
-        return (Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide"), *masks.get(self._mask(run), ()))
+        return (
+            Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide", divided="width"),
+            *masks.get(self._mask(run), ()),
+        )
 
     def _saves_scores(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
         pairs = run.tokens * part.keys(run)
         size = run.batch * part.n_heads * pairs
         masked = self._mask(run) in ("causal", "bool")
-        mask = (Saved(name="mask", size=self._masked(run), width="bool"),) if masked else ()
+        mask = (Saved(name="mask", size=self._masked(run), width="bool", divided="none"),) if masked else ()
         mask += self._saves_buckets(run) if isinstance(part.positions, RelativeBuckets) else ()
-        capped = () if part.softcap is None else (Saved(name="capped", size=size),)
+        capped = () if part.softcap is None else (Saved(name="capped", size=size, divided="width"),)
         sinks = run.rows * part.n_heads if part.sinks else 0
-        probabilities = Saved(name="probabilities", size=size + sinks, width="wide")
-        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
+        probabilities = Saved(name="probabilities", size=size + sinks, width="wide", divided="width")
+        cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()
         return (*mask, *capped, probabilities, *cast)
 
     def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:

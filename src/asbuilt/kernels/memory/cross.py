@@ -19,17 +19,17 @@ class CrossAttentionMemory(MappedMemory[CrossAttention]):
         common = (
             Saved(name="input", size=run.rows * part.d_model),
             Saved(name="source", size=source * part.d_source, shared=True),
-            Saved(name="q", size=query),
-            Saved(name="k", size=source * part.d_query),
-            Saved(name="v", size=source * part.d_query),
-            Saved(name="mixed", size=query),
+            Saved(name="q", size=query, divided="width"),
+            Saved(name="k", size=source * part.d_query, divided="width"),
+            Saved(name="v", size=source * part.d_query, divided="width"),
+            Saved(name="mixed", size=query, divided="width"),
             *self.maps_keep(run),
         )
         if run.kernel != "reference":
-            return (*common, Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide"))
+            return (*common, Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide", divided="width"))
         size = run.rows * part.n_heads * run.source_tokens
-        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
-        return (*common, Saved(name="probabilities", size=size, width="wide"), *cast)
+        cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()
+        return (*common, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)
 
     def peak_bytes(self, run: Pass) -> int:
         """q, k and v beside the scores, or beside the mixed values and the result."""

@@ -16,7 +16,7 @@ class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
         """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
         part = self.part
         tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        scale = () if part.scale == 1.0 else (Saved(name="scale", size=1),)
+        scale = () if part.scale == 1.0 else (Saved(name="scale", size=1, divided="none"),)
         rows = () if part.d_table is None else (Saved(name="rows", size=run.rows * part.d_table),)
         return (tokens, *scale, *rows, *self.maps_keep(run))
 
@@ -37,7 +37,7 @@ class SharedEmbeddingMemory(Memory[SharedEmbedding]):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The token numbers, and the factor where there is one."""
         tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
-        return (tokens,) if self.part.scale == 1.0 else (tokens, Saved(name="scale", size=1))
+        return (tokens,) if self.part.scale == 1.0 else (tokens, Saved(name="scale", size=1, divided="none"))
 
     def peak_bytes(self, run: Pass) -> int:
         """The looked-up vectors."""

@@ -63,7 +63,7 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
             Saved(name="order", size=rows, width="int64"),
             *dropped,
             Saved(name="rows", size=rows * part.d_model),
-            *(Saved(name=name, size=wide) for name in self._saved_inside),
+            *(Saved(name=name, size=wide, divided="width") for name in self._saved_inside),
             results if part.weighs == "results" else Saved(name="input", size=stream),
             *(shared if part.shared_gate else ()),
             *(tensor for name, one in part.stacks.items() for tensor in of_map(one).keeps(name, rows)),

@@ -16,8 +16,12 @@ class MLPMemory(MappedMemory[MLP]):
         """The input, the activation's input (relu keeps its output instead) and down's input."""
         part = self.part
         wide = run.rows * part.d_ff
-        before = () if part.activation == "relu" else (Saved(name="up", size=wide),)
-        kept = (Saved(name="input", size=run.rows * part.d_model), *before, Saved(name="hidden", size=wide))
+        before = () if part.activation == "relu" else (Saved(name="up", size=wide, divided="width"),)
+        kept = (
+            Saved(name="input", size=run.rows * part.d_model),
+            *before,
+            Saved(name="hidden", size=wide, divided="width"),
+        )
         return kept + self.maps_keep(run)
 
     def recomputes(self) -> tuple[str, ...]:
@@ -39,13 +43,13 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         """The input, the activation's input (relu keeps its output instead), both factors and down's input."""
         part = self.part
         wide = run.rows * part.d_ff
-        before = () if part.activation == "relu" else (Saved(name="gate", size=wide),)
+        before = () if part.activation == "relu" else (Saved(name="gate", size=wide, divided="width"),)
         return (
             Saved(name="input", size=run.rows * part.d_model),
             *before,
-            Saved(name="activated", size=wide),
-            Saved(name="up", size=wide),
-            Saved(name="hidden", size=wide),
+            Saved(name="activated", size=wide, divided="width"),
+            Saved(name="up", size=wide, divided="width"),
+            Saved(name="hidden", size=wide, divided="width"),
             *self.maps_keep(run),
         )
 

@@ -18,7 +18,11 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
         read = (Saved(name="input", size=run.rows * part.d_model),)
         if part.d_table is not None:
             read += (Saved(name="narrow", size=run.rows * part.d_table), *self.maps_keep(run))
-        return read if part.softcap is None else (*read, Saved(name="capped", size=run.rows * part.n_vocab))
+        return (
+            read
+            if part.softcap is None
+            else (*read, Saved(name="capped", size=run.rows * part.n_vocab, divided="width"))
+        )
 
     def peak_bytes(self, run: Pass) -> int:
         """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform.

@@ -30,7 +30,7 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
             Saved(name="input", size=run.rows * part.d_model),
             *q_latent,
             Saved(name="latent", size=run.rows * part.kv_rank),
-            Saved(name="mixed", size=heads * part.d_value),
+            Saved(name="mixed", size=heads * part.d_value, divided="width"),
             *self.maps_keep(run),
         )
         if run.kernel == "reference":
@@ -38,18 +38,18 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         widths: dict[str, int] = dict.fromkeys(("q", "k", "v"), self._width)
         if self._width > part.d_value:
             widths["mixed and zeros"] = self._width
-        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
-        return (*common, *kept, Saved(name="logsumexp", size=heads, width="wide"))
+        kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
+        return (*common, *kept, Saved(name="logsumexp", size=heads, width="wide", divided="width"))
 
     def _saves_reference(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
         pairs, heads = run.tokens * run.tokens, run.rows * part.n_heads
         size = run.batch * part.n_heads * pairs
         widths = {"q": part.d_head, "k": part.d_head, "v": part.d_value}
-        mask = (Saved(name="mask", size=pairs, width="bool"),) if run.tokens > 1 else ()
-        cast = (Saved(name="probabilities cast", size=size),) if run.width < 4 else ()
-        kept = (Saved(name=name, size=heads * width) for name, width in widths.items())
-        return (*kept, *mask, Saved(name="probabilities", size=size, width="wide"), *cast)
+        mask = (Saved(name="mask", size=pairs, width="bool", divided="none"),) if run.tokens > 1 else ()
+        cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()
+        kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
+        return (*kept, *mask, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)
 
     def recomputes(self) -> tuple[str, ...]:
         """Whatever is as large as the scores, where a kernel keeps it; k and v would take products with weights."""

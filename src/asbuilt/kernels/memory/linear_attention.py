@@ -20,7 +20,6 @@ class LinearAttentionMemory(MappedMemory[spec.LinearAttention]):
         n_states = sum(n for _, n in part.chunks(run)) - (0 if run.past else 1)
         states = run.batch * part.n_heads * part.d_head * (part.d_head + 1) * n_states
         sizes = {
-            "input": run.rows * part.d_model,
             "q": query,
             "k": query,
             "q features": query,
@@ -32,7 +31,9 @@ class LinearAttentionMemory(MappedMemory[spec.LinearAttention]):
             "weights": run.rows * part.n_heads,
             "mixed": query,
         }
-        return (*(Saved(name=name, size=size) for name, size in sizes.items()), *self.maps_keep(run))
+        read = Saved(name="input", size=run.rows * part.d_model)
+        inside = (Saved(name=name, size=size, divided="width") for name, size in sizes.items())
+        return (read, *inside, *self.maps_keep(run))
 
     def recomputes(self) -> tuple[str, ...]:
         """Features, and scores from them."""

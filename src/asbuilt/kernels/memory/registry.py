@@ -20,6 +20,10 @@ SPEC, HERE = "asbuilt.spec", "asbuilt.kernels.memory"
 # How wide a number is: `activation` follows the run's dtype, `wide` is float32 or the run's dtype where that is wider,
 # as statistics and probabilities are kept; the others are what the library always uses.
 Width = Literal["activation", "wide", "int64", "bool"]
+# What divides a tensor among the devices that share a layer: `tokens` where each token has a row of whole width, which
+# sequence parallelism divides; `width` where it is as wide as a divided map, its heads or hidden numbers, so that a
+# device has all tokens of its own share; `none` for what each device has whole, such as a mask.
+Divided = Literal["tokens", "width", "none"]
 
 P = TypeVar("P", bound=Part)
 
@@ -30,13 +34,14 @@ class Saved:
 
     The name `input` stands for what the part reads; parts that read the same tensor keep it once (`same_input`).
     `shared` marks a tensor that is one and the same for every part of a stack that names it (token numbers, rotary
-    tables).
+    tables). `divided` says what divides it among devices.
     """
 
     name: str
     size: int
     width: Width = "activation"
     shared: bool = False
+    divided: Divided = "tokens"
 
     def nbytes(self, activation: int) -> int:
         """Bytes, at `activation` bytes for a number of the run's dtype."""
@@ -66,6 +71,10 @@ class Memory(Generic[P]):
 
         The second of a pair is the one that is named; an empty path stands for the part itself.
         """
+        return ()
+
+    def of_heads(self) -> tuple[str, ...]:
+        """Returns the names of parts below that work on heads: what they keep is divided as the heads are."""
         return ()
 
     def peak_bytes(self, run: Pass) -> int:

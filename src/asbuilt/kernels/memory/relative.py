@@ -20,7 +20,7 @@ class RelativeProjectionMemory(Memory[RelativeProjection]):
             Saved(name=f"sinusoids {part.d_model}", size=length * part.d_model, shared=True),
             Saved(name="distances", size=pairs, width="int64", shared=True),
             Saved(name="ahead", size=pairs, width="bool", shared=True),
-            Saved(name="queries", size=query),
-            Saved(name="projected", size=length * part.n_heads * part.d_head),
-            Saved(name="by distance", size=run.rows * part.n_heads * length),
+            Saved(name="queries", size=query, divided="width"),
+            Saved(name="projected", size=length * part.n_heads * part.d_head, divided="width"),
+            Saved(name="by distance", size=run.rows * part.n_heads * length, divided="width"),
         )

@@ -10,7 +10,7 @@ from asbuilt.errors import InputError
 from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
 from asbuilt.plan.train.optimizers import Recipe, optimizer
-from asbuilt.plan.train.shares import CHECKPOINTING, Checkpointing, Lora
+from asbuilt.plan.train.shares import CHECKPOINTING, Adapters, Checkpointing
 from asbuilt.plan.train.stages import OFFLOADS, Job, Offload
 from asbuilt.spec.part import LARGEST_SIZE
 
@@ -139,11 +139,11 @@ class Options:
         )
 
     @property
-    def adapters(self) -> Lora | None:
+    def adapters(self) -> Adapters | None:
         """The adapters, where there are any."""
         if self.lora is None and not self.qlora:
             return None
-        return Lora(rank=self.lora or QLORA_RANK, targets=self.targets, nf4=self.qlora)
+        return Adapters(rank=self.lora or QLORA_RANK, targets=self.targets, nf4=self.qlora)
 
     def job(self, interleave: int) -> Job:
         """Returns what the stages need to know, each of them cut into so many chunks."""

@@ -15,6 +15,7 @@ from typing import Any
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
+from asbuilt.plan.devices import known
 from asbuilt.plan.lines import Line
 from asbuilt.plan.network import NETWORK, joining
 from asbuilt.plan.placement import Placement, divisors
@@ -22,11 +23,11 @@ from asbuilt.plan.suggestion import Suggestion
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import BY_SHAPE, State
 from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, HOST, SIX, Options, require_number
-from asbuilt.plan.train.shares import Piece, Shares, Slice, Work, children, shares, split
+from asbuilt.plan.train.shares import Adapters, Piece, Shares, Slice, Work, shares, split
 from asbuilt.plan.train.stages import Section, StageMemory, fullest, sections
 from asbuilt.plan.train.step import Speed, TrainingStep
-from asbuilt.spec import Contrast, Model, Part, Pass
-from asbuilt.spec.part import Weight, walk
+from asbuilt.spec import Contrast, Model, Part, Pass, adapted
+from asbuilt.spec.part import Weight
 
 SECONDS_A_DAY = 86400
 LARGEST_TP = 256
@@ -65,13 +66,14 @@ class Subject:
             self.active = _of_run(model, Pass(tokens=1), lambda part, _: cost.active_parameters(part))
         self._kept: dict[tuple[object, ...], Shares] = {}
         self._pieces: dict[tuple[object, ...], Piece] = {}
+        self._adapted: dict[tuple[object, ...], Model] = {}
         self._sections: dict[tuple[int, int], list[Section]] = {}
 
     @cached_property
     def experts(self) -> int:
         """The greatest number that divides the experts of every mixture; 1 without mixtures."""
-        parts = dict.fromkeys(child for _, child in children(self.model)) if self.model is not None else ()
-        counts = [n for part in parts for _, below in walk(part) for n in below.spreads().values()]
+        nodes = known(self.model).tree(Placement()).below() if self.model is not None else ()
+        counts = [n for node in nodes for n in node.own.spreads().values()]
         return math.gcd(*counts) if counts else 1
 
     def stages(self, options: Options) -> list[StageMemory]:
@@ -96,8 +98,20 @@ class Subject:
             if self.model is None:
                 self._kept[key] = self._bare(o, at)
             else:
-                self._kept[key] = shares(self.model, o.recipe, o.adapters, at, self._pieces)
+                self._kept[key] = shares(self._with(o.adapters), o.recipe, o.adapters, at, self._pieces)
         return self._kept[key]
+
+    def _with(self, adapters: Adapters | None) -> Model:
+        """Returns the model with its adapters; raises InputError for targets that are none."""
+        assert self.model is not None
+        if adapters is None:
+            return self.model
+        key = (adapters.rank, adapters.targets)
+        if key not in self._adapted:
+            text = replace(self.model, vision=None)  # what makes something of images is not trained
+            found = adapted(text, adapters.rank, float(adapters.rank), adapters.targets)
+            self._adapted[key] = replace(found, vision=self.model.vision)
+        return self._adapted[key]
 
     def _check_stages(self, o: Options) -> None:
         encoder = self.model is not None and self.model.encoder is not None
@@ -134,12 +148,7 @@ class Subject:
     def divides(self, tp: int) -> bool:
         """Whether every part can be shared by `tp` devices."""
         assert self.model is not None
-        try:
-            for part in dict.fromkeys(child for _, child in children(self.model)):
-                part.shard(tp)
-        except InputError:
-            return False
-        return True
+        return known(self.model).divides(tp)
 
     def _check_bare(self, o: Options) -> None:
         if o.optimizer in BY_SHAPE:

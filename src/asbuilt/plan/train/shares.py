@@ -1,32 +1,36 @@
 """What one device holds, keeps and multiplies of each piece of a model: folds over the declarations, made once a plan.
 
-A piece is a block, or what comes before or after the blocks: what a pipeline stage holds whole. Equal blocks are folded
-once. No formula of a part stands here.
+A piece is a block, or what comes before or after the blocks: what a pipeline stage holds whole. What tensor parallelism
+divides the parts say: a weight its `split`, a kept tensor what it is `divided` by. No formula of a part stands here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from asbuilt import cost
 from asbuilt.cost.bill import TRAINING_FACTOR
-from asbuilt.errors import InputError, near
+from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
+from asbuilt.plan.devices import ABOVE, known
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.optimizers import Recipe, State
-from asbuilt.spec import Block, Branch, Model, Part, Pass, walk, weights
-from asbuilt.spec.part import Kind, Product, Weight, runs
+from asbuilt.spec import Block, Branch, Model, Part, Pass
+from asbuilt.spec.part import Kind, Weight
 
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 # The loss is computed in float32.
 LOGITS_WIDTH = 4
+# How the names of an adapter's own matrices end.
+ADAPTER = ("lora_a", "lora_b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Low-rank adapters B A beside frozen matrices of the blocks (arXiv 2106.09685), on `targets` or on all.
+class Adapters:
+    """Low-rank adapters beside frozen maps of the blocks (arXiv 2106.09685), on `targets` or on all.
 
     `nf4` holds the frozen matrices in NF4 with double quantisation (QLoRA, arXiv 2305.14314).
     """
@@ -126,6 +130,16 @@ class Slice:
     sequence: bool
 
     @property
+    def by_tokens(self) -> int:
+        """Devices among which tensor parallelism shares out by tokens what it leaves whole."""
+        return self.tp if self.sequence else 1
+
+    @property
+    def placement(self) -> Placement:
+        """Where the layers are divided so."""
+        return Placement(tp=self.tp, etp=self.tp)
+
+    @property
     def local(self) -> Pass:
         """The rank's own tokens, the last ones: they see all keys."""
         tokens = self.run.tokens // self.cp
@@ -138,54 +152,61 @@ class Slice:
         )
 
 
-def shares(spec: Model, recipe: Recipe, lora: Lora | None, at: Slice, known: dict[tuple[object, ...], Piece]) -> Shares:
-    """Returns the pieces of `spec` as one device of a layout sees them; `known` keeps pieces that layouts share.
+def shares(
+    spec: Model, recipe: Recipe, adapters: Adapters | None, at: Slice, kept: dict[tuple[object, ...], Piece]
+) -> Shares:
+    """Returns the pieces of `spec` as one device of a placement sees them; `kept` keeps pieces that placements share.
 
-    Raises InputError where a part cannot be divided as asked, and for adapters' targets that are none.
+    With `adapters` the spec is one that has them. Raises InputError where a part cannot be divided as asked.
     """
-    check_targets(spec, lora)
-    fold = _Fold(recipe, lora, at, known)
-    kinds: dict[tuple[str, Block], int] = {}
-    blocks: list[int] = []
+    view, fold = known(spec), _Fold(recipe, adapters, at, kept)
+    root = view.tree(at.placement)
+    kinds: dict[str, int] = {}
     pieces: list[Piece] = []
     before, after = Piece(), Piece()
-    for path, child in children(spec):
-        if not isinstance(child, Block):
-            seen = at.run if "." in path else spec.child_run(path, at.run)
-            if seen is None:
-                made = fold.idle(child)
-            else:  # a head over images sees one token of each
-                own = fold if seen.tokens == at.run.tokens else replace(fold, at=replace(at, run=seen, cp=1))
-                made = own.piece(path, child)
-            above = path in ("norm", "head")
-            before, after = (before, _joined(after, made)) if above else (_joined(before, made), after)
+    for node, encoded in _pieces(root):
+        if isinstance(node.whole, Block):
+            kinds[node.path] = len(pieces)
+            pieces.append(fold.piece(node))
             continue
-        key = (stack(path), child)
-        if key not in kinds:
-            kinds[key] = len(pieces)
-            pieces.append(fold.piece(path, child))
-        blocks.append(kinds[key])
+        seen = at.run if encoded else spec.child_run(node.name, at.run)
+        if seen is None:
+            made = fold.idle(node)
+        else:  # a head over images sees one token of each
+            own = fold if seen.tokens == at.run.tokens else replace(fold, at=replace(at, run=seen, cp=1))
+            made = own.piece(node)
+        before, after = (before, _joined(after, made)) if node.path in ABOVE else (_joined(before, made), after)
     local = at.local
     stream = local.rows * spec.d_model * local.width
     return Shares(
         before=before,
         kinds=tuple(pieces),
-        blocks=tuple(blocks),
+        blocks=tuple(_order(root, view.order, kinds)),
         after=after,
-        copied=_copied(spec, fold),
-        stream=split(stream, at.tp if at.sequence else 1),
+        copied=_copied(root, fold),
+        stream=split(stream, at.by_tokens),
         logits=_logits(spec, replace(local, width=LOGITS_WIDTH), at),
         rows=local.rows,
     )
 
 
-def children(spec: Model, prefix: str = "") -> Iterator[tuple[str, Part]]:
-    """Yields (path, part) for the blocks of a model and what lies outside them, an encoder's before the model's own."""
-    for name, child in spec.children():
-        if isinstance(child, Model):
-            yield from children(child, f"{prefix}{name}.")
+def _pieces(root: Node, encoded: bool = False) -> Iterator[tuple[Node, bool]]:
+    """Yields (node, whether an encoder holds it) for blocks and what lies outside them."""
+    for child in root.children:
+        if isinstance(child.whole, Model):
+            yield from _pieces(child, encoded=True)
         else:
-            yield f"{prefix}{name}", child
+            yield child, encoded
+
+
+def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterator[int]:
+    """The number of every block's piece, an encoder's before the model's own."""
+    for child in root.children:
+        if isinstance(child.whole, Model):
+            for block in child.children:
+                if isinstance(block.whole, Block):
+                    yield from [kinds[block.path]] * block.count
+    yield from (kinds[f"blocks.{kind}"] for kind in order if f"blocks.{kind}" in kinds)
 
 
 def stack(path: str) -> str:
@@ -216,10 +237,9 @@ def _width(part: Part) -> int:
     return part.branches[0].body.d_model if isinstance(part, Block) else 0
 
 
-def _divided(whole: Part, part: Part, run: Pass) -> int:
+def _divided(node: Node, run: Pass) -> int:
     """Numbers of the stream that a table or head adds up, where its vocabulary is divided."""
-    held = {path: getattr(owner, "n_vocab", 0) for path, owner in walk(part)}
-    owners = [owner for path, owner in walk(whole) if getattr(owner, "n_vocab", 0) != held.get(path)]
+    owners = [n.whole for n in node.below() if getattr(n.whole, "n_vocab", 0) != getattr(n.own, "n_vocab", 0)]
     return sum(run.rows * getattr(owner, "d_model", 0) for owner in owners)
 
 
@@ -230,205 +250,152 @@ def split(size: int, ways: int) -> int:
 
 @dataclass(frozen=True)
 class _Fold:
-    """Folds one piece after the other, all of one plan."""
+    """Folds one piece of the counted tree after the other, all of one plan."""
 
     recipe: Recipe
-    lora: Lora | None
+    adapters: Adapters | None
     at: Slice
-    known: dict[tuple[object, ...], Piece]
+    kept: dict[tuple[object, ...], Piece]
 
-    def piece(self, path: str, whole: Part) -> Piece:
-        """Returns one device's share of everything below `whole`."""
-        key = (stack(path), whole, self.recipe, self.lora, replace(self.at, ep=1))
-        if key not in self.known:
-            self.known[key] = _Fold(self.recipe, self.lora, replace(self.at, ep=1), self.known).made(path, whole)
-        alike = self.known[key]
+    def piece(self, node: Node) -> Piece:
+        """Returns one device's share of everything below a node, which is there once."""
+        key = (stack(node.path), node.whole, self.recipe, self.adapters, replace(self.at, ep=1))
+        if key not in self.kept:
+            self.kept[key] = replace(self, at=replace(self.at, ep=1)).made(node)
+        alike = self.kept[key]
         if self.at.ep == 1:
             return alike
-        part = self._own(whole)  # expert parallelism divides the experts, and sends rows to them
-        return replace(alike, experts=self._state_of(path, part, spread=True), sent=self._sent(path, part))
+        # expert parallelism divides the experts, and sends rows to them
+        return replace(alike, experts=self._state_of(node, spread=True), sent=self._sent(node))
 
-    def idle(self, whole: Part) -> Piece:
+    def idle(self, node: Node) -> Piece:
         """Returns one device's share of what is held, takes no part in the step, and is not trained."""
-        held = (weight for _, owner in walk(self._own(whole)) for weight in owner.holds().values())
-        return Piece(dense=sum((self.recipe.frozen(weight, nf4=False) for weight in held), State()))
+        held = (
+            self.recipe.frozen(weight, nf4=False).times(below.count)
+            for below in node.below()
+            for weight in below.own.holds().values()
+        )
+        return Piece(dense=sum(held, State()))
 
-    def _own(self, whole: Part) -> Part:
-        return whole if self.at.tp == 1 else whole.shard(self.at.tp)
-
-    def made(self, path: str, whole: Part) -> Piece:
+    def made(self, node: Node) -> Piece:
         """Returns the piece, folded anew."""
-        part = self._own(whole)
-        inside, run = isinstance(whole, Block), self.at.local
-        stream = run.rows * _width(whole)
-        own, remade, shared = self._saved(path, whole, part)
-        own += self._adapters_saved(path, part)
-        kept = {"none": own, "selective": own - remade, "full": self._sequence(stream * run.width)}
-        branches = sum(isinstance(below, Branch) for _, below in walk(part))
-        sums = branches * stream if inside else _divided(whole, part, run)
+        inside, run = isinstance(node.whole, Block), self.at.local
+        stream = run.rows * _width(node.whole)
+        own, remade, shared = self._saved(node)
+        kept = {"none": own, "selective": own - remade, "full": split(stream * run.width, self.at.by_tokens)}
+        branches = sum(_times(node, below) for below in node.below() if isinstance(below.own, Branch))
+        sums = branches * stream if inside else _divided(node, run)
         return Piece(
-            dense=self._state_of(path, part, spread=False),
-            experts=self._state_of(path, part, spread=True),
+            dense=self._state_of(node, spread=False),
+            experts=self._state_of(node, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
-            room=memory(part).peak_bytes(run),
-            work=self._work(path, whole, part),
+            room=memory(node.own).peak_bytes(run),
+            work=self._work(node),
             reduced=sums if self.at.tp > 1 else 0,
-            sent=self._sent(path, part),
-            passed=self._passed(part),
+            sent=self._sent(node),
+            passed=self._passed(node),
         )
 
-    def _sequence(self, size: int) -> int:
-        """A rank's share of what only tokens divide."""
-        return split(size, self.at.tp if self.at.sequence else 1)
-
-    def _state_of(self, path: str, part: Part, *, spread: bool) -> State:
+    def _state_of(self, node: Node, *, spread: bool) -> State:
         """The state of the experts that a device holds, or of all else."""
         total = State()
-        for where, owner in walk(part, path):
-            stacked = owner.spreads()
-            for name, weight in owner.holds().items():
+        for below in node.below():
+            stacked = below.own.spreads()
+            for name, weight in below.own.holds().items():
                 if (name in stacked) == spread:
                     held = self._own_experts(weight) if spread else weight
-                    total += self._state(f"{where}.{name}", held, owner.kind)
+                    total += self.state(f"{below.path}.{name}", held, below.own.kind).times(_times(node, below))
         return total
 
     def _own_experts(self, weight: Weight) -> Weight:
         """The experts that a device holds of a stack."""
         return replace(weight, shape=(split(weight.shape[0], self.at.ep), *weight.shape[1:]))
 
-    def _state(self, path: str, weight: Weight, kind: Kind) -> State:
-        """A trained weight, or a frozen one with its adapters."""
-        if not weight.learned or weight.frozen:
-            return self.recipe.frozen(weight, nf4=False)
-        if self.lora is None:
+    def state(self, path: str, weight: Weight, kind: Kind) -> State:
+        """A trained weight, or a frozen one: with adapters all but those are."""
+        if self.adapters is None:
+            frozen = weight.frozen or not weight.learned
+            return self.recipe.frozen(weight, nf4=False) if frozen else self.recipe.trained(weight, kind)
+        if path.endswith(ADAPTER):
             return self.recipe.trained(weight, kind)
-        matrix = in_block(path) and weight.role == "matrix"
-        state = self.recipe.frozen(weight, nf4=self.lora.nf4 and matrix)
-        if self._adapted(path, weight, kind):
-            state = sum((self.recipe.trained(a, kind) for a in adapters(weight, self.lora.rank)), state)
-        return state
+        packed = weight.learned and weight.role == "matrix" and in_block(path)
+        return self.recipe.frozen(weight, nf4=self.adapters.nf4 and packed)
 
-    def _saved(self, path: str, whole: Part, part: Part) -> tuple[int, int, dict[str, int]]:
+    def _saved(self, node: Node) -> tuple[int, int, dict[str, int]]:
         """Bytes that the piece keeps, those of them it can make again, and by name the tensors that all pieces share.
 
-        What tensor parallelism leaves whole and has a row per token is divided by tokens.
+        What has a row of whole width for each token is divided by tokens.
         """
-        run, dropped = self.at.local, cost.recomputed_tensors(part, path)
-        found = cost.saved_tensors(part, run, path)
-        before = cost.saved_tensors(whole, run, path) if self.at.tp > 1 else {}
-        twice = cost.saved_tensors(part, replace(run, batch=2 * run.batch), path) if self.at.tp > 1 else {}
+        run, dropped = self.at.local, cost.recomputed_tensors(node.own, node.path)
         own, remade, shared = 0, 0, {}
-        for key, tensor in found.items():
+        for key, tensor in cost.saved_tensors(node.own, run, node.path).items():
             nbytes = tensor.nbytes(run.width)
             if tensor.shared:
-                shared[f"{stack(path)}{key}"] = nbytes
+                shared[f"{stack(node.path)}{key}"] = nbytes
                 continue
-            if key in before and before[key].size == tensor.size and twice[key].size == 2 * tensor.size:
-                nbytes = self._sequence(nbytes)
+            nbytes = split(nbytes, self.at.by_tokens) if tensor.divided == "tokens" else nbytes
             own += nbytes
             remade += nbytes if key in dropped else 0
         return own, remade, shared
 
-    def _products(self, path: str, part: Part, run: Pass) -> Iterator[tuple[Product, bool]]:
-        """Yields each product, and whether an adapter stands beside its weight."""
-        for where, owner, seen in runs(part, run, path):
-            held = owner.local_weights()
-            for product in owner.multiplies(seen):
-                weight = held.get(product.weight or "")
-                adapted = weight is not None and self._adapted(f"{where}.{product.weight}", weight, owner.kind)
-                yield product, adapted
-
-    def _adapted(self, path: str, weight: Weight, kind: Kind) -> bool:
-        return self.lora is not None and targeted(self.lora, path, weight, kind)
-
-    def _work(self, path: str, whole: Part, part: Part) -> Work:
+    def _work(self, node: Node) -> Work:
         """The rank's products of a whole sequence, which context parallelism divides evenly.
 
         What tensor parallelism leaves whole is computed for a share of the tokens.
         """
         done = dict.fromkeys(("trained", "frozen", "scores", "scores_causal"), 0)
-        pairs = zip(self._products(path, part, self.at.run), self._products(path, whole, self.at.run), strict=True)
-        for (product, adapted), (before, _) in pairs:
-            ways = self.at.tp if self.at.sequence and product.flops == before.flops else 1
-            if product.caching:
-                continue
-            if product.weight is None:
-                done["scores"] += split(product.flops, ways)
-                done["scores_causal"] += split(product.causal_flops, ways)
-            else:
-                once = self.lora is not None or product.one_gradient
-                done["frozen" if once else "trained"] += split(product.flops, ways)
-            if adapted and self.lora is not None:
-                adapter = 2 * product.a * self.lora.rank * (product.b + product.c) * product.n
-                done["trained"] += split(adapter, ways)
+        for below, seen in node.runs(self.at.run):
+            held, times = below.own.local_weights(), _times(node, below)
+            for product in below.own.multiplies(seen):
+                if product.caching:
+                    continue
+                if product.weight is None:
+                    done["scores"] += times * product.flops
+                    done["scores_causal"] += times * product.causal_flops
+                    continue
+                frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
+                ways = 1 if _splits(held, product.weight) else self.at.by_tokens
+                done["frozen" if frozen or product.one_gradient else "trained"] += times * split(product.flops, ways)
         return Work(**{name: split(flops, self.at.cp) for name, flops in done.items()})
 
-    def _adapters_saved(self, path: str, part: Part) -> int:
-        """What B reads: rank numbers a row for each adapted product; A reads what the frozen matrix does."""
-        if self.lora is None:
-            return 0
-        run = self.at.local
-        rows = sum(product.a * product.n for product, adapted in self._products(path, part, run) if adapted)
-        return self._sequence(rows * self.lora.rank * run.width)
-
-    def _sent(self, path: str, part: Part) -> int:
+    def _sent(self, node: Node) -> int:
         """Rows that go to experts in one forward pass: those of the widest product with spread weights of each part."""
         if self.at.ep == 1:
             return 0
-        rows: dict[str, int] = {}
-        for where, owner, seen in runs(part, self.at.local, path):
-            of_experts = [product.a for product in owner.multiplies(seen) if product.weight in owner.spreads()]
-            rows[where] = max(of_experts, default=0)
-        return self._sequence(sum(rows.values())) * _width(part)
+        rows = 0
+        for below, seen in node.runs(self.at.local):
+            of_experts = [p.a for p in below.own.multiplies(seen) if p.weight in below.own.spreads()]
+            rows += _times(node, below) * max(of_experts, default=0)
+        return split(rows, self.at.by_tokens) * _width(node.own)
 
-    def _passed(self, part: Part) -> int:
+    def _passed(self, node: Node) -> int:
         """Bytes of keys and values that go by on a context's ring in a forward pass: the others' part of each."""
         if self.at.cp == 1:
             return 0
         own, seen = self.at.local, self.at.run.tokens
-        remembered = [r for _, below in walk(part) for r in below.remembers()]
-        numbers = sum(r.size * min(r.tokens_kept(seen), seen - own.tokens) for r in remembered)
+        numbers = sum(
+            _times(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens)
+            for below in node.below()
+            for r in below.own.remembers()
+        )
         return own.batch * numbers * own.width
 
 
-def label(path: str) -> str:
-    """The name that a target gives: `q` of `blocks.0.attention.body.q.weight`, `gate` of a stack of experts."""
-    return path.removesuffix(".weight").rpartition(".")[2]
+def _times(node: Node, below: Node) -> int:
+    """How often one of a node has what is below it."""
+    return below.count // node.count
 
 
-def targeted(lora: Lora, path: str, weight: Weight, kind: Kind) -> bool:
-    """Whether this weight has an adapter: a matrix of a block, not of a router, and one of the targets."""
-    inside = in_block(path) and weight.role == "matrix" and kind != "router"
-    return inside and (lora.targets is None or label(path) in lora.targets)
+def _splits(held: Mapping[str, Weight], name: str) -> bool:
+    """Whether tensor parallelism divides a product by its weight; an adapter's as that of the map it stands beside.
 
-
-def check_targets(spec: Model, lora: Lora | None) -> None:
-    """Raises InputError for a target that no matrix of the blocks is named by."""
-    if lora is None:
-        return
-    every = replace(lora, targets=None)
-    known = {
-        label(path): None
-        for block in dict.fromkeys(child for _, child in children(spec) if isinstance(child, Block))
-        for path, weight, owner in weights(block)
-        if targeted(every, f"blocks.0.{path}", weight, owner.kind)
-    }
-    for target in lora.targets or ():
-        if target not in known:
-            raise InputError(
-                "no matrix of a block has this name",
-                field="targets",
-                value=target,
-                allowed=", ".join(known),
-                fix=near(target, known),
-            )
-
-
-def adapters(weight: Weight, rank: int) -> tuple[Weight, Weight]:
-    """A (rank, in) and B (out, rank), for each matrix of a stack."""
-    *stack, out, inside = weight.shape
-    return Weight(shape=(*stack, rank, inside), role="matrix"), Weight(shape=(*stack, out, rank), role="matrix")
+    The weight of another part is a table, which is divided by its rows.
+    """
+    if name.endswith(ADAPTER):
+        plain = name.removesuffix("_lora_a").removesuffix("_lora_b")
+        name = plain if plain != name else f"{name.rpartition('.')[0]}.weight"
+    return name.startswith("/") or held[name].split is not None
 
 
 def _logits(spec: Model, run: Pass, at: Slice) -> int:
@@ -437,13 +404,17 @@ def _logits(spec: Model, run: Pass, at: Slice) -> int:
     if spec.head is None or at.tp == 1 or not classes:
         return whole
     own = getattr(spec.head.shard(at.tp), "n_vocab", classes)
-    return whole // classes * own if own < classes else split(whole, at.tp if at.sequence else 1)
+    return whole // classes * own if own < classes else split(whole, at.by_tokens)
 
 
-def _copied(spec: Model, fold: _Fold) -> State:
+def _copied(root: Node, fold: _Fold) -> State:
     """Weights of other pieces that the head multiplies, by their absolute paths: a tied embedding."""
-    products = () if spec.head is None else spec.head.multiplies(fold.at.local)
+    head = next((child.own for child in root.children if child.name == "head"), None)
+    products = () if head is None else head.multiplies(fold.at.local)
     wanted = {p.weight[1:] for p in products if p.weight is not None and p.weight.startswith("/")}
-    local = spec.embedding if fold.at.tp == 1 else spec.embedding.shard(fold.at.tp)
-    found = {f"embedding.{name}": weight for name, weight in local.holds().items()}
-    return sum((fold._state(path, found[path], local.kind) for path in sorted(wanted)), State())
+    found: dict[str, tuple[Weight, Kind]] = {
+        f"{child.path}.{name}": (weight, child.own.kind)
+        for child in root.children
+        for name, weight in child.own.holds().items()
+    }
+    return sum((fold.state(path, *found[path]) for path in sorted(wanted)), State())

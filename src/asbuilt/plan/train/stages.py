@@ -10,7 +10,7 @@ from typing import Literal
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
 from asbuilt.plan.train.optimizers import Pieces, Recipe, State
-from asbuilt.plan.train.shares import LOGITS_WIDTH, Checkpointing, Lora, Piece, Shares, split
+from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Piece, Shares, split
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
@@ -36,7 +36,7 @@ class Job:
     seq: int
     accumulate: int
     checkpointing: Checkpointing
-    lora: Lora | None
+    lora: Adapters | None
     offload: Offload
     chunks: int
     width: int
