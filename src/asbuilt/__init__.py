@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.convert import convert
     from asbuilt.checkpoint.load import load
     from asbuilt.checkpoint.save import save
+    from asbuilt.checkpoint.save_adapter import save_adapter
     from asbuilt.checkpoint.source import Source, open_model
     from asbuilt.description import Description, describe
     from asbuilt.errors import InputError
@@ -47,6 +48,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "plan": ("asbuilt.plan", ""),
     "register": ("asbuilt.registering", "register"),
     "save": ("asbuilt.checkpoint.save", "save"),
+    "save_adapter": ("asbuilt.checkpoint.save_adapter", "save_adapter"),
     "spec": ("asbuilt.spec", ""),
 }
 
@@ -72,6 +74,7 @@ __all__ = [
     "plan",
     "register",
     "save",
+    "save_adapter",
     "spec",
 ]
 

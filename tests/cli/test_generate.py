@@ -32,11 +32,14 @@ import asbuilt.memory
 import asbuilt.text.chat
 from asbuilt.checkpoint.load import Contents, load
 from asbuilt.checkpoint.save import save
+from asbuilt.checkpoint.save_adapter import save_adapter
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.text import Completion, complete
 from asbuilt.kernels import speed
+from asbuilt.nn import build, stored_tensors
+from asbuilt.spec import adapted
 
 Run = Callable[..., Result]
 PROMPT = "An as-built drawing"
@@ -321,3 +324,23 @@ def test_what_was_read_and_written_is_said_last(run: Run, checkpoint: Path, monk
 def test_a_system_message_belongs_to_a_chat(run: Run, checkpoint: Path) -> None:
     refused = run("generate", checkpoint, "x", "--system", "y")
     assert (refused.exit_code, "--system needs --chat" in refused.stderr) == (2, True)
+
+
+def test_an_adapter_beside_the_model(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    """What the library generates with it, and something else than without; blocks only where there are some."""
+    model = load(checkpoint)
+    made = build(adapted(model.spec, rank=2, alpha=4.0), seed=None)
+    for path, tensor in stored_tensors(made).items():
+        torch.nn.init.normal_(tensor) if "lora_" in path else tensor.data.copy_(model.get_parameter(path))
+    save_adapter(made, tmp_path / "adapter", family=open_model(checkpoint).family)
+    tokenizer = open_model(checkpoint).tokenizer()
+    assert tokenizer is not None
+    completion = complete(made.eval(), tokenizer, PROMPT, max_new_tokens=12)
+    want = "".join(completion)
+    result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--adapter", tmp_path / "adapter")
+    assert (result.exit_code, result.stdout) == (0, want + "\n")
+    assert want != expected(checkpoint, PROMPT).text
+    for wrong, named in (("--packed", "no blocks"), (f"--adapter={tmp_path}", "adapter_config.json")):
+        refused = run("generate", checkpoint, PROMPT, wrong)
+        assert refused.exit_code == 2
+        assert named in refused.stderr

@@ -139,10 +139,13 @@ def begin(
     *,
     field: str = "dtype",
     tokenizer: Tokenizer | None = None,
+    packed: bool = False,
+    adapter: str | None = None,
 ) -> tuple[Completion, Compute]:
     """Loads the model, having checked what needs no weights and whether it fits into memory, and starts.
 
-    `options` are those of `text.complete`; `field` names the dtype in messages.
+    `options` are those of `text.complete`; `field` names the dtype in messages; `packed` and `adapter` are as `load`
+    takes them.
     """
     asked = None if dtype is None else dtype_of(dtype, field)
     headers(source)  # says so where there are no weights
@@ -152,12 +155,15 @@ def begin(
     ids = text.prompt_ids(tokenizer, prompt)
     decode.check_prompt(source.spec, ids)
     eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
-    contents, begun, chunk = Contents(source), start if reads else ids, options["prefill_chunk"]
+    contents = Contents(source, packed=packed, adapter=adapter)
+    begun, chunk = start if reads else ids, options["prefill_chunk"]
     new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
 
     def needs(dtype: torch.dtype) -> int:
         source_tokens = len(ids) if reads else None
-        return contents.needs(dtype, computing.request_bytes(source.spec, len(begun), new, dtype, chunk, source_tokens))
+        return contents.needs(
+            dtype, computing.request_bytes(contents.spec, len(begun), new, dtype, chunk, source_tokens)
+        )
 
     compute = computing.choose(contents.dtype(None), asked, len(ids), new, needs)
     require_room(
@@ -166,5 +172,5 @@ def begin(
         what="to be run",
         fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less",
     )
-    model = load(source, compute.dtype)
+    model = load(source, compute.dtype, packed=packed, adapter=adapter)
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asbuilt.checkpoint.adapter import read_adapter
 from asbuilt.checkpoint.gguf import GGUFTensor, read_blocks, read_tensor
 from asbuilt.checkpoint.own import own_table
 from asbuilt.checkpoint.packed import PACKABLE, packed_entries, packed_spec
@@ -43,18 +45,20 @@ def load(
     device: str = "cpu",
     *,
     packed: bool = False,
+    adapter: str | Path | None = None,
 ) -> Model:
     """Returns the model of a checkpoint folder or GGUF file, its weights loaded, in evaluation mode.
 
     `dtype` None means the stored one: what config.json says, else what the tensors have; float32 for a GGUF of
     quantised blocks. With `packed`, matrices and tables that a GGUF file or an MXFP4 checkpoint holds as blocks stay
-    so: in memory is what the file holds, and each product expands what it multiplies to `dtype`.
+    so: in memory is what the file holds, and each product expands what it multiplies to `dtype`. `adapter` is a folder
+    of low-rank adapters in PEFT's layout, which are put beside the maps that they are for.
 
     Raises InputError for a source without weights, for tensors that are missing, unexpected, of another shape or no
     floats, for values beyond the range of `dtype`, for a device that is not there, for `packed` where nothing is held
     as blocks, and, before anything is allocated, for a model that the free memory does not hold.
     """
-    contents = Contents(as_source(source), packed=packed)
+    contents = Contents(as_source(source), packed=packed, adapter=adapter)
     wanted, place = contents.dtype(dtype), _device(device)
     needed = contents.needs(wanted)
     if place.type == "cpu":
@@ -71,9 +75,10 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
     built = build(contents.spec, dtype=dtype, device=device, seed=None)
     tensors = stored_tensors(built)
     empty = set(tensors)
+    read = (zip(entry.paths, contents.read(entry), strict=True) for entry in contents.entries)
     with torch.no_grad():
-        for entry in contents.entries:
-            for path, tensor in zip(entry.paths, contents.read(entry), strict=True):
+        for found in chain(read, (contents.adapter.items(),)):
+            for path, tensor in found:
                 empty.remove(path)  # KeyError: a table that fills a parameter twice
                 assert tensor.shape == tensors[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
                 if tensors[path].is_floating_point():
@@ -116,7 +121,7 @@ def headers(source: Source) -> Headers:
 class Contents:
     """The stored tensors of a source, matched with its spec; `read` gives one entry's tensors as the model has them."""
 
-    def __init__(self, source: Source, *, packed: bool = False) -> None:
+    def __init__(self, source: Source, *, packed: bool = False, adapter: str | Path | None = None) -> None:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
         in_gguf = source.gguf is not None
         self.packed = source.reading.quantization
@@ -134,6 +139,23 @@ class Contents:
         self._blocks: dict[tuple[str, ...], Entry] = {}
         if packed and all(weight.format is None for _, weight, _ in stored_weights(self.spec)):
             self._keep_blocks()
+
+        self.adapter: Mapping[str, Tensor] = {}
+        if adapter is not None:
+            self._put_beside(adapter)
+
+    def _put_beside(self, folder: str | Path) -> None:
+        """Has the adapters of a folder loaded beside the maps that they are for; the spec says so."""
+        source = self.source
+        if not source.family:
+            raise InputError(
+                "names modules of a published family, and this model is of none",
+                field="adapter",
+                value=str(folder),
+                fix="load it from our own form, adapters included",
+            )
+        found = read_adapter(folder, self.spec, tensor_table(source.family, source.spec))
+        self.spec, self.adapter = found.spec, found.tensors
 
     def _keep_blocks(self) -> None:
         """Has what can stay blocks read as such; the spec says so."""

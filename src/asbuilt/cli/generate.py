@@ -43,6 +43,12 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     "faster here and fits; fp32 for quantised weights.",
 )
 @click.option("--prefill-chunk", type=Tokens(), help="Read the prompt in pieces of so many tokens: less memory.")
+@click.option(
+    "--packed",
+    is_flag=True,
+    help="Keep blocks of a GGUF file or MXFP4 checkpoint as they are: the file's memory, and slower.",
+)
+@click.option("--adapter", metavar="FOLDER", help="Low-rank adapters in PEFT's layout, put beside MODEL's weights.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end instead of the text.")
 def generate(
@@ -60,6 +66,8 @@ def generate(
     stop: tuple[str, ...],
     dtype: str | None,
     prefill_chunk: int | None,
+    packed: bool,
+    adapter: str | None,
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -90,7 +98,7 @@ def generate(
     # What is logged of a request is said once, by `_finish`: without a handler the library would say it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     asked = _messages(said, system) if chat else said
-    completion, compute = begin(source, asked, dtype or None, options, field="--dtype")
+    completion, compute = begin(source, asked, dtype or None, options, field="--dtype", packed=packed, adapter=adapter)
     if compute.warning:
         warn(f"warning: {compute.warning}")
     with memory_errors(compute.needed, source.name, "to be run"):
