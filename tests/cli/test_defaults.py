@@ -112,7 +112,7 @@ def test_help_prints_every_default(run: Run, command: str) -> None:
     for option in ALL[command].params:
         value = defaults(command).get(option.name or "")
         if value is not None and not isinstance(value, bool) and option.name != "chunked_loss":
-            begun = text.split(f" {option.opts[0]} ", 1)[1]
+            begun = text.split(f" {', '.join(option.opts)} ", 1)[1]
             assert re.search(rf"\[default: {re.escape(str(value))}[;\]]", begun.split(" --")[0] + begun), option.name
 
 

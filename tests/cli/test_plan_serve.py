@@ -55,7 +55,18 @@ def test_several_models_and_machines(run: Run, words: tuple[str, ...]) -> None:
 
 
 def test_switches_reach_the_plan(run: Run) -> None:
-    words = ("--memory", "vendor", "--utilisation", "1", "--reserve", "3GB", "--overhead", "3GB", "--count", "nearest")
+    words = (
+        "--memory",
+        "vendor",
+        "--memory-utilisation",
+        "1",
+        "--reserve-size",
+        "3GB",
+        "--overhead",
+        "3GB",
+        "--count",
+        "nearest",
+    )
     document = json.loads(run("plan", "serve", "llama-3-8b", "--gpu", "a100-80gb", *words, "--json").stdout)
     assert document["users"] == 54
     assert (

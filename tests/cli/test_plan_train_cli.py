@@ -215,3 +215,18 @@ def test_ways_of_printing(run: Run) -> None:
     assert "| options |" in run(*words, "--search", "--markdown").stdout
     document = json.loads(run(*words, "--search", "--json").stdout)
     assert document["search"]["layouts"]
+
+
+def test_what_two_commands_named_alike_has_two_names(run: Run) -> None:
+    """And each command still takes its own older spelling."""
+    serving = ("--memory-utilisation", "0.8", "--reserve-size", "2GB", "--users", "3")
+    older = ("--utilisation", "0.8", "--reserve", "2GB", "--batch", "3")
+    asked = ("plan", "serve", "gpt2", "--gpu", "t4", "--json")
+    assert run(*asked, *serving).stdout == run(*asked, *older).stdout
+    training = ("--mfu", "0.4", "--reserve-share", "0.1", "--micro-batch", "2")
+    older = ("--utilisation", "0.4", "--reserve", "0.1", "--batch", "2")
+    asked = ("plan", "train", "gpt2", "--gpu", "h100-sxm", "--json")
+    found = run(*asked, *training).stdout
+    assert found == run(*asked, *older).stdout
+    assert '"per_device_bytes"' in found
+    assert "--mfu, --utilisation" in run("plan", "train", "--help").stdout

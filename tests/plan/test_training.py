@@ -185,7 +185,10 @@ def test_suggestions_hold_what_they_promise() -> None:
         assert [s.fits for s in found.suggestions] == sorted((s.fits for s in found.suggestions), reverse=True)
         for suggestion in found.suggestions:
             asked = dict(re.findall(r"--([a-z-]+)(?: ([a-z0-9][a-z0-9-]*))?", suggestion.change))
-            fields = {k.replace("-", "_"): int(v) if v.isdigit() else v or True for k, v in asked.items()}
+            fields = {
+                k.replace("micro-", "").replace("-", "_"): int(v) if v.isdigit() else v or True
+                for k, v in asked.items()
+            }
             again = plan(name, **(changes | fields))
             assert again.per_device_bytes == suggestion.per_device_bytes < found.per_device_bytes
             assert again.fits == suggestion.fits

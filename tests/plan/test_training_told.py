@@ -78,10 +78,10 @@ def test_defaults_are_said_once() -> None:
 def test_options_reach_the_plan() -> None:
     """Each word of the command line, as the field that it is; bits are an eighth of bytes."""
     words = (
-        "--gpus 16 --batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 --no-master "
-        "--zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
+        "--gpus 16 --micro-batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 "
+        "--no-master --zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
         "--chunked-loss 4 --offload activations --lora 8 --targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 "
-        "--price 3 --reserve 0.1 --node 4 --network 400Gb/s --host 16GB/s"
+        "--price 3 --reserve-share 0.1 --node 4 --network 400Gb/s --host 16GB/s"
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
@@ -113,7 +113,7 @@ def test_options_reach_the_plan() -> None:
         "network": 50e9,
         "host": 16e9,
     }
-    given = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--utilisation", "0.4", "--json")
+    given = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--mfu", "0.4", "--json")
     assert json.loads(given.stdout)["step"]["mfu"]["6ND"] == pytest.approx(0.4)
 
 
@@ -265,10 +265,10 @@ def test_as_many_gpus_as_are_suggested() -> None:
         ({"checkpointing": "selective"}, "--checkpointing full", "--checkpointing selective"),
         ({"offload": "optimizer"}, "--checkpointing full", "--offload"),
         ({"optimizer": "sgd-momentum"}, "--checkpointing full", "--optimizer"),
-        ({"optimizer": "muon"}, "--optimizer adamw-8bit", "--batch"),
+        ({"optimizer": "muon"}, "--optimizer adamw-8bit", "--micro-batch"),
         ({"optimizer": "muon"}, "--optimizer adafactor", "--offload activations"),
-        ({"batch": 6, "accumulate": 5}, "--batch 3 --accumulate 10", "--batch 6"),
-        ({"batch": 3}, "--checkpointing full", "--batch"),
+        ({"batch": 6, "accumulate": 5}, "--micro-batch 3 --accumulate 10", "--micro-batch 6"),
+        ({"batch": 3}, "--checkpointing full", "--micro-batch"),
     ],
     ids=str,
 )
@@ -291,9 +291,11 @@ def test_layouts_of_a_model_with_an_encoder_are_searched_without_stages_and_ring
 
 
 def test_of_options_said_twice_the_last_counts() -> None:
-    assert _latest(["--zero 1", "--batch 2 --accumulate 4", "--checkpointing full", "--batch 1 --accumulate 8"]) == [
+    assert _latest(
+        ["--zero 1", "--micro-batch 2 --accumulate 4", "--checkpointing full", "--micro-batch 1 --accumulate 8"]
+    ) == [
         "--zero 1",
-        "--batch 1",
+        "--micro-batch 1",
         "--accumulate 8",
         "--checkpointing full",
     ]
@@ -577,7 +579,7 @@ def test_several_changes_together() -> None:
     assert not any(s.fits and s.change.count("--") == 1 for s in others)
     asked: dict[str, Any] = {"batch": 8}
     for name, value in re.findall(r"--(\S+) (\S+)", first.change):
-        asked[name.replace("-", "_")] = int(value) if value.isdigit() else value
+        asked["batch" if name == "micro-batch" else name.replace("-", "_")] = int(value) if value.isdigit() else value
     again = train("llama-3-8b", "h100-sxm", gpus=4, **asked)
     assert (again.fits, again.per_device_bytes) == (True, first.per_device_bytes)
 
@@ -587,7 +589,7 @@ def test_as_many_changes_together_as_it_takes() -> None:
     activations, 432,128, no two changes leave less than 1,250,000. The third leaves 1,219,072; halves fit 1,200,000.
     """
     three = "--offload optimizer --chunked-loss 8 --checkpointing full"
-    for nbytes, change in ((1_250_000, three), (1_200_000, f"{three} --batch 1 --accumulate 2")):
+    for nbytes, change in ((1_250_000, three), (1_200_000, f"{three} --micro-batch 1 --accumulate 2")):
         found = plan(Subject(DENSE), replace(MACHINE, memory_gb=nbytes / 1e9), Options(**{**BASE, "reserve": 0.0}))
         first, *others = found.suggestions
         assert (first.change, first.fits) == (change, True)
@@ -602,7 +604,7 @@ def test_as_many_changes_together_as_it_takes() -> None:
 def test_of_two_changes_together_those_that_cost_least() -> None:
     """Halved micro-batches and sharded state run nothing again; with every block run again it would fit as well."""
     first = train("llama-3-8b", "h100-sxm", gpus=8, batch=4).suggestions[0]
-    assert (first.change, first.fits) == ("--zero 3 --batch 2 --accumulate 2", True)
+    assert (first.change, first.fits) == ("--zero 3 --micro-batch 2 --accumulate 2", True)
     assert train("llama-3-8b", "h100-sxm", gpus=8, batch=4, zero=3, checkpointing="full").fits
 
 

@@ -129,13 +129,15 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     "--efficiency", "measured", metavar="FILE", help="Both from a run: what `asbuilt measure --json` printed."
 )
 @click.option(
+    "--memory-utilisation",
     "--utilisation",
+    "utilisation",
     type=float,
     default=Conventions.utilisation,
     show_default=True,
     help="Share of memory that is used.",
 )
-@click.option("--reserve", metavar="SIZE", help="Kept free beside that.")
+@click.option("--reserve-size", "--reserve", "reserve", metavar="SIZE", help="Kept free beside that.")
 @click.option("--overhead", metavar="SIZE", help="One figure in place of activations, logits and workspace.")
 @click.option("--workspace", metavar="SIZE", help="Graphs and libraries; 1GiB, nothing on a CPU.")
 @click.option("--page/--no-page", default=Conventions.page, show_default=True, help="Whether the cache is in pages.")

@@ -27,9 +27,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 CHUNKS = 8  # of the loss, where --chunked-loss says no number
 
 
-def _option(name: str, **said: Any) -> Callable[[F], F]:  # noqa: ANN401  what click.option takes
-    """An option whose default is that of the field of `Options` with its name."""
-    return click.option(f"--{name.replace('_', '-')}", default=getattr(Options, name), show_default=True, **said)
+def _option(name: str, *spellings: str, **said: Any) -> Callable[[F], F]:  # noqa: ANN401  what click.option takes
+    """An option whose default is that of the field of `Options` with its name, under other spellings before that."""
+    names = (*spellings, f"--{name.replace('_', '-')}", name)
+    return click.option(*names, default=getattr(Options, name), show_default=True, **said)
 
 
 def _rate(nbytes: float) -> str:
@@ -42,7 +43,7 @@ def _rate(nbytes: float) -> str:
 @click.option("--parameters", metavar="N", help="In place of MODEL, so many parameters: 7.5e9, 70B.")
 @click.option("--gpu", required=True, metavar="NAME", help="A machine (`asbuilt machines`), a TOML file, or numbers.")
 @_option("gpus", type=int, help="How many.")
-@_option("batch", type=int, help="Sequences of one micro-batch of a replica.")
+@_option("batch", "--micro-batch", type=int, help="Sequences of one micro-batch of a replica.")
 @click.option("--seq", type=Tokens(), help=f"Tokens per sequence; {Options.seq}, or the context if less.")
 @_option("accumulate", type=int, help="Micro-batches of one step.")
 @_option("optimizer", help=", ".join(OPTIMIZERS))
@@ -85,12 +86,14 @@ def _rate(nbytes: float) -> str:
 @click.option("--tokens", metavar="N", help="How many to train on, 15T; 20 per parameter.")
 @_option("kernel_efficiency", type=float, help="Share of the dense rate that a GPU reaches while it computes.")
 @click.option(
+    "--mfu",
     "--utilisation",
+    "utilisation",
     type=float,
-    help="Share reached over the whole step, as runs report it (0.4): nothing is added to it.",
+    help="Model FLOPs utilisation of the whole step, as runs report it (0.4): nothing is added to it.",
 )
 @click.option("--price", type=float, help="Of one GPU's hour.")
-@_option("reserve", type=float, help="Share of memory left alone.")
+@_option("reserve", "--reserve-share", type=float, help="Share of memory left alone.")
 @_option("node", type=int, help="GPUs that share the fast link.")
 @click.option("--network", default=_rate(Options.network), show_default=True, help="Per GPU, between nodes.")
 @click.option(

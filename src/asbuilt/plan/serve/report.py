@@ -290,7 +290,7 @@ def _assumed(plan: ServePlan) -> Table:
     c, capacity = plan.conventions, plan.capacity
     rows: list[tuple[Cell, ...]] = [
         ("times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
-        ("memory", f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used", "--memory, --utilisation"),
+        ("memory", f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used", "--memory, --memory-utilisation"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
         (

@@ -118,7 +118,7 @@ class Options:
                 "kernels'; both are given",
                 field="utilisation",
                 value=self.utilisation,
-                fix="give --utilisation or --kernel-efficiency",
+                fix="give --mfu or --kernel-efficiency",
             )
         if self.targets is not None and self.adapters is None:
             raise InputError("needs adapters", field="targets", value=self.targets, fix="give --lora RANK too")

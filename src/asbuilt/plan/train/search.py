@@ -167,7 +167,7 @@ def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
         yield f"--chunked-loss {CHUNKS}", {"chunked_loss": CHUNKS}, False
     if o.batch % 2 == 0:
         halved = {"batch": o.batch // 2, "accumulate": 2 * o.accumulate}
-        yield f"--batch {o.batch // 2} --accumulate {2 * o.accumulate}", halved, False
+        yield f"--micro-batch {o.batch // 2} --accumulate {2 * o.accumulate}", halved, False
     for name in ("tp", "pp", "cp", "ep"):
         degree = 2 * getattr(o, name)
         if o.gpus % 2 == 0 and not (name == "tp" and degree > o.node):
