@@ -20,7 +20,7 @@ from asbuilt import catalog, measure, plan
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.families import gemma, gpt2, gpt_neox, mixtral, qwen3
-from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.dimensions import Sizes
 from asbuilt.measure.report import PREFILL, PROMPT, Row
 from asbuilt.nn import build
 from asbuilt.nn.model import Model as Built
@@ -31,8 +31,8 @@ CONTEXT = 1024
 ROUNDS = 3
 
 
-def dimensions(name: str) -> Dimensions:
-    return Dimensions(
+def sizes(name: str) -> Sizes:
+    return Sizes(
         n_vocab=16384,
         d_model=512,
         n_layers=8,
@@ -50,13 +50,14 @@ def a_gpt2() -> Model:
 
 
 def a_gpt_neox() -> Model:
-    return gpt_neox.build(
+    return gpt_neox.FAMILY.build(
         n_vocab=16384,
         d_model=512,
         n_layers=8,
         n_heads=8,
         d_ff=2048,
         max_positions=CONTEXT,
+        d_head=64,
         rotary=Rotary(d_rotary=16),
         name="gpt-neox-like",
     )
@@ -64,17 +65,17 @@ def a_gpt_neox() -> Model:
 
 def a_gemma3() -> Model:
     """Windows of 128 on five of six layers, normed on both sides."""
-    rotary = Rotary(d_rotary=64)
-    layers = tuple((rotary, None if i % 6 == 5 else 128) for i in range(12))
     return gemma.build(
         n_vocab=16384,
         d_model=512,
+        n_layers=12,
         n_heads=8,
         n_kv_heads=4,
         d_head=64,
         d_ff=1408,
         max_positions=CONTEXT,
-        layers=layers,
+        rotary=Rotary(d_rotary=64),
+        windows=[None if i % 6 == 5 else 128 for i in range(12)],
         sandwich=True,
         head_norms=True,
         name="gemma3-like",
@@ -82,11 +83,12 @@ def a_gemma3() -> Model:
 
 
 def a_mixtral() -> Model:
-    return mixtral.build(dimensions("mixtral-like"), Router(d_model=512, n_experts=8, top_k=2, renormalise=True))
+    router = Router(d_model=512, n_experts=8, top_k=2, renormalise=True)
+    return mixtral.FAMILY.build(router=router, **sizes("mixtral-like"))
 
 
 def a_qwen3() -> Model:
-    return qwen3.build(dimensions("qwen3-like"))
+    return qwen3.FAMILY.build(eps=1e-6, **sizes("qwen3-like"))
 
 
 MODELS: tuple[Callable[[], Model], ...] = (

@@ -10,7 +10,6 @@ import pytest
 from asbuilt import InputError, cost
 from asbuilt.cost.folded import Folded, tree
 from asbuilt.families import llama, mixtral
-from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.spec import Block, Branch, LatentAttention, Model, Pass, Rotary, Router
 
 
@@ -126,7 +125,8 @@ def test_a_tied_table_is_read_whole_and_looked_up() -> None:
 
 def test_experts() -> None:
     """Four experts of which each token takes two: of one token half is read, of n tokens 1 - (1/2)^n are."""
-    dimensions = Dimensions(
+    spec = mixtral.FAMILY.build(
+        router=Router(d_model=8, n_experts=4, top_k=2),
         n_vocab=11,
         d_model=8,
         n_layers=1,
@@ -138,7 +138,6 @@ def test_experts() -> None:
         tied=False,
         name="tiny",
     )
-    spec = mixtral.build(dimensions, Router(d_model=8, n_experts=4, top_k=2))
     experts = 4 * 3 * 8 * 12
     rest = 88 + ATTENTION + 24 + 88 + 4 * 8
     assert cost.total_parameters(spec) == experts + rest

@@ -12,7 +12,6 @@ from asbuilt.cost.mixtures import MIXTURES
 from asbuilt.cost.mixtures import held as find_held
 from asbuilt.dtypes import BLOCKS
 from asbuilt.families import llama, mixtral
-from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.families.shared.packing import holding
 from asbuilt.spec import Model, Rotary, Router, weights
 from asbuilt.spec.part import Weight
@@ -104,7 +103,8 @@ def _tiny(*, n_kv_heads: int = 8, n_layers: int = 16, d_ff: int = 512, d_model: 
 
 
 def _of_eight(experts: int = 8) -> Model:
-    dimensions = Dimensions(
+    return mixtral.FAMILY.build(
+        router=Router(d_model=256, n_experts=experts, top_k=2),
         n_vocab=512,
         d_model=256,
         n_layers=8,
@@ -115,7 +115,6 @@ def _of_eight(experts: int = 8) -> Model:
         rotary=Rotary(d_rotary=32),
         name="tiny",
     )
-    return mixtral.build(dimensions, Router(d_model=256, n_experts=experts, top_k=2))
 
 
 def _bits(spec: Model, name: str, end: str, joined: bool = False) -> list[float]:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from asbuilt import InputError, catalog, cost, open_model
 from asbuilt.families import llama, mixtral
-from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.plan import serve
 from asbuilt.plan.quantised import quantised, read_packing
 from asbuilt.spec import Model, Rotary, Router, weights
@@ -332,7 +331,8 @@ def test_heads_and_tables_where_they_are_packed_too() -> None:
 
 def test_routers_and_stacks_of_experts() -> None:
     """Three matrices of each of four experts with a float32 scale of its own; the router stays in bf16."""
-    dimensions = Dimensions(
+    spec = mixtral.FAMILY.build(
+        router=Router(d_model=8, n_experts=4, top_k=2),
         n_vocab=11,
         d_model=8,
         n_layers=1,
@@ -344,7 +344,6 @@ def test_routers_and_stacks_of_experts() -> None:
         tied=False,
         name="tiny",
     )
-    spec = mixtral.build(dimensions, Router(d_model=8, n_experts=4, top_k=2))
     experts, attention, rest = 4 * 3 * 96, 64 + 32 + 32 + 64, 88 + 88 + 24 + 32
     held = quantised(spec, {"quant_method": "fp8"}, "bf16", "mixtral")
     assert serve(spec, "l4", dtype=held).weight_bytes == experts + 12 * 4 + attention + 4 * 4 + 2 * rest

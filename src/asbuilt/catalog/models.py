@@ -21,7 +21,6 @@ from asbuilt.families import (
     clip,
     cohere,
     deepseek,
-    deepseek_v3,
     falcon,
     gemma,
     gemma3,
@@ -53,8 +52,9 @@ from asbuilt.families import (
     t5,
 )
 from asbuilt.families.shared import latent
-from asbuilt.families.shared.dimensions import Dimensions
+from asbuilt.families.shared.experts import corrected_router
 from asbuilt.families.shared.family import Family
+from asbuilt.families.shared.sizes import every_but_last
 from asbuilt.families.shared.towers import tower
 from asbuilt.spec import (
     Activation,
@@ -198,13 +198,14 @@ def _gpt_neox(
 ) -> None:
     rotary = Rotary(d_rotary=d_model // heads // 4)
     make = partial(
-        gpt_neox.build,
+        gpt_neox.FAMILY.build,
         n_vocab=vocab,
         d_model=d_model,
         n_layers=layers,
         n_heads=heads,
         d_ff=4 * d_model,
         max_positions=2048,
+        d_head=d_model // heads,
         rotary=rotary,
         activation=activation,
         name=name,
@@ -232,7 +233,7 @@ def _bert(name: str, layers: int, d_model: int, source: str, *, dtype: str = "fl
         n_layers=layers,
         n_heads=12,
         d_ff=4 * d_model,
-        n_positions=512,
+        max_positions=512,
         n_types=2,
         eps=1e-12,
         masked=masked,
@@ -254,7 +255,7 @@ def _roberta_base() -> Model:
         n_layers=12,
         n_heads=12,
         d_ff=3072,
-        n_positions=512,
+        max_positions=512,
         n_types=1,
         eps=1e-5,
         offset=2,
@@ -271,14 +272,16 @@ ROWS["roberta-base"] = Entry(
 
 def _modernbert_base() -> Model:
     everything, near = Rotary(d_rotary=64, theta=160_000.0), Rotary(d_rotary=64, theta=10_000.0)
-    layers = tuple((near, 65) if i % 3 else (everything, None) for i in range(22))
     head = HeadTransform(d_model=768, activation="gelu", eps=1e-5, bias=False, norm_bias=False)
     return modernbert.build(
         n_vocab=50368,
         d_model=768,
+        n_layers=22,
         n_heads=12,
         d_ff=1152,
-        layers=layers,
+        windows=[65 if i % 3 else None for i in range(22)],
+        rotary=everything,
+        local=near,
         max_positions=8192,
         eps=1e-5,
         head=head,
@@ -343,8 +346,7 @@ def _akin(
     source: str,
     dtype: str = "bfloat16",
     *,
-    family: str,
-    build: Callable[[Dimensions], Model],
+    kin: Family,
     vocab: int,
     context: int,
     theta: float = 10000.0,
@@ -353,32 +355,32 @@ def _akin(
     scaling: Scaling | None = None,
     activation: Activation = "silu",
     tied: bool = False,
+    **more: Any,  # noqa: ANN401
 ) -> None:
-    """Adds a row of a family akin to llama, whose `build` makes its model of the dimensions."""
+    """Adds a row of a family akin to llama; `more` is what its `build` takes beside the sizes."""
 
     def make() -> Model:
         rotary = Rotary(d_rotary=d_rotary or d_head or d_model // heads, theta=theta, scaling=scaling)
-        return build(
-            Dimensions(
-                n_vocab=vocab,
-                d_model=d_model,
-                n_layers=layers,
-                n_heads=heads,
-                n_kv_heads=kv_heads,
-                d_ff=d_ff,
-                max_positions=context,
-                rotary=rotary,
-                activation=activation,
-                tied=tied,
-                d_head=d_head,
-                name=name,
-            )
+        return kin.build(
+            n_vocab=vocab,
+            d_model=d_model,
+            n_layers=layers,
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            d_ff=d_ff,
+            max_positions=context,
+            rotary=rotary,
+            activation=activation,
+            tied=tied,
+            d_head=d_head,
+            name=name,
+            **more,
         )
 
-    ROWS[name] = Entry(name=name, family=family, source=source, dtype=dtype, make=make)
+    ROWS[name] = Entry(name=name, family=kin.name, source=source, dtype=dtype, make=make)
 
 
-_qwen2 = partial(_akin, family="qwen2", build=qwen2.build, context=32768, theta=1e6)
+_qwen2 = partial(_akin, kin=qwen2.FAMILY, eps=1e-6, context=32768, theta=1e6)
 QWEN2_SOURCE = "Yang et al. 2024, arXiv 2407.10671; config of Qwen/"
 QWEN25_SOURCE = "Yang et al. 2024, arXiv 2412.15115; config of Qwen/"
 _qwen2("qwen1.5-7b", 32, 4096, 32, 32, 11008, "config of Qwen/Qwen1.5-7B", vocab=151936)
@@ -386,12 +388,11 @@ _qwen2("qwen2-0.5b", 24, 896, 14, 2, 4864, QWEN2_SOURCE + "Qwen2-0.5B", vocab=15
 _qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, QWEN25_SOURCE + "Qwen2.5-7B-Instruct", vocab=152064)
 
 QWEN3_SOURCE = "Yang et al. 2025, arXiv 2505.09388; config of Qwen/"
-_qwen3 = partial(_akin, family="qwen3", build=qwen3.build, vocab=151936, context=40960, theta=1e6, d_head=128)
+_qwen3 = partial(_akin, kin=qwen3.FAMILY, eps=1e-6, vocab=151936, context=40960, theta=1e6, d_head=128)
 _qwen3("qwen3-0.6b", 28, 1024, 16, 8, 3072, QWEN3_SOURCE + "Qwen3-0.6B", tied=True)
 _qwen3("qwen3-8b", 36, 4096, 32, 8, 12288, QWEN3_SOURCE + "Qwen3-8B")
 
 MISTRAL_SOURCE = "Jiang et al. 2023, arXiv 2310.06825, Table 1; config of mistralai/Mistral-7B-v0.1"
-_mistral = partial(mistral.build, eps=1e-5, window=4096)
 _akin(
     "mistral-7b-v0.1",
     32,
@@ -400,8 +401,8 @@ _akin(
     8,
     14336,
     MISTRAL_SOURCE,
-    family="mistral",
-    build=_mistral,
+    kin=mistral.FAMILY,
+    window=4096,
     vocab=32000,
     context=32768,
 )
@@ -416,8 +417,7 @@ _akin(
     8192,
     OLMO_SOURCE,
     "float32",
-    family="olmo",
-    build=olmo.build,
+    kin=olmo.FAMILY,
     vocab=50304,
     context=2048,
     tied=True,
@@ -432,8 +432,8 @@ _akin(
     11008,
     OLMO2_SOURCE,
     "float32",
-    family="olmo2",
-    build=partial(olmo2.build, eps=1e-6),
+    kin=olmo2.FAMILY,
+    eps=1e-6,
     vocab=100352,
     context=4096,
     theta=500000.0,
@@ -449,8 +449,9 @@ _akin(
     12288,
     STARCODER2_SOURCE,
     "float32",
-    family="starcoder2",
-    build=partial(starcoder2.build, window=4096),
+    kin=starcoder2.FAMILY,
+    bias=True,
+    window=4096,
     vocab=49152,
     context=16384,
     theta=999999.4420358813,
@@ -468,8 +469,7 @@ _akin(
     22528,
     COMMAND_R_SOURCE,
     "float16",
-    family="cohere",
-    build=cohere.build,
+    kin=cohere.FAMILY,
     vocab=256000,
     context=8192,
     theta=8e6,
@@ -478,7 +478,15 @@ _akin(
 
 
 def _bloom(name: str, layers: int, d_model: int, heads: int, dtype: str, source: str) -> None:
-    make = partial(bloom.build, n_vocab=250880, d_model=d_model, n_layers=layers, n_heads=heads, name=name)
+    make = partial(
+        bloom.build,
+        n_vocab=250880,
+        d_model=d_model,
+        n_layers=layers,
+        n_heads=heads,
+        max_positions=2048,
+        name=name,
+    )
     ROWS[name] = Entry(name=name, family="bloom", source=source, dtype=dtype, make=make)
 
 
@@ -487,7 +495,6 @@ _bloom("bloom-560m", 24, 1024, 16, "float16", BLOOM_SOURCE + "bloom-560m")
 _bloom("bloom-176b", 70, 14336, 112, "bfloat16", BLOOM_SOURCE + "bloom")
 
 MIXTRAL_SOURCE = "Jiang et al. 2024, arXiv 2401.04088, Table 1; config of mistralai/Mixtral-8x7B-v0.1"
-_mixtral = partial(mixtral.build, router=Router(d_model=4096, n_experts=8, top_k=2, renormalise=True))
 _akin(
     "mixtral-8x7b",
     32,
@@ -496,16 +503,13 @@ _akin(
     8,
     14336,
     MIXTRAL_SOURCE,
-    family="mixtral",
-    build=_mixtral,
+    kin=mixtral.FAMILY,
+    router=Router(d_model=4096, n_experts=8, top_k=2, renormalise=True),
     vocab=32000,
     context=32768,
     theta=1e6,
 )
 
-_qwen3_moe = partial(
-    qwen3_moe.build, d_expert=768, router=Router(d_model=2048, n_experts=128, top_k=8, renormalise=True)
-)
 _akin(
     "qwen3-30b-a3b",
     48,
@@ -514,8 +518,10 @@ _akin(
     4,
     6144,
     QWEN3_SOURCE + "Qwen3-30B-A3B",
-    family="qwen3_moe",
-    build=_qwen3_moe,
+    kin=qwen3_moe.FAMILY,
+    router=Router(d_model=2048, n_experts=128, top_k=8, renormalise=True),
+    d_expert=768,
+    eps=1e-6,
     vocab=151936,
     context=40960,
     theta=1e6,
@@ -523,18 +529,10 @@ _akin(
 )
 
 OLMOE_SOURCE = "Muennighoff et al. 2024, arXiv 2409.02060, Table 1; config of allenai/OLMoE-1B-7B-0924"
-_olmoe = partial(olmoe.build, router=Router(d_model=2048, n_experts=64, top_k=8))
-_akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, family="olmoe", build=_olmoe, vocab=50304, context=4096)
+_ROUTER = Router(d_model=2048, n_experts=64, top_k=8)
+_akin("olmoe-1b-7b", 16, 2048, 16, 16, 1024, OLMOE_SOURCE, kin=olmoe.FAMILY, router=_ROUTER, vocab=50304, context=4096)
 
 GLM_SOURCE = "GLM-4.5 Team 2025, arXiv 2508.06471, Table 1; config of zai-org/GLM-4.5-Air"
-_glm = partial(
-    glm4_moe.build,
-    d_expert=1408,
-    n_dense=1,
-    bias=True,
-    n_predictors=1,
-    router=glm4_moe.usual_router(d_model=4096, n_experts=128, top_k=8),
-)
 _akin(
     "glm-4.5-air",
     46,
@@ -543,8 +541,13 @@ _akin(
     8,
     10944,
     GLM_SOURCE,
-    family="glm4_moe",
-    build=_glm,
+    kin=glm4_moe.FAMILY,
+    router=corrected_router(d_model=4096, n_experts=128, top_k=8),
+    d_expert=1408,
+    n_shared=1,
+    n_dense=1,
+    bias=True,
+    n_predictors=1,
     vocab=151552,
     context=131072,
     theta=1e6,
@@ -565,7 +568,6 @@ MXFP4 = {
 }
 for _name, _layers, _experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
     _router = Router(d_model=2880, n_experts=_experts, top_k=4, renormalise=True, bias=True)
-    _gpt_oss = partial(gpt_oss.build, windows=(128, None) * (_layers // 2), router=_router)
     _akin(
         _name,
         _layers,
@@ -574,8 +576,9 @@ for _name, _layers, _experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 1
         8,
         2880,
         GPT_OSS_SOURCE + _name,
-        family="gpt_oss",
-        build=_gpt_oss,
+        kin=gpt_oss.FAMILY,
+        router=_router,
+        windows=(128, None) * (_layers // 2),
         vocab=201088,
         context=131072,
         theta=150000.0,
@@ -585,14 +588,7 @@ for _name, _layers, _experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 1
     ROWS[_name] = replace(ROWS[_name], quantization=MXFP4)
 
 LLAMA4_SOURCE = "Meta 2025, the Llama 4 model card; text_config of meta-llama/Llama-4-Scout-17B-16E"
-_TURNED = llama4_text.every_fourth(48)
-_scout = partial(
-    llama4_text.build,
-    turned=_TURNED,
-    chunks=[8192 if turns else None for turns in _TURNED],
-    sparse=(True,) * 48,
-    router=Router(d_model=5120, n_experts=16, top_k=1, scoring="sigmoid"),
-)
+_ROPE_LAYERS = every_but_last(48, 4)
 _akin(
     "llama-4-scout-text",
     48,
@@ -601,8 +597,11 @@ _akin(
     8,
     8192,
     LLAMA4_SOURCE,
-    family="llama4_text",
-    build=_scout,
+    kin=llama4_text.FAMILY,
+    router=Router(d_model=5120, n_experts=16, top_k=1, scoring="sigmoid"),
+    rope_layers=_ROPE_LAYERS,
+    chunks=[8192 if rope else None for rope in _ROPE_LAYERS],
+    sparse=(True,) * 48,
     vocab=202048,
     context=10485760,
     theta=500000.0,
@@ -612,9 +611,6 @@ _akin(
 
 
 DEEPSEEK_SOURCE = "Dai et al. 2024, arXiv 2401.06066, Table 1; config of deepseek-ai/deepseek-moe-16b-base"
-_deepseek = partial(
-    deepseek.build, router=Router(d_model=2048, n_experts=64, top_k=6), d_expert=1408, n_shared=2, n_dense=1
-)
 _akin(
     "deepseek-moe-16b",
     28,
@@ -623,8 +619,12 @@ _akin(
     16,
     10944,
     DEEPSEEK_SOURCE,
-    family="deepseek",
-    build=_deepseek,
+    kin=deepseek.FAMILY,
+    router=Router(d_model=2048, n_experts=64, top_k=6),
+    d_expert=1408,
+    n_shared=2,
+    n_dense=1,
+    eps=1e-6,
     vocab=102400,
     context=4096,
 )
@@ -668,7 +668,7 @@ def _deepseek_v2() -> Model:
 
 def _deepseek_v3() -> Model:
     groups = ExpertGroups(n_groups=8, top_groups=4, score="two_best")
-    router = replace(deepseek_v3.usual_router(7168, 256, 8, 2.5), groups=groups)
+    router = corrected_router(7168, 256, 8, scale=2.5, groups=groups)
     return latent.build(
         _deepseek_attention(7168),
         router,
@@ -751,16 +751,18 @@ def _gemma(
     """Adds a row of as many layers as `windows`; those with one turn by `local` where it is given."""
 
     def make() -> Model:
-        layers = tuple((rotary if window is None else local or rotary, window) for window in windows)
         return gemma.build(
             n_vocab=vocab,
             d_model=d_model,
+            n_layers=len(windows),
             n_heads=heads,
             n_kv_heads=kv_heads,
             d_head=d_head,
             d_ff=d_ff,
             max_positions=context,
-            layers=layers,
+            windows=windows,
+            rotary=rotary,
+            local=local,
             name=name,
             **more,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         )
@@ -828,6 +830,7 @@ def _phi_2() -> Model:
         n_heads=32,
         d_ff=10240,
         max_positions=2048,
+        d_head=80,
         rotary=Rotary(d_rotary=32),
         name="phi-2",
     )
@@ -838,7 +841,7 @@ ROWS["phi-2"] = Entry(name="phi-2", family="phi", source=PHI2_SOURCE, dtype="flo
 
 
 def _phi_3_mini() -> Model:
-    return phi3.build(
+    return phi3.FAMILY.build(
         n_vocab=32064,
         d_model=3072,
         n_layers=32,
@@ -973,7 +976,7 @@ ROWS["vit-base-patch16-224"] = Entry(
 
 
 def _clip_b32() -> Model:
-    text: dict[str, Any] = {"n_vocab": 49408, "n_positions": 77, "d_model": 512, "n_heads": 8, "d_ff": 2048}
+    text: dict[str, Any] = {"n_vocab": 49408, "max_positions": 77, "d_model": 512, "n_heads": 8, "d_ff": 2048}
     images: dict[str, Any] = {"image_size": 224, "patch_size": 32, "d_model": 768, "n_heads": 12, "d_ff": 3072}
     both: dict[str, Any] = {"n_layers": 12, "eps": 1e-5, "activation": "quick_gelu"}
     return clip.build(text | both, images | both, d_shared=512, name="clip-vit-base-patch32")
@@ -1014,17 +1017,18 @@ ROWS["llava-1.5-7b"] = Entry(name="llava-1.5-7b", family="llava", source=LLAVA_S
 
 
 def _gemma_3_4b_mm() -> Model:
-    rotaries = {"linear": Rotary(d_rotary=256, scaling=LinearScaling(factor=8.0)), "local": _ROTARY_256}
-    layers = (*((rotaries["local"], 1024),) * 5, (rotaries["linear"], None)) * 5 + ((rotaries["local"], 1024),) * 4
     text = gemma.build(
         n_vocab=262208,
         d_model=2560,
+        n_layers=34,
         n_heads=8,
         n_kv_heads=4,
         d_head=256,
         d_ff=10240,
         max_positions=163840,
-        layers=layers,
+        windows=((1024,) * 5 + (None,)) * 5 + (1024,) * 4,
+        rotary=Rotary(d_rotary=256, scaling=LinearScaling(factor=8.0)),
+        local=_ROTARY_256,
         activation="gelu",
         sandwich=True,
         head_norms=True,

@@ -173,7 +173,7 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
     """
     found, names = _family(family), None
     if quantization is None:
-        names = found.table
+        names = found.names
     elif reads_packed(family, quantization):
         names = found.packed[quantization["quant_method"]]
     if names is None:
@@ -183,7 +183,7 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
             value=quantization and quantization.get("quant_method"),
             fix="use the unquantised checkpoint, or a GGUF file",
         )
-    return replace(_covering(names(spec), spec, family), prefix=found.prefix)
+    return replace(_covering(names(spec, family), spec, family), prefix=found.prefix)
 
 
 def reads_packed(family: str, quantization: dict[str, Any]) -> bool:

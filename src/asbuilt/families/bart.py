@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from asbuilt.families.shared.common import named_entries
+from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import (
     Carried,
@@ -26,13 +26,12 @@ from asbuilt.families.shared.key import (
     activation,
     depth,
 )
+from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, Leading, Table, entry
+from asbuilt.families.shared.table import Leading, Table, entry
 from asbuilt.spec import (
-    MLP,
     Activation,
-    Attention,
     Block,
     Branch,
     CrossAttention,
@@ -58,6 +57,9 @@ STEMS = {
 }
 NORMS = {"attention": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
 COMPUTED = {r"model\.(en|de)coder\.embed_positions\.weight": "computed: sines and cosines"}
+TRAINING = ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "classif_dropout")
+TAUGHT = ("student_encoder_layers", "student_decoder_layers", "replacing_rate")
+OLDER = ("force_bos_token_to_be_generated", "extra_pos_embeddings", "save_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,28 +115,28 @@ def build(
     return Model(
         encoder=Model(
             embedding=shared if n_source is None else own,
-            blocks=(_block(kin, d_model, encoder, activation, causal=False),) * encoder.n_layers,
+            blocks=_blocks(kin, d_model, encoder, activation, causal=False),
             name="encoder",
             **common,
         ),
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=scale),
-        blocks=(_block(kin, d_model, decoder, activation, causal=True),) * decoder.n_layers,
+        blocks=_blocks(kin, d_model, decoder, activation, causal=True),
         head=TiedHead(d_model=d_model, n_vocab=n_vocab, shift=True),
         name=name,
         **common,
     )
 
 
-def _block(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, causal: bool) -> Block:
-    norm, heads, width = LayerNorm(d=d_model, eps=EPS), stack.n_heads, d_model // stack.n_heads
-    own = Attention(
-        d_model=d_model, n_heads=heads, n_kv_heads=heads, d_head=width, causal=causal, bias=True, output_bias=True
-    )
-    cross = CrossAttention(d_model=d_model, d_source=d_model, n_heads=heads, d_head=width, bias=True, output_bias=True)
-    ffn = MLP(d_model=d_model, d_ff=stack.d_ff, activation=activation, bias=True)
-    bodies = {"attention": own, **({"cross": cross} if causal else {}), "ffn": ffn}
+def _blocks(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, causal: bool) -> tuple[Block, ...]:
+    norm = LayerNorm(d=d_model, eps=EPS)
+    biases: dict[str, Any] = {"bias": True, "output_bias": True}
+    sizes = {"n_layers": stack.n_layers, "n_heads": stack.n_heads, "d_ff": stack.d_ff, "activation": activation}
+    made = sized(sizes, d_model=d_model, n_vocab=0, max_positions=0)
+    cross = CrossAttention(d_model=d_model, d_source=d_model, n_heads=made.n_heads, d_head=made.head_width, **biases)
+    bodies = {"attention": made.attention(causal=causal, **biases), "cross": cross, "ffn": made.plain(True)}
     before, after = (norm, None) if kin.norm_first else (None, norm)
-    return Block(branches=tuple(Branch(name=n, body=b, norm=before, sum_norm=after) for n, b in bodies.items()))
+    branches = (Branch(name=name, body=body, norm=before, sum_norm=after) for name, body in bodies.items())
+    return (Block(branches=tuple(one for one in branches if causal or one.name != "cross")),) * stack.n_layers
 
 
 def _encoder(parts: Parts) -> Parts:
@@ -208,26 +210,9 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
             Says("tie_word_embeddings", True, reason="heads of their own are not read in this family"),
             *(() if start is None else (Carried("decoder_start_token_id", start),)),
             *(Only(key, value, reason=f"{name} has only this") for key, value in fixed.items()),
-            Irrelevant(
-                "training only",
-                "activation_dropout",
-                "encoder_layerdrop",
-                "decoder_layerdrop",
-                "init_std",
-                "classif_dropout",
-            ),
-            Irrelevant(
-                "how a smaller model was taught by this one",
-                "student_encoder_layers",
-                "student_decoder_layers",
-                "replacing_rate",
-            ),
-            Irrelevant(
-                "a setting of older code that no present one reads",
-                "force_bos_token_to_be_generated",
-                "extra_pos_embeddings",
-                "save_step",
-            ),
+            Irrelevant("training only", *TRAINING),
+            Irrelevant("how a smaller model was taught by this one", *TAUGHT),
+            Irrelevant("a setting of older code that no present one reads", *OLDER),
         ),
         build=partial(build, kin),
         names=partial(_names, kin=kin),
@@ -237,31 +222,24 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
 def _names(spec: Model, family: str, *, kin: Kin) -> Table:
     encoder = expect(spec.encoder, Model, "encoder", family)
     shared = isinstance(encoder.embedding, SharedEmbedding)
+    where = "norm" if kin.norm_first else "sum_norm"
+    stack = Names(
+        stems=STEMS | {f"{branch}.{where}": name for branch, name in NORMS.items()},
+        outside={"positions": "embed_positions", "embedding_norm": "layernorm_embedding", "norm": "layer_norm"},
+        layers="layers",
+        elsewhere=("embedding", "head"),
+    )
     own = "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"
     entries = [entry("embedding.weight", own)]
     entries += [] if shared else [entry("encoder.embedding.weight", "model.encoder.embed_tokens.weight")]
-    for stack, place, stored in ((encoder, "encoder.", "model.encoder."), (spec, "", "model.decoder.")):
-        entries += _stack_entries(stack, place, stored, family, kin)
+    entries += stack.entries(encoder, family, "encoder.", "model.encoder.")
+    entries += stack.entries(spec, family, prefix="model.decoder.")
     if isinstance(spec.head, TiedHead) and spec.head.shift:
         entries.append(entry("head.shift", "final_logits_bias", Leading(1)))
     again: list[str] = ["lm_head.weight"]
     again += [f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder") if shared]
     duplicates = dict.fromkeys(again, "embedding.weight")
     return Table(entries=tuple(entries), ignored=COMPUTED if kin.sinusoids else {}, duplicates=duplicates)
-
-
-def _stack_entries(stack: Model, place: str, stored: str, family: str, kin: Kin) -> list[Entry]:
-    entries = []
-    if isinstance(stack.positions, LearnedPositions):
-        entries.append(entry(f"{place}positions.weight", f"{stored}embed_positions.weight"))
-    for part, called in (("embedding_norm", "layernorm_embedding"), ("norm", "layer_norm")):
-        norm = getattr(stack, part)
-        entries += [entry(f"{place}{part}.{n}", f"{stored}{called}.{n}") for n in (norm.holds() if norm else ())]
-    where = "norm" if kin.norm_first else "sum_norm"
-    stems = STEMS | {f"{branch}.{where}": called for branch, called in NORMS.items()}
-    for i, block in enumerate(stack.blocks):
-        entries += named_entries(block, f"{place}blocks.{i}.", stems, f"{stored}layers.{i}.", {}, family)
-    return entries
 
 
 FAMILY = family("bart", "BartForConditionalGeneration", Kin(embedding_norm=True), n_vocab=50265, start=2)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from asbuilt.errors import InputError
-from asbuilt.families.shared.dimensions import Widths, sized
+from asbuilt.families.shared.dimensions import Sizes, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Headed, Irrelevant, Key, Only, Size, Values, activation, depth, eps
 from asbuilt.families.shared.names import Names
@@ -31,7 +31,6 @@ from asbuilt.spec import (
     Model,
     Pooler,
     TiedHead,
-    TokenEmbedding,
     TypeEmbedding,
 )
 
@@ -66,36 +65,31 @@ UNUSED = {
 
 def build(
     *,
-    n_positions: int,
     n_types: int,
     eps: float,
-    activation: Activation = "gelu",
     offset: int = 0,
     masked: bool = True,
     head_activation: Activation | None = None,
     pooled: bool = False,
-    **widths: Unpack[Widths],
+    **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions, `masked` with the masked language model's head, `pooled` with a pooler.
+    """Returns the model of these sizes, `masked` with the masked language model's head, `pooled` with a pooler.
 
-    Position 0 is found in row `offset` of its table; `head_activation` None means `activation`.
+    Position 0 is found in row `offset` of its table; `head_activation` None means that of the blocks.
     """
-    made = sized(activation=activation, max_positions=n_positions, **widths)
+    made = sized(sizes, activation="gelu")
     d_model, norm = made.d_model, LayerNorm(d=made.d_model, eps=eps)
-    attention = replace(made.attention(bias=True, output_bias=True), causal=False)
-    bodies = {"attention": attention, "ffn": made.plain(True)}
+    bodies = {"attention": made.attention(bias=True, output_bias=True, causal=False), "ffn": made.plain(True)}
     both = tuple(Branch(name=name, body=body, sum_norm=norm) for name, body in bodies.items())
-    transform = HeadTransform(d_model=d_model, activation=head_activation or activation, eps=eps)
-    return Model(
-        embedding=TokenEmbedding(n_vocab=made.n_vocab, d_model=d_model),
-        positions=LearnedPositions(n_positions=n_positions, d_model=d_model, offset=offset),
+    transform = HeadTransform(d_model=d_model, activation=head_activation or made.activation, eps=eps)
+    return made.model(
+        (Block(branches=both),) * made.n_layers,
+        None,
+        positions=LearnedPositions(n_positions=made.max_positions, d_model=d_model, offset=offset),
         types=TypeEmbedding(n_types=n_types, d_model=d_model),
         embedding_norm=norm,
-        blocks=(Block(branches=both),) * made.n_layers,
         head=TiedHead(d_model=d_model, n_vocab=made.n_vocab, bias=True, transform=transform) if masked else None,
         pooler=Pooler(d_model=d_model) if pooled else None,
-        max_positions=n_positions,
-        name=made.name,
     )
 
 
@@ -206,7 +200,7 @@ FAMILY = Family(
             30522,
             Size(
                 "max_position_embeddings",
-                "n_positions",
+                "max_positions",
                 default=512,
                 at=lambda parts: positions_of(parts).n_positions + positions_of(parts).offset,
             ),

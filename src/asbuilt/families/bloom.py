@@ -5,32 +5,22 @@ BigScience 2022 (arXiv 2211.05100); ALiBi: Press et al. 2021 (arXiv 2108.12409).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Unpack
 
-from asbuilt.families.shared.dimensions import Widths, pre_norm, sized
+from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Only, Size, depth, eps, tied
-from asbuilt.families.shared.names import Fused, Names, by_key_head
+from asbuilt.families.shared.names import FUSED_STEMS, Fused, Names, by_key_head
 from asbuilt.spec import Alibi, LayerNorm, Model
 from asbuilt.spec.part import LARGEST_SIZE
 
-STEMS = {
-    "attention.norm": "input_layernorm",
-    "attention.body.o": "self_attention.dense",
-    "ffn.norm": "post_attention_layernorm",
-    "ffn.body.up": "mlp.dense_h_to_4h",
-    "ffn.body.down": "mlp.dense_4h_to_h",
-}
 
-
-def build(*, max_positions: int = 2048, eps: float = 1e-5, tied: bool = True, **widths: Unpack[Widths]) -> Model:
-    """Returns the model of these dimensions; d_ff is 4 * d_model."""
-    made = sized(activation="gelu_tanh", tied=tied, max_positions=max_positions, **widths)
+def build(*, eps: float = 1e-5, **sizes: Unpack[Sizes]) -> Model:
+    """Returns the model of these sizes; d_ff is 4 * d_model."""
+    made = sized(sizes, activation="gelu_tanh", tied=True)
     norm = LayerNorm(d=made.d_model, eps=eps)
-    attention = replace(made.attention(bias=True, output_bias=True), positions=Alibi(n_heads=made.n_heads))
-    block = pre_norm(attention, made.plain(True), norm)
-    return made.model((block,) * made.n_layers, norm, embedding_norm=norm)
+    attention = made.attention(bias=True, output_bias=True, positions=Alibi(n_heads=made.n_heads))
+    return made.model((pre_norm(attention, made.plain(True), norm),) * made.n_layers, norm, embedding_norm=norm)
 
 
 FAMILY = Family(
@@ -66,7 +56,7 @@ FAMILY = Family(
     ),
     build=build,
     names=Names(
-        stems=STEMS,
+        stems=FUSED_STEMS,
         outside={
             "embedding": "transformer.word_embeddings",
             "embedding_norm": "transformer.word_embeddings_layernorm",

@@ -7,24 +7,23 @@ weights were published, so there are no names of tensors: a config of this form 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Unpack
 
-from asbuilt.families.shared.dimensions import pre_norm, sized
+from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Only
-from asbuilt.families.shared.papers import PaperSizes, no_tensors, size_keys
+from asbuilt.families.shared.papers import no_tensors, size_keys
 from asbuilt.spec import Model, RelativeProjection, RMSNorm
 
 EVEN = (lambda values: values["d_model"] % 2 == 0, "an even number: a sine and a cosine of each frequency")
 
 
-def build(*, tied: bool = True, **sizes: Unpack[PaperSizes]) -> Model:
-    """Returns the model of these dimensions; every layer projects the distances' sinusoids with a matrix of its own."""
-    made = sized(activation="gelu", tied=tied, **sizes)
+def build(**sizes: Unpack[Sizes]) -> Model:
+    """Returns the model of these sizes; every layer projects the distances' sinusoids with a matrix of its own."""
+    made = sized(sizes, activation="gelu", tied=True)
     positions = RelativeProjection(d_model=made.d_model, n_heads=made.n_heads, d_head=made.head_width)
     norm = RMSNorm(d=made.d_model)
-    block = pre_norm(replace(made.attention(), positions=positions), made.plain(), norm)
+    block = pre_norm(made.attention(positions=positions), made.plain(), norm)
     return made.model((block,) * made.n_layers, norm)
 
 

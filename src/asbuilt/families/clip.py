@@ -5,9 +5,10 @@ Radford et al. 2021 (arXiv 2103.00020); names on disk as on the hub. The text's 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from asbuilt.families.shared.common import named_entries
+from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Size
 from asbuilt.families.shared.parts import Parts, expect
@@ -15,47 +16,45 @@ from asbuilt.families.shared.table import Table, entry
 from asbuilt.families.shared.towers import (
     BESIDE,
     CLIP,
+    NAMES,
     POSITION_IDS,
-    STEMS,
     Nested,
     layer_keys,
     layers,
-    outside_entries,
     tower,
-    tower_entries,
     tower_keys,
 )
-from asbuilt.spec import Contrast, LayerNorm, LearnedPositions, Model, Projection, TokenEmbedding
+from asbuilt.spec import Contrast, LayerNorm, LearnedPositions, Model, Projection
 
 TEXT, IMAGES = "clip_text_model", "clip_vision_model"
 # In the first configs it was that of another tokenizer, and the end is the highest number.
 OLD_END, END = 2, 49407
 
-OUTSIDE = {
-    "embedding.weight": "embeddings.token_embedding.weight",
-    "positions.weight": "embeddings.position_embedding.weight",
-    "norm.weight": "final_layer_norm.weight",
-    "norm.bias": "final_layer_norm.bias",
-}
+TEXT_NAMES = replace(
+    NAMES,
+    outside={
+        "embedding": "embeddings.token_embedding",
+        "positions": "embeddings.position_embedding",
+        "norm": "final_layer_norm",
+    },
+)
 
 
 def build(text: dict[str, Any], images: dict[str, Any], *, d_shared: int, end: int = END, name: str = "clip") -> Model:
-    """Returns the model of these towers: `text` as `towers.layers` takes it, with n_vocab and n_positions, `images` as
-    `towers.tower`; their vectors are `d_shared` wide.
+    """Returns the model of these towers: the sizes of `text`, and `images` as `tower` takes them, both with an `eps`.
+
+    Their vectors are `d_shared` wide.
     """
-    text = dict(text)
-    n_vocab, n_positions, d_model = text.pop("n_vocab"), text.pop("n_positions"), text["d_model"]
+    made = sized({key: value for key, value in text.items() if key != "eps"}, name=name)
+    norm = LayerNorm(d=made.d_model, eps=text["eps"])
     reads: dict[str, Any] = {"reads": "highest"} if end == OLD_END else {"reads": "end", "end": end}
-    seen = tower(**images, pre_norm=True, head=Projection(d_model=images["d_model"], d_out=d_shared))
-    return Model(
-        name=name,
-        vision=Contrast(tower=seen),
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
-        positions=LearnedPositions(n_positions=n_positions, d_model=d_model),
-        blocks=layers(**text, causal=True),
-        norm=LayerNorm(d=d_model, eps=text["eps"]),
-        head=Projection(d_model=d_model, d_out=d_shared, **reads),
-        max_positions=n_positions,
+    head = Projection(d_model=images["d_model"], d_out=d_shared)
+    return made.model(
+        layers(made, norm, causal=True),
+        norm,
+        vision=Contrast(tower=tower(**images, embedding_norm=True, head=head)),
+        positions=LearnedPositions(n_positions=made.max_positions, d_model=made.d_model),
+        head=Projection(d_model=made.d_model, d_out=d_shared, **reads),
     )
 
 
@@ -69,17 +68,15 @@ def _build(text: dict[str, Any], images: dict[str, Any], **rest: Any) -> Model: 
 
 
 def _names(spec: Model, family: str) -> Table:
-    contrast = expect(spec.vision, Contrast, "vision", family)
-    entries = outside_entries(spec, "", "text_model.", OUTSIDE, family)
-    for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"blocks.{i}.", STEMS, f"text_model.encoder.layers.{i}.", {}, family)
-    entries += tower_entries(contrast.tower, "vision.tower.", "vision_model.", family)
-    entries += [
+    seen = expect(spec.vision, Contrast, "vision", family).tower
+    entries = (
+        *TEXT_NAMES.entries(spec, family, prefix="text_model."),
+        *NAMES.entries(seen, family, "vision.tower.", "vision_model."),
         entry("head.weight", "text_projection.weight"),
         entry("vision.tower.head.weight", "visual_projection.weight"),
         entry("vision.scale", "logit_scale"),
-    ]
-    return Table(entries=tuple(entries), ignored=POSITION_IDS)
+    )
+    return Table(entries=entries, ignored=POSITION_IDS)
 
 
 FAMILY = Family(
@@ -96,7 +93,7 @@ FAMILY = Family(
             keys=(
                 *layer_keys({**CLIP, "d_model": 512, "d_ff": 2048, "n_heads": 8}),
                 Size("vocab_size", "n_vocab", default=49408, at=lambda parts: parts.embedding.n_vocab),
-                Size("max_position_embeddings", "n_positions", default=77, at=lambda parts: parts.max_positions),
+                Size("max_position_embeddings", "max_positions", default=77, at=lambda parts: parts.max_positions),
                 Size("eos_token_id", "end", default=END, least=0, at=_end),
                 *BESIDE[:2],
             ),

@@ -54,7 +54,7 @@ ROUTER = experts.routed(
     Only("norm_topk_prob", False, None, reason="transformers and the published code differ in what follows"),
     *experts.counts("n_routed_experts", "num_experts", n_experts=64),
     _Groups(),
-    experts.scale(1.0),
+    experts.routed_scale(1.0),
 )
 
 FAMILY = Family(
@@ -79,5 +79,5 @@ FAMILY = Family(
         d_value=128,
     ),
     build=latent.build,
-    names=latent.names,
+    names=latent.NAMES,
 )

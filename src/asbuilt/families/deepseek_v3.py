@@ -9,36 +9,13 @@ from __future__ import annotations
 from asbuilt.families.shared import experts, latent
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Says
-from asbuilt.spec import Router
 
-EPS = 1e-20  # of the sum that chosen scores are divided by
-
-
-def usual_router(d_model: int, n_experts: int, top_k: int, scale: float) -> Router:
-    """Returns a router of this family to one group of experts."""
-    return Router(
-        d_model=d_model,
-        n_experts=n_experts,
-        top_k=top_k,
-        scoring="sigmoid",
-        renormalise=True,
-        correction=True,
-        eps=EPS,
-        scale=scale,
-    )
-
-
-ROUTER = experts.routed(
+ROUTER = experts.corrected(
     Says("scoring_func", "sigmoid", reason="this family scores by sigmoid"),
     Says("topk_method", "noaux_tc", reason="this family chooses by corrected scores, within groups"),
-    experts.GROUPED_TRAINING,
     *experts.counts("n_routed_experts", "num_local_experts", n_experts=256, top_k=8),
     experts.Groups(n_group=8, topk_group=4, score="two_best"),
-    experts.renormalise(True),
-    experts.scale(2.5),
-    scoring="sigmoid",
-    correction=True,
-    eps=EPS,
+    scale=2.5,
 )
 
 FAMILY = Family(
@@ -65,5 +42,5 @@ FAMILY = Family(
         d_value=128,
     ),
     build=latent.build,
-    names=latent.names,
+    names=latent.NAMES,
 )

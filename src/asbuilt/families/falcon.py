@@ -15,26 +15,18 @@ from asbuilt.families.shared.common import divide
 from asbuilt.families.shared.dimensions import Sizes, pre_norm, side_by_side, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Only, Says, Size, Values, activation, depth, eps, tied
-from asbuilt.families.shared.names import Fused, Names, by_key_head
+from asbuilt.families.shared.names import FUSED_STEMS, Fused, Names, by_key_head, in_parallel
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.rotary import Rope, shared_out
-from asbuilt.families.shared.sizes import SharedOut
+from asbuilt.families.shared.rotary import Rope
+from asbuilt.families.shared.sizes import SharedOut, four_times
 from asbuilt.families.shared.table import Table
-from asbuilt.spec import Activation, LayerNorm, Model
+from asbuilt.spec import LayerNorm, Model
 from asbuilt.spec.part import LARGEST_SIZE
 
 ONE_NORM, TWO_NORMS, SEQUENTIAL = "one norm", "two norms", "sequential"
 
-STEMS = {
-    f"{path}.{part}": f"{name}.{stored}"
-    for at in ("", "parallel.body.")
-    for path, name, parts in (
-        (f"{at}attention" if at else "attention.body", "self_attention", {"o": "dense"}),
-        (f"{at}ffn" if at else "ffn.body", "mlp", {"up": "dense_h_to_4h", "down": "dense_4h_to_h"}),
-    )
-    for part, stored in parts.items()
-}
+STEMS = {path: name for path, name in FUSED_STEMS.items() if "norm" not in path}
 NORMS = {
     ONE_NORM: {"parallel.norm": "input_layernorm"},
     TWO_NORMS: {"attention.norm": "ln_attn", "ffn.norm": "ln_mlp"},
@@ -42,20 +34,12 @@ NORMS = {
 }
 
 
-def build(
-    *,
-    kind: str = ONE_NORM,
-    eps: float = 1e-5,
-    activation: Activation = "gelu",
-    bias: bool = False,
-    tied: bool = True,
-    **sizes: Unpack[Sizes],
-) -> Model:
-    """Returns the model of these dimensions; `kind` is ONE_NORM, TWO_NORMS (both parallel) or SEQUENTIAL.
+def build(*, kind: str = ONE_NORM, eps: float = 1e-5, bias: bool = False, **sizes: Unpack[Sizes]) -> Model:
+    """Returns the model of these sizes; `kind` is ONE_NORM, TWO_NORMS (both parallel) or SEQUENTIAL.
 
     d_ff is 4 * d_model unless said.
     """
-    made = sized(activation=activation, tied=tied, **sizes)
+    made = sized(sizes, activation="gelu", tied=True)
     norm, attention = LayerNorm(d=made.d_model, eps=eps), made.attention(bias=bias, output_bias=bias)
     block = pre_norm(attention, made.plain(bias), norm, parallel=kind == TWO_NORMS)
     if kind == ONE_NORM:
@@ -121,17 +105,13 @@ def _names(spec: Model, family: str) -> Table:
     kind = _kind(Parts(spec, family, {}))
     at = "parallel.body.attention" if kind == ONE_NORM else "attention.body"
     own = Names(
-        stems=STEMS | NORMS[kind],
+        stems=STEMS | in_parallel(STEMS) | NORMS[kind],
         outside={"embedding": "transformer.word_embeddings", "norm": "transformer.ln_f", "head": "lm_head"},
         layers="transformer.h",
         fused={"self_attention.query_key_value": Fused.qkv(by_key_head, at)},
         ignored={},
     )
     return own(spec, family)
-
-
-def _four_times(values: Values) -> int:
-    return 4 * values["d_model"]
 
 
 FAMILY = Family(
@@ -147,10 +127,10 @@ FAMILY = Family(
         SharedOut(even=True),
         Size("max_position_embeddings", "max_positions", default=2048),
         _Generation(),
-        Rope(width=shared_out),
+        Rope(),
         Size("vocab_size", "n_vocab", default=65024),
         depth("num_hidden_layers", 32, "n_layer"),
-        Size("ffn_hidden_size", "d_ff", default=_four_times, null=_four_times, derived=True),
+        Size("ffn_hidden_size", "d_ff", default=four_times, null=four_times, derived=True),
         Only(
             "ff_factor",
             lambda values: values["d_ff"] // values["d_model"],

@@ -13,8 +13,9 @@ from asbuilt.families.shared.key import Flag, Irrelevant, Only, Size, Values, ac
 from asbuilt.families.shared.names import Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.sizes import four_times
 from asbuilt.families.shared.table import Chain, Concat, Layout, Transpose
-from asbuilt.spec import Activation, Block, LayerNorm, LearnedPositions, Model
+from asbuilt.spec import Block, LayerNorm, LearnedPositions, Model
 from asbuilt.spec.part import LARGEST_SIZE
 
 STEMS = {
@@ -30,18 +31,16 @@ def build(
     *,
     n_positions: int | None = None,
     eps: float = 1e-5,
-    activation: Activation = "gelu_tanh",
     scale_by_width: bool = True,
     scale_by_layer: bool = False,
-    tied: bool = True,
     **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions; d_ff is 4 * d_model unless said, n_positions None max_positions.
+    """Returns the model of these sizes; d_ff is 4 * d_model unless said, n_positions None max_positions.
 
     Scores are multiplied by d_head^-0.5 if `scale_by_width`, and divided by the layer's number, counted from 1, if
     `scale_by_layer`.
     """
-    made = sized(activation=activation, tied=tied, **sizes)
+    made = sized(sizes, activation="gelu_tanh", tied=True)
     norm, ffn = LayerNorm(d=made.d_model, eps=eps), made.plain(True)
     base = made.head_width**-0.5 if scale_by_width else 1.0
 
@@ -77,10 +76,6 @@ def _transposed(block: Block, rows: tuple[int, ...]) -> Layout:
     return Chain((Concat(rows), Transpose()))
 
 
-def _four_times(values: Values) -> int:
-    return 4 * values["d_model"]
-
-
 FAMILY = Family(
     name="gpt2",
     prefix="transformer.",
@@ -104,8 +99,8 @@ FAMILY = Family(
         Size(
             "n_inner",
             "d_ff",
-            default=_four_times,
-            null=_four_times,
+            default=four_times,
+            null=four_times,
             at=lambda parts: None if parts.d_ff == 4 * parts.d_model else parts.d_ff,
         ),
         eps("layer_norm_epsilon", 1e-5),

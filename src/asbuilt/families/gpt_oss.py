@@ -6,19 +6,17 @@ OpenAI 2025 (arXiv 2508.10925). The published weights of the experts are packed 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from asbuilt.families.shared import experts
-from asbuilt.families.shared.common import read_layer_types
-from asbuilt.families.shared.dimensions import Dimensions, pre_norm
+from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Irrelevant, Number, Only, Optional, Values, eps
-from asbuilt.families.shared.names import ATTENTION, NORMS
+from asbuilt.families.shared.key import Flag, Irrelevant, Number, Only, but, eps
+from asbuilt.families.shared.names import ATTENTION, NORMS, Names
 from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import Rope
-from asbuilt.families.shared.sizes import FULL, SLIDING, sizes
-from asbuilt.families.shared.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Table, Transpose, entry
+from asbuilt.families.shared.sizes import HeadWidth, LayerWindows, sizes
+from asbuilt.families.shared.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Transpose, entry
 from asbuilt.spec import ClampedGate, MixtureOfExperts, Model, RMSNorm, Router
 
 # what a config that says nothing of it means
@@ -35,7 +33,6 @@ STEMS = NORMS | ATTENTION | {"ffn.body.router": "mlp.router", "attention.body.si
 
 
 def build(
-    dimensions: Dimensions,
     router: Router,
     *,
     windows: tuple[int | None, ...],
@@ -43,12 +40,17 @@ def build(
     limit: float = GATE.limit,
     eps: float = 1e-5,
     bias: bool = True,
+    **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions, each layer with its own of the windows."""
-    norm = RMSNorm(d=dimensions.d_model, eps=eps)
-    ffn = replace(experts.mixture(dimensions, router), gating=ClampedGate(alpha=alpha, limit=limit), bias=True)
-    plain = replace(dimensions.attention(bias=bias, output_bias=bias), sinks=True)
-    return dimensions.model(tuple(pre_norm(replace(plain, window=window), ffn, norm) for window in windows), norm)
+    """Returns the model of these sizes, each layer with its own of the windows."""
+    made = sized(sizes)
+    norm = RMSNorm(d=made.d_model, eps=eps)
+    ffn = replace(made.mixture(router), gating=ClampedGate(alpha=alpha, limit=limit), bias=True)
+    kinds = {
+        window: pre_norm(made.attention(window=window, bias=bias, output_bias=bias, sinks=True), ffn, norm)
+        for window in set(windows)
+    }
+    return made.model(tuple(map(kinds.__getitem__, windows)), norm)
 
 
 def _with_rope(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -64,72 +66,39 @@ class _ScaledRope(Rope):
         return written | {"rope_scaling": written["rope_scaling"] or {"rope_type": "default"}}
 
 
-class Windows:
-    """Each layer's window; without `layer_types` the first layer has one, and every second after it."""
-
-    key, default = "sliding_window", 128
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the windows."""
-        Optional(self.key, "size", default=self.default).read(reader, own := {})
-        reader.irrelevant(self.key, "told by the blocks, or without effect where no layer has a window")
-        usual = tuple(FULL if i % 2 else SLIDING for i in range(values["dimensions"].n_layers))
-        sliding = [kind == SLIDING for kind in read_layer_types(reader, usual)]
-        reader.require(self.key, own["size"] is not None or not any(sliding), "a window, for the sliding layers")
-        values["windows"] = tuple(own["size"] if slides else None for slides in sliding)
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the types, and the window; where no layer has one, as it was carried."""
-        windows = [layer.window for layer in parts.attentions]
-        size = next((one for one in windows if one is not None), parts.carried.get(self.key, self.default))
-        return {self.key: size, "layer_types": [FULL if one is None else SLIDING for one in windows]}
-
-
 def _gate(parts: Parts) -> ClampedGate:
     return parts.expect(parts.mixture.gating, ClampedGate, "blocks.0.ffn.body.gating")
 
 
-def _table(spec: Model, family: str) -> Table:
-    """Returns the names of a checkpoint folder's plain tensors: inputs first, gate and up column by column in turn."""
-
-    def stored(part: MixtureOfExperts) -> list[Entry]:
-        layout = EachExpert(Chain((_laced(part), Transpose())))
-        return [
-            Entry(paths=("gate", "up"), names=("mlp.experts.gate_up_proj",), layout=layout),
-            Entry(paths=("down",), names=("mlp.experts.down_proj",), layout=EachExpert(Transpose())),
-            *_biases(part),
-        ]
-
-    return experts.stacked_table(spec, STEMS, family, stored)
-
-
-def _packed_table(spec: Model) -> Table:
-    """Returns the names of a checkpoint folder's tensors, those of the experts packed, outputs first."""
-
-    def stored(part: MixtureOfExperts) -> list[Entry]:
-        layouts = {("gate", "up"): Chain((EachExpert(_laced(part)), Mxfp4())), ("down",): Mxfp4()}
-        return [
-            Entry(paths=paths, names=_packed_names(f"{'_'.join(paths)}_proj"), layout=layout, packed=True)
-            for paths, layout in layouts.items()
-        ] + _biases(part)
-
-    return experts.stacked_table(spec, STEMS, "gpt_oss", stored)
-
-
-def _packed_names(name: str) -> tuple[str, str]:
-    return f"mlp.experts.{name}_blocks", f"mlp.experts.{name}_scales"
-
-
-def _laced(part: MixtureOfExperts) -> Layout:
+def _interleaved(part: MixtureOfExperts) -> Layout:
+    """Returns the layout of gate and up, whose rows take turns."""
     return Interleave(part.d_ff, (1, 1))
 
 
 def _biases(part: MixtureOfExperts) -> list[Entry]:
-    inward = EachExpert(_laced(part))
+    layout = EachExpert(_interleaved(part))
+    inward = Entry(paths=("gate_bias", "up_bias"), names=("mlp.experts.gate_up_proj_bias",), layout=layout)
+    return [inward, entry("down_bias", "mlp.experts.down_proj_bias")]
+
+
+def _plain(part: MixtureOfExperts) -> list[Entry]:
+    """Returns the entries of experts stored as plain numbers, inputs first."""
+    inward = EachExpert(Chain((_interleaved(part), Transpose())))
     return [
-        Entry(paths=("gate_bias", "up_bias"), names=("mlp.experts.gate_up_proj_bias",), layout=inward),
-        entry("down_bias", "mlp.experts.down_proj_bias"),
+        Entry(paths=("gate", "up"), names=("mlp.experts.gate_up_proj",), layout=inward),
+        entry("down", "mlp.experts.down_proj", EachExpert(Transpose())),
+        *_biases(part),
     ]
+
+
+def _packed(part: MixtureOfExperts) -> list[Entry]:
+    """Returns the entries of experts stored as mxfp4, outputs first."""
+    layouts = {("gate", "up"): Chain((EachExpert(_interleaved(part)), Mxfp4())), ("down",): Mxfp4()}
+    names = {paths: f"mlp.experts.{'_'.join(paths)}_proj" for paths in layouts}
+    return [
+        Entry(paths=paths, names=(f"{name}_blocks", f"{name}_scales"), layout=layouts[paths], packed=True)
+        for paths, name in names.items()
+    ] + _biases(part)
 
 
 FAMILY = Family(
@@ -137,17 +106,11 @@ FAMILY = Family(
     heads=("GptOssForCausalLM",),
     prepare=_with_rope,
     keys=(  # defaults as in transformers' GptOssConfig
-        Only("hidden_act", "silu", reason="the experts of this family open by a widened silu"),
-        sizes(
-            n_vocab=201088,
-            d_model=2880,
-            d_ff=2880,
-            n_layers=36,
-            n_heads=64,
-            n_kv_heads=8,
-            d_head=64,
-            context=131072,
-            but={"rotary": _ScaledRope(theta=150000.0)},
+        Only("hidden_act", "silu", reason="the experts of this family are gated by a clamped silu"),
+        *but(
+            sizes(n_vocab=201088, d_model=2880, d_ff=2880, n_layers=36, n_heads=64, n_kv_heads=8, context=131072),
+            d_head=HeadWidth(64),
+            rotary=_ScaledRope(theta=150000.0),
         ),
         experts.TRAINING,
         experts.routed(
@@ -158,7 +121,9 @@ FAMILY = Family(
             lambda values: values["router"].top_k,
             reason="another spelling of num_experts_per_tok, which is read",
         ),
-        Windows(),
+        LayerWindows(
+            default=128, usual=lambda _, values: [i % 2 == 0 for i in range(values["n_layers"])], required=True
+        ),
         Number("swiglu_alpha", "alpha", default=GATE.alpha, at=lambda parts: _gate(parts).alpha),
         Number("swiglu_limit", "limit", default=GATE.limit, at=lambda parts: _gate(parts).limit),
         eps("rms_norm_eps", 1e-5),
@@ -166,6 +131,6 @@ FAMILY = Family(
         Irrelevant("told by the rotary parameters", "initial_context_length"),
     ),
     build=build,
-    names=_table,
-    packed={"mxfp4": _packed_table},
+    names=Names(stems=STEMS, stacked=_plain),
+    packed={"mxfp4": Names(stems=STEMS, stacked=_packed)},
 )

@@ -1,55 +1,92 @@
-"""The llama family: RMSNorm before each branch, rotary grouped-query attention, gated feed-forward, no positions table.
+"""The llama family: RMSNorm before each branch, grouped-query attention with RoPE, gated feed-forward.
 
 Llama 1 to 3.3, SmolLM2, TinyLlama and others publish under `model_type: llama`. Touvron et al. 2023
-(arXiv 2302.13971, 2307.09288); names on disk as on the hub.
+(arXiv 2302.13971, 2307.09288); names on disk as on the hub. `build` makes the models of its kin too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from typing import Unpack
 
-from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
+from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized, with_predictors
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Irrelevant, Only, Size
+from asbuilt.families.shared.key import Irrelevant, Only, but
 from asbuilt.families.shared.names import STEMS, Names
-from asbuilt.families.shared.sizes import ATTENTION_BIAS, MLP_BIAS, RMS_EPS, size_keys
-from asbuilt.spec import Activation, Model, RMSNorm
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, MLP_BIAS, RMS_EPS, sizes
+from asbuilt.spec import Block, Mixer, Model, Norm, RMSNorm, Router
 
 
 def build(
     *,
     eps: float = 1e-5,
-    activation: Activation = "silu",
+    norms: Callable[..., Norm] = RMSNorm,
+    mixer: Mixer | None = None,
     bias: bool = False,
     output_bias: bool | None = None,
+    head_norms: bool = False,
+    whole_norms: bool = False,
+    window: int | None = None,
+    windows: Sequence[int | None] = (),
+    rope_layers: Sequence[bool] = (),
+    score_scale: float | None = None,
+    gated: bool = True,
     mlp_bias: bool = False,
-    tied: bool = False,
+    router: Router | None = None,
+    d_expert: int | None = None,
+    n_shared: int | None = None,
+    n_dense: int = 0,
+    dense: Collection[int] = (),
+    parallel: bool = False,
+    branch_scale: float = 1.0,
+    embedding_scale: float = 1.0,
+    logit_scale: float = 1.0,
+    n_predictors: int = 0,
     **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions; d_head is rotary.d_rotary, n_kv_heads None means n_heads.
+    """Returns the model of these sizes: blocks with a norm before attention and one before the feed-forward.
 
-    Queries, keys and values have a `bias`, and what leads back too unless `output_bias` says otherwise.
+    q, k and v have a `bias`, and the output map too unless `output_bias` says otherwise; `head_norms` norm each head's
+    queries and keys, `whole_norms` those of all heads together. `windows` and `rope_layers` say for each layer how far
+    it sees and whether it has RoPE; a `mixer` stands in place of attention. With a `router` the feed-forward is a
+    mixture of experts, `d_expert` wide, beside `n_shared` shared ones, in all layers but the first `n_dense` and those
+    in `dense`.
     """
-    made = sized(activation=activation, tied=tied, **sizes)
-    norm = RMSNorm(d=made.d_model, eps=eps)
-    attention = made.attention(bias=bias, output_bias=bias if output_bias is None else output_bias)
-    return made.model((pre_norm(attention, made.gated(mlp_bias), norm),) * made.n_layers, norm)
+    made = sized(sizes)
+    norm, normed = norms(d=made.d_model, eps=eps), (1, 1) if head_norms else (made.n_heads, made.n_kv_heads)
+    q_norm, k_norm = (norms(d=n * made.head_width, eps=eps) if head_norms or whole_norms else None for n in normed)
+    ffn = made.gated(mlp_bias) if gated else made.plain(mlp_bias)
+    experts = ffn if router is None else made.mixture(router, d_expert, n_shared)
+    biases = {"bias": bias, "output_bias": bias if output_bias is None else output_bias}
 
+    def block(window: int | None, rope: bool, sparse: bool) -> Block:
+        own = mixer or made.attention(
+            rope=rope, window=window, scale=score_scale, q_norm=q_norm, k_norm=k_norm, **biases
+        )
+        return pre_norm(own, experts if sparse else ffn, norm, branch_scale, parallel=parallel)
 
-CONTEXT = Size("max_position_embeddings", "max_positions", default=2048, also=("max_sequence_length",))
+    n_layers = range(made.n_layers)
+    layers = list(
+        zip(
+            windows or [window for _ in n_layers],
+            rope_layers or [True for _ in n_layers],
+            [i >= n_dense and i not in dense for i in n_layers],
+            strict=True,
+        )
+    )
+    kinds = {layer: block(*layer) for layer in set(layers)}
+    blocks = tuple(kinds[layer] for layer in layers)
+    spec = made.model(blocks, norm, embedding_scale=embedding_scale, logit_scale=logit_scale)
+    return with_predictors(spec, blocks[-1], norm, n_predictors) if n_predictors else spec
+
 
 FAMILY = Family(
     name="llama",
     heads=("LlamaForCausalLM", "LLaMAForCausalLM"),  # the second in the earliest conversions
     keys=(  # defaults as in transformers' LlamaConfig
-        *size_keys(
-            n_vocab=32000,
-            d_model=4096,
-            d_ff=11008,
-            n_layers=32,
-            n_heads=32,
-            context=2048,
-            but={"max_positions": CONTEXT},
+        *but(
+            sizes(n_vocab=32000, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, context=2048),
+            max_positions={"also": ("max_sequence_length",)},
         ),
         RMS_EPS,
         ATTENTION_BIAS,
@@ -59,7 +96,7 @@ FAMILY = Family(
         Only("activation", "swiglu", reason="hidden_act says it, and the feed-forward part is gated"),
         Only("qk_layernorm", False, reason="queries and keys are not normed in this family"),
         Only("use_qk_norm", False, reason="queries and keys are not normed in this family"),
-        Only("rope_interleaved", False, None, reason="llama turns halves, not adjacent pairs"),
+        Only("rope_interleaved", False, None, reason="RoPE pairs a head's halves in this family"),
     ),
     build=build,
     names=Names(stems=STEMS),

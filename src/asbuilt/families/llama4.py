@@ -11,31 +11,33 @@ from typing import Any
 from asbuilt.errors import InputError
 from asbuilt.families import llama4_text
 from asbuilt.families.shared import towers
-from asbuilt.families.shared.common import named_entries
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Number, Only, Values, tied
 from asbuilt.families.shared.multimodal import AROUND, SAME_TIE, TEXT, Text, placeholder, projector_of, tower_of
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.rotary import read_rotary, shared_out
+from asbuilt.families.shared.rotary import read_rotary
 from asbuilt.families.shared.table import Entry, Flattened, Table, entry, respelled
 from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, Vision
 
 WIDTH = 4096
-STEMS = towers.STEMS | {
-    "attention.norm": "input_layernorm",
-    "attention.body.o": "self_attn.o_proj",
-    "ffn.norm": "post_attention_layernorm",
-}
-OUTSIDE = {
-    "embedding.weight": "patch_embedding.linear.weight",
-    "embedding.class_token": "class_embedding",
-    "positions.weight": "positional_embedding_vlm",
-    "embedding_norm.weight": "layernorm_pre.weight",
-    "embedding_norm.bias": "layernorm_pre.bias",
-    "norm.weight": "layernorm_post.weight",
-    "norm.bias": "layernorm_post.bias",
-}
+NAMES = replace(
+    towers.NAMES,
+    stems={
+        **towers.NAMES.stems,
+        "attention.norm": "input_layernorm",
+        "attention.body.o": "self_attn.o_proj",
+        "ffn.norm": "post_attention_layernorm",
+    },
+    outside={
+        "embedding": "patch_embedding.linear",
+        "embedding.class_token": "class_embedding",
+        "positions.weight": "positional_embedding_vlm",
+        "embedding_norm": "layernorm_pre",
+        "norm": "layernorm_post",
+    },
+    layers="model.layers",
+)
 PROJECTOR = {
     "layers_0.weight": "vision_model.vision_adapter.mlp.fc1",
     "layers_1.weight": "vision_model.vision_adapter.mlp.fc2",
@@ -51,11 +53,11 @@ def build(
     Squares of `merge` x `merge` patches go through two matrices of this `width` and one to the text's.
     """
     grid = images["image_size"] // images["patch_size"]
-    turned = Rotary(d_rotary=images["d_model"] // images["n_heads"], theta=theta, pairing="adjacent", grid=grid)
+    rotary = Rotary(d_rotary=images["d_model"] // images["n_heads"], theta=theta, pairing="adjacent", grid=grid)
     projector = MLPProjector(
         widths=(images["d_model"] * merge**2, width, width, text.d_model), activation="gelu", merge=merge
     )
-    tower = towers.tower(**images, class_token="last", pre_norm=True, rotary=turned)
+    tower = towers.tower(**images, class_token="last", embedding_norm=True, rotary=rotary)
     return replace(text, vision=Vision(tower=tower, projector=projector, placeholder=placeholder))
 
 
@@ -68,7 +70,7 @@ class _TowerRope:
     """The rotary base of a tower, whose heads turn by column and by row."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        d_head, heads = shared_out(values), reader.names["n_heads"]
+        d_head, heads = values["d_model"] // values["n_heads"], reader.names["n_heads"]
         reader.require(heads, d_head % 4 == 0, "heads whose width is a multiple of 4, for columns and rows")
         rotary = read_rotary(reader, d_head, values["image_size"])
         reader.require("rope_scaling", rotary.scaling is None, "none, in a tower")
@@ -113,16 +115,13 @@ class _Shuffle:
 
 def _names(spec: Model, family: str) -> Table:
     vision = expect(spec.vision, Vision, "vision", family)
-    tower, path, prefix = vision.tower, "vision.tower.", "vision_model."
-    embedding = expect(tower.embedding, PatchEmbedding, f"{path}embedding", family)
-    shape = embedding.holds()["weight"].shape[1:]
+    shape = expect(vision.tower.embedding, PatchEmbedding, "vision.tower.embedding", family).holds()["weight"].shape[1:]
+    names = replace(NAMES, layouts={"embedding.weight": Flattened(shape)})
     text = llama4_text.FAMILY.table(replace(spec, vision=None))
     entries: list[Entry] = [
         *respelled(text.entries, TEXT),
-        *towers.outside_entries(tower, path, prefix, OUTSIDE, family, {"embedding.weight": Flattened(shape)}),
+        *names.entries(vision.tower, family, "vision.tower.", "vision_model."),
     ]
-    for i, block in enumerate(tower.blocks):
-        entries += named_entries(block, f"{path}blocks.{i}.", STEMS, f"{prefix}model.layers.{i}.", {}, family)
     projector = expect(vision.projector, MLPProjector, "vision.projector", family)
     for weight in projector.local_weights():
         if weight not in PROJECTOR:

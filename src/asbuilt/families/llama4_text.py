@@ -9,38 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from asbuilt.families.shared import experts
-from asbuilt.families.shared.common import read_layer_types
-from asbuilt.families.shared.dimensions import Dimensions, pre_norm
+from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Irrelevant, Size, Values, eps
-from asbuilt.families.shared.names import ATTENTION, NORMS
+from asbuilt.families.shared.key import Flag, Irrelevant, Values, but, eps
+from asbuilt.families.shared.names import ATTENTION, NORMS, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
-from asbuilt.families.shared.sizes import ATTENTION_BIAS, RopeLayers, every_but_last, sizes
-from asbuilt.families.shared.table import Chain, Concat, EachExpert, Entry, Table, Transpose
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, CHUNKED, HeadWidth, LayerWindows, RopeLayers, sizes
+from asbuilt.families.shared.table import Chain, Concat, EachExpert, Entry, Transpose, entry
 from asbuilt.spec import MixtureOfExperts, Model, QueryTemperature, RMSNorm, Rotary, Router
 
 INTERVAL, CHUNK, WIDE = 4, 8192, 16384
 TEMPERATURE = QueryTemperature(scale=0.1, floor=8192)
-KINDS = ("full_attention", "chunked_attention")
 STEMS = NORMS | ATTENTION | {"ffn.body.router": "feed_forward.router"}
 STEMS |= {f"ffn.body.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
 STEMS |= {f"ffn.body.shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def every_fourth(n_layers: int, interval: int = INTERVAL) -> tuple[bool, ...]:
-    """Returns which layers turn: all but each interval's last."""
-    return every_but_last(n_layers, interval)
-
-
 def build(
-    dimensions: Dimensions,
     router: Router,
     *,
-    turned: Sequence[bool],
+    rope_layers: Sequence[bool],
     chunks: Sequence[int | None],
     sparse: Sequence[bool],
     d_dense: int = WIDE,
@@ -48,42 +40,28 @@ def build(
     bias: bool = False,
     head_norms: bool = True,
     temperature: QueryTemperature | None = TEMPERATURE,
+    **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions: for each layer whether it turns, its chunk, and whether it has experts.
+    """Returns the model of these sizes: for each layer whether it has RoPE, its chunk, and whether it has experts.
 
-    Layers without experts are `d_dense` wide; `head_norms` are those of layers that turn, `temperature` of the others.
+    Layers without experts are `d_dense` wide; `head_norms` are those of layers with RoPE, `temperature` of the others.
     """
-    norm = RMSNorm(d=dimensions.d_model, eps=eps)
-    of_head = RMSNorm(d=dimensions.head_width, eps=eps, gain="none") if head_norms else None
-    turns = dimensions.attention(adjacent=True, bias=bias, output_bias=bias, q_norm=of_head, k_norm=of_head)
-    plain = replace(dimensions.attention(turned=False, bias=bias, output_bias=bias), temperature=temperature)
-    mixture = replace(experts.mixture(dimensions, router), weighs="inputs", shared=dimensions.gated())
-    dense = replace(dimensions.gated(), d_ff=d_dense)
+    made = sized(sizes)
+    norm = RMSNorm(d=made.d_model, eps=eps)
+    per_head = RMSNorm(d=made.head_width, eps=eps, gain="none") if head_norms else None
+    own: dict[bool, dict[str, Any]] = {
+        True: {"adjacent": True, "q_norm": per_head, "k_norm": per_head},
+        False: {"rope": False, "temperature": temperature},
+    }
+    ffns = {
+        True: replace(made.mixture(router), weighs="inputs", shared=made.gated()),
+        False: replace(made.gated(), d_ff=d_dense),
+    }
     blocks = (
-        pre_norm(replace(turns if turning else plain, chunk=chunk), mixture if mixed else dense, norm)
-        for turning, chunk, mixed in zip(turned, chunks, sparse, strict=True)
+        pre_norm(made.attention(bias=bias, output_bias=bias, chunk=chunk, **own[rope]), ffns[mixed], norm)
+        for rope, chunk, mixed in zip(rope_layers, chunks, sparse, strict=True)
     )
-    return dimensions.model(tuple(blocks), norm)
-
-
-class _Chunks:
-    """Each layer's chunk; without `layer_types` the layers that turn have one."""
-
-    key = "attention_chunk_size"
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        null = self.key in reader.config and not reader.given(self.key)
-        chunk = None if null else reader.size(self.key, default=CHUNK)
-        reader.irrelevant(self.key, "told by the blocks, or without effect where no layer is chunked")
-        usual = tuple(KINDS[turning and chunk is not None] for turning in values["turned"])
-        chunked = [kind == KINDS[1] for kind in read_layer_types(reader, usual, KINDS)]
-        reader.require(self.key, chunk is not None or not any(chunked), "a size, for the chunked layers")
-        values["chunks"] = tuple(chunk if one else None for one in chunked)
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        chunks = [layer.chunk for layer in parts.attentions]
-        size = next((one for one in chunks if one is not None), parts.carried.get(self.key, CHUNK))
-        return {self.key: size, "layer_types": [KINDS[one is not None] for one in chunks]}
+    return made.model(tuple(blocks), norm)
 
 
 class Sparse:
@@ -91,7 +69,7 @@ class Sparse:
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the layers."""
-        n_layers, step_key, key = values["dimensions"].n_layers, "interleave_moe_layer_step", "moe_layers"
+        n_layers, step_key, key = values["n_layers"], "interleave_moe_layer_step", "moe_layers"
         step = reader.size(step_key, default=1)
         reader.overruled(step_key, key)
         reader.irrelevant(step_key, f"told by {key} as it is written")
@@ -140,41 +118,34 @@ class HeadNorms(Flag):
         return {self.key: turning[0].q_norm is not None} if turning else {}
 
 
-def _table(spec: Model, family: str) -> Table:
-    """Returns the names of a checkpoint folder's tensors: experts stacked, inputs first, gates before ups."""
-
-    def stored(part: MixtureOfExperts) -> list[Entry]:
-        inward = EachExpert(Chain((Concat((part.d_ff, part.d_ff)), Transpose())))
-        return [
-            Entry(paths=("gate", "up"), names=("feed_forward.experts.gate_up_proj",), layout=inward),
-            Entry(paths=("down",), names=("feed_forward.experts.down_proj",), layout=EachExpert(Transpose())),
-        ]
-
-    return experts.stacked_table(spec, STEMS, family, stored)
+def _stacked(part: MixtureOfExperts) -> list[Entry]:
+    """Returns the entries of the experts: in stacks, inputs first, gates before ups."""
+    inward = EachExpert(Chain((Concat((part.d_ff, part.d_ff)), Transpose())))
+    return [
+        Entry(paths=("gate", "up"), names=("feed_forward.experts.gate_up_proj",), layout=inward),
+        entry("down", "feed_forward.experts.down_proj", EachExpert(Transpose())),
+    ]
 
 
 FAMILY = Family(
     name="llama4_text",
     heads=("Llama4ForCausalLM",),
     keys=(  # defaults as in transformers' Llama4TextConfig
-        sizes(
-            n_vocab=202048,
-            d_model=5120,
-            d_ff=8192,
-            n_layers=48,
-            n_heads=40,
-            n_kv_heads=8,
-            d_head=128,
-            context=131072,
-            theta=500000.0,
-            but={"d_ff": Size("intermediate_size", "d_ff", default=8192, at=lambda parts: parts.mixture.d_ff)},
+        *but(
+            sizes(n_vocab=202048, d_model=5120, d_ff=8192, n_layers=48, n_heads=40, n_kv_heads=8, context=131072),
+            d_head=HeadWidth(128),
+            rotary={"theta": 500000.0},
+            d_ff={"at": lambda parts: parts.mixture.d_ff},
         ),
         experts.TRAINING,
         experts.routed(
             *experts.counts("num_local_experts", n_experts=16, top_k=1), renormalise=False, scoring="sigmoid"
         ),
         RopeLayers(interval=INTERVAL, empty_too=True),
-        _Chunks(),
+        # the layers with RoPE are chunked, unless `layer_types` says
+        LayerWindows(
+            key="attention_chunk_size", kind=CHUNKED, default=CHUNK, usual=lambda _, values: values["rope_layers"]
+        ),
         Sparse(),
         experts.dense_width(WIDE, "intermediate_size_mlp", "d_dense"),
         eps("rms_norm_eps", 1e-5),
@@ -184,5 +155,5 @@ FAMILY = Family(
         Irrelevant("how a tool lays out the experts", "for_llm_compressor"),
     ),
     build=build,
-    names=_table,
+    names=Names(stems=STEMS, stacked=_stacked),
 )

@@ -44,7 +44,7 @@ def build(
     """Returns the text with images in it, of a tower as `towers.tower` takes it whose first `layers` blocks run."""
     widths = (images["d_model"], text.d_model, text.d_model)
     vision = Vision(
-        tower=tower(**images, pre_norm=True),
+        tower=tower(**images, embedding_norm=True),
         projector=MLPProjector(widths=widths, activation=activation, bias=bias),
         placeholder=placeholder,
         layers=layers,

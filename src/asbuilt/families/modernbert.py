@@ -7,9 +7,12 @@ attention reads. Gate and up lie on disk as one tensor, the activated half first
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Unpack
 
 from asbuilt.families.shared.common import ACTIVATION_NAMES, read_layer_types
+from asbuilt.families.shared.dimensions import Sizes, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import (
     DROPPED,
@@ -30,27 +33,13 @@ from asbuilt.families.shared.key import (
 from asbuilt.families.shared.names import Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.rotary import read_scaling, shared_out, write_rotary_object
-from asbuilt.families.shared.sizes import FULL, SLIDING, SharedOut
+from asbuilt.families.shared.rotary import TwoRopes
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, SharedOut
 from asbuilt.families.shared.table import Table
-from asbuilt.spec import (
-    Activation,
-    Attention,
-    Block,
-    Branch,
-    GatedMLP,
-    Head,
-    HeadTransform,
-    LayerNorm,
-    Model,
-    Rotary,
-    TiedHead,
-    TokenEmbedding,
-)
+from asbuilt.spec import Block, Branch, Head, HeadTransform, LayerNorm, Model, Rotary, TiedHead
 
 HEADS = ("ModernBertForMaskedLM", "ModernBertModel")
 WRITTEN = {"gelu_tanh": "gelu_new"}
-THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
 OUTSIDE = {"embedding": "embeddings.tok_embeddings", "embedding_norm": "embeddings.norm", "norm": "final_norm"}
 HEAD = {"head.transform.dense": "head.dense", "head.transform.norm": "head.norm", "head": "decoder"}
@@ -64,51 +53,37 @@ STEMS = {
 
 def build(
     *,
-    n_vocab: int,
-    d_model: int,
-    n_heads: int,
-    d_ff: int,
-    layers: tuple[tuple[Rotary, int | None], ...],
-    max_positions: int,
+    windows: Sequence[int | None],
+    local: Rotary,
     eps: float,
-    activation: Activation = "gelu",
     head: HeadTransform | None = None,
-    tied: bool = True,
     decoder_bias: bool = True,
     norm_bias: bool = False,
-    attention_bias: bool = False,
+    bias: bool = False,
     mlp_bias: bool = False,
-    name: str = "modernbert",
+    **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions; `layers` are each layer's rotation and window, None sees everything.
+    """Returns the model of these sizes, with a window for each layer (None for all tokens); those with one are `local`.
 
     `head` None is a model that ends in the normed stream.
     """
-    norm = LayerNorm(d=d_model, eps=eps, bias=norm_bias)
-    ffn = Branch(name="ffn", norm=norm, body=GatedMLP(d_model=d_model, d_ff=d_ff, activation=activation, bias=mlp_bias))
-    blocks = []
-    for i, (rotary, window) in enumerate(layers):
-        body = Attention(
-            d_model=d_model,
-            n_heads=n_heads,
-            n_kv_heads=n_heads,
-            d_head=d_model // n_heads,
-            causal=False,
-            positions=rotary,
-            window=window,
-            bias=attention_bias,
-            output_bias=attention_bias,
-        )
-        blocks.append(Block(branches=(Branch(name="attention", norm=norm if i else None, body=body), ffn)))
-    kind = TiedHead if tied else Head
-    return Model(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+    made = sized(sizes, activation="gelu", tied=True)
+    norm = LayerNorm(d=made.d_model, eps=eps, bias=norm_bias)
+    ffn = Branch(name="ffn", norm=norm, body=made.gated(mlp_bias))
+
+    def block(i: int, window: int | None) -> Block:
+        dims = made if window is None else replace(made, rotary=local)
+        body = dims.attention(causal=False, window=window, bias=bias, output_bias=bias)
+        return Block(branches=(Branch(name="attention", norm=norm if i else None, body=body), ffn))
+
+    kind = TiedHead if made.tied else Head
+    return made.model(
+        tuple(block(i, window) for i, window in enumerate(windows)),
+        norm,
         embedding_norm=norm,
-        blocks=tuple(blocks),
-        norm=norm,
-        head=None if head is None else kind(d_model=d_model, n_vocab=n_vocab, bias=decoder_bias, transform=head),
-        max_positions=max_positions,
-        name=name,
+        head=None
+        if head is None
+        else kind(d_model=made.d_model, n_vocab=made.n_vocab, bias=decoder_bias, transform=head),
     )
 
 
@@ -153,54 +128,29 @@ class _Transform(Headed):
         return super().write(parts) | inner
 
 
-class Layers:
-    """Each layer's rotation and window; the older key says every how many layers one sees everything."""
+class Windows:
+    """Each layer's window: half of `local_attention` on either side, and the token itself.
+
+    The older key says every how many layers one sees everything.
+    """
 
     every, window = "global_attn_every_n_layers", "local_attention"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads both."""
+        """Reads the windows."""
         every = reader.size(self.every, default=3)
         reader.overruled(self.every, "layer_types")
-        n_layers = values.pop("n_layers")
-        types = read_layer_types(reader, tuple(SLIDING if i % every else FULL for i in range(n_layers)))
+        usual = tuple(SLIDING if i % every else FULL for i in range(values["n_layers"]))
         reader.irrelevant(self.every, "layer_types, as it is written, says it")
-        # half of it on either side, and the token itself
         near = reader.size(self.window, default=128, least=0) // 2 + 1
-        rotaries = self._rotaries(reader, shared_out(values), values["max_positions"])
-        values["layers"] = tuple((rotaries[kind], None if kind == FULL else near) for kind in types)
-
-    @staticmethod
-    def _rotaries(reader: ConfigReader, d_head: int, context: int) -> dict[str, Rotary]:
-        """Returns the rotation of either kind of layer: `rope_parameters` has an object for each, older keys bases."""
-        outer = reader.nested("rope_parameters")
-        found = {}
-        for kind, (key, usual) in THETAS.items():
-            theta = reader.number(key, default=usual, above=1.0)
-            inner = None if outer is None else outer.nested(kind)
-            if inner is not None and inner.spelled("rope_theta"):
-                said = inner.number("rope_theta", above=1.0)
-                if key in reader.config and said != theta:
-                    raise inner.error("rope_theta", f"disagrees with {key} outside", value=said)
-                theta = said
-            scaling = read_scaling(inner, context, context, d_head)
-            found[kind] = Rotary(d_rotary=d_head, theta=theta, scaling=scaling)
-        if outer is not None:
-            outer.finish()
-        return found
+        values["windows"] = tuple(None if kind == FULL else near for kind in read_layer_types(reader, usual))
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the types, an object with the rotation of either kind, and the window."""
-        kinds = [FULL if body.window is None else SLIDING for body in parts.attentions]
-        rotaries = {kind: body.positions for kind, body in zip(kinds, parts.attentions, strict=True)}
-        rope = {}
-        for kind, (_, usual) in THETAS.items():
-            rotary = rotaries.get(kind)
-            rotary = rotary if isinstance(rotary, Rotary) else Rotary(d_rotary=2, theta=usual)
-            rope[kind] = write_rotary_object(rotary, parts.max_positions)
-        windows = [body.window for body in parts.attentions if body.window is not None]
-        near = 2 * (windows[0] - 1) if windows else 128
-        return {"layer_types": kinds, "rope_parameters": rope, self.window: near, self.every: DROPPED}
+        """Returns the types and the window."""
+        windows = [body.window for body in parts.attentions]
+        near = next((2 * (one - 1) for one in windows if one is not None), 128)
+        types = [FULL if one is None else SLIDING for one in windows]
+        return {"layer_types": types, self.window: near, self.every: DROPPED}
 
 
 def _names(spec: Model, family: str) -> Table:
@@ -230,15 +180,16 @@ FAMILY = Family(
         Size("num_attention_heads", "n_heads", default=12),
         SharedOut(even=True),
         Size("max_position_embeddings", "max_positions", default=8192),
+        TwoRopes(("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0)),
         Size("vocab_size", "n_vocab", default=50368),
         Size("intermediate_size", "d_ff", default=1152),
         eps("norm_eps", 1e-5),
         activation("hidden_activation", "gelu", tanh="gelu_new"),
         Flag("norm_bias", "norm_bias", default=False, at=_norm_bias),
-        Flag("attention_bias", "attention_bias", default=False, at=lambda parts: parts.bias),
-        Flag("mlp_bias", "mlp_bias", default=False),
+        ATTENTION_BIAS,
+        MLP_BIAS,
         depth("num_hidden_layers", 22),
-        Layers(),
+        Windows(),
         _Transform(HEADS, "masked"),
         Irrelevant(
             "training only", "embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"

@@ -6,7 +6,6 @@ MosaicML 2023, MPT-7B and MPT-30B; ALiBi: Press et al. 2021 (arXiv 2108.12409). 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 from asbuilt.families.shared.common import read_common
@@ -29,11 +28,11 @@ STEMS = {
 }
 
 
-def build(*, eps: float = 1e-5, scale: float | None = None, tied: bool = True, **sizes: Unpack[Sizes]) -> Model:
-    """Returns the model of these dimensions; d_ff is 4 * d_model, `scale` None means d_head^-0.5."""
-    made = sized(activation="gelu", tied=tied, **sizes)
+def build(*, eps: float = 1e-5, scale: float | None = None, **sizes: Unpack[Sizes]) -> Model:
+    """Returns the model of these sizes; d_ff is 4 * d_model, `scale` None means d_head^-0.5."""
+    made = sized(sizes, activation="gelu", tied=True)
     norm = LayerNorm(d=made.d_model, eps=eps, bias=False)
-    attention = replace(made.attention(scale=scale), positions=Alibi(n_heads=made.n_heads))
+    attention = made.attention(scale=scale, positions=Alibi(n_heads=made.n_heads))
     return made.model((pre_norm(attention, made.plain(), norm),) * made.n_layers, norm)
 
 

@@ -5,35 +5,22 @@ Muennighoff et al. 2024 (arXiv 2409.02060). The published 7B has experts 1024 wi
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from asbuilt.families import llama
 from asbuilt.families.shared import experts
-from asbuilt.families.shared.dimensions import Dimensions, pre_norm
-from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Check, Only, eps
-from asbuilt.families.shared.names import ATTENTION, EXPERTS, NORMS, QK_NORMS, Names
-from asbuilt.families.shared.sizes import ATTENTION_BIAS, sizes
-from asbuilt.spec import Model, RMSNorm, Router
+from asbuilt.families.shared.key import Only, eps
+from asbuilt.families.shared.names import ATTENTION, EXPERTS, NORMS, QK_NORMS, ROUTER, Names
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, sizes, whole_width
 
-
-def build(dimensions: Dimensions, router: Router, *, eps: float = 1e-5, bias: bool = False) -> Model:
-    """Returns the model of these dimensions; `bias` is of q, k, v and o."""
-    norm = RMSNorm(d=dimensions.d_model, eps=eps)
-    attention = dimensions.whole_normed_attention(bias, eps)
-    block = pre_norm(attention, experts.mixture(dimensions, router), norm)
-    return dimensions.model((block,) * dimensions.n_layers, norm)
-
-
-FAMILY = Family(
+FAMILY = replace(
+    llama.FAMILY,
     name="olmoe",
     heads=("OlmoeForCausalLM",),
     keys=(  # defaults as in transformers' OlmoeConfig
-        sizes(n_vocab=50304, d_model=2048, d_ff=2048, n_layers=16, n_heads=16, context=4096),
-        Check(
-            "head_dim",
-            (
-                lambda values: values["dimensions"].d_query == values["dimensions"].d_model,
-                "hidden_size / num_attention_heads: the query norm is hidden_size wide",
-            ),
-        ),
+        *sizes(n_vocab=50304, d_model=2048, d_ff=2048, n_layers=16, n_heads=16, context=4096),
+        whole_width(": the query norm is hidden_size wide"),
         experts.TRAINING,
         experts.routed(
             *experts.counts("num_experts", "num_local_experts", n_experts=64, top_k=8), experts.renormalise()
@@ -42,6 +29,6 @@ FAMILY = Family(
         ATTENTION_BIAS,
         Only("clip_qkv", None, reason="clipped queries, keys and values are not read"),
     ),
-    build=build,
-    names=Names(stems=NORMS | ATTENTION | QK_NORMS | {"ffn.body.router": "mlp.gate"}, experts=EXPERTS),
+    build=partial(llama.build, whole_norms=True),
+    names=Names(stems=NORMS | ATTENTION | QK_NORMS | ROUTER, experts=EXPERTS),
 )

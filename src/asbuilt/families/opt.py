@@ -16,7 +16,7 @@ from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import SharedOut
 from asbuilt.families.shared.table import Table
-from asbuilt.spec import Activation, Block, Branch, Head, LayerNorm, LearnedPositions, Model, TiedHead, TokenEmbedding
+from asbuilt.spec import Block, Branch, Head, LayerNorm, LearnedPositions, Model, TiedHead, TokenEmbedding
 
 OFFSET = 2  # rows of the table before that of position 0
 EPS = 1e-5  # PyTorch's own; no config says another
@@ -39,34 +39,30 @@ STEMS = {
 
 def build(
     *,
-    activation: Activation = "relu",
     bias: bool = True,
     affine: bool = True,
     norm_first: bool = True,
     final_norm: bool = True,
-    tied: bool = True,
     d_table: int | None = None,
     **sizes: Unpack[Sizes],
 ) -> Model:
-    """Returns the model of these dimensions; tables as wide as the stream, or `d_table`.
+    """Returns the model of these sizes; tables as wide as the stream, or `d_table`.
 
     `norm_first` norms what each branch reads, otherwise each sum is normed and there is no final norm; `affine` gives
     the norms their gains and biases.
     """
-    made = sized(activation=activation, **sizes)
-    norm = LayerNorm(d=made.d_model, eps=EPS, gain=affine, bias=affine)
+    made = sized(sizes, activation="relu", tied=True)
+    d_model, norm = made.d_model, LayerNorm(d=made.d_model, eps=EPS, gain=affine, bias=affine)
     bodies = {"attention": made.attention(bias=bias, output_bias=bias), "ffn": made.plain(bias)}
     before, after = (norm, None) if norm_first else (None, norm)
     both = tuple(Branch(name=name, body=body, norm=before, sum_norm=after) for name, body in bodies.items())
-    d_table = None if d_table == made.d_model else d_table
-    return Model(
-        embedding=TokenEmbedding(n_vocab=made.n_vocab, d_model=made.d_model, d_table=d_table),
-        positions=LearnedPositions(n_positions=made.max_positions, d_model=made.d_model, offset=OFFSET),
-        blocks=(Block(branches=both),) * made.n_layers,
-        head=(TiedHead if tied else Head)(d_model=made.d_model, n_vocab=made.n_vocab, d_table=d_table),
-        max_positions=made.max_positions,
-        norm=norm if norm_first and final_norm else None,
-        name=made.name,
+    tables = {"n_vocab": made.n_vocab, "d_model": d_model, "d_table": None if d_table == d_model else d_table}
+    return made.model(
+        (Block(branches=both),) * made.n_layers,
+        norm if norm_first and final_norm else None,
+        embedding=TokenEmbedding(**tables),
+        positions=LearnedPositions(n_positions=made.max_positions, d_model=d_model, offset=OFFSET),
+        head=(TiedHead if made.tied else Head)(**tables),
     )
 
 

@@ -5,24 +5,24 @@ No weights were published, so there are no names of tensors: a config of this fo
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Only, Size
-from asbuilt.families.shared.papers import PaperSizes, no_tensors, size_keys
+from asbuilt.families.shared.papers import no_tensors, size_keys
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Parallel, Rotary
 
-EVEN = (lambda values: values["d_head"] % 2 == 0, "an even number: rotary positions turn pairs")
+EVEN = (lambda values: values["d_head"] % 2 == 0, "an even number: RoPE rotates pairs")
 
 
-def build(*, n_kv_heads: int = 1, tied: bool = True, **sizes: Unpack[PaperSizes]) -> Model:
-    """Returns the model of these dimensions; a tied head's logits are scaled by d_model^-0.5 (the paper, section 5)."""
-    made = sized(n_kv_heads=n_kv_heads, rotary=Rotary(d_rotary=sizes["d_head"]), tied=tied, **sizes)
+def build(*, d_head: int, **sizes: Any) -> Model:  # noqa: ANN401
+    """Returns the model of these sizes; a tied head's logits are scaled by d_model^-0.5 (the paper, section 5)."""
+    made = sized(sizes, n_kv_heads=1, rotary=Rotary(d_rotary=d_head), tied=True)
     norm = LayerNorm(d=made.d_model, bias=False)
     body = Parallel(attention=made.attention(), ffn=made.gated())
     block = Block(branches=(Branch(name="both", norm=norm, body=body),))
-    return made.model((block,) * made.n_layers, norm, logit_scale=made.d_model**-0.5 if tied else 1.0)
+    return made.model((block,) * made.n_layers, norm, logit_scale=made.d_model**-0.5 if made.tied else 1.0)
 
 
 FAMILY = Family(

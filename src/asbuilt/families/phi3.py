@@ -6,38 +6,17 @@ Abdin et al. 2024 (arXiv 2404.14219); longrope: Ding et al. 2024 (arXiv 2402.137
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any
 
-from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
-from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Only, Values, eps
-from asbuilt.families.shared.names import Fused, Names
+from asbuilt.families import llama
+from asbuilt.families.shared.key import Only, Values, but, eps
+from asbuilt.families.shared.names import NORMS, Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.rotary import MOST_FACTOR, ORIGINAL, partial_factor, read_rotary, shared_out
-from asbuilt.families.shared.sizes import SharedOut, size_keys, window
-from asbuilt.spec import Activation, LongRope, Model, RMSNorm, Scaling
-
-STEMS = {
-    "attention.norm": "input_layernorm",
-    "attention.body.o": "self_attn.o_proj",
-    "ffn.norm": "post_attention_layernorm",
-    "ffn.body.down": "mlp.down_proj",
-}
-
-
-def build(
-    *,
-    window: int | None = None,
-    eps: float = 1e-5,
-    activation: Activation = "silu",
-    tied: bool = False,
-    **sizes: Unpack[Sizes],
-) -> Model:
-    """Returns the model of these dimensions; d_head is d_model / n_heads, and all layers have the same window."""
-    made = sized(activation=activation, tied=tied, **sizes, d_head=sizes["d_model"] // sizes["n_heads"])
-    norm = RMSNorm(d=made.d_model, eps=eps)
-    return made.model((pre_norm(made.attention(window=window), made.gated(), norm),) * made.n_layers, norm)
+from asbuilt.families.shared.rotary import MOST_FACTOR, ORIGINAL, partial_factor, read_rotary
+from asbuilt.families.shared.sizes import SharedOut, sizes, window
+from asbuilt.spec import LongRope, Scaling
 
 
 class _LongRotary:
@@ -45,6 +24,8 @@ class _LongRotary:
 
     What stands inside may not disagree with it; alone it counts for nothing, as in transformers, which overwrites it.
     """
+
+    into = "rotary"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         original = reader.size(ORIGINAL, default=4096)
@@ -55,7 +36,7 @@ class _LongRotary:
             return LongRope(short_factors=short, long_factors=long, original_context=original, attention_factor=factor)
 
         kinds = {"default": lambda *_: None, "longrope": longrope, "su": longrope}
-        rotary = read_rotary(reader, shared_out(values), values["max_positions"], partial=1.0, kinds=kinds)
+        rotary = read_rotary(reader, values["d_head"], values["max_positions"], partial=1.0, kinds=kinds)
         if rotary.scaling is None:
             reader.irrelevant(ORIGINAL, "positions are not scaled")
         values["rotary"] = rotary
@@ -83,31 +64,26 @@ def _attention_factor(inner: ConfigReader, context: int, original: int) -> float
     return inner.number("attention_factor", default=usual, null=usual, most=MOST_FACTOR)
 
 
-FAMILY = Family(
+FAMILY = replace(
+    llama.FAMILY,
     name="phi3",
     heads=("Phi3ForCausalLM",),
     keys=(  # defaults as in transformers' Phi3Config
-        *size_keys(
-            n_vocab=32064,
-            d_model=3072,
-            d_ff=8192,
-            n_layers=32,
-            n_heads=32,
-            context=4096,
-            but={"d_head": SharedOut(), "rotary": _LongRotary()},
+        *but(
+            sizes(n_vocab=32064, d_model=3072, d_ff=8192, n_layers=32, n_heads=32, context=4096),
+            d_head=SharedOut(),
+            rotary=_LongRotary(),
         ),
         eps("rms_norm_eps", 1e-5),
         window(None),
-        *(
-            Only(key, False, reason="no matrix of this family has a bias")
-            for key in ("attention_bias", "mlp_bias", "lm_head_bias")
-        ),
+        Only("attention_bias", False, reason="no matrix of this family has a bias"),
+        Only("mlp_bias", False, reason="no matrix of this family has a bias"),
+        Only("lm_head_bias", False, reason="no matrix of this family has a bias"),
         Only("full_attn_mod", 1, reason="every layer of this family attends alike"),
         Only("interpolate_factor", 1, reason="positions are scaled by rope_scaling alone"),
     ),
-    build=build,
     names=Names(
-        stems=STEMS,
+        stems=NORMS | {"attention.body.o": "self_attn.o_proj", "ffn.body.down": "mlp.down_proj"},
         fused={"self_attn.qkv_proj": Fused.qkv(), "mlp.gate_up_proj": Fused(stems=("ffn.body.gate", "ffn.body.up"))},
     ),
 )

@@ -6,36 +6,19 @@ in `mlp_only_layers`; dense layers are `intermediate_size` wide, experts `moe_in
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from asbuilt.families import llama
 from asbuilt.families.qwen3 import AGAIN
 from asbuilt.families.shared import experts
-from asbuilt.families.shared.dimensions import Dimensions, pre_norm
-from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Only, Optional, Values
-from asbuilt.families.shared.names import EXPERTS, QK_NORMS, STEMS, Names
+from asbuilt.families.shared.key import Flag, Only, Optional, Values, but
+from asbuilt.families.shared.names import EXPERTS, QK_NORMS, ROUTER, STEMS, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, sizes
-from asbuilt.spec import GatedMLP, Model, RMSNorm, Router
-
-
-def build(
-    dimensions: Dimensions,
-    router: Router,
-    *,
-    d_expert: int,
-    dense: frozenset[int] = frozenset(),
-    eps: float = 1e-6,
-    bias: bool = False,
-    window: int | None = None,
-) -> Model:
-    """Returns the model of these dimensions, experts `d_expert` wide in all layers that are not `dense`."""
-    norm, of_head = RMSNorm(d=dimensions.d_model, eps=eps), RMSNorm(d=dimensions.head_width, eps=eps)
-    attention = dimensions.attention(bias=bias, output_bias=bias, q_norm=of_head, k_norm=of_head, window=window)
-    sparse = pre_norm(attention, experts.mixture(dimensions, router, d_expert), norm)
-    full = pre_norm(attention, dimensions.gated(), norm)
-    return dimensions.model(tuple(full if i in dense else sparse for i in range(dimensions.n_layers)), norm)
+from asbuilt.spec import GatedMLP
 
 
 class _Dense:
@@ -45,7 +28,7 @@ class _Dense:
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         step_key, only_key = self.keys
-        step, n_layers = reader.size(step_key, default=1), values["dimensions"].n_layers
+        step, n_layers = reader.size(step_key, default=1), values["n_layers"]
         listed = reader.config[only_key] if reader.given(only_key) else []
         reader.require(only_key, isinstance(listed, list) and all(map(is_whole, listed)), "a list of layers")
         for key in self.keys:
@@ -98,19 +81,14 @@ class Window:
         return {key: carried[key] for key in self.keys if key in carried}
 
 
-FAMILY = Family(
+FAMILY = replace(
+    llama.FAMILY,
     name="qwen3_moe",
     heads=("Qwen3MoeForCausalLM",),
     keys=(  # defaults as in transformers' Qwen3MoeConfig
-        sizes(
-            n_vocab=151936,
-            d_model=2048,
-            d_ff=6144,
-            n_layers=24,
-            n_heads=32,
-            n_kv_heads=4,
-            context=32768,
-            but={"d_ff": experts.dense_width(6144)},
+        *but(
+            sizes(n_vocab=151936, d_model=2048, d_ff=6144, n_layers=24, n_heads=32, n_kv_heads=4, context=32768),
+            d_ff=experts.dense_width(6144),
         ),
         Only("shared_expert_intermediate_size", 0, None, reason="this family has no shared expert"),
         Only("num_shared_experts", 0, None, reason="this family has no shared expert"),
@@ -125,6 +103,6 @@ FAMILY = Family(
         _Dense(),
         Window(),
     ),
-    build=build,
-    names=Names(stems=STEMS | QK_NORMS | {"ffn.body.router": "mlp.gate"}, experts=EXPERTS),
+    build=partial(llama.build, head_norms=True),
+    names=Names(stems=STEMS | QK_NORMS | ROUTER, experts=EXPERTS),
 )

@@ -31,7 +31,7 @@ class _Rows:
         self.padding.read(reader, values)
         rows, padding = values.pop("rows"), values.pop("padding")
         reader.require(self.padding.key, padding + 1 < rows, f"less than {self.rows.key} - 1 = {rows - 1}")
-        values |= {"n_positions": rows - padding - 1, "offset": padding + 1, "head_activation": "gelu"}
+        values |= {"max_positions": rows - padding - 1, "offset": padding + 1, "head_activation": "gelu"}
 
     def write(self, parts: Parts) -> dict[str, Any]:
         table = bert.positions_of(parts)

@@ -5,7 +5,8 @@ Fedus et al. 2021 (arXiv 2101.03961). An expert takes so many tokens of a sequen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asbuilt.errors import InputError
@@ -14,13 +15,11 @@ from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.families.shared.experts import MOST_EXPERTS
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Only, Says, Size, Values
-from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, StackExperts, Table
 from asbuilt.spec import MLP, Activation, MixtureOfExperts, Model, Router
 
 N_EXPERTS = 8  # where a config does not say
-EXPERTS = {"up": "wi", "down": "wo"}
 
 
 def build(
@@ -123,30 +122,6 @@ class _Experts:
         return {key.key: value for key, value in zip(self.keys, found, strict=False)}
 
 
-def _names(spec: Model, family: str) -> Table:
-    """Returns the names and layouts of a checkpoint folder's tensors, an expert's each by itself."""
-    whole = t5.names(spec, family, "mlp")
-    encoder = expect(spec.encoder, Model, "encoder", family)
-    experts = [*_expert_entries(encoder, "encoder."), *_expert_entries(spec, "")]
-    return replace(whole, entries=(*whole.entries, *experts))
-
-
-def _expert_entries(stack: Model, place: str) -> list[Entry]:
-    return [
-        Entry(
-            paths=(f"{place}blocks.{i}.ffn.body.{part}",),
-            names=tuple(
-                f"{place or 'decoder.'}block.{i}.layer.{len(block.branches) - 1}.mlp.experts.expert_{e}.{name}.weight"
-                for e in range(body.n_experts)
-            ),
-            layout=StackExperts(body.n_experts),
-        )
-        for i, (block, body) in enumerate(zip(stack.blocks, bodies(stack), strict=True))
-        if isinstance(body, MixtureOfExperts)
-        for part, name in EXPERTS.items()
-    ]
-
-
 FAMILY = Family(
     name="switch_transformers",
     prefix="switch_transformers.",
@@ -178,5 +153,5 @@ FAMILY = Family(
         Only("is_gated_act", False, reason="there are no gates"),
     ),
     build=build,
-    names=_names,
+    names=partial(t5.names, ffn="mlp"),
 )

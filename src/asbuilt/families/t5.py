@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asbuilt.families.shared.common import ACTIVATION_NAMES, named_entries
+from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Number, Size, Values, depth, tied
+from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, Table, entry
+from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
     MLP,
     Activation,
@@ -27,7 +28,6 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
-    MixtureOfExperts,
     Model,
     RelativeBuckets,
     RMSNorm,
@@ -38,10 +38,10 @@ from asbuilt.spec import (
 
 CONTEXT = 512
 
-ATTENTION = {f"attention.body.{part}": f"SelfAttention.{part}" for part in "qkvo"} | {"attention.norm": "layer_norm"}
-CROSS = {f"cross.body.{part}": f"EncDecAttention.{part}" for part in "qkvo"} | {"cross.norm": "layer_norm"}
-PLAIN = {"ffn.body.up": "wi", "ffn.body.down": "wo"}
-GATED = {"ffn.body.gate": "wi_0", "ffn.body.up": "wi_1", "ffn.body.down": "wo"}
+SELF = {f"attention.body.{part}": f"layer.0.SelfAttention.{part}" for part in "qkvo"}
+CROSS = {f"cross.body.{part}": f"layer.1.EncDecAttention.{part}" for part in "qkvo"}
+PLAIN = {"up": "wi", "down": "wo"}
+GATED = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 UNUSED = {
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight": "cross-attention has no positions"
 }
@@ -208,36 +208,37 @@ def written_activation(activation: Activation) -> str:
 
 
 def names(spec: Model, family: str, ffn: str = "DenseReluDense") -> Table:
-    """Returns the table, in which a layer's feed-forward is called `ffn`; mixtures have entries of their own."""
+    """Returns the table, in which a layer's feed-forward is called `ffn`, and experts are below it."""
+    encoder = expect(spec.encoder, Model, "encoder", family)
+    entries = [
+        entry("embedding.weight", "shared.weight"),
+        *_stack(encoder, ffn).entries(encoder, family, "encoder.", "encoder."),
+        *_stack(spec, ffn).entries(spec, family, prefix="decoder."),
+    ]
     tied = isinstance(spec.head, TiedHead)
-    entries = [entry("embedding.weight", "shared.weight")]
     entries += [] if tied else [entry("head.weight", "lm_head.weight")]
-    for stack, place, stored in (
-        (expect(spec.encoder, Model, "encoder", family), "encoder.", "encoder."),
-        (spec, "", "decoder."),
-    ):
-        entries += _stack_entries(stack, place, stored, family, ffn)
     again = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) if tied else ()))
     return Table(entries=tuple(entries), ignored=UNUSED, duplicates=dict.fromkeys(again, "embedding.weight"))
 
 
-def _stack_entries(stack: Model, place: str, stored: str, family: str, ffn: str) -> list[Entry]:
-    first = f"{stored}block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    entries = [entry(f"{place}relative.weight", first)]
-    if stack.norm is not None:
-        entries += [entry(f"{place}norm.{name}", f"{stored}final_layer_norm.{name}") for name in stack.norm.holds()]
-    for i, block in enumerate(stack.blocks):
-        inside = f"{stored}block.{i}."
-        body = next((branch.body for branch in block.branches if branch.name == "ffn"), None)
-        elsewhere = ("ffn.body",) if isinstance(body, MixtureOfExperts) else ()
-        last = len(block.branches) - 1
-        stems = {path: f"layer.0.{name}" for path, name in ATTENTION.items()}
-        stems |= {path: f"layer.1.{name}" for path, name in CROSS.items()}
-        inward = GATED if isinstance(body, GatedMLP) else PLAIN
-        stems |= {path: f"layer.{last}.{ffn}.{name}" for path, name in inward.items()}
-        stems |= {"ffn.norm": f"layer.{last}.layer_norm", "ffn.body.router": f"layer.{last}.{ffn}.router.classifier"}
-        entries += named_entries(block, f"{place}blocks.{i}.", stems, inside, {}, family, elsewhere=elsewhere)
-    return entries
+def _stack(spec: Model, ffn: str) -> Names:
+    """Returns the names of an encoder or decoder, without what they share."""
+    branches = spec.blocks[0].branches
+    last = f"layer.{len(branches) - 1}"
+    inward = {part: f"{last}.{ffn}.{name}" for part, name in PLAIN.items()}
+    if isinstance(branches[-1].body, GatedMLP):
+        inward = {part: f"{last}.{ffn}.{name}" for part, name in GATED.items()}
+    return Names(
+        stems=SELF
+        | CROSS
+        | {"attention.norm": "layer.0.layer_norm", "cross.norm": "layer.1.layer_norm", "ffn.norm": f"{last}.layer_norm"}
+        | {f"ffn.body.{part}": name for part, name in inward.items()}
+        | {"ffn.body.router": f"{last}.{ffn}.router.classifier"},
+        outside={"relative": "block.0.layer.0.SelfAttention.relative_attention_bias", "norm": "final_layer_norm"},
+        layers="block",
+        experts={part: f"{last}.{ffn}.experts.expert_{{}}.{name}.weight" for part, name in PLAIN.items()},
+        elsewhere=("embedding", "head"),
+    )
 
 
 FAMILY = Family(

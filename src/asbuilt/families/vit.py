@@ -8,39 +8,41 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families.shared.common import named_entries
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Headed, Irrelevant, Only, Values
+from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Leading, Table, entry
-from asbuilt.families.shared.towers import CLIP, outside_entries, tower, tower_keys
+from asbuilt.families.shared.towers import CLIP, tower, tower_keys
 from asbuilt.spec import Classifier, Model, Pooler
 
 HEADS = ("ViTForImageClassification", "ViTModel")
 # A classifier of more labels than this is a mistake: the largest published has 21,843.
 MOST_LABELS = 10_000_000
 
-OUTSIDE = {
-    "embedding.weight": "embeddings.patch_embeddings.projection.weight",
-    "embedding.bias": "embeddings.patch_embeddings.projection.bias",
-    "embedding.class_token": "embeddings.cls_token",
-    "positions.weight": "embeddings.position_embeddings",
-    "norm.weight": "layernorm.weight",
-    "norm.bias": "layernorm.bias",
-}
-NO_HEAD = {r"classifier\..*": "the classifier, which ViTModel leaves aside"}
-LEADING = {"embedding.class_token": Leading(2), "positions.weight": Leading(1)}
-STEMS = {
-    "attention.norm": "layernorm_before",
-    "attention.body.q": "attention.attention.query",
-    "attention.body.k": "attention.attention.key",
-    "attention.body.v": "attention.attention.value",
-    "attention.body.o": "attention.output.dense",
-    "ffn.norm": "layernorm_after",
-    "ffn.body.up": "intermediate.dense",
-    "ffn.body.down": "output.dense",
-}
+NAMES = Names(
+    stems={
+        "attention.norm": "layernorm_before",
+        "attention.body.q": "attention.attention.query",
+        "attention.body.k": "attention.attention.key",
+        "attention.body.v": "attention.attention.value",
+        "attention.body.o": "attention.output.dense",
+        "ffn.norm": "layernorm_after",
+        "ffn.body.up": "intermediate.dense",
+        "ffn.body.down": "output.dense",
+    },
+    outside={
+        "embedding": "embeddings.patch_embeddings.projection",
+        "embedding.class_token": "embeddings.cls_token",
+        "positions.weight": "embeddings.position_embeddings",
+        "norm": "layernorm",
+        "pooler.dense": "pooler.dense",
+    },
+    layers="encoder.layer",
+    layouts={"embedding.class_token": Leading(2), "positions": Leading(1)},
+    elsewhere=("head",),
+)
 
 
 def _build(*, classifies: bool, n_labels: int, pooled: bool, **sizes: Any) -> Model:  # noqa: ANN401
@@ -81,16 +83,13 @@ def read_labels(reader: ConfigReader) -> int:
 
 def _names(spec: Model, family: str) -> Table:
     """Returns the names and layouts of a checkpoint folder's tensors."""
-    prefix = "" if spec.head is None else "vit."
-    entries = outside_entries(spec, "", prefix, OUTSIDE, family, LEADING)
-    for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"blocks.{i}.", STEMS, f"{prefix}encoder.layer.{i}.", {}, family)
-    if spec.head is not None:
-        head = expect(spec.head, Classifier, "head", family)
-        entries += [entry(f"head.{name}", f"classifier.{name}") for name in head.holds()]
-    elif spec.pooler is not None:
-        entries += [entry(f"pooler.{name}", f"pooler.{name}") for name in spec.pooler.local_weights()]
-    return Table(entries=tuple(entries), ignored={} if spec.head is not None else NO_HEAD)
+    if spec.head is None:
+        unused = {r"classifier\..*": "the classifier, which ViTModel leaves aside"}
+        return Table(entries=tuple(NAMES.entries(spec, family)), ignored=unused)
+    head = [
+        entry(f"head.{name}", f"classifier.{name}") for name in expect(spec.head, Classifier, "head", family).holds()
+    ]
+    return Table(entries=(*NAMES.entries(spec, family, prefix="vit."), *head))
 
 
 FAMILY = Family(

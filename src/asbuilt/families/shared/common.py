@@ -9,8 +9,7 @@ from typing import Any
 from asbuilt.dtypes import STORED_FLOATS
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, Layout, Same
-from asbuilt.spec import Activation, Model, Part, stored_weights
+from asbuilt.spec import Activation, Model, Part
 from asbuilt.spec.part import MOST_BLOCKS
 
 # The list of blocks is explicit, so their number is bounded before it is made.
@@ -244,32 +243,6 @@ def difference(wanted: object, got: object, path: str) -> tuple[str, object, obj
         return path, wanted, got
     found = (difference(a, b, f"{path}.{name}" if path else name) for name, a, b in pairs)
     return next((one for one in found if one is not None), None)
-
-
-def named_entries(
-    part: Part,
-    path: str,
-    stems: dict[str, str],
-    prefix: str,
-    layouts: dict[str, Layout],
-    family: str,
-    elsewhere: tuple[str, ...] = (),
-) -> list[Entry]:
-    """Returns one entry per weight of `part`: `stem.weight` is stored as `prefix + stems[stem] + ".weight"`.
-
-    A weight that is in `stems` with its whole name is stored as that says. Stems in `elsewhere`
-    have entries of their own. Raises InputError naming the first weight that the family's files have no name for.
-    """
-    entries = []
-    for name, _, _ in stored_weights(part):
-        stem, _, kind = name.rpartition(".")
-        if stem in elsewhere:
-            continue
-        stored = stems.get(name) or (f"{stems[stem]}.{kind}" if stem in stems else None)
-        if stored is None:
-            raise InputError(f"{family} files have no name for this weight", field=f"{path}{name}")
-        entries.append(Entry(paths=(path + name,), names=(prefix + stored,), layout=layouts.get(stem, Same())))
-    return entries
 
 
 def config_of(fields_of_family: dict[str, Any], carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A family says which parts its blocks are made of; `Dimensions` knows how wide th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict
 
@@ -17,40 +18,40 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
-    LearnedPositions,
     Mixer,
+    MixtureOfExperts,
     Model,
     Norm,
     Parallel,
+    Predictor,
     RMSNorm,
     Rotary,
+    Router,
     TiedHead,
     TokenEmbedding,
 )
 
 
-class Widths(TypedDict):
-    """What `build` functions take by name, and hand on to `sized`, if the longest context is theirs to say."""
+class Sizes(TypedDict):
+    """What the `build` functions of decoders take by name, and hand on to `sized`."""
 
     n_vocab: int
     d_model: int
     n_layers: int
     n_heads: int
     n_kv_heads: NotRequired[int | None]
+    d_head: NotRequired[int | None]
     d_ff: NotRequired[int]
-    rotary: NotRequired[Rotary]
-    name: NotRequired[str]
-
-
-class Sizes(Widths):
-    """The same, with the longest context."""
-
     max_positions: int
+    rotary: NotRequired[Rotary]
+    activation: NotRequired[Activation]
+    tied: NotRequired[bool]
+    name: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """The sizes of a decoder; d_head None means that RoPE is applied to whole heads, rotary.d_rotary wide."""
+    """The sizes of a stack; d_head None means that RoPE covers whole heads, rotary.d_rotary wide."""
 
     n_vocab: int
     d_model: int
@@ -72,46 +73,30 @@ class Dimensions:
             return self.rotary.d_rotary
         return self.d_head or self.d_model // self.n_heads
 
-    @property
-    def d_query(self) -> int:
-        """Numbers of all heads' queries together."""
-        return self.n_heads * self.head_width
-
     def attention(
         self,
         *,
-        turned: bool = True,
+        rope: bool = True,
         adjacent: bool = False,
-        bias: bool = False,
-        output_bias: bool = False,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
-        window: int | None = None,
         scale: float | None = None,
+        **fields: Any,  # noqa: ANN401
     ) -> Attention:
-        """Returns attention whose heads are `turned`, or have no positions; scores times `scale`, None the usual.
+        """Returns attention with `rope` or without, scores times `scale` (None for d_head^-0.5), and other `fields`.
 
-        Pairs are those of `adjacent` numbers, or of one from either half.
+        RoPE pairs `adjacent` numbers of a head, or one from either half.
         """
         rotary = replace(self.rotary, pairing="adjacent") if self.rotary is not None and adjacent else self.rotary
-        return Attention(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            d_head=self.head_width,
-            positions=rotary if turned else None,
-            bias=bias,
-            output_bias=output_bias,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            window=window,
-            scale=None if scale == self.head_width**-0.5 else scale,
-        )
+        made: dict[str, Any] = {
+            "n_kv_heads": self.n_kv_heads,
+            "d_head": self.head_width,
+            "positions": rotary if rope else None,
+            "scale": None if scale == self.head_width**-0.5 else scale,
+        }
+        return Attention(d_model=self.d_model, n_heads=self.n_heads, **(made | fields))
 
     def whole_normed_attention(self, bias: bool, eps: float) -> Attention:
-        """Returns attention with an RMSNorm over all heads' queries together, and one over all keys."""
-        widths = (self.d_query, self.n_kv_heads * self.head_width)
-        q_norm, k_norm = (RMSNorm(d=width, eps=eps) for width in widths)
+        """Returns attention with one RMSNorm over the queries of all heads together, and one over all keys."""
+        q_norm, k_norm = (RMSNorm(d=heads * self.head_width, eps=eps) for heads in (self.n_heads, self.n_kv_heads))
         return self.attention(bias=bias, output_bias=bias, q_norm=q_norm, k_norm=k_norm)
 
     def gated(self, bias: bool = False) -> GatedMLP:
@@ -122,6 +107,18 @@ class Dimensions:
         """Returns the feed-forward part of two matrices."""
         return MLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias)
 
+    def mixture(self, router: Router, d_expert: int | None = None, n_shared: int | None = None) -> MixtureOfExperts:
+        """Returns the mixture of experts, each `d_expert` wide (None for d_ff), the shared ones together as one."""
+        width = d_expert or self.d_ff
+        return MixtureOfExperts(
+            d_model=self.d_model,
+            d_ff=width,
+            n_experts=router.n_experts,
+            activation=self.activation,
+            router=router,
+            shared=None if n_shared is None else replace(self.gated(), d_ff=n_shared * width),
+        )
+
     def model(
         self,
         blocks: tuple[Block, ...],
@@ -131,29 +128,24 @@ class Dimensions:
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,
         head_bias: bool = False,
-        embedding_norm: Norm | None = None,
-        positions: LearnedPositions | None = None,
+        **parts: Any,  # noqa: ANN401
     ) -> Model:
-        """Returns the model of these blocks, with `norm` before the head; what is looked up, and logits, are scaled."""
-        head = TiedHead if self.tied else Head
-        return Model(
-            embedding=TokenEmbedding(n_vocab=self.n_vocab, d_model=self.d_model, scale=embedding_scale),
-            positions=positions,
-            embedding_norm=embedding_norm,
-            blocks=blocks,
-            norm=norm,
-            head=head(
-                d_model=self.d_model, n_vocab=self.n_vocab, scale=logit_scale, softcap=logit_softcap, bias=head_bias
-            ),
-            max_positions=self.max_positions,
-            name=self.name,
-        )
+        """Returns the model of these blocks, with `norm` before the head; other `parts` are `Model`'s own fields."""
+        made: dict[str, Any] = {"max_positions": self.max_positions, **parts}
+        table: dict[str, Any] = {"n_vocab": self.n_vocab, "d_model": self.d_model}
+        if "embedding" not in made:
+            made["embedding"] = TokenEmbedding(**table, scale=embedding_scale)
+        if "head" not in made:
+            head = TiedHead if self.tied else Head
+            made["head"] = head(**table, scale=logit_scale, softcap=logit_softcap, bias=head_bias)
+        return Model(blocks=blocks, norm=norm, name=self.name, **made)
 
 
-def sized(*, activation: Activation = "silu", tied: bool = False, d_ff: int | None = None, **sizes: Any) -> Dimensions:  # noqa: ANN401
-    """Returns the dimensions; d_ff None means 4 * d_model, n_kv_heads None n_heads."""
-    sizes["n_kv_heads"] = sizes.get("n_kv_heads") or sizes["n_heads"]
-    return Dimensions(activation=activation, tied=tied, d_ff=d_ff or 4 * sizes["d_model"], **sizes)
+def sized(sizes: Mapping[str, Any], **usual: Any) -> Dimensions:  # noqa: ANN401
+    """Returns the dimensions, `usual` where the sizes do not say; no d_ff is 4 * d_model, no n_kv_heads is n_heads."""
+    found: dict[str, Any] = usual | dict(sizes)
+    found["n_kv_heads"] = found.get("n_kv_heads") or found["n_heads"]
+    return Dimensions(**{"d_ff": 4 * found["d_model"], **found})
 
 
 def pre_norm(attention: Mixer, ffn: FeedForward, norm: Norm, scale: float = 1.0, *, parallel: bool = False) -> Block:
@@ -165,3 +157,11 @@ def pre_norm(attention: Mixer, ffn: FeedForward, norm: Norm, scale: float = 1.0,
 def side_by_side(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
     """Returns the block x + attention(norm(x)) + ffn(norm(x)), its one branch named `parallel`."""
     return Block(branches=(Branch(name="parallel", body=Parallel(attention=attention, ffn=ffn), norm=norm),))
+
+
+def with_predictors(spec: Model, block: Block, norm: Norm, count: int) -> Model:
+    """Returns the model with `count` prediction layers of the block, each with an embedding and a head of its own."""
+    n_vocab, d_model = spec.n_vocab, spec.d_model
+    embedding, head = TokenEmbedding(n_vocab=n_vocab, d_model=d_model), Head(n_vocab=n_vocab, d_model=d_model)
+    predictor = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=block, norm=norm, head=head)
+    return replace(spec, predictors=(predictor,) * count)

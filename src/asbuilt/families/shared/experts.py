@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from asbuilt.families.shared.dimensions import Dimensions
 from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Number, Size, Values
-from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import REQUIRED, ConfigReader
-from asbuilt.families.shared.table import Entry, Table
 from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, Router
 from asbuilt.spec.experts import GroupScore
 
 # Every expert of every layer has names of its own, so their number is bounded before they are made; the largest
 # published models have 61 layers of 384 experts.
 MOST_EXPERTS = 2**18
-CORRECTION = "e_score_correction_bias"  # what the checkpoints call Router.correction
+EPS = 1e-20  # of the sum that chosen scores are divided by, in DeepSeek's routers and those after them
 TRAINING = Irrelevant("training only", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 
 GROUPED_TRAINING = Irrelevant(
@@ -55,7 +51,7 @@ def renormalise(default: bool = False) -> Flag:
     return Flag("norm_topk_prob", "renormalise", default=default, at=lambda parts: parts.mixture.router.renormalise)
 
 
-def scale(default: float) -> Number:
+def routed_scale(default: float) -> Number:
     """Returns the key of what the weights of a token's experts are multiplied by."""
     return Number("routed_scaling_factor", "scale", default=default, at=lambda parts: parts.mixture.router.scale)
 
@@ -70,13 +66,19 @@ def routed(*keys: Key, **fixed: Any) -> Group:  # noqa: ANN401
         fields: dict[str, Any] = fixed | found
         return Router(**{key: value for key, value in fields.items() if key != "eps" or fields["renormalise"]})
 
-    def given(values: Values) -> Values:
-        made = values.get("dimensions")
-        if isinstance(made, Dimensions):
-            return {"d_model": made.d_model, "n_layers": made.n_layers}
-        return {"d_model": values["attention"].d_model, "n_layers": values["n_layers"]}
+    return Group("router", make, keys, given=lambda values: {key: values[key] for key in ("d_model", "n_layers")})
 
-    return Group("router", make, keys, given=given)
+
+def corrected(*keys: Key, scale: float) -> Group:
+    """Returns the keys of a router as DeepSeek-V3 has it, whose scores are multiplied by `scale` unless said."""
+    more = (GROUPED_TRAINING, *keys, renormalise(True), routed_scale(scale))
+    return routed(*more, scoring="sigmoid", correction=True, eps=EPS)
+
+
+def corrected_router(d_model: int, n_experts: int, top_k: int, **fields: Any) -> Router:  # noqa: ANN401
+    """Returns such a router; its experts are one group unless the other `fields` say."""
+    usual: dict[str, Any] = {"scoring": "sigmoid", "renormalise": True, "correction": True, "eps": EPS}
+    return Router(d_model=d_model, n_experts=n_experts, top_k=top_k, **(usual | fields))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -155,9 +157,6 @@ def shared_experts(default: int) -> Size:
 def first_dense(default: int) -> Size:
     """Returns the key of how many of the first layers have no experts, which may not be all."""
 
-    def layers(values: Values) -> int:
-        return values["n_layers"] if "n_layers" in values else values["dimensions"].n_layers
-
     def found(parts: Parts) -> int:
         bodies = [block.branches[-1].body for block in parts.model.blocks]
         return next((i for i, body in enumerate(bodies) if not isinstance(body, GatedMLP)), len(bodies))
@@ -168,41 +167,11 @@ def first_dense(default: int) -> Size:
         default=default,
         least=0,
         must=(
-            lambda values: values["n_dense"] < layers(values),
-            lambda values: f"less than the {layers(values)} layers",
+            lambda values: values["n_dense"] < values["n_layers"],
+            lambda values: f"less than the {values['n_layers']} layers",
         ),
         at=found,
     )
-
-
-def mixture(dimensions: Dimensions, router: Router, d_ff: int | None = None) -> MixtureOfExperts:
-    """Returns the mixture of experts of these dimensions, each expert `d_ff` wide where that is not the model's."""
-    return MixtureOfExperts(
-        d_model=dimensions.d_model,
-        d_ff=d_ff or dimensions.d_ff,
-        n_experts=router.n_experts,
-        activation=dimensions.activation,
-        router=router,
-    )
-
-
-def stacked_table(
-    spec: Model, stems: dict[str, str], family: str, stored: Callable[[MixtureOfExperts], list[Entry]]
-) -> Table:
-    """Returns the names of a checkpoint folder's tensors where experts are stacked on disk too.
-
-    `stored` gives the entries of the part's own weights, with names below the layer; weights that the part lacks are
-    left out.
-    """
-    whole = Names(stems=stems, elsewhere=("ffn.body",))(spec, family)
-    entries = []
-    for i, part in sparse_layers(spec):
-        for one in stored(part):
-            if part.local_weights().keys() >= {*one.paths}:
-                paths = tuple(f"blocks.{i}.ffn.body.{name}" for name in one.paths)
-                names = tuple(f"model.layers.{i}.{name}" for name in one.names)
-                entries.append(replace(one, paths=paths, names=names))
-    return replace(whole, entries=(*whole.entries, *entries))
 
 
 def sparse_layers(spec: Model) -> list[tuple[int, MixtureOfExperts]]:

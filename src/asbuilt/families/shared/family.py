@@ -34,7 +34,7 @@ class Family:
     build: Callable[..., Model]
     names: Callable[[Model, str], Table]
     prefix: str = "model."
-    packed: Mapping[str, Callable[[Model], Table]] = field(default_factory=dict)
+    packed: Mapping[str, Callable[[Model, str], Table]] = field(default_factory=dict)
     prepare: Callable[[dict[str, Any], str], dict[str, Any]] = lambda config, name: config
     encoder_decoder: bool = False
     causal: bool = True

@@ -6,9 +6,9 @@ by the same name unless `at` says another place. So each is said once, and readi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Protocol, cast
 
 from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, divide
 from asbuilt.families.shared.parts import Parts
@@ -196,7 +196,15 @@ class Optional(Value):
         return None if self.key in reader.config else default
 
 
-class Irrelevant:
+class Declared:
+    """Keys that are read and never written: what was carried of them is kept."""
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns nothing."""
+        return {}
+
+
+class Irrelevant(Declared):
     """Keys that do not change the model, for `reason`; they are carried."""
 
     def __init__(self, reason: str, *keys: str) -> None:
@@ -207,12 +215,8 @@ class Irrelevant:
         for key in self.keys:
             reader.irrelevant(key, self.reason)
 
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns nothing: what was carried is kept."""
-        return {}
 
-
-class Only:
+class Only(Declared):
     """A key that may only be one of `allowed`, for `reason`, or missing; it is carried."""
 
     def __init__(self, key: str, *allowed: Any, reason: str) -> None:  # noqa: ANN401
@@ -221,10 +225,6 @@ class Only:
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Refuses another value."""
         reader.only(self.key, *(told(value, values) for value in self.allowed), reason=self.reason)
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns nothing: what was carried is kept."""
-        return {}
 
 
 class Says(Only):
@@ -235,7 +235,7 @@ class Says(Only):
         return {self.key: self.allowed[0]}
 
 
-class Carried:
+class Carried(Declared):
     """A key that is carried with the class's own `value` where a config has none."""
 
     def __init__(self, key: str, value: Any) -> None:  # noqa: ANN401
@@ -245,12 +245,8 @@ class Carried:
         """Carries the value."""
         reader.carried.setdefault(self.key, self.value)
 
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns nothing: what was carried is kept."""
-        return {}
 
-
-class Check:
+class Check(Declared):
     """What the keys read so far must be together: `must` names what is allowed, `key` the one at fault."""
 
     def __init__(self, key: str, must: Must) -> None:
@@ -259,10 +255,6 @@ class Check:
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Raises InputError naming the key unless the values are allowed."""
         reader.require(self.key, self.must[0](values), told(self.must[1], values))
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns nothing."""
-        return {}
 
 
 class Group:
@@ -302,6 +294,19 @@ class Headed:
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the class."""
         return {"architectures": [self.heads[parts.model.head is None]]}
+
+
+def but(keys: Iterable[Key], **others: Key | Mapping[str, Any] | None) -> tuple[Key, ...]:
+    """Returns the keys, but for those that go into the arguments named: another key, other fields of it, or none."""
+    kept = []
+    for key in keys:
+        into = getattr(key, "into", "")
+        other = others.pop(into, key)
+        if isinstance(other, Mapping):
+            other = replace(cast(Any, key), **other)
+        kept += [] if other is None else [other]
+    assert not others, f"no key goes into {[*others]}"
+    return tuple(kept)
 
 
 def written(keys: tuple[Key, ...], parts: Parts) -> dict[str, Any]:

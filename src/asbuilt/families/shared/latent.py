@@ -10,34 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from asbuilt.families import llama
 from asbuilt.families.shared import experts, predictors
-from asbuilt.families.shared.dimensions import pre_norm
 from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Only, Size, Values, activation, depth, tied
-from asbuilt.families.shared.names import EXPERTS, GATED, NORMS, SHARED_EXPERTS, Fused, Names
+from asbuilt.families.shared.names import CORRECTED_ROUTER, EXPERTS, GATED, NORMS, SHARED_EXPERTS, Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import Rope
 from asbuilt.families.shared.sizes import RMS_EPS
-from asbuilt.families.shared.table import Interleave, Layout, Table
-from asbuilt.spec import (
-    Activation,
-    Block,
-    GatedMLP,
-    Head,
-    LatentAttention,
-    MixtureOfExperts,
-    Model,
-    RMSNorm,
-    Rotary,
-    Router,
-    TiedHead,
-    TokenEmbedding,
-    YaRN,
-)
+from asbuilt.families.shared.table import Interleave, Layout
+from asbuilt.spec import Block, LatentAttention, Model, RMSNorm, Rotary, Router, YaRN
 
 INNER_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says: so in the published code and in transformers
 
-STEMS = NORMS | GATED | SHARED_EXPERTS
+STEMS = NORMS | GATED | SHARED_EXPERTS | CORRECTED_ROUTER
 STEMS |= {
     f"attention.body.{part}": f"self_attn.{name}"
     for part, name in (
@@ -49,48 +35,12 @@ STEMS |= {
         ("o", "o_proj"),
     )
 }
-STEMS |= {"ffn.body.router": "mlp.gate", "ffn.body.router.correction": f"mlp.gate.{experts.CORRECTION}"}
 
 
-def build(
-    attention: LatentAttention,
-    router: Router,
-    *,
-    n_vocab: int,
-    n_layers: int,
-    n_dense: int,
-    d_ff: int,
-    d_expert: int,
-    n_shared: int,
-    max_positions: int,
-    n_predictors: int = 0,
-    activation: Activation = "silu",
-    eps: float = 1e-6,
-    tied: bool = False,
-    name: str = "model",
-) -> Model:
-    """Returns the model: the first `n_dense` layers without experts, `n_predictors` prediction layers with them."""
-    d_model = attention.d_model
-    dense = GatedMLP(d_model=d_model, d_ff=d_ff, activation=activation)
-    mixture = MixtureOfExperts(
-        d_model=d_model,
-        d_ff=d_expert,
-        n_experts=router.n_experts,
-        activation=activation,
-        router=router,
-        shared=replace(dense, d_ff=n_shared * d_expert),
-    )
-    norm, embedding = RMSNorm(d=d_model, eps=eps), TokenEmbedding(n_vocab=n_vocab, d_model=d_model)
-    first, later = (pre_norm(attention, ffn, norm) for ffn in (dense, mixture))
-    spec = Model(
-        embedding=embedding,
-        blocks=(first,) * n_dense + (later,) * (n_layers - n_dense),
-        norm=norm,
-        head=(TiedHead if tied else Head)(d_model=d_model, n_vocab=n_vocab),
-        max_positions=max_positions,
-        name=name,
-    )
-    return predictors.with_predictors(spec, later, norm, n_predictors)
+def build(attention: LatentAttention, router: Router, **values: Any) -> Model:  # noqa: ANN401
+    """Returns the model; `values` are llama's, but for what the attention says."""
+    own = {"d_model": attention.d_model, "n_heads": attention.n_heads, "eps": 1e-6}
+    return llama.build(mixer=attention, router=router, **(own | values))
 
 
 def attention_of(parts: Parts) -> LatentAttention:
@@ -185,7 +135,7 @@ def _width(key: str, into: str, defaults: Mapping[str, int | None], **more: Any)
 
 
 def _attention_keys(defaults: Mapping[str, int | None], interleave: str | None) -> Group:
-    even = (lambda values: values["d_rope"] % 2 == 0, "an even number: rotary positions turn pairs")
+    even = (lambda values: values["d_rope"] % 2 == 0, "an even number: RoPE rotates pairs")
     as_many = (
         lambda values: values["n_kv_heads"] == values["n_heads"],
         lambda values: f"num_attention_heads = {values['n_heads']}, or null",
@@ -214,7 +164,7 @@ def _attention_keys(defaults: Mapping[str, int | None], interleave: str | None) 
         "attention",
         _attention,
         keys,
-        given=lambda values: {"d_model": values.pop("d_model"), "max_positions": values["max_positions"]},
+        given=lambda values: {key: values[key] for key in ("d_model", "max_positions")},
     )
 
 
@@ -260,21 +210,19 @@ def keys(
     )
 
 
-def names(spec: Model, family: str) -> Table:
-    """Returns the names of a checkpoint folder's tensors: prediction layers follow the last block.
+def _by_head(block: Block, rows: tuple[int, ...]) -> Layout:
+    body = next(branch.body for branch in block.branches if isinstance(branch.body, LatentAttention))
+    return Interleave(body.n_heads, (body.d_nope, body.d_value))
 
-    Latent and shared key are one tensor; so are each head's key and value maps, head by head.
-    """
 
-    def by_head(block: Block, rows: tuple[int, ...]) -> Layout:
-        bodies = (branch.body for branch in block.branches)
-        body = next(body for body in bodies if isinstance(body, LatentAttention))
-        return Interleave(body.n_heads, (body.d_nope, body.d_value))
-
-    at = "attention.body"
-    fused = {
-        "self_attn.kv_a_proj_with_mqa": Fused(stems=(f"{at}.kv_down", f"{at}.k_rope")),
-        "self_attn.kv_b_proj": Fused(stems=(f"{at}.k_up", f"{at}.v_up"), join=by_head),
-    }
-    own = Names(stems=STEMS, fused=fused, experts=EXPERTS)
-    return predictors.table(spec, lambda longer: own(longer, family))
+# Latent and shared key are one tensor; so are each head's key and value maps, head by head.
+NAMES = predictors.named(
+    Names(
+        stems=STEMS,
+        fused={
+            "self_attn.kv_a_proj_with_mqa": Fused(stems=("attention.body.kv_down", "attention.body.k_rope")),
+            "self_attn.kv_b_proj": Fused(stems=("attention.body.k_up", "attention.body.v_up"), join=_by_head),
+        },
+        experts=EXPERTS,
+    )
+)

@@ -13,7 +13,7 @@ from asbuilt.families.shared.key import Check, Irrelevant, Size, Values
 from asbuilt.families.shared.parts import P, Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, respelled
-from asbuilt.families.shared.towers import POSITION_IDS, tower_entries
+from asbuilt.families.shared.towers import NAMES, POSITION_IDS
 from asbuilt.spec import Model, TiedHead, Vision
 
 TEXT = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
@@ -106,7 +106,7 @@ def multimodal_table(spec: Model, text: Table, projector: list[Entry], family: s
     tower = expect(spec.vision, Vision, "vision", family).tower
     entries = (
         *respelled(text.entries, TEXT),
-        *tower_entries(tower, "vision.tower.", "vision_tower.", family),
+        *NAMES.entries(tower, family, "vision.tower.", "vision_tower."),
         *projector,
     )
     again = {"language_model.lm_head.weight", "lm_head.weight"} if text.duplicates else set()

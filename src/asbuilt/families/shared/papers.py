@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
-
 from asbuilt.errors import InputError
 from asbuilt.families.shared.common import MOST_LAYERS
 from asbuilt.families.shared.key import Key, Must, Size, tied
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model
-
-
-class PaperSizes(TypedDict):
-    """What the families' `build` functions take by name."""
-
-    n_vocab: int
-    d_model: int
-    n_layers: int
-    n_heads: int
-    d_head: int
-    d_ff: int
-    max_positions: int
-    name: NotRequired[str]
 
 
 def size_keys(*, d_model: Must | None = None, d_head: Must | None = None) -> tuple[Key, ...]:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families.shared.key import DROPPED, Values
+from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, entry
-from asbuilt.spec import Block, Head, Model, Predictor, RMSNorm, TokenEmbedding
+from asbuilt.spec import Model
 
 KEY, OTHER = "num_nextn_predict_layers", "num_mtp_layers"
 MOST = 16
@@ -39,26 +40,24 @@ class Count:
         return {KEY: len(parts.model.predictors) or parts.carried.get(KEY, 0), OTHER: DROPPED}
 
 
-def with_predictors(spec: Model, block: Block, norm: RMSNorm, count: int) -> Model:
-    """Returns the model with `count` prediction layers of the block, each with an embedding and a head of its own."""
-    n_vocab, d_model = spec.n_vocab, spec.d_model
-    embedding, head = TokenEmbedding(n_vocab=n_vocab, d_model=d_model), Head(n_vocab=n_vocab, d_model=d_model)
-    predictor = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=block, norm=norm, head=head)
-    return replace(spec, predictors=(predictor,) * count)
+def named(names: Names) -> Callable[[Model, str], Table]:
+    """Returns what makes the table of a model with prediction layers, which are named as further blocks."""
 
+    def table(spec: Model, family: str) -> Table:
+        after = tuple(predictor.block for predictor in spec.predictors)
+        whole = names(replace(spec, blocks=(*spec.blocks, *after), predictors=()), family)
+        entries = list(whole.entries)
+        for i, predictor in enumerate(spec.predictors):
+            layer = spec.n_layers + i
+            entries = [_moved(one, f"blocks.{layer}.", f"predictors.{i}.block.") for one in entries]
+            for part, name in NAMES.items():
+                held = {"weight"} if part == "join" else getattr(predictor, part).local_weights()
+                entries += [
+                    entry(f"predictors.{i}.{part}.{kind}", f"model.layers.{layer}.{name}.{kind}") for kind in held
+                ]
+        return replace(whole, entries=tuple(entries))
 
-def table(spec: Model, of: Callable[[Model], Table]) -> Table:
-    """Returns the table that `of` makes of a model without predictors, and their names, as those of further blocks."""
-    after = tuple(predictor.block for predictor in spec.predictors)
-    whole = of(replace(spec, blocks=(*spec.blocks, *after), predictors=()))
-    entries = list(whole.entries)
-    for i, predictor in enumerate(spec.predictors):
-        layer = spec.n_layers + i
-        entries = [_moved(one, f"blocks.{layer}.", f"predictors.{i}.block.") for one in entries]
-        for part, name in NAMES.items():
-            held = {"weight"} if part == "join" else getattr(predictor, part).local_weights()
-            entries += [entry(f"predictors.{i}.{part}.{kind}", f"model.layers.{layer}.{name}.{kind}") for kind in held]
-    return replace(whole, entries=tuple(entries))
+    return table
 
 
 def _moved(one: Entry, old: str, new: str) -> Entry:

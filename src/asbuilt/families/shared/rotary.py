@@ -19,6 +19,7 @@ from asbuilt.spec import DynamicNTK, FrequencyFactors, LinearScaling, Llama3Scal
 MOST_FACTOR = 1e6
 ORIGINAL = "original_max_position_embeddings"
 OUTSIDE = ("rope_theta", "partial_rotary_factor")
+WHOLE = "RoPE covers whole heads in this family"
 # rope_type -> what reads the scaling from (the rotary object, original context, context, numbers turned)
 Kinds = dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]]
 
@@ -71,7 +72,7 @@ def _turned(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: 
     places = [(reader, key), *([(inner, OUTSIDE[1])] if inner is not None else [])]
     if usual is None:
         for place, name in places:
-            place.only(name, 1, None, reason="this family turns whole heads")
+            place.only(name, 1, None, reason=WHOLE)
         return d_head
     found = [place.number(name, most=1.0) for place, name in places if place.spelled(name)]
     if len(set(found)) > 1:
@@ -210,6 +211,7 @@ class Rope:
     outside: tuple[str, str] = OUTSIDE
     width: Callable[[dict[str, Any]], int] = lambda values: values["d_head"]
     at: Callable[[Parts], Rotary] = lambda parts: parts.rotary
+    into = "rotary"
 
     def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
         """Reads the rotary positions."""
@@ -231,9 +233,55 @@ class Rope:
         return written
 
 
-def shared_out(values: dict[str, Any]) -> int:
-    """Returns the width of heads that share out the stream's."""
-    return values["d_model"] // values["n_heads"]
+class TwoRopes:
+    """RoPE of the layers that see all tokens, and of those with a window, which is `local`.
+
+    The newer `rope_parameters` has an object for each. Of the older keys `bases` are the two bases, with their
+    defaults; beside a `rope_theta` a `rope_scaling` is that of the layers that see all tokens.
+    """
+
+    into = "rotary"
+
+    def __init__(self, *bases: tuple[str, float], kinds: Kinds | None = None) -> None:
+        self.bases, self.kinds = dict(zip(("full_attention", "sliding_attention"), bases, strict=True)), kinds
+
+    def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
+        """Reads both."""
+        older = reader.nested("rope_scaling") if self._scaled_outside else None
+        newer = reader.nested("rope_parameters")
+        if newer is not None and older is not None:
+            raise reader.error("rope_scaling", "given beside rope_parameters", allowed="one of the two")
+        inside = [older, None] if newer is None else [newer.nested(kind) for kind in self.bases]
+        if newer is not None:
+            newer.finish()
+        found = zip(self.bases.values(), inside, strict=True)
+        values["rotary"], values["local"] = (self._one(reader, *base, inner, values) for base, inner in found)
+
+    @property
+    def _scaled_outside(self) -> bool:
+        return self.bases["full_attention"][0] == "rope_theta"
+
+    def _one(
+        self, reader: ConfigReader, key: str, default: float, inner: ConfigReader | None, values: dict[str, Any]
+    ) -> Rotary:
+        d_head, context = values["d_head"], values["max_positions"]
+        theta = _theta(reader, inner, key, default)
+        if inner is None:
+            return Rotary(d_rotary=d_head, theta=theta)
+        inner.only(OUTSIDE[1], 1, None, reason=WHOLE)
+        original = inner.size(ORIGINAL) if ORIGINAL in inner.config else context
+        return Rotary(d_rotary=d_head, theta=theta, scaling=read_scaling(inner, original, context, d_head, self.kinds))
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys, in the older spelling where it can say them."""
+        full, local = (Rotary(d_rotary=parts.d_head, theta=theta) for _, theta in self.bases.values())
+        for i, layer in enumerate(parts.attentions):
+            rotary = parts.expect(layer.positions, Rotary, f"blocks.{i}.attention.body.positions")
+            full, local = (rotary, local) if layer.window is None else (full, rotary)
+        if self._scaled_outside and local.scaling is None:
+            return write_rotary(full, parts.max_positions) | {self.bases["sliding_attention"][0]: float(local.theta)}
+        objects = (write_rotary_object(rotary, parts.max_positions) for rotary in (full, local))
+        return {"rope_parameters": dict(zip(self.bases, objects, strict=True))}
 
 
 def _write_scaling(scaling: Scaling | None, context: int) -> dict[str, Any] | None:

@@ -1,76 +1,92 @@
 """The config keys that decoders share with llama: sizes, heads, rotary positions, windows.
 
-Their values make `Dimensions`, which families build with. A family states its class defaults, and keys of its own.
+Their values are what `Sizes` holds. A family states its class defaults, and keys of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, TypedDict, Unpack
 
 from asbuilt.families.shared.common import divide, read_layer_types
-from asbuilt.families.shared.dimensions import Dimensions
-from asbuilt.families.shared.key import Flag, Group, Key, Optional, Size, Values, activation, depth, eps, tied
+from asbuilt.families.shared.key import (
+    Check,
+    Declared,
+    Flag,
+    Irrelevant,
+    Key,
+    Optional,
+    Size,
+    Values,
+    activation,
+    depth,
+    eps,
+    tied,
+)
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.rotary import Rope
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+EVEN = "an even number: RoPE rotates pairs"
 RMS_EPS = eps("rms_norm_eps", 1e-6)
 ATTENTION_BIAS = Flag("attention_bias", "bias", default=False)
 MLP_BIAS = Flag("mlp_bias", "mlp_bias", default=False)
 
 
 class HeadWidth:
-    """`head_dim`; missing means `default`, or where that is None the stream's width shared out over the heads."""
+    """`head_dim`; missing means `default`, or where that is None d_model / n_heads."""
+
+    into = "d_head"
 
     def __init__(self, default: int | None = None) -> None:
         self.default = default
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the width, an even number because pairs of numbers turn."""
-        key, even = "head_dim", "an even number: rotary positions turn pairs"
+        """Reads the width, an even number because RoPE rotates pairs."""
+        key = "head_dim"
         if self.default is not None or reader.given(key):
             values["d_head"] = reader.size(key, default=self.default or values["d_model"])
-            reader.require(key, values["d_head"] % 2 == 0, even)
+            reader.require(key, values["d_head"] % 2 == 0, EVEN)
             return
-        whole, heads = (reader.names[name] for name in ("d_model", "n_heads"))
-        values["d_head"] = width = divide(reader, values["d_model"], whole, values["n_heads"], heads)
+        values["d_head"] = width = head_width(reader, values)
         if width % 2:
-            raise reader.error(key, f"missing, and {whole} / {heads} is odd", value=width, allowed=even)
+            whole, heads = (reader.names[name] for name in ("d_model", "n_heads"))
+            raise reader.error(key, f"missing, and {whole} / {heads} is odd", value=width, allowed=EVEN)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the width."""
         return {"head_dim": parts.d_head}
 
 
-class SharedOut:
-    """Heads that share out the stream's width, which no key says; `even` where rotary positions turn pairs."""
+class SharedOut(Declared):
+    """Heads d_model / n_heads wide, which no key says; `even` where RoPE rotates pairs."""
+
+    into = "d_head"
 
     def __init__(self, *, even: bool = False) -> None:
         self.even = even
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Raises InputError where that leaves a remainder, or an odd width that has to be even."""
-        whole, heads = (reader.names[name] for name in ("d_model", "n_heads"))
-        width = divide(reader, values["d_model"], whole, values["n_heads"], heads)
-        allowed = f"an even multiple of the {values['n_heads']} heads: rotary positions turn pairs"
-        reader.require(whole, not self.even or width % 2 == 0, allowed)
+        values["d_head"] = width = head_width(reader, values)
+        allowed = f"an even multiple of the {values['n_heads']} heads: RoPE rotates pairs"
+        reader.require(reader.names["d_model"], not self.even or width % 2 == 0, allowed)
 
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns nothing."""
-        return {}
+
+def head_width(reader: ConfigReader, values: Values) -> int:
+    """Returns d_model / n_heads; raises InputError naming both keys where that leaves a remainder."""
+    whole, heads = (reader.names[name] for name in ("d_model", "n_heads"))
+    return divide(reader, values["d_model"], whole, values["n_heads"], heads)
 
 
 class CarriedWidth(HeadWidth):
-    """A `head_dim` that is carried, so that a null, which means the stream's width shared out, stays one."""
+    """A `head_dim` that is carried, so that a null, which means d_model / n_heads, stays one."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the width."""
         super().read(reader, values)
-        reader.irrelevant(
-            "head_dim", "carried so that a null, which means hidden_size / num_attention_heads, stays one"
-        )
+        reader.irrelevant("head_dim", "carried so that a null, hidden_size / num_attention_heads, stays one")
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the width, or null."""
@@ -79,8 +95,19 @@ class CarriedWidth(HeadWidth):
         return {key: None if null else width}
 
 
+def four_times(values: Values) -> int:
+    """Returns 4 * d_model, the usual width of a feed-forward."""
+    return 4 * values["d_model"]
+
+
+def whole_width(reason: str) -> Check:
+    """Returns the check that all heads together are as wide as the stream, for this reason."""
+    same = lambda values: values["n_heads"] * values["d_head"] == values["d_model"]  # noqa: E731
+    return Check("head_dim", (same, f"hidden_size / num_attention_heads{reason}"))
+
+
 def key_heads(default: int | None) -> Size:
-    """Returns the key of the number of key heads, which null and a `default` of None make as many as heads."""
+    """Returns the key of the number of key/value heads, which null and a `default` of None make as many as heads."""
     as_many: Callable[[Values], int] = lambda values: values["n_heads"]  # noqa: E731
     return Size(
         "num_key_value_heads",
@@ -93,7 +120,7 @@ def key_heads(default: int | None) -> Size:
 
 
 class Defaults(TypedDict):
-    """The class defaults of the keys that `size_keys` returns: see there."""
+    """The class defaults of the keys that `sizes` returns."""
 
     n_vocab: int
     d_model: int
@@ -108,35 +135,24 @@ class Defaults(TypedDict):
     ties: NotRequired[bool]
 
 
-def size_keys(
-    but: Mapping[str, Key | None] | None = None, first: tuple[str, ...] = (), **defaults: Unpack[Defaults]
-) -> tuple[Key, ...]:
-    """Returns the keys of a decoder's sizes, in order, those of the values `first` before the others.
+def sizes(**defaults: Unpack[Defaults]) -> tuple[Key, ...]:
+    """Returns the keys of a decoder's sizes, in the order in which they are read, with these class defaults.
 
-    Other arguments are the class's defaults. No `n_kv_heads` means as many as heads, no `d_head` the stream's width
-    shared out. `but` has other keys for some of the values, None for those that no key says.
+    No `n_kv_heads` means as many as heads, no `d_head` d_model / n_heads.
     """
-    keys: dict[str, Key | None] = {
-        "d_model": Size("hidden_size", "d_model", default=defaults["d_model"]),
-        "n_heads": Size("num_attention_heads", "n_heads", default=defaults["n_heads"]),
-        "d_head": HeadWidth(defaults.get("d_head")),
-        "max_positions": Size("max_position_embeddings", "max_positions", default=defaults["context"]),
-        "rotary": Rope(theta=defaults.get("theta", 10000.0)),
-        "n_vocab": Size("vocab_size", "n_vocab", default=defaults["n_vocab"]),
-        "n_layers": depth("num_hidden_layers", defaults["n_layers"]),
-        "n_kv_heads": key_heads(defaults.get("n_kv_heads")),
-        "d_ff": Size("intermediate_size", "d_ff", default=defaults["d_ff"]),
-        "activation": activation(default=defaults.get("act", "silu")),
-        "tied": tied(defaults.get("ties", False)),
-    } | dict(but or {})
-    ordered = {name: keys[name] for name in (*first, *keys)}
-    return tuple(key for key in ordered.values() if key is not None)
-
-
-def sizes(but: Mapping[str, Key | None] | None = None, **defaults: Unpack[Defaults]) -> Group:
-    """Returns the keys that make `Dimensions`; arguments as those of `size_keys`."""
-    keys = size_keys(but, **defaults)
-    return Group("dimensions", Dimensions, keys, given=lambda values: {"name": values.pop("name")})
+    return (
+        Size("hidden_size", "d_model", default=defaults["d_model"]),
+        Size("num_attention_heads", "n_heads", default=defaults["n_heads"]),
+        HeadWidth(defaults.get("d_head")),
+        Size("max_position_embeddings", "max_positions", default=defaults["context"]),
+        Rope(theta=defaults.get("theta", 10000.0)),
+        Size("vocab_size", "n_vocab", default=defaults["n_vocab"]),
+        depth("num_hidden_layers", defaults["n_layers"]),
+        key_heads(defaults.get("n_kv_heads")),
+        Size("intermediate_size", "d_ff", default=defaults["d_ff"]),
+        activation(default=defaults.get("act", "silu")),
+        tied(defaults.get("ties", False)),
+    )
 
 
 def window(default: int | None) -> Optional:
@@ -145,40 +161,54 @@ def window(default: int | None) -> Optional:
 
 
 class LayerWindows:
-    """Each layer's window: `layer_types` names the layers that have one, `use_sliding_window` may switch all off.
+    """Each layer's window, or chunk: `layer_types` names the layers of that `kind`, `key` says how many tokens it has.
 
-    `usual` tells which have one where no types are listed. Keys are carried too, so that what a config without windows
-    says about them is written again.
+    `usual` tells which layers are, where no types are listed; a key `switch` may turn all off. Where the size is null
+    all layers are full, or with `required` it is refused. What a config without such layers says is carried.
     """
 
-    def __init__(self, *, default: int | None, usual: Callable[[ConfigReader, Values], list[bool]]) -> None:
-        self.default, self.usual = default, usual
+    def __init__(
+        self,
+        *,
+        default: int | None,
+        usual: Callable[[ConfigReader, Values], Sequence[bool]],
+        key: str = "sliding_window",
+        kind: str = SLIDING,
+        switch: str = "",
+        required: bool = False,
+    ) -> None:
+        self.default, self.usual, self.key, self.kind, self.switch = default, usual, key, kind, switch
+        self.required, self.into = required, "chunks" if kind == CHUNKED else "windows"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the windows; raises InputError for a sliding layer without one."""
-        Optional("sliding_window", "size", default=self.default).read(reader, own := {})
-        Flag("use_sliding_window", "used", default=False).read(reader, own)
-        reader.irrelevant("sliding_window", "told by layer_types as it is written")
-        reader.irrelevant("use_sliding_window", "told by layer_types as it is written")
+        """Reads the sizes; raises InputError for a layer that needs one and has none."""
+        Optional(self.key, "size", default=self.default).read(reader, own := {"used": True})
+        if self.switch:
+            Flag(self.switch, "used", default=False).read(reader, own)
         size = own["size"] if own["used"] else None
-        usual = tuple(SLIDING if size is not None and slides else FULL for slides in self.usual(reader, values))
-        sliding = [kind == SLIDING for kind in read_layer_types(reader, usual)]
-        if any(sliding) and size is None:
-            raise reader.error("layer_types", "sliding_attention needs use_sliding_window and a sliding_window")
-        values["windows"] = tuple(size if slides else None for slides in sliding)
+        some = size is not None or self.required
+        usual = tuple(self.kind if some and one else FULL for one in self.usual(reader, values))
+        types = read_layer_types(reader, usual, (FULL, self.kind))
+        if self.kind not in types:
+            Irrelevant("no layer has one", *filter(None, (self.key, self.switch))).read(reader, values)
+        elif size is None:
+            needs = f"{self.switch} and a {self.key}" if self.switch else f"a {self.key}"
+            raise reader.error("layer_types" if self.switch else self.key, f"{self.kind} needs {needs}")
+        values[self.into] = tuple(size if kind == self.kind else None for kind in types)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the keys; where no layer has a window, those that were carried."""
-        windows = [layer.window for layer in parts.attentions]
-        size = next((one for one in windows if one is not None), None)
-        written = {"use_sliding_window": size is not None, "sliding_window": size}
-        unused = {key: parts.carried[key] for key in written if key in parts.carried}
-        types = [FULL if one is None else SLIDING for one in windows]
-        return {"layer_types": types} | written | (unused if size is None else {})
+        found = [layer.chunk if self.kind == CHUNKED else layer.window for layer in parts.attentions]
+        size = next((one for one in found if one is not None), None)
+        types = {"layer_types": [FULL if one is None else self.kind for one in found]}
+        if size is not None:
+            return types | ({self.switch: True} if self.switch else {}) | {self.key: size}
+        unused = {self.switch: False, self.key: None} if self.switch else {}
+        return types | unused | {key: parts.carried[key] for key in unused if key in parts.carried}
 
 
 class RopeLayers:
-    """Which layers have positions: `no_rope_layers` has a 1 for those; else all but each interval's last.
+    """Which layers have RoPE: `no_rope_layers` has a 1 for those; else all but each interval's last.
 
     An empty list is none at all where it is `empty_too`.
     """
@@ -188,16 +218,16 @@ class RopeLayers:
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the layers; raises InputError for a list that says too few of them."""
-        n_layers, key = values["dimensions"].n_layers, "no_rope_layers"
+        n_layers, key = values["n_layers"], "no_rope_layers"
         interval = reader.size("no_rope_layer_interval", default=self.interval)
         reader.overruled("no_rope_layer_interval", key)
-        reader.irrelevant("no_rope_layer_interval", f"told by {key} as it is written")
-        values["turned"] = every_but_last(n_layers, interval)
+        reader.irrelevant("no_rope_layer_interval", f"{key}, as it is written, says it")
+        values["rope_layers"] = every_but_last(n_layers, interval)
         if reader.given(key) and not (self.empty_too and reader.config[key] == []):
             said = reader.config[key]
             ok = isinstance(said, list) and len(said) >= n_layers and all(is_whole(x) and x in (0, 1) for x in said)
-            reader.require(key, ok, f"a list of at least {n_layers} of 1 (rotary positions) and 0 (none)")
-            values["turned"] = tuple(x == 1 for x in said[:n_layers])
+            reader.require(key, ok, f"a list of at least {n_layers} of 1 (RoPE) and 0 (none)")
+            values["rope_layers"] = tuple(x == 1 for x in said[:n_layers])
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the list."""
@@ -209,7 +239,7 @@ def every_but_last(n_layers: int, interval: int) -> tuple[bool, ...]:
     return tuple((i + 1) % interval != 0 for i in range(n_layers))
 
 
-class DualChunks:
+class DualChunks(Declared):
     """`dual_chunk_attention_config`, which Qwen's million-token models carry for engines that can do it.
 
     transformers does not read it, and attends as usual. Parameters, FLOPs of all scores and cache are the same. An et
@@ -225,13 +255,9 @@ class DualChunks:
             return
         chunk, local = inner.size("chunk_size"), inner.size("local_size")
         inner.require("local_size", local < chunk, f"less than chunk_size = {chunk}")
-        inner.irrelevant("original_max_position_embeddings", "told by the chunks")
+        inner.irrelevant("original_max_position_embeddings", "the chunks say it")
         for name in ("config", "enabled", "threshold", "last_q"):
             inner.irrelevant(f"sparse_attention_{name}", "which scores an engine leaves out")
         inner.finish()
-        note = f"attention is whole, as in transformers: engines that chunk it differ beyond {chunk - local} tokens"
+        note = f"attention is full, as in transformers: engines that chunk it differ beyond {chunk - local} tokens"
         reader.note(key, "transformers does not read it", note)
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns nothing: what was carried is kept."""
-        return {}

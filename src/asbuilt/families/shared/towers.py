@@ -5,87 +5,60 @@ ViT, CLIP and SigLIP differ in what stands around the same blocks: LayerNorm bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from asbuilt.errors import InputError
-from asbuilt.families.shared.common import named_entries, read_common
+from asbuilt.families.shared.common import read_common
+from asbuilt.families.shared.dimensions import Dimensions, pre_norm, sized
 from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Size, Values, activation, depth, eps, written
+from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, Layout, entry
 from asbuilt.spec import (
-    MLP,
-    Activation,
-    Attention,
     Block,
-    Branch,
     Classifier,
     LayerNorm,
     LearnedPositions,
     Model,
+    Norm,
     PatchEmbedding,
     Projection,
-    Rotary,
 )
 from asbuilt.spec.vision import ClassToken
 
-# CLIP's and SigLIP's names of what is inside a block
-STEMS = {
-    "attention.norm": "layer_norm1",
-    "attention.body.q": "self_attn.q_proj",
-    "attention.body.k": "self_attn.k_proj",
-    "attention.body.v": "self_attn.v_proj",
-    "attention.body.o": "self_attn.out_proj",
-    "ffn.norm": "layer_norm2",
-    "ffn.body.up": "mlp.fc1",
-    "ffn.body.down": "mlp.fc2",
-}
-OUTSIDE = {
-    "embedding.weight": "embeddings.patch_embedding.weight",
-    "embedding.bias": "embeddings.patch_embedding.bias",
-    "embedding.class_token": "embeddings.class_embedding",
-    "positions.weight": "embeddings.position_embedding.weight",
-    "embedding_norm.weight": "pre_layrnorm.weight",
-    "embedding_norm.bias": "pre_layrnorm.bias",
-    "norm.weight": "post_layernorm.weight",
-    "norm.bias": "post_layernorm.bias",
-}
 POSITION_IDS = {r"(.*\.)?embeddings\.position_ids": "the numbers of the positions, 0, 1, 2 ..."}
+# CLIP's and SigLIP's names of a tower; what its head is called differs
+NAMES = Names(
+    stems={
+        "attention.norm": "layer_norm1",
+        "attention.body.q": "self_attn.q_proj",
+        "attention.body.k": "self_attn.k_proj",
+        "attention.body.v": "self_attn.v_proj",
+        "attention.body.o": "self_attn.out_proj",
+        "ffn.norm": "layer_norm2",
+        "ffn.body.up": "mlp.fc1",
+        "ffn.body.down": "mlp.fc2",
+    },
+    outside={
+        "embedding": "embeddings.patch_embedding",
+        "embedding.class_token": "embeddings.class_embedding",
+        "positions": "embeddings.position_embedding",
+        "embedding_norm": "pre_layrnorm",
+        "norm": "post_layernorm",
+    },
+    layers="encoder.layers",
+    elsewhere=("head",),
+)
 
 
-def layers(
-    *,
-    d_model: int,
-    n_layers: int,
-    n_heads: int,
-    d_ff: int,
-    eps: float,
-    activation: Activation,
-    bias: bool = True,
-    causal: bool = False,
-    rotary: Rotary | None = None,
-) -> tuple[Block, ...]:
+def layers(made: Dimensions, norm: Norm, *, causal: bool = False, bias: bool = True) -> tuple[Block, ...]:
     """Returns the blocks of a tower, of a text that comes all at once where they are `causal`.
 
     `bias` is that of queries, keys and values; all other maps have one.
     """
-    norm = LayerNorm(d=d_model, eps=eps)
-    attention = Attention(
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=n_heads,
-        d_head=d_model // n_heads,
-        causal=causal,
-        positions=rotary,
-        bias=bias,
-        output_bias=True,
-        cached=not causal,
-    )
-    ffn = MLP(d_model=d_model, d_ff=d_ff, activation=activation, bias=True)
-    both = (Branch(name="attention", body=attention, norm=norm), Branch(name="ffn", body=ffn, norm=norm))
-    return (Block(branches=both),) * n_layers
+    attention = made.attention(causal=causal, bias=bias, output_bias=True, cached=not causal)
+    return (pre_norm(attention, made.plain(True), norm),) * made.n_layers
 
 
 def tower(
@@ -95,46 +68,33 @@ def tower(
     channels: int = 3,
     patch_bias: bool = False,
     class_token: ClassToken = "first",
-    d_model: int,
-    n_layers: int,
-    n_heads: int,
-    d_ff: int,
     eps: float,
-    activation: Activation,
     bias: bool = True,
-    pre_norm: bool = False,
-    rotary: Rotary | None = None,
+    embedding_norm: bool = False,
     head: Classifier | Projection | None = None,
-    name: str = "tower",
+    **sizes: Any,  # noqa: ANN401
 ) -> Model:
-    """Returns a tower of patches with learned positions, normed before the first block if `pre_norm`."""
+    """Returns a tower of patches with learned positions, normed before the first block with `embedding_norm`.
+
+    `sizes` are those of `Dimensions` that a tower has.
+    """
     embedding = PatchEmbedding(
         image_size=image_size,
         patch_size=patch_size,
         channels=channels,
-        d_model=d_model,
+        d_model=sizes["d_model"],
         bias=patch_bias,
         class_token=class_token,
     )
-    norm = LayerNorm(d=d_model, eps=eps)
-    return Model(
-        name=name,
+    made = sized(sizes, n_vocab=0, max_positions=embedding.n_tokens, name="tower")
+    norm = LayerNorm(d=made.d_model, eps=eps)
+    return made.model(
+        layers(made, norm, bias=bias),
+        norm,
         embedding=embedding,
-        positions=LearnedPositions(n_positions=embedding.n_tokens, d_model=d_model),
-        embedding_norm=norm if pre_norm else None,
-        blocks=layers(
-            d_model=d_model,
-            n_layers=n_layers,
-            n_heads=n_heads,
-            d_ff=d_ff,
-            eps=eps,
-            activation=activation,
-            bias=bias,
-            rotary=rotary,
-        ),
-        norm=norm,
+        positions=LearnedPositions(n_positions=embedding.n_tokens, d_model=made.d_model),
+        embedding_norm=norm if embedding_norm else None,
         head=head,
-        max_positions=embedding.n_tokens,
     )
 
 
@@ -269,26 +229,3 @@ class Nested:
         inner = written(self.keys, Parts(self.at(parts), parts.family, carried, parts))
         found = {**carried, **inner, "model_type": self.kind}
         return {self.key: {key: value for key, value in found.items() if value is not DROPPED}}
-
-
-def tower_entries(spec: Model, path: str, prefix: str, family: str) -> list[Entry]:
-    """Returns the entries of a tower at `path`, head left out, as CLIP and SigLIP name them after `prefix`."""
-    entries = outside_entries(spec, path, prefix, OUTSIDE, family)
-    for i, block in enumerate(spec.blocks):
-        entries += named_entries(block, f"{path}blocks.{i}.", STEMS, f"{prefix}encoder.layers.{i}.", {}, family)
-    return entries
-
-
-def outside_entries(
-    spec: Model, path: str, prefix: str, names: dict[str, str], family: str, layouts: Mapping[str, Layout] | None = None
-) -> list[Entry]:
-    """Returns the entries of what stands outside a model's blocks, its head and vision; names and layouts by path."""
-    entries = []
-    for field in ("embedding", "positions", "embedding_norm", "norm"):
-        part = getattr(spec, field)
-        for weight in () if part is None else part.local_weights():
-            where = f"{field}.{weight}"
-            if where not in names:
-                raise InputError(f"{family} files have no name for this weight", field=f"{path}{where}")
-            entries.append(entry(f"{path}{where}", prefix + names[where], (layouts or {}).get(where)))
-    return entries
