@@ -61,11 +61,9 @@ from asbuilt.spec import (
     Classifier,
     ExpertGroups,
     HeadTransform,
-    LatentAttention,
     LinearScaling,
     Llama3Scaling,
     Model,
-    RMSNorm,
     Rotary,
     Router,
     Scaling,
@@ -630,57 +628,53 @@ _akin(
 )
 
 
-def _deepseek_attention(d_model: int) -> LatentAttention:
-    """What both large ones have: 128 heads, of which each query has rank 1536 and all keys and values rank 512."""
-    yarn = YaRN(factor=40.0, original_context=4096, attention_factor=1.0)
-    norms = (RMSNorm(d=rank, eps=latent.INNER_EPS) for rank in (1536, 512))
-    return LatentAttention(
-        d_model=d_model,
-        n_heads=128,
-        q_rank=1536,
-        kv_rank=512,
-        d_nope=128,
-        d_rope=64,
-        d_value=128,
-        q_norm=next(norms),
-        kv_norm=next(norms),
-        positions=Rotary(d_rotary=64, pairing="adjacent", scaling=yarn),
-        mscale=1.0,
-    )
+# What both large ones have: each query of rank 1536, all keys and values of rank 512.
+_LATENT: dict[str, Any] = {
+    "n_heads": 128,
+    "q_rank": 1536,
+    "kv_rank": 512,
+    "d_nope": 128,
+    "d_rope": 64,
+    "d_value": 128,
+    "rotary": Rotary(
+        d_rotary=64, pairing="adjacent", scaling=YaRN(factor=40.0, original_context=4096, attention_factor=1.0)
+    ),
+    "mscale": 1.0,
+    "max_positions": 163840,
+    "eps": 1e-6,
+}
 
 
 def _deepseek_v2() -> Model:
     groups = ExpertGroups(n_groups=8, top_groups=3, score="best")
-    router = Router(d_model=5120, n_experts=160, top_k=6, groups=groups, scale=16.0)
     return latent.build(
-        _deepseek_attention(5120),
-        router,
+        router=Router(d_model=5120, n_experts=160, top_k=6, groups=groups, scale=16.0),
         n_vocab=102400,
+        d_model=5120,
         n_layers=60,
         n_dense=1,
         d_ff=12288,
         d_expert=1536,
         n_shared=2,
-        max_positions=163840,
         name="deepseek-v2",
+        **_LATENT,
     )
 
 
 def _deepseek_v3() -> Model:
     groups = ExpertGroups(n_groups=8, top_groups=4, score="two_best")
-    router = corrected_router(7168, 256, 8, scale=2.5, groups=groups)
     return latent.build(
-        _deepseek_attention(7168),
-        router,
+        router=corrected_router(7168, 256, 8, scale=2.5, groups=groups),
         n_vocab=129280,
+        d_model=7168,
         n_layers=61,
         n_dense=3,
         d_ff=18432,
         d_expert=2048,
         n_shared=1,
-        max_positions=163840,
         n_predictors=1,
         name="deepseek-v3",
+        **_LATENT,
     )
 
 

@@ -139,25 +139,21 @@ def _blocks(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, cau
     return (Block(branches=tuple(one for one in branches if causal or one.name != "cross")),) * stack.n_layers
 
 
-def _encoder(parts: Parts) -> Parts:
-    return Parts(parts.expect(parts.model.encoder, Model, "encoder"), parts.family, parts.carried)
-
-
 def _stack(stack: str) -> Group:
     """Returns the keys of one stack; the encoder's may be spelled as a decoder-only model's are."""
-    inner = _encoder if stack == "encoder" else (lambda parts: parts)
+    inner = "encoder." if stack == "encoder" else ""
     also = ("num_hidden_layers", "num_attention_heads") if stack == "encoder" else ()
     keys: tuple[Key, ...] = (
-        replace(depth(f"{stack}_layers", 12, *also[:1]), at=lambda parts: inner(parts).n_layers),
+        replace(depth(f"{stack}_layers", 12, *also[:1]), at=f"{inner}n_layers"),
         Size(
             f"{stack}_attention_heads",
             "n_heads",
             default=16,
             also=also[1:],
             divides="d_model",
-            at=lambda parts: inner(parts).n_heads,
+            at=f"{inner}n_heads",
         ),
-        Size(f"{stack}_ffn_dim", "d_ff", default=4096, at=lambda parts: inner(parts).d_ff),
+        Size(f"{stack}_ffn_dim", "d_ff", default=4096, at=f"{inner}d_ff"),
     )
 
     def make(d_model: int, **sizes: int) -> Stack:
@@ -181,7 +177,7 @@ class _Vocabularies:
             reader.require(self.decoder, decoder == n_vocab, allowed)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        shared = isinstance(_encoder(parts).model.embedding, SharedEmbedding)
+        shared = isinstance(parts.encoder.model.embedding, SharedEmbedding)
         return {self.decoder: parts.n_vocab, self.shared: shared}
 
 
@@ -200,7 +196,7 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
         encoder_decoder=True,
         keys=(
             Size("d_model", "d_model", default=1024, also=("hidden_size",)),
-            Size("vocab_size", "n_vocab", default=n_vocab, at=lambda parts: _encoder(parts).n_vocab),
+            Size("vocab_size", "n_vocab", default=n_vocab, at="encoder.n_vocab"),
             _stack("encoder"),
             _stack("decoder"),
             Size("max_position_embeddings", "max_positions", default=1024),

@@ -118,14 +118,6 @@ def positions_of(parts: Parts) -> LearnedPositions:
     return parts.expect(parts.model.positions, LearnedPositions, "positions")
 
 
-def _types(parts: Parts) -> int:
-    return parts.expect(parts.model.types, TypeEmbedding, "types").n_types
-
-
-def _eps(parts: Parts) -> float:
-    return parts.expect(parts.first.sum_norm, LayerNorm, f"blocks.0.{parts.first.name}.sum_norm").eps
-
-
 def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
     """Returns the keys of bert and its kin, `rows` that of the table of positions.
 
@@ -140,8 +132,8 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
         depth("num_hidden_layers", 12),
         Size("intermediate_size", "d_ff", default=3072),
         rows,
-        Size("type_vocab_size", "n_types", default=2, at=_types),
-        replace(eps("layer_norm_eps", 1e-12), at=_eps),
+        Size("type_vocab_size", "n_types", default=2, at="types.n_types"),
+        replace(eps("layer_norm_eps", 1e-12), at="first.sum_norm.eps"),
         activation(default="gelu", tanh="gelu_new"),
         Irrelevant("training only", "attention_probs_dropout_prob"),
         Only("position_embedding_type", "absolute", None, reason="only learned absolute positions are read"),

@@ -10,19 +10,18 @@ from typing import Any
 
 from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Irrelevant, Size
+from asbuilt.families.shared.key import Irrelevant, Size, defaults
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.table import Table, entry
 from asbuilt.families.shared.towers import (
     BESIDE,
     CLIP,
+    LAYERS,
     NAMES,
     POSITION_IDS,
     Nested,
-    layer_keys,
     layers,
     tower,
-    tower_keys,
 )
 from asbuilt.spec import Contrast, LayerNorm, LearnedPositions, Model, Projection
 
@@ -59,8 +58,7 @@ def build(text: dict[str, Any], images: dict[str, Any], *, d_shared: int, end: i
 
 
 def _end(parts: Parts) -> int:
-    head = parts.expect(parts.model.head, Projection, "head")
-    return OLD_END if head.end is None else head.end
+    return OLD_END if parts.at("model.head.end") is None else parts.at("model.head.end")
 
 
 def _build(text: dict[str, Any], images: dict[str, Any], **rest: Any) -> Model:  # noqa: ANN401
@@ -89,12 +87,18 @@ FAMILY = Family(
             into="text",
             kind=TEXT,
             older=True,
-            at=lambda parts: parts.model,
+            at="model",
             keys=(
-                *layer_keys({**CLIP, "d_model": 512, "d_ff": 2048, "n_heads": 8}),
-                Size("vocab_size", "n_vocab", default=49408, at=lambda parts: parts.embedding.n_vocab),
-                Size("max_position_embeddings", "max_positions", default=77, at=lambda parts: parts.max_positions),
-                Size("eos_token_id", "end", default=END, least=0, at=_end),
+                *defaults(LAYERS, d_model=512, d_ff=2048, n_heads=8),
+                Size("vocab_size", "n_vocab", default=49408),
+                Size("max_position_embeddings", "max_positions", default=77),
+                Size(
+                    "eos_token_id",
+                    "end",
+                    default=END,
+                    least=0,
+                    at=_end,
+                ),
                 *BESIDE[:2],
             ),
         ),
@@ -103,14 +107,14 @@ FAMILY = Family(
             into="images",
             kind=IMAGES,
             older=True,
-            at=lambda parts: parts.expect(parts.model.vision, Contrast, "vision").tower,
-            keys=(*BESIDE, *tower_keys(CLIP)),
+            at="vision.tower",
+            keys=(*BESIDE, *CLIP),
         ),
         Size(
             "projection_dim",
             "d_shared",
             default=512,
-            at=lambda parts: parts.expect(parts.model.head, Projection, "head").d_out,
+            at="model.head.d_out",
         ),
         Irrelevant("training only: the factor is stored with the weights", "logit_scale_init_value"),
         Irrelevant("training only", "initializer_factor"),

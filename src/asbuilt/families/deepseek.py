@@ -27,7 +27,7 @@ FAMILY = replace(
     keys=(  # defaults as in the published DeepseekConfig; the numbers of experts have none
         *but(
             sizes(n_vocab=102400, d_model=4096, d_ff=11008, n_layers=30, n_heads=32, n_kv_heads=32, context=2048),
-            d_ff=experts.dense_width(11008),
+            d_ff=experts.dense,
         ),
         whole_width(", which is what the published code takes"),
         experts.routed(

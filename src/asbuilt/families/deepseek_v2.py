@@ -12,6 +12,7 @@ from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Only, Says, Values
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.sizes import sizes
 from asbuilt.spec import ExpertGroups
 
 METHODS = {"greedy": False, "group_limited_greedy": True}
@@ -61,22 +62,11 @@ FAMILY = Family(
     name="deepseek_v2",
     heads=("DeepseekV2ForCausalLM",),
     keys=latent.keys(  # defaults as in transformers' DeepseekV2Config
+        sizes(n_vocab=102400, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, context=2048),
         ROUTER,
-        n_vocab=102400,
-        d_model=4096,
-        n_layers=32,
-        max_positions=2048,
-        d_ff=11008,
         d_expert=1407,
         n_shared=2,
         n_dense=0,
-        n_heads=32,
-        n_kv_heads=None,
-        kv_rank=512,
-        q_rank=1536,
-        d_rope=64,
-        d_nope=128,
-        d_value=128,
     ),
     build=latent.build,
     names=latent.NAMES,

@@ -6,9 +6,10 @@ which is told by `quantization_config`.
 
 from __future__ import annotations
 
-from asbuilt.families.shared import experts, latent
+from asbuilt.families.shared import experts, latent, predictors
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Says
+from asbuilt.families.shared.sizes import sizes
 
 ROUTER = experts.corrected(
     Says("scoring_func", "sigmoid", reason="this family scores by sigmoid"),
@@ -22,24 +23,13 @@ FAMILY = Family(
     name="deepseek_v3",
     heads=("DeepseekV3ForCausalLM",),
     keys=latent.keys(  # defaults as in transformers' DeepseekV3Config
+        sizes(n_vocab=129280, d_model=7168, d_ff=18432, n_layers=61, n_heads=128, n_kv_heads=128, context=4096),
         ROUTER,
-        interleave="rope_interleave",
-        predicts=True,
-        n_vocab=129280,
-        d_model=7168,
-        n_layers=61,
-        max_positions=4096,
-        d_ff=18432,
+        predictors.Count(),
         d_expert=2048,
         n_shared=1,
         n_dense=3,
-        n_heads=128,
-        n_kv_heads=128,
-        kv_rank=512,
-        q_rank=1536,
-        d_rope=64,
-        d_nope=128,
-        d_value=128,
+        interleave="rope_interleave",
     ),
     build=latent.build,
     names=latent.NAMES,

@@ -138,7 +138,7 @@ FAMILY = Family(
         ),
         eps("layer_norm_epsilon", 1e-5),
         activation("activation", "gelu", tanh="gelu_new"),
-        Flag("bias", "bias", default=False, at=lambda parts: parts.mlp_bias),
+        Flag("bias", "bias", default=False, at="mlp_bias"),
         tied(True),
     ),
     build=build,

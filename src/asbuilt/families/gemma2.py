@@ -41,7 +41,7 @@ SCALE = Number(
     default=256,
     make=lambda scalar: scalar**-0.5,
     back=_scalar,
-    at=lambda parts: parts.score_scale,
+    at="score_scale",
 )
 
 

@@ -18,13 +18,12 @@ from asbuilt.families.shared.multimodal import (
     multimodal_table,
     placeholder,
     projector_of,
-    tower_of,
     vision_of,
 )
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Table, Transpose, entry
-from asbuilt.families.shared.towers import BESIDE, SIGLIP, Nested, tower, tower_keys
+from asbuilt.families.shared.towers import BESIDE, SIGLIP, Nested, tower
 from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, Vision
 
 
@@ -104,8 +103,8 @@ FAMILY = Family(
             key="vision_config",
             into="images",
             kind="siglip_vision_model",
-            at=tower_of,
-            keys=(*BESIDE, _NoHead(), *tower_keys(SIGLIP)),
+            at="vision.tower",
+            keys=(*BESIDE, _NoHead(), *SIGLIP),
         ),
         Tokens(),
         placeholder(262144, beyond=True),

@@ -23,7 +23,7 @@ FAMILY = replace(
         *but(
             sizes(n_vocab=151552, d_model=4096, d_ff=10944, n_layers=46, n_heads=96, n_kv_heads=8, context=131072),
             rotary={"partial": 0.5},
-            d_ff=experts.dense_width(10944),
+            d_ff=experts.dense,
         ),
         experts.corrected(
             *experts.counts("n_routed_experts", "num_local_experts", n_experts=128, top_k=8),

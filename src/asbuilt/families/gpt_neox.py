@@ -29,7 +29,7 @@ FAMILY = Family(
         ),
         eps("layer_norm_eps", 1e-5),
         Flag("attention_bias", "bias", default=True),
-        Flag("use_parallel_residual", "parallel", default=True, at=lambda parts: parts.last.parallel),
+        Flag("use_parallel_residual", "parallel", default=True, at="last.parallel"),
     ),
     build=partial(llama.build, norms=LayerNorm, gated=False, bias=True, mlp_bias=True, parallel=True),
     names=Names(

@@ -66,10 +66,6 @@ class _ScaledRope(Rope):
         return written | {"rope_scaling": written["rope_scaling"] or {"rope_type": "default"}}
 
 
-def _gate(parts: Parts) -> ClampedGate:
-    return parts.expect(parts.mixture.gating, ClampedGate, "blocks.0.ffn.body.gating")
-
-
 def _interleaved(part: MixtureOfExperts) -> Layout:
     """Returns the layout of gate and up, whose rows take turns."""
     return Interleave(part.d_ff, (1, 1))
@@ -124,8 +120,8 @@ FAMILY = Family(
         LayerWindows(
             default=128, usual=lambda _, values: [i % 2 == 0 for i in range(values["n_layers"])], required=True
         ),
-        Number("swiglu_alpha", "alpha", default=GATE.alpha, at=lambda parts: _gate(parts).alpha),
-        Number("swiglu_limit", "limit", default=GATE.limit, at=lambda parts: _gate(parts).limit),
+        Number("swiglu_alpha", "alpha", default=GATE.alpha, at="mixture.gating.alpha"),
+        Number("swiglu_limit", "limit", default=GATE.limit, at="mixture.gating.limit"),
         eps("rms_norm_eps", 1e-5),
         Flag("attention_bias", "bias", default=True),
         Irrelevant("told by the rotary parameters", "initial_context_length"),

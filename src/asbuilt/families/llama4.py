@@ -12,8 +12,8 @@ from asbuilt.errors import InputError
 from asbuilt.families import llama4_text
 from asbuilt.families.shared import towers
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Number, Only, Values, tied
-from asbuilt.families.shared.multimodal import AROUND, SAME_TIE, TEXT, Text, placeholder, projector_of, tower_of
+from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Number, Only, Values, defaults, tied
+from asbuilt.families.shared.multimodal import AROUND, SAME_TIE, TEXT, Text, placeholder, projector_of
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import read_rotary
@@ -131,35 +131,19 @@ def _names(spec: Model, family: str) -> Table:
     return Table(entries=tuple(entries), ignored=text.ignored, duplicates=again)
 
 
-def _tower_keys() -> tuple[Key, ...]:
-    fixed = (
-        ("norm_eps", 1e-5, "the published code norms with 1e-5"),
-        ("hidden_act", "gelu", "the published code uses gelu"),
-        ("multi_modal_projector_bias", False, "the published code has none"),
-        ("vision_feature_layer", -1, "the published code takes what the last layer makes"),
-        ("vision_feature_select_strategy", "default", "the published code leaves the class token out"),
-    )
-    return (
-        *towers.BESIDE,
-        Irrelevant("training only", "projector_dropout"),
-        *(Only(key, value, reason=reason) for key, value, reason in fixed),
-        # of transformers' Llama4VisionConfig, whose code norms with 1e-5 whatever the config says
-        *towers.tower_keys(
-            {
-                "d_model": 768,
-                "d_ff": 5632,
-                "n_layers": 34,
-                "n_heads": 16,
-                "image_size": 448,
-                "patch_size": 14,
-                "act": "gelu",
-                "eps": 1e-5,
-            }
-        ),
-        _TowerRope(),
-        _Shuffle(),
-    )
-
+TOWER: tuple[Key, ...] = (
+    *towers.BESIDE,
+    Irrelevant("training only", "projector_dropout"),
+    Only("norm_eps", 1e-5, reason="the published code norms with 1e-5"),
+    Only("hidden_act", "gelu", reason="the published code uses gelu"),
+    Only("multi_modal_projector_bias", False, reason="the published code has none"),
+    Only("vision_feature_layer", -1, reason="the published code takes what the last layer makes"),
+    Only("vision_feature_select_strategy", "default", reason="the published code leaves the class token out"),
+    # of transformers' Llama4VisionConfig, whose code norms with 1e-5 whatever the config says
+    *defaults(towers.CLIP, d_ff=5632, n_layers=34, n_heads=16, image_size=448, patch_size=14, activation="gelu"),
+    _TowerRope(),
+    _Shuffle(),
+)
 
 FAMILY = Family(
     name="llama4",
@@ -169,7 +153,7 @@ FAMILY = Family(
         Text(llama4_text.FAMILY),
         tied(False),
         SAME_TIE,
-        towers.Nested(key="vision_config", into="images", kind="llama4_vision_model", at=tower_of, keys=_tower_keys()),
+        towers.Nested(key="vision_config", into="images", kind="llama4_vision_model", at="vision.tower", keys=TOWER),
         placeholder(200092),
     ),
     build=_build,

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from asbuilt.families.shared import experts
 from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Irrelevant, Values, but, eps
+from asbuilt.families.shared.key import Flag, Irrelevant, Size, Values, but, eps
 from asbuilt.families.shared.names import ATTENTION, NORMS, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
@@ -135,7 +135,7 @@ FAMILY = Family(
             sizes(n_vocab=202048, d_model=5120, d_ff=8192, n_layers=48, n_heads=40, n_kv_heads=8, context=131072),
             d_head=HeadWidth(128),
             rotary={"theta": 500000.0},
-            d_ff={"at": lambda parts: parts.mixture.d_ff},
+            d_ff={"at": "mixture.d_ff"},
         ),
         experts.TRAINING,
         experts.routed(
@@ -147,7 +147,7 @@ FAMILY = Family(
             key="attention_chunk_size", kind=CHUNKED, default=CHUNK, usual=lambda _, values: values["rope_layers"]
         ),
         Sparse(),
-        experts.dense_width(WIDE, "intermediate_size_mlp", "d_dense"),
+        experts.dense(Size("intermediate_size_mlp", "d_dense", default=WIDE)),
         eps("rms_norm_eps", 1e-5),
         ATTENTION_BIAS,
         HeadNorms("use_qk_norm", "head_norms", default=True),

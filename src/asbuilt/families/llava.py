@@ -11,24 +11,16 @@ from typing import Any
 from asbuilt.families import llama
 from asbuilt.families.clip import IMAGES
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Values, activation
-from asbuilt.families.shared.multimodal import Text, multimodal_table, placeholder, projector_of, tower_of, vision_of
+from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Values, activation, defaults
+from asbuilt.families.shared.multimodal import Text, multimodal_table, placeholder, vision_of
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.table import Table, entry
-from asbuilt.families.shared.towers import BESIDE, CLIP, Nested, TowerDefaults, tower, tower_keys
+from asbuilt.families.shared.towers import BESIDE, CLIP, Nested, tower
 from asbuilt.spec import Activation, MLPProjector, Model, TiedHead, Vision
 
 # Where no tower is described at all, CLIP's large one.
-LARGE: TowerDefaults = {
-    **CLIP,
-    "d_ff": 4096,
-    "d_model": 1024,
-    "patch_size": 14,
-    "image_size": 336,
-    "n_layers": 24,
-    "n_heads": 16,
-}
+LARGE = defaults(CLIP, d_ff=4096, d_model=1024, patch_size=14, image_size=336, n_layers=24, n_heads=16)
 
 
 def build(
@@ -103,25 +95,21 @@ FAMILY = Family(
             key="vision_config",
             into="images",
             kind=IMAGES,
-            at=tower_of,
-            keys=(*BESIDE, *tower_keys(CLIP)),
-            otherwise=(*BESIDE, *tower_keys(LARGE)),
+            at="vision.tower",
+            keys=(*BESIDE, *CLIP),
+            otherwise=(*BESIDE, *LARGE),
         ),
         Choice(
             "vision_feature_select_strategy",
             "keep_class",
             default="default",
             choices={"default": False, "full": True},
-            at=lambda parts: vision_of(parts).keep_class,
+            at="vision.keep_class",
         ),
-        replace(
-            activation("projector_hidden_act", "gelu"), at=lambda parts: projector_of(parts, MLPProjector).activation
-        ),
+        replace(activation("projector_hidden_act", "gelu"), at="vision.projector.activation"),
         placeholder(32000),
         _Depth(),
-        Flag(
-            "multimodal_projector_bias", "bias", default=True, at=lambda parts: projector_of(parts, MLPProjector).bias
-        ),
+        Flag("multimodal_projector_bias", "bias", default=True, at="vision.projector.bias"),
         Irrelevant("training only", "ignore_index"),
         Irrelevant("told by the tower's size, and used by the processor alone", "image_seq_length"),
         Irrelevant("the text's own says it", "vocab_size"),

@@ -87,10 +87,6 @@ def build(
     )
 
 
-def _transform(parts: Parts) -> HeadTransform:
-    return parts.expect(parts.head.transform, HeadTransform, "head.transform")
-
-
 class _Transform(Headed):
     """The head, which the class without one leaves aside; its keys are then without effect."""
 
@@ -101,12 +97,12 @@ class _Transform(Headed):
             default="gelu",
             choices=ACTIVATION_NAMES,
             written=WRITTEN,
-            at=lambda parts: _transform(parts).activation,
+            at="head.transform.activation",
         ),
-        Flag("classifier_bias", "bias", default=False, at=lambda parts: _transform(parts).bias),
+        Flag("classifier_bias", "bias", default=False, at="head.transform.bias"),
     )
     outside: tuple[Key, ...] = (
-        Flag("decoder_bias", "decoder_bias", default=True, at=lambda parts: parts.head.bias),
+        Flag("decoder_bias", "decoder_bias", default=True, at="head.bias"),
         tied(True),
     )
     names = ("classifier_activation", "classifier_bias", "tie_word_embeddings", "decoder_bias")
@@ -167,10 +163,6 @@ def _names(spec: Model, family: str) -> Table:
     return own(spec, family)
 
 
-def _norm_bias(parts: Parts) -> bool:
-    return parts.expect(parts.norm, LayerNorm, "norm").bias
-
-
 FAMILY = Family(
     name="modernbert",
     heads=HEADS,
@@ -185,7 +177,7 @@ FAMILY = Family(
         Size("intermediate_size", "d_ff", default=1152),
         eps("norm_eps", 1e-5),
         activation("hidden_activation", "gelu", tanh="gelu_new"),
-        Flag("norm_bias", "norm_bias", default=False, at=_norm_bias),
+        Flag("norm_bias", "norm_bias", default=False, at="norm.bias"),
         ATTENTION_BIAS,
         MLP_BIAS,
         depth("num_hidden_layers", 22),

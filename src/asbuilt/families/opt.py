@@ -66,11 +66,6 @@ def build(
     )
 
 
-def _affine(parts: Parts) -> bool:
-    norm = parts.first.norm or parts.first.sum_norm
-    return bool(parts.expect(norm, LayerNorm, f"blocks.0.{parts.first.name}.norm").gain)
-
-
 def _names(spec: Model, family: str) -> Table:
     norm = "norm" if spec.blocks[0].branches[0].norm is not None else "sum_norm"
     norms = {f"attention.{norm}": "self_attn_layer_norm", f"ffn.{norm}": "final_layer_norm"}
@@ -108,7 +103,12 @@ FAMILY = Family(
         Size("max_position_embeddings", "max_positions", default=2048),
         activation("activation_function", "relu", tanh="gelu_new"),
         Flag("enable_bias", "bias", default=True),
-        Flag("layer_norm_elementwise_affine", "affine", default=True, at=_affine),
+        Flag(
+            "layer_norm_elementwise_affine",
+            "affine",
+            default=True,
+            at=lambda parts: bool(parts.at("first.norm.gain" if parts.first.norm else "first.sum_norm.gain")),
+        ),
         Flag("do_layer_norm_before", "norm_first", default=True, at=lambda parts: parts.first.norm is not None),
         _NoFinalNorm("_remove_final_layer_norm", "final_norm", default=False),
         tied(True),

@@ -88,7 +88,7 @@ FAMILY = replace(
     keys=(  # defaults as in transformers' Qwen3MoeConfig
         *but(
             sizes(n_vocab=151936, d_model=2048, d_ff=6144, n_layers=24, n_heads=32, n_kv_heads=4, context=32768),
-            d_ff=experts.dense_width(6144),
+            d_ff=experts.dense,
         ),
         Only("shared_expert_intermediate_size", 0, None, reason="this family has no shared expert"),
         Only("num_shared_experts", 0, None, reason="this family has no shared expert"),

@@ -74,7 +74,7 @@ class _Sparse:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         written = {}
-        for stack, model in zip(self.stacks, (t5.encoder_of(parts).model, parts.model), strict=True):
+        for stack, model in zip(self.stacks, (parts.encoder.model, parts.model), strict=True):
             key, sparse = f"{stack}_sparse_step", [isinstance(body, MixtureOfExperts) for body in bodies(model)]
             said = [parts.carried[key]] if isinstance(parts.carried.get(key), int) else []
             steps = (*said, *range(len(sparse) + 1))
@@ -93,7 +93,7 @@ def bodies(stack: Model) -> list[Any]:
 
 def _mixture(parts: Parts) -> MixtureOfExperts | None:
     """Returns the first experts of either stack, None where no layer has any."""
-    found = (body for stack in (t5.encoder_of(parts).model, parts.model) for body in bodies(stack))
+    found = (body for stack in (parts.encoder.model, parts.model) for body in bodies(stack))
     return next((body for body in found if isinstance(body, MixtureOfExperts)), None)
 
 

@@ -126,15 +126,6 @@ def build(
     return sizes.model((ffn,) * n_layers, (ffn,) * n_decoder_layers, tied=tied, scaled=scaled)
 
 
-def encoder_of(parts: Parts) -> Parts:
-    """Returns the parts of the encoder; raises InputError where there is none."""
-    return Parts(parts.expect(parts.model.encoder, Model, "encoder"), parts.family, parts.carried)
-
-
-def _buckets(parts: Parts) -> RelativeBuckets:
-    return parts.expect(parts.attention.positions, RelativeBuckets, "blocks.0.attention.body.positions")
-
-
 def size_keys(n_vocab: int, d_model: int, n_heads: int) -> Group:
     """Returns the keys that make `Sizes`, which T5, mT5 and Switch share but for these defaults."""
     keys: tuple[Key, ...] = (
@@ -145,7 +136,7 @@ def size_keys(n_vocab: int, d_model: int, n_heads: int) -> Group:
             "n_buckets",
             default=32,
             must=(lambda values: values["n_buckets"] % 4 == 0, "a multiple of 4"),
-            at=lambda parts: _buckets(parts).n_buckets,
+            at="attention.positions.n_buckets",
         ),
         Size(
             "relative_attention_max_distance",
@@ -155,7 +146,7 @@ def size_keys(n_vocab: int, d_model: int, n_heads: int) -> Group:
                 lambda values: values["max_distance"] > values["n_buckets"] // 2,
                 lambda values: f"more than {values['n_buckets'] // 2}",
             ),
-            at=lambda parts: _buckets(parts).max_distance,
+            at="attention.positions.max_distance",
         ),
         Size("vocab_size", "n_vocab", default=n_vocab),
         Size("d_model", "d_model", default=d_model, also=("hidden_size",)),
@@ -172,7 +163,7 @@ def layer_keys(default: int, decoder: int | None = None) -> tuple[Key, ...]:
     as_many = lambda values: values["n_layers"]  # noqa: E731
     first = depth("num_layers", default, "num_hidden_layers")
     second = replace(depth("num_decoder_layers", 0), into="n_decoder_layers", default=decoder or as_many, null=as_many)
-    return replace(first, at=lambda parts: encoder_of(parts).n_layers), replace(second, at=lambda parts: parts.n_layers)
+    return replace(first, at="encoder.n_layers"), replace(second, at="n_layers")
 
 
 @dataclass(frozen=True)

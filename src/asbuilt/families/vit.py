@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Headed, Irrelevant, Only, Values
+from asbuilt.families.shared.key import Flag, Headed, Irrelevant, Only, Values, defaults
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Leading, Table, entry
-from asbuilt.families.shared.towers import CLIP, tower, tower_keys
+from asbuilt.families.shared.towers import CLIP, tower
 from asbuilt.spec import Classifier, Model, Pooler
 
 HEADS = ("ViTForImageClassification", "ViTModel")
@@ -98,7 +98,7 @@ FAMILY = Family(
     heads=HEADS,
     causal=False,
     keys=(  # defaults as in transformers' ViTConfig
-        *tower_keys({**CLIP, "patch_size": 16, "act": "gelu", "eps": 1e-12}),
+        *defaults(CLIP, patch_size=16, activation="gelu", eps=1e-12),
         Flag("qkv_bias", "bias", default=True),
         _Ends(HEADS, "classifies"),
         Irrelevant("training only", "attention_probs_dropout_prob"),

@@ -31,115 +31,43 @@ ACTIVATION_NAMES: dict[str, Activation] = {
 
 _DTYPE_NAMES = {name: dtype for dtype in STORED_FLOATS.values() for name in (dtype, f"torch.{dtype}")}
 
-# reason -> keys
-IRRELEVANT: dict[str, tuple[str, ...]] = {
-    "names where the config came from": (
-        "_name_or_path",
-        "name_or_path",
-        "_commit_hash",
-        "transformers_version",
-        "model_name",
-        "finetuning_task",
-        "unsloth_version",
-        "unsloth_fixed",
-        "license",
-        "internal_version",
-    ),
-    "token numbers: the tokenizer and generation use them": (
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "unk_token_id",
-        "sep_token_id",
-        "cls_token_id",
-        "mask_token_id",
-        "decoder_start_token_id",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "tokenizer_class",
-        "prefix",
-        "model_max_length",
-    ),
-    "training only": (
-        "initializer_range",
-        "attention_dropout",
-        "hidden_dropout",
-        "hidden_dropout_prob",
-        "dropout",
-        "resid_pdrop",
-        "resid_dropout",
-        "embd_pdrop",
-        "attn_pdrop",
-        "classifier_dropout",
-        "gradient_checkpointing",
-        "label_smoothing",
-        "neftune_noise_alpha",
-    ),
-    "what transformers returns or how it computes, not what": (
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_past",
-        "return_dict",
-        "torchscript",
-        "use_bfloat16",
-        "tf_legacy_loss",
-        "chunk_size_feed_forward",
-        "_attn_implementation",
-        "attn_implementation",
-        "_attn_implementation_autoset",
-        "_flash_attn_2_enabled",
-        "use_flash_attention_2",
-        "experts_implementation",
-        "is_decoder",
-        "tie_last_hidden_states",
-        "cache_implementation",
-        "keys_to_ignore_at_inference",
-        "xla_device",
-    ),
-    "names code or settings of other programs": ("custom_pipelines", "transformers.js_config"),
-    "settings of generation, left in older configs": (
-        "max_length",
-        "max_new_tokens",
-        "min_length",
-        "do_sample",
-        "early_stopping",
-        "num_beams",
-        "num_beam_groups",
-        "diversity_penalty",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
-        "repetition_penalty",
-        "length_penalty",
-        "no_repeat_ngram_size",
-        "encoder_no_repeat_ngram_size",
-        "bad_words_ids",
-        "num_return_sequences",
-        "output_scores",
-        "return_dict_in_generate",
-        "remove_invalid_values",
-        "exponential_decay_length_penalty",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-        "task_specific_params",
-        "min_new_tokens",
-        "max_time",
-        "min_p",
-        "penalty_alpha",
-        "renormalize_logits",
-        "forced_decoder_ids",
-        "guidance_scale",
-        "force_words_ids",
-    ),
-    "describe a classifier, and the head here is the language model's": (
-        "id2label",
-        "label2id",
-        "num_labels",
-        "_num_labels",
-        "problem_type",
-    ),
+# reason -> keys, of any config
+IRRELEVANT = {
+    reason: tuple(keys.split())
+    for reason, keys in {
+        "names where the config came from": """
+            _name_or_path name_or_path _commit_hash transformers_version model_name finetuning_task unsloth_version
+            unsloth_fixed license internal_version
+        """,
+        "token numbers: the tokenizer and generation use them": """
+            bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id
+            decoder_start_token_id forced_bos_token_id forced_eos_token_id tokenizer_class prefix model_max_length
+        """,
+        "training only": """
+            initializer_range attention_dropout hidden_dropout hidden_dropout_prob dropout resid_pdrop resid_dropout
+            embd_pdrop attn_pdrop classifier_dropout gradient_checkpointing label_smoothing neftune_noise_alpha
+        """,
+        "what transformers returns or how it computes, not what": """
+            use_cache output_attentions output_hidden_states output_past return_dict torchscript use_bfloat16
+            tf_legacy_loss chunk_size_feed_forward _attn_implementation attn_implementation
+            _attn_implementation_autoset _flash_attn_2_enabled use_flash_attention_2 experts_implementation
+            is_decoder tie_last_hidden_states cache_implementation keys_to_ignore_at_inference xla_device
+        """,
+        "names code or settings of other programs": """
+            custom_pipelines transformers.js_config
+        """,
+        "settings of generation, left in older configs": """
+            max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups
+            diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+            no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+            return_dict_in_generate remove_invalid_values exponential_decay_length_penalty suppress_tokens
+            begin_suppress_tokens task_specific_params min_new_tokens max_time min_p penalty_alpha
+            renormalize_logits forced_decoder_ids guidance_scale force_words_ids
+        """,
+        "describe a classifier, and the head here is the language model's": """
+            id2label label2id num_labels _num_labels problem_type
+        """,
+    }.items()
 }
 
 

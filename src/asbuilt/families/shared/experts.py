@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Number, Size, Values
@@ -31,7 +31,7 @@ def counts(key: str, *also: str, n_experts: Any = REQUIRED, top_k: Any = REQUIRE
             also=also,
             default=n_experts,
             most=lambda values: MOST_EXPERTS // values["n_layers"],
-            at=lambda parts: parts.mixture.n_experts,
+            at="mixture.n_experts",
         ),
         Size(
             "num_experts_per_tok",
@@ -41,19 +41,19 @@ def counts(key: str, *also: str, n_experts: Any = REQUIRED, top_k: Any = REQUIRE
                 lambda values: values["top_k"] <= values["n_experts"],
                 lambda values: f"at most the {values['n_experts']} experts",
             ),
-            at=lambda parts: parts.mixture.top_k,
+            at="mixture.top_k",
         ),
     )
 
 
 def renormalise(default: bool = False) -> Flag:
     """Returns the key that says whether the scores of a token's experts are divided by their sum."""
-    return Flag("norm_topk_prob", "renormalise", default=default, at=lambda parts: parts.mixture.router.renormalise)
+    return Flag("norm_topk_prob", "renormalise", default=default, at="mixture.router.renormalise")
 
 
 def routed_scale(default: float) -> Number:
     """Returns the key of what the weights of a token's experts are multiplied by."""
-    return Number("routed_scaling_factor", "scale", default=default, at=lambda parts: parts.mixture.router.scale)
+    return Number("routed_scaling_factor", "scale", default=default, at="mixture.router.scale")
 
 
 def routed(*keys: Key, **fixed: Any) -> Group:  # noqa: ANN401
@@ -123,16 +123,16 @@ class Groups:
 
 def expert_width(default: int) -> Size:
     """Returns the key of the width of an expert."""
-    return Size("moe_intermediate_size", "d_expert", default=default, at=lambda parts: parts.mixture.d_ff)
+    return Size("moe_intermediate_size", "d_expert", default=default, at="mixture.d_ff")
 
 
-def dense_width(default: int, key: str = "intermediate_size", into: str = "d_ff") -> Size:
-    """Returns the key of the width of the layers without experts; where there are none, it is as carried."""
+def dense(key: Size) -> Size:
+    """Returns the key as that of the width of the layers without experts; where there are none, it is as carried."""
 
     def found(parts: Parts) -> int:
-        return parts.carried.get(key, default) if parts.dense is None else parts.dense.d_ff
+        return parts.carried.get(key.key, key.default) if parts.dense is None else parts.dense.d_ff
 
-    return Size(key, into, default=default, at=found, carried="of the dense layers, where there are any")
+    return replace(key, at=found, carried="of the dense layers, where there are any")
 
 
 def n_shared(parts: Parts) -> int | None:

@@ -47,7 +47,8 @@ class Value:
     """A key with one value, `into` which argument of `build` it goes, `also` its other spellings.
 
     `default` stands for a missing key and `null` for null, as values or as functions of the values read so far; `must`
-    is what the value has to be beside those. With `carried`, a reason, the key is carried verbatim too.
+    is what the value has to be beside those; `at` is where a spec says it.
+    With `carried`, a reason, the key is carried verbatim too.
     """
 
     key: str
@@ -57,7 +58,7 @@ class Value:
     null: Any = REFUSED
     also: tuple[str, ...] = ()
     must: Must | None = None
-    at: Callable[[Parts], Any] | None = None
+    at: str | Callable[[Parts], Any] = ""
     carried: str = ""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
@@ -79,7 +80,7 @@ class Value:
 
     def found(self, parts: Parts) -> Any:  # noqa: ANN401
         """Returns what a spec says."""
-        return getattr(parts, self.into) if self.at is None else self.at(parts)
+        return self.at(parts) if callable(self.at) else parts.at(self.at or self.into)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the key with what the spec says."""
@@ -296,17 +297,26 @@ class Headed:
         return {"architectures": [self.heads[parts.model.head is None]]}
 
 
-def but(keys: Iterable[Key], **others: Key | Mapping[str, Any] | None) -> tuple[Key, ...]:
-    """Returns the keys, but for those that go into the arguments named: another key, other fields of it, or none."""
+def but(keys: Iterable[Key], **others: Any) -> tuple[Key, ...]:  # noqa: ANN401
+    """Returns the keys, but for those that go into the arguments named.
+
+    In place of such a key is another, what a function makes of it, the same with other fields (a mapping), or none.
+    """
     kept = []
     for key in keys:
-        into = getattr(key, "into", "")
-        other = others.pop(into, key)
+        other = others.pop(getattr(key, "into", ""), key)
         if isinstance(other, Mapping):
             other = replace(cast(Any, key), **other)
+        elif callable(other):
+            other = other(key)
         kept += [] if other is None else [other]
     assert not others, f"no key goes into {[*others]}"
     return tuple(kept)
+
+
+def defaults(keys: Iterable[Key], **others: Any) -> tuple[Key, ...]:  # noqa: ANN401
+    """Returns the keys with other defaults, by the arguments that they go into."""
+    return but(keys, **{into: {"default": other} for into, other in others.items()})
 
 
 def written(keys: tuple[Key, ...], parts: Parts) -> dict[str, Any]:

@@ -6,20 +6,19 @@ They read out of one config what the attention is, which layers have experts, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from asbuilt.families import llama
 from asbuilt.families.shared import experts, predictors
-from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Only, Size, Values, activation, depth, tied
+from asbuilt.families.shared.key import Group, Irrelevant, Key, Only, Size, Values, but
 from asbuilt.families.shared.names import CORRECTED_ROUTER, EXPERTS, GATED, NORMS, SHARED_EXPERTS, Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import Rope
-from asbuilt.families.shared.sizes import RMS_EPS
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, EVEN, RMS_EPS
 from asbuilt.families.shared.table import Interleave, Layout
-from asbuilt.spec import Block, LatentAttention, Model, RMSNorm, Rotary, Router, YaRN
+from asbuilt.spec import Block, LatentAttention, Model, RMSNorm, Rotary, YaRN
 
 INNER_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says: so in the published code and in transformers
 
@@ -37,19 +36,39 @@ STEMS |= {
 }
 
 
-def build(attention: LatentAttention, router: Router, **values: Any) -> Model:  # noqa: ANN401
-    """Returns the model; `values` are llama's, but for what the attention says."""
-    own = {"d_model": attention.d_model, "n_heads": attention.n_heads, "eps": 1e-6}
-    return llama.build(mixer=attention, router=router, **(own | values))
-
-
-def attention_of(parts: Parts) -> LatentAttention:
-    """Returns the first layer's attention; raises InputError where it is another."""
-    return parts.expect(parts.first.body, LatentAttention, f"blocks.0.{parts.first.name}.body")
+def build(
+    *,
+    q_rank: int,
+    kv_rank: int,
+    d_nope: int,
+    d_rope: int,
+    d_value: int,
+    rotary: Rotary,
+    mscale: float | None = None,
+    bias: bool = False,
+    **values: Any,  # noqa: ANN401
+) -> Model:
+    """Returns the model; a `q_rank` of 0 is a query without a latent, other `values` are those of `llama.build`."""
+    attention = LatentAttention(
+        d_model=values["d_model"],
+        n_heads=values["n_heads"],
+        q_rank=q_rank or None,
+        kv_rank=kv_rank,
+        d_nope=d_nope,
+        d_rope=d_rope,
+        d_value=d_value,
+        q_norm=RMSNorm(d=q_rank, eps=INNER_EPS) if q_rank else None,
+        kv_norm=RMSNorm(d=kv_rank, eps=INNER_EPS),
+        positions=rotary,
+        mscale=mscale,
+        bias=bias,
+        output_bias=bias,
+    )
+    return llama.build(mixer=attention, **values)
 
 
 def _rotary_of(parts: Parts) -> Rotary:
-    return parts.expect(attention_of(parts).positions, Rotary, "blocks.0.attention.body.positions")
+    return parts.expect(parts.at("mixer.positions"), Rotary, "blocks.0.attention.body.positions")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -59,12 +78,12 @@ class LatentRope(Rope):
     `mscale_all_dim` inside widens the softmax scale too; where one mscale stands alone, codes disagree.
     """
 
-    interleave: str | None = None
+    interleave: str = ""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the rotary positions and the mscale."""
         super().read(reader, values)
-        if self.interleave is None or reader.flag(self.interleave, default=True, null=False):
+        if not self.interleave or reader.flag(self.interleave, default=True, null=False):
             values["rotary"] = replace(values["rotary"], pairing="adjacent")
         inner = reader.nested("rope_parameters", "rope_scaling")
         if inner is not None and isinstance(values["rotary"].scaling, YaRN):
@@ -76,8 +95,8 @@ class LatentRope(Rope):
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the keys."""
-        written, rotary, mscale = super().write(parts), _rotary_of(parts), attention_of(parts).mscale
-        if self.interleave is not None:
+        written, rotary, mscale = super().write(parts), _rotary_of(parts), parts.at("mixer.mscale")
+        if self.interleave:
             written[self.interleave] = rotary.pairing == "adjacent"
         if mscale is not None:
             written["rope_scaling"] |= _mscales(rotary, mscale)
@@ -103,110 +122,57 @@ class Derived:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns those that were carried."""
-        attention = attention_of(parts)
-        derived = {"head_dim": attention.d_rope, "qk_head_dim": attention.d_head}
+        derived = {"head_dim": parts.at("mixer.d_rope"), "qk_head_dim": parts.at("mixer.d_head")}
         return {key: value for key, value in derived.items() if key in parts.carried}
 
 
-def _attention(
-    *,
-    q_rank: int,
-    kv_rank: int,
-    rotary: Rotary,
-    n_kv_heads: int,
-    max_positions: int,
-    bias: bool,
-    **rest: Any,  # noqa: ANN401
-) -> LatentAttention:
-    return LatentAttention(
-        q_rank=q_rank or None,
-        q_norm=RMSNorm(d=q_rank, eps=INNER_EPS) if q_rank else None,
-        kv_rank=kv_rank,
-        kv_norm=RMSNorm(d=kv_rank, eps=INNER_EPS),
-        positions=rotary,
-        bias=bias,
-        output_bias=bias,
-        **rest,
-    )
-
-
-def _width(key: str, into: str, defaults: Mapping[str, int | None], **more: Any) -> Size:  # noqa: ANN401
-    return Size(key, into, default=defaults[into], at=lambda parts: getattr(attention_of(parts), into), **more)
-
-
-def _attention_keys(defaults: Mapping[str, int | None], interleave: str | None) -> Group:
-    even = (lambda values: values["d_rope"] % 2 == 0, "an even number: RoPE rotates pairs")
-    as_many = (
-        lambda values: values["n_kv_heads"] == values["n_heads"],
-        lambda values: f"num_attention_heads = {values['n_heads']}, or null",
-    )
-    heads, usual = (lambda values: values["n_heads"]), defaults["n_kv_heads"]
-    keys: tuple[Key, ...] = (
-        _width("num_attention_heads", "n_heads", defaults),
-        Size(
-            "num_key_value_heads",
-            "n_kv_heads",
-            default=usual or heads,
-            null=heads,
-            derived=usual is None,
-            must=as_many,
-            at=lambda parts: attention_of(parts).n_heads,
-        ),
-        _width("kv_lora_rank", "kv_rank", defaults),
-        _width("qk_nope_head_dim", "d_nope", defaults),
-        _width("qk_rope_head_dim", "d_rope", defaults, must=even),
-        _width("v_head_dim", "d_value", defaults),
-        _width("q_lora_rank", "q_rank", defaults, null=0),
-        LatentRope(interleave=interleave, width=lambda values: values["d_rope"], at=_rotary_of),
-        Flag("attention_bias", "bias", default=False, at=lambda parts: attention_of(parts).output_bias),
-    )
-    return Group(
-        "attention",
-        _attention,
-        keys,
-        given=lambda values: {key: values[key] for key in ("d_model", "max_positions")},
-    )
+WIDTHS = (
+    Size("kv_lora_rank", "kv_rank", default=512, at="mixer.kv_rank"),
+    Size("qk_nope_head_dim", "d_nope", default=128, at="mixer.d_nope"),
+    Size(
+        "qk_rope_head_dim",
+        "d_rope",
+        default=64,
+        must=(lambda values: values["d_rope"] % 2 == 0, EVEN),
+        at="mixer.d_rope",
+    ),
+    Size("v_head_dim", "d_value", default=128, at="mixer.d_value"),
+    Size("q_lora_rank", "q_rank", default=1536, null=0, at="mixer.q_rank"),
+)
+AS_MANY = (
+    lambda values: values["n_kv_heads"] == values["n_heads"],
+    lambda values: f"num_attention_heads = {values['n_heads']}, or null",
+)
 
 
 def keys(
-    router: Group,
-    *,
-    interleave: str | None = None,
-    predicts: bool = False,
-    n_vocab: int,
-    d_model: int,
-    n_layers: int,
-    max_positions: int,
-    d_ff: int,
-    d_expert: int,
-    n_shared: int,
-    n_dense: int,
-    **attention: int | None,
+    sizes: tuple[Key, ...], router: Group, *more: Key, d_expert: int, n_shared: int, n_dense: int, interleave: str = ""
 ) -> tuple[Key, ...]:
-    """Returns the keys of one of these families; numbers are the class's defaults, those of the `attention` by field.
+    """Returns the keys of one of these families: llama's `sizes`, a router, others, and what experts are like.
 
-    `interleave` is the key that says whether rotary pairs are adjacent, None where they always are; a family that
-    `predicts` may have prediction layers.
+    `interleave` is the key that says whether RoPE pairs adjacent numbers, which it always does where there is none.
     """
     return (
         Derived(),
         Irrelevant("only shares out or slices the same products", "ep_size", "pretraining_tp"),
         Only("moe_layer_freq", 1, reason="every layer after the dense ones has experts"),
         Only("mlp_bias", False, None, reason="feed-forward parts have no biases here"),
-        Size("hidden_size", "d_model", default=d_model),
-        depth("num_hidden_layers", n_layers),
-        Size("max_position_embeddings", "max_positions", default=max_positions),
+        *WIDTHS,
+        *but(
+            sizes,
+            n_heads={"at": "mixer.n_heads"},
+            d_head=None,
+            rotary=LatentRope(interleave=interleave, width=lambda values: values["d_rope"], at=_rotary_of),
+            n_kv_heads={"at": "mixer.n_heads", "divides": "", "must": AS_MANY},
+            d_ff=experts.dense,
+        ),
+        replace(ATTENTION_BIAS, at="mixer.output_bias"),
         experts.first_dense(n_dense),
-        _attention_keys(attention, interleave),
         router,
-        Size("vocab_size", "n_vocab", default=n_vocab),
-        experts.dense_width(d_ff),
         experts.expert_width(d_expert),
         experts.shared_experts(n_shared),
-        *((predictors.Count(),) if predicts else ()),
-        activation(),
+        *more,
         RMS_EPS,
-        tied(False),
     )
 
 

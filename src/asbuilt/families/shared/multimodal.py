@@ -82,7 +82,7 @@ def placeholder(default: int, *, beyond: bool = False) -> Size:
         also=("image_token_id",),
         least=0,
         must=None if beyond else own,
-        at=lambda parts: vision_of(parts).placeholder,
+        at="vision.placeholder",
     )
 
 
@@ -94,11 +94,6 @@ def vision_of(parts: Parts) -> Vision:
 def projector_of(parts: Parts, kind: type[P]) -> P:
     """Returns the projector; raises InputError where it is of another kind."""
     return parts.expect(vision_of(parts).projector, kind, "vision.projector")
-
-
-def tower_of(parts: Parts) -> Model:
-    """Returns the tower; raises InputError where there is none."""
-    return vision_of(parts).tower
 
 
 def multimodal_table(spec: Model, text: Table, projector: list[Entry], family: str) -> Table:

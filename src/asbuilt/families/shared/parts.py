@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from asbuilt.errors import InputError
 from asbuilt.spec import (
@@ -19,6 +19,7 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
+    Mixer,
     MixtureOfExperts,
     Model,
     Norm,
@@ -68,6 +69,27 @@ class Parts:
     branch_scale = property(attrgetter("first.scale"))
     logit_scale = property(attrgetter("head.scale"))
     logit_softcap = property(attrgetter("head.softcap"))
+
+    def at(self, path: str) -> Any:  # noqa: ANN401
+        """Returns what stands at a path that begins here or in the model; raises InputError where nothing does."""
+        first = path.partition(".")[0]
+        found: Any = self if first == "model" or hasattr(type(self), first) else self.model
+        for name in path.split("."):
+            if not hasattr(type(found), name) and not hasattr(found, name):
+                where = path.rpartition(f".{name}")[0] or name
+                raise InputError(f"{self.family} has a part with {name} here", field=where, value=repr(found))
+            found = getattr(found, name)
+        return found
+
+    @property
+    def encoder(self) -> Parts:
+        """The parts of the encoder."""
+        return Parts(self.expect(self.model.encoder, Model, "encoder"), self.family, self.carried)
+
+    @property
+    def mixer(self) -> Mixer:
+        """The first block's mixer."""
+        return cast(Mixer, self.first.body)
 
     def expect(self, value: object, kind: type[P], path: str) -> P:
         """Returns `value`; raises InputError naming its path unless it is a part of that kind."""

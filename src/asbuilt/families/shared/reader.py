@@ -27,38 +27,13 @@ LARGEST_NUMBER = 1e15  # rotary bases of million-token models reach 1e11
 SLIP = 0.85
 
 # The sizes that make a model the one it is; vocabulary and the width of a head are often the same in a whole family.
-SHAPING = frozenset(
-    (
-        "hidden_size",
-        "n_embd",
-        "n_embed",
-        "d_model",
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "encoder_layers",
-        "decoder_layers",
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "num_heads",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-        "intermediate_size_mlp",
-        "ffn_dim",
-        "d_ff",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "moe_intermediate_size",
-        "n_routed_experts",
-        "num_local_experts",
-        "num_experts",
-        "num_experts_per_tok",
-    )
-)
+_SHAPING = """
+    hidden_size n_embd n_embed d_model num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers
+    num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_key_value_heads
+    intermediate_size intermediate_size_mlp ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim moe_intermediate_size
+    n_routed_experts num_local_experts num_experts num_experts_per_tok
+"""
+SHAPING = frozenset(_SHAPING.split())
 # No size, and yet said with those that are defaults: whether the head has a matrix of its own.
 TIED = "tie_word_embeddings"
 NO_SIZES = ("_token_id", "_token_index", "num_labels")

@@ -5,13 +5,23 @@ ViT, CLIP and SigLIP differ in what stands around the same blocks: LayerNorm bef
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from asbuilt.families.shared.common import read_common
 from asbuilt.families.shared.dimensions import Dimensions, pre_norm, sized
-from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Size, Values, activation, depth, eps, written
+from asbuilt.families.shared.key import (
+    DROPPED,
+    Irrelevant,
+    Key,
+    Size,
+    Values,
+    activation,
+    defaults,
+    depth,
+    eps,
+    written,
+)
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
@@ -111,74 +121,26 @@ class Pixels(Size):
         super().read(reader, values)
 
 
-class TowerDefaults(TypedDict):
-    """The class defaults of a tower's keys."""
-
-    d_model: int
-    d_ff: int
-    n_layers: int
-    n_heads: int
-    patch_size: int
-    image_size: int
-    act: str
-    eps: float
-
-
-# Those of transformers' CLIPVisionConfig and SiglipVisionConfig.
-CLIP: TowerDefaults = {
-    "d_model": 768,
-    "d_ff": 3072,
-    "n_layers": 12,
-    "n_heads": 12,
-    "image_size": 224,
-    "patch_size": 32,
-    "act": "quick_gelu",
-    "eps": 1e-5,
-}
-SIGLIP: TowerDefaults = {**CLIP, "patch_size": 16, "act": "gelu_pytorch_tanh", "eps": 1e-6}
-
-
-def layer_keys(defaults: TowerDefaults) -> tuple[Key, ...]:
-    """Returns the keys of the blocks, for what `layers` takes."""
-    return (
-        Size("hidden_size", "d_model", default=defaults["d_model"]),
-        depth("num_hidden_layers", defaults["n_layers"]),
-        Size("num_attention_heads", "n_heads", default=defaults["n_heads"], divides="d_model"),
-        Size("intermediate_size", "d_ff", default=defaults["d_ff"]),
-        eps("layer_norm_eps", defaults["eps"]),
-        activation(default=defaults["act"]),
-    )
-
-
-def tower_keys(defaults: TowerDefaults) -> tuple[Key, ...]:
-    """Returns the keys of a tower, for what `tower` takes."""
-
-    def patches(parts: Parts) -> PatchEmbedding:
-        return parts.expect(parts.model.embedding, PatchEmbedding, "embedding")
-
-    small = (
-        lambda values: values["patch_size"] <= values["image_size"],
-        lambda values: f"at most image_size = {values['image_size']}",
-    )
-    return (
-        Pixels(
-            "image_size",
-            "image_size",
-            default=defaults["image_size"],
-            most=2**14,
-            at=lambda parts: patches(parts).image_size,
-        ),
-        Pixels(
-            "patch_size",
-            "patch_size",
-            default=defaults["patch_size"],
-            most=2**14,
-            must=small,
-            at=lambda parts: patches(parts).patch_size,
-        ),
-        Size("num_channels", "channels", default=3, at=lambda parts: patches(parts).channels),
-        *layer_keys(defaults),
-    )
+SMALL = (
+    lambda values: values["patch_size"] <= values["image_size"],
+    lambda values: f"at most image_size = {values['image_size']}",
+)
+# The keys of a tower's blocks, and of a tower, defaults as in transformers' CLIPVisionConfig and SiglipVisionConfig.
+LAYERS: tuple[Key, ...] = (
+    Size("hidden_size", "d_model", default=768),
+    depth("num_hidden_layers", 12),
+    Size("num_attention_heads", "n_heads", default=12, divides="d_model"),
+    Size("intermediate_size", "d_ff", default=3072),
+    eps("layer_norm_eps", 1e-5),
+    activation(default="quick_gelu"),
+)
+CLIP: tuple[Key, ...] = (
+    Pixels("image_size", "image_size", default=224, most=2**14, at="model.embedding.image_size"),
+    Pixels("patch_size", "patch_size", default=32, most=2**14, must=SMALL, at="model.embedding.patch_size"),
+    Size("num_channels", "channels", default=3, at="model.embedding.channels"),
+    *LAYERS,
+)
+SIGLIP = defaults(CLIP, patch_size=16, activation="gelu_pytorch_tanh", eps=1e-6)
 
 
 # What a nested tower's config may carry beside its dimensions.
@@ -201,7 +163,7 @@ class Nested:
     into: str
     kind: str
     keys: tuple[Key, ...]
-    at: Callable[[Parts], Model]
+    at: str
     otherwise: tuple[Key, ...] = ()
     older: bool = False
 
@@ -226,6 +188,6 @@ class Nested:
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the object, with what it carried."""
         carried = parts.carried.get(self.key, {})
-        inner = written(self.keys, Parts(self.at(parts), parts.family, carried, parts))
+        inner = written(self.keys, Parts(parts.at(self.at), parts.family, carried, parts))
         found = {**carried, **inner, "model_type": self.kind}
         return {self.key: {key: value for key, value in found.items() if value is not DROPPED}}
