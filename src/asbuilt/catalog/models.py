@@ -867,17 +867,21 @@ def _t5(
     gated: bool = False,
 ) -> None:
     """Adds a row with as many layers in the decoder as in the encoder; version 1.1 is gated and has its own head."""
-    sizes = t5.Sizes(n_vocab=vocab, d_model=d_model, n_heads=heads, d_head=d_head, name=name)
     make = partial(
         t5.build,
-        sizes,
+        n_vocab=vocab,
+        d_model=d_model,
+        n_heads=heads,
+        d_head=d_head,
         d_ff=d_ff,
+        max_positions=512,
         n_layers=layers,
         n_decoder_layers=layers,
         gated=gated,
         tied=not gated,
         scaled=not gated,
         activation="gelu_tanh" if gated else "relu",
+        name=name,
     )
     ROWS[name] = Entry(name=name, family=family, source=source, dtype="float32", make=make)
 
@@ -897,9 +901,20 @@ _t5("mt5-small", 8, 512, 6, 64, 1024, MT5_SOURCE, family="mt5", vocab=250112, ga
 
 def _switch_base_8() -> Model:
     """Every second layer of either stack has experts."""
-    sizes = t5.Sizes(n_vocab=32128, d_model=768, n_heads=12, name="switch-base-8")
     sparse = [switch_transformers.is_sparse(layer, 2) for layer in range(12)]
-    return switch_transformers.build(sizes, d_ff=3072, n_experts=8, capacity=64, sparse=(sparse, sparse))
+    return switch_transformers.build(
+        n_vocab=32128,
+        d_model=768,
+        n_layers=12,
+        n_heads=12,
+        d_head=64,
+        d_ff=3072,
+        max_positions=512,
+        n_experts=8,
+        capacity=64,
+        sparse=(sparse, sparse),
+        name="switch-base-8",
+    )
 
 
 SWITCH_SOURCE = "Fedus et al. 2021, arXiv 2101.03961, Table 9; config of google/switch-base-8"

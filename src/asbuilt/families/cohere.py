@@ -23,17 +23,14 @@ def build(*, eps: float = 1e-5, bias: bool = False, logit_scale: float = 0.0625,
     return made.model((block,) * made.n_layers, norm, logit_scale=logit_scale)
 
 
-SIZES = sizes(n_vocab=256000, d_model=8192, d_ff=22528, n_layers=40, n_heads=64, context=8192, theta=5e5, ties=True)
-
 FAMILY = Family(
     name="cohere",
     heads=("CohereForCausalLM",),
     keys=(  # defaults as in transformers' CohereConfig
-        *SIZES,
+        *sizes(n_vocab=256000, d_model=8192, d_ff=22528, n_layers=40, n_heads=64, context=8192, theta=5e5, ties=True),
         eps("layer_norm_eps", 1e-5),
         ATTENTION_BIAS,
         Number("logit_scale", "logit_scale", default=0.0625),
-        # in published configs; transformers reads none of these
         Irrelevant("the context of long texts; max_position_embeddings is the one that is read", "model_max_length"),
         Irrelevant("only slices the same products", "pretraining_tp"),
         Only("use_qk_norm", False, None, reason="norms with weights of each head's own are not read in this family"),

@@ -13,13 +13,7 @@ from asbuilt.families.shared.key import Irrelevant, Only, Optional, but
 from asbuilt.families.shared.names import EXPERTS, ROUTER, SHARED_EXPERTS, STEMS, Names
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, sizes, whole_width
 
-RENORMALISE = replace(
-    experts.renormalise(),
-    must=(
-        lambda values: values["top_k"] > 1 or not values["renormalise"],
-        "false where each token takes one expert",
-    ),
-)
+SEVERAL = (lambda values: values["top_k"] > 1 or not values["renormalise"], "false where a token takes one expert")
 FAMILY = replace(
     llama.FAMILY,
     name="deepseek",
@@ -33,16 +27,16 @@ FAMILY = replace(
         experts.routed(
             Only("scoring_func", "softmax", reason="this family scores by softmax"),
             *experts.counts("n_routed_experts"),
-            RENORMALISE,
+            replace(experts.renormalise(), must=SEVERAL),
             eps=experts.EPS,
         ),
-        experts.expert_width(1407),
-        Optional("n_shared_experts", "n_shared", at=experts.n_shared),
-        experts.first_dense(0),
+        *but(
+            experts.fine_grained(d_expert=1407, n_shared=0, n_dense=0),
+            n_shared=Optional("n_shared_experts", "n_shared", at=experts.shared_of),
+        ),
         RMS_EPS,
         ATTENTION_BIAS,
-        Irrelevant("training only", "output_router_logits", "aux_loss_alpha", "seq_aux"),
-        Irrelevant("only slices the same products", "pretraining_tp"),
+        Irrelevant("training only, or slices", "output_router_logits", "aux_loss_alpha", "seq_aux", "pretraining_tp"),
         Only("moe_layer_freq", 1, reason="every layer after the dense ones has experts"),
     ),
     names=Names(stems=STEMS | SHARED_EXPERTS | ROUTER, experts=EXPERTS),

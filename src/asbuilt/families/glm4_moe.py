@@ -1,7 +1,6 @@
 """The glm4_moe family: RoPE on half of each head, and experts after the first layers, one of them shared.
 
-GLM-4.5 Team 2025 (arXiv 2508.06471). Experts are chosen as in DeepSeek-V3: by sigmoid and a correction, within groups
-where there are several. Biases, where there are any, are those of queries, keys and values.
+GLM-4.5 Team 2025 (arXiv 2508.06471). Experts are chosen as in DeepSeek-V3; biases are of queries, keys and values.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ FAMILY = replace(
             experts.Groups(n_group=1, topk_group=1, score="two_best"),
             scale=1.0,
         ),
-        experts.expert_width(1408),
-        experts.shared_experts(1),
-        experts.first_dense(1),
+        *experts.fine_grained(d_expert=1408, n_shared=1, n_dense=1),
         eps("rms_norm_eps", 1e-5),
         ATTENTION_BIAS,
         Flag("use_qk_norm", "head_norms", default=False),

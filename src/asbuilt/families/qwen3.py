@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from asbuilt.families import llama
-from asbuilt.families.qwen2 import WINDOWS
 from asbuilt.families.shared.key import Only
 from asbuilt.families.shared.names import QK_NORMS, STEMS, Names
-from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, DualChunks, sizes
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, DualChunks, LaterWindows, sizes
 
 # Keys that repeat what the family always is, or that only other programs read.
 AGAIN = (
@@ -31,7 +30,7 @@ FAMILY = replace(
         RMS_EPS,
         ATTENTION_BIAS,
         *AGAIN,
-        WINDOWS,
+        LaterWindows(),
     ),
     build=partial(llama.build, head_norms=True),
     names=Names(stems=STEMS | QK_NORMS),

@@ -5,46 +5,41 @@ Fedus et al. 2021 (arXiv 2101.03961). An expert takes so many tokens of a sequen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from asbuilt.errors import InputError
 from asbuilt.families import t5
 from asbuilt.families.shared.common import ACTIVATION_NAMES
+from asbuilt.families.shared.dimensions import Sizes, sized
 from asbuilt.families.shared.experts import MOST_EXPERTS
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Only, Says, Size, Values
+from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Only, Says, Size, Values, defaults
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.spec import MLP, Activation, MixtureOfExperts, Model, Router
+from asbuilt.spec import MixtureOfExperts, Model, Router
 
 N_EXPERTS = 8  # where a config does not say
 
 
 def build(
-    sizes: t5.Sizes,
     *,
-    d_ff: int,
     n_experts: int,
     capacity: int,
     sparse: tuple[list[bool], list[bool]],
-    activation: Activation = "relu",
     router_bias: bool = False,
+    n_buckets: int = 32,
+    max_distance: int = 128,
+    eps: float = 1e-6,
+    **sizes: Unpack[Sizes],
 ) -> Model:
     """Returns the model; `sparse` says of each layer, the encoder's and the decoder's, whether it has experts."""
-    dense = MLP(d_model=sizes.d_model, d_ff=d_ff, activation=activation)
-    experts = MixtureOfExperts(
-        d_model=sizes.d_model,
-        d_ff=d_ff,
-        n_experts=n_experts,
-        activation=activation,
-        router=Router(d_model=sizes.d_model, n_experts=n_experts, top_k=1, bias=router_bias),
-        gating="none",
-        capacity=capacity,
-    )
-    read, written = ([experts if is_sparse else dense for is_sparse in stack] for stack in sparse)
-    return sizes.model(read, written, tied=True, scaled=True)
+    made = sized(sizes, activation="relu", tied=True)
+    router = Router(d_model=made.d_model, n_experts=n_experts, top_k=1, bias=router_bias)
+    experts = replace(made.mixture(router), gating="none", capacity=capacity)
+    read, written = ([experts if one else made.plain() for one in stack] for stack in sparse)
+    return t5.stacks(made, read, written, n_buckets=n_buckets, max_distance=max_distance, eps=eps)
 
 
 def is_sparse(layer: int, step: int) -> bool:
@@ -61,7 +56,7 @@ class _Sparse:
     stacks = ("encoder", "decoder")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        n_layers = (values.pop("n_layers"), values.pop("n_decoder_layers"))
+        n_layers = (values["n_layers"], values.pop("n_decoder_layers"))
         found = []
         for stack, n in zip(self.stacks, n_layers, strict=True):
             sparse = reader.size(f"num_sparse_{stack}_layers", default=3, least=0)
@@ -128,9 +123,7 @@ FAMILY = Family(
     heads=("SwitchTransformersForConditionalGeneration",),
     encoder_decoder=True,
     keys=(  # defaults as in transformers' SwitchTransformersConfig
-        t5.size_keys(n_vocab=32128, d_model=768, n_heads=12),
-        *t5.layer_keys(12, 12),
-        Size("d_ff", "d_ff", default=2048),
+        *defaults(t5.KEYS, d_model=768, n_heads=12, n_layers=12, n_decoder_layers=12),
         Choice(
             "dense_act_fn",
             "activation",

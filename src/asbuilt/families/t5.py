@@ -8,35 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
-from asbuilt.families.shared.common import ACTIVATION_NAMES
+from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS
+from asbuilt.families.shared.dimensions import Dimensions, Sizes, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Number, Size, Values, depth, tied
+from asbuilt.families.shared.key import Flag, Irrelevant, Key, Number, Size, Values, depth, tied
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
-    MLP,
     Activation,
-    Attention,
     BiasTable,
     Block,
     Branch,
     CrossAttention,
     FeedForward,
     GatedMLP,
-    Head,
     Model,
     RelativeBuckets,
     RMSNorm,
     SharedEmbedding,
     TiedHead,
-    TokenEmbedding,
 )
-
-CONTEXT = 512
 
 SELF = {f"attention.body.{part}": f"layer.0.SelfAttention.{part}" for part in "qkvo"}
 CROSS = {f"cross.body.{part}": f"layer.1.EncDecAttention.{part}" for part in "qkvo"}
@@ -47,123 +42,101 @@ UNUSED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of these families; `name` is the model's."""
+def stacks(
+    made: Dimensions,
+    read: Sequence[FeedForward],
+    written: Sequence[FeedForward],
+    *,
+    n_buckets: int = 32,
+    max_distance: int = 128,
+    eps: float = 1e-6,
+    scaled: bool = True,
+) -> Model:
+    """Returns the model with these feed-forwards of encoder and decoder, one for each layer.
 
-    n_vocab: int
-    d_model: int
-    n_heads: int
-    d_head: int = 64
-    n_buckets: int = 32
-    max_distance: int = 128
-    max_positions: int = CONTEXT
-    eps: float = 1e-6
-    name: str = "t5"
+    A `scaled` head multiplies its input by d_model^-0.5.
+    """
+    d_model, n_heads, d_head = made.d_model, made.n_heads, made.head_width
+    norm, relative = RMSNorm(d=d_model, eps=eps), BiasTable(n_buckets=n_buckets, n_heads=n_heads)
+    cross = CrossAttention(d_model=d_model, d_source=d_model, n_heads=n_heads, d_head=d_head, scale=1.0)
 
-    def stack(self, ffns: Sequence[FeedForward], *, causal: bool) -> tuple[Block, ...]:
-        """Returns a block for each feed-forward; causal ones are the decoder's, with cross-attention."""
-        norm = RMSNorm(d=self.d_model, eps=self.eps)
-        buckets = RelativeBuckets(n_buckets=self.n_buckets, max_distance=self.max_distance, both_ways=not causal)
-        own = Attention(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_heads,
-            d_head=self.d_head,
-            causal=causal,
-            positions=buckets,
-            scale=1.0,
-        )
-        cross = CrossAttention(
-            d_model=self.d_model, d_source=self.d_model, n_heads=self.n_heads, d_head=self.d_head, scale=1.0
-        )
-        first = [Branch(name="attention", body=own, norm=norm)]
-        if causal:
-            first.append(Branch(name="cross", body=cross, norm=norm))
+    def blocks(ffns: Sequence[FeedForward], causal: bool) -> tuple[Block, ...]:
+        buckets = RelativeBuckets(n_buckets=n_buckets, max_distance=max_distance, both_ways=not causal)
+        own = Branch(name="attention", body=made.attention(causal=causal, positions=buckets, scale=1.0), norm=norm)
+        first = (own, Branch(name="cross", body=cross, norm=norm)) if causal else (own,)
         return tuple(Block(branches=(*first, Branch(name="ffn", body=ffn, norm=norm))) for ffn in ffns)
 
-    def model(self, read: Sequence[FeedForward], written: Sequence[FeedForward], *, tied: bool, scaled: bool) -> Model:
-        """Returns the model with these feed-forwards of encoder and decoder.
-
-        A `scaled` head multiplies its input by d_model^-0.5.
-        """
-        numbers = BiasTable(n_buckets=self.n_buckets, n_heads=self.n_heads)
-        norm = RMSNorm(d=self.d_model, eps=self.eps)
-        encoder = Model(
-            embedding=SharedEmbedding(n_vocab=self.n_vocab, d_model=self.d_model),
-            relative=numbers,
-            blocks=self.stack(read, causal=False),
-            norm=norm,
-            max_positions=self.max_positions,
-            name="encoder",
-        )
-        scale = self.d_model**-0.5 if scaled else 1.0
-        return Model(
-            encoder=encoder,
-            embedding=TokenEmbedding(n_vocab=self.n_vocab, d_model=self.d_model),
-            relative=numbers,
-            blocks=self.stack(written, causal=True),
-            norm=norm,
-            head=(TiedHead if tied else Head)(d_model=self.d_model, n_vocab=self.n_vocab, scale=scale),
-            max_positions=self.max_positions,
-            name=self.name,
-        )
+    shared = SharedEmbedding(n_vocab=made.n_vocab, d_model=d_model)
+    encoder = replace(made, name="encoder").model(
+        blocks(read, False), norm, embedding=shared, relative=relative, head=None
+    )
+    scale = d_model**-0.5 if scaled else 1.0
+    return made.model(blocks(written, True), norm, logit_scale=scale, encoder=encoder, relative=relative)
 
 
 def build(
-    sizes: Sizes,
     *,
-    d_ff: int,
-    n_layers: int,
     n_decoder_layers: int,
-    activation: Activation = "relu",
+    n_buckets: int = 32,
+    max_distance: int = 128,
+    eps: float = 1e-6,
     gated: bool = False,
-    tied: bool = True,
     scaled: bool = True,
+    **sizes: Unpack[Sizes],
 ) -> Model:
     """Returns the model whose layers have one feed-forward, plain or gated."""
-    ffn = (GatedMLP if gated else MLP)(d_model=sizes.d_model, d_ff=d_ff, activation=activation)
-    return sizes.model((ffn,) * n_layers, (ffn,) * n_decoder_layers, tied=tied, scaled=scaled)
-
-
-def size_keys(n_vocab: int, d_model: int, n_heads: int) -> Group:
-    """Returns the keys that make `Sizes`, which T5, mT5 and Switch share but for these defaults."""
-    keys: tuple[Key, ...] = (
-        Irrelevant("training only", "dropout_rate", "initializer_factor"),
-        Irrelevant("how another program divides it", "scalable_attention"),
-        Size(
-            "relative_attention_num_buckets",
-            "n_buckets",
-            default=32,
-            must=(lambda values: values["n_buckets"] % 4 == 0, "a multiple of 4"),
-            at="attention.positions.n_buckets",
-        ),
-        Size(
-            "relative_attention_max_distance",
-            "max_distance",
-            default=128,
-            must=(
-                lambda values: values["max_distance"] > values["n_buckets"] // 2,
-                lambda values: f"more than {values['n_buckets'] // 2}",
-            ),
-            at="attention.positions.max_distance",
-        ),
-        Size("vocab_size", "n_vocab", default=n_vocab),
-        Size("d_model", "d_model", default=d_model, also=("hidden_size",)),
-        Size("num_heads", "n_heads", default=n_heads, also=("num_attention_heads",)),
-        Size("d_kv", "d_head", default=64, also=("head_dim",)),
-        Size("n_positions", "max_positions", default=CONTEXT),
-        Number("layer_norm_epsilon", "eps", default=1e-6),
+    made = sized(sizes, activation="relu", tied=True)
+    ffns = [made.gated() if gated else made.plain()]
+    return stacks(
+        made,
+        ffns * made.n_layers,
+        ffns * n_decoder_layers,
+        n_buckets=n_buckets,
+        max_distance=max_distance,
+        eps=eps,
+        scaled=scaled,
     )
-    return Group("sizes", Sizes, keys, given=lambda values: {"name": values.pop("name")})
 
 
-def layer_keys(default: int, decoder: int | None = None) -> tuple[Key, ...]:
-    """Returns the keys of the layers of both stacks; the decoder has as many, unless `decoder` or the config says."""
-    as_many = lambda values: values["n_layers"]  # noqa: E731
-    first = depth("num_layers", default, "num_hidden_layers")
-    second = replace(depth("num_decoder_layers", 0), into="n_decoder_layers", default=decoder or as_many, null=as_many)
-    return replace(first, at="encoder.n_layers"), replace(second, at="n_layers")
+DISTANCE = (
+    lambda values: values["max_distance"] > values["n_buckets"] // 2,
+    lambda values: f"more than {values['n_buckets'] // 2}",
+)
+# The keys that T5, mT5 and Switch share, with T5Config's defaults; the decoder has as many layers, unless it is said.
+KEYS: tuple[Key, ...] = (
+    Irrelevant("training only", "dropout_rate", "initializer_factor"),
+    Irrelevant("how another program divides it", "scalable_attention"),
+    Size(
+        "relative_attention_num_buckets",
+        "n_buckets",
+        default=32,
+        must=(lambda values: values["n_buckets"] % 4 == 0, "a multiple of 4"),
+        at="attention.positions.n_buckets",
+    ),
+    Size(
+        "relative_attention_max_distance",
+        "max_distance",
+        default=128,
+        must=DISTANCE,
+        at="attention.positions.max_distance",
+    ),
+    Size("vocab_size", "n_vocab", default=32128),
+    Size("d_model", "d_model", default=512, also=("hidden_size",)),
+    Size("num_heads", "n_heads", default=8, also=("num_attention_heads",)),
+    Size("d_kv", "d_head", default=64, also=("head_dim",)),
+    Size("n_positions", "max_positions", default=512),
+    Number("layer_norm_epsilon", "eps", default=1e-6),
+    replace(depth("num_layers", 6, "num_hidden_layers"), at="encoder.n_layers"),
+    Size(
+        "num_decoder_layers",
+        "n_decoder_layers",
+        default=lambda values: values["n_layers"],
+        null=lambda values: values["n_layers"],
+        most=MOST_LAYERS,
+        at="n_layers",
+    ),
+    Size("d_ff", "d_ff", default=2048),
+)
 
 
 @dataclass(frozen=True)
@@ -238,9 +211,7 @@ FAMILY = Family(
     heads=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
     encoder_decoder=True,
     keys=(  # defaults as in transformers' T5Config
-        size_keys(n_vocab=32128, d_model=512, n_heads=8),
-        *layer_keys(6),
-        Size("d_ff", "d_ff", default=2048),
+        *KEYS,
         GatedOrPlain("relu"),
         tied(True),
         # a head is scaled where it is tied, unless the config says

@@ -135,7 +135,7 @@ def dense(key: Size) -> Size:
     return replace(key, at=found, carried="of the dense layers, where there are any")
 
 
-def n_shared(parts: Parts) -> int | None:
+def shared_of(parts: Parts) -> int | None:
     """Returns how many shared experts there are: they are stored as one, as wide as all of them."""
     ffn = parts.mixture
     if ffn.shared is None:
@@ -144,33 +144,28 @@ def n_shared(parts: Parts) -> int | None:
     return parts.expect(wide, GatedMLP, "blocks.0.ffn.body.shared").d_ff // ffn.d_ff
 
 
-def shared_experts(default: int) -> Size:
-    """Returns the key of how many experts every token takes, one at least."""
+def fine_grained(*, d_expert: int, n_shared: int, n_dense: int) -> tuple[Key, ...]:
+    """Returns the keys of the width of an expert, of how many every token takes, and of the first layers without any.
 
-    def found(parts: Parts) -> int:
+    There is one shared expert at least, and a layer with experts.
+    """
+
+    def shared(parts: Parts) -> int:
         parts.expect(parts.mixture.shared, GatedMLP, "blocks.0.ffn.body.shared")
-        return n_shared(parts) or 1
+        return shared_of(parts) or 1
 
-    return Size("n_shared_experts", "n_shared", default=default, at=found)
-
-
-def first_dense(default: int) -> Size:
-    """Returns the key of how many of the first layers have no experts, which may not be all."""
-
-    def found(parts: Parts) -> int:
+    def first_dense(parts: Parts) -> int:
         bodies = [block.branches[-1].body for block in parts.model.blocks]
         return next((i for i, body in enumerate(bodies) if not isinstance(body, GatedMLP)), len(bodies))
 
-    return Size(
-        "first_k_dense_replace",
-        "n_dense",
-        default=default,
-        least=0,
-        must=(
-            lambda values: values["n_dense"] < values["n_layers"],
-            lambda values: f"less than the {values['n_layers']} layers",
-        ),
-        at=found,
+    some = (
+        lambda values: values["n_dense"] < values["n_layers"],
+        lambda values: f"less than the {values['n_layers']} layers",
+    )
+    return (
+        expert_width(d_expert),
+        Size("n_shared_experts", "n_shared", default=n_shared, at=shared),
+        Size("first_k_dense_replace", "n_dense", default=n_dense, least=0, must=some, at=first_dense),
     )
 
 

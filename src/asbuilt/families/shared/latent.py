@@ -167,10 +167,8 @@ def keys(
             d_ff=experts.dense,
         ),
         replace(ATTENTION_BIAS, at="mixer.output_bias"),
-        experts.first_dense(n_dense),
         router,
-        experts.expert_width(d_expert),
-        experts.shared_experts(n_shared),
+        *experts.fine_grained(d_expert=d_expert, n_shared=n_shared, n_dense=n_dense),
         *more,
         RMS_EPS,
     )

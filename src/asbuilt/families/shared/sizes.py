@@ -207,6 +207,33 @@ class LayerWindows:
         return types | unused | {key: parts.carried[key] for key in unused if key in parts.carried}
 
 
+class LaterWindows(LayerWindows):
+    """Windows of the layers from `max_window_layers` on, unless `layer_types` says; `use_sliding_window` is needed."""
+
+    key_of_first = "max_window_layers"
+
+    def __init__(self) -> None:
+        super().__init__(default=4096, usual=self._from_a_layer_on, switch="use_sliding_window")
+
+    def _from_a_layer_on(self, reader: ConfigReader, values: Values) -> list[bool]:
+        first = reader.size(self.key_of_first, default=28, least=0)
+        reader.irrelevant(self.key_of_first, "layer_types, as it is written, says it")
+        reader.overruled(self.key_of_first, "layer_types")
+        return [i >= first for i in range(values["n_layers"])]
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the windows."""
+        super().read(reader, values)
+        if not any(values["windows"]):
+            reader.defaults.pop(self.key_of_first, None)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys."""
+        windowed = (i for i, attention in enumerate(parts.attentions) if attention.window is not None)
+        first = next(windowed, parts.n_layers)
+        return super().write(parts) | {self.key_of_first: parts.carried.get(self.key_of_first, first)}
+
+
 class RopeLayers:
     """Which layers have RoPE: `no_rope_layers` has a 1 for those; else all but each interval's last.
 
