@@ -20,12 +20,12 @@ from asbuilt.families.shared.key import (
     DROPPED,
     Carried,
     Choice,
+    Fixed,
     Flag,
     Group,
     Number,
     Only,
     Optional,
-    Says,
     Size,
     Values,
 )
@@ -140,7 +140,7 @@ class Forgotten:
 
 
 def test_what_is_said_always_carried_and_dropped() -> None:
-    more = (Says("kind", "only", reason="so"), Carried("start", 7), Forgotten())
+    more = (Fixed("kind", "only", reason="so"), Carried("start", 7), Forgotten())
     family = replace(mistral.FAMILY, keys=(*mistral.FAMILY.keys, *more))
     reading = family.read(SMALL | {"old": 1}, "x")
     assert reading.carried == {"start": 7, "old": 1}

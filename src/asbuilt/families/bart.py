@@ -15,12 +15,12 @@ from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import (
     Carried,
+    Fixed,
     Flag,
     Group,
     Irrelevant,
     Key,
     Only,
-    Says,
     Size,
     Values,
     activation,
@@ -163,7 +163,7 @@ def _stack(stack: str) -> Group:
 
 
 class _Vocabularies:
-    """The decoder's vocabulary and the encoder's, where a config may tell them apart."""
+    """The decoder's vocabulary and the encoder's, where a config may have both."""
 
     decoder, shared = "decoder_vocab_size", "share_encoder_decoder_embeddings"
 
@@ -203,7 +203,7 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
             activation("activation_function", "gelu", tanh="gelu_new"),
             Flag("scale_embedding", "scaled", default=False, at=lambda parts: parts.embedding_scale != 1.0),
             *((_Vocabularies(),) if kin.two_vocabularies else ()),
-            Says("tie_word_embeddings", True, reason="heads of their own are not read in this family"),
+            Fixed("tie_word_embeddings", True, reason="untied heads are not supported in this family"),
             *(() if start is None else (Carried("decoder_start_token_id", start),)),
             *(Only(key, value, reason=f"{name} has only this") for key, value in fixed.items()),
             Irrelevant("training only", *TRAINING),

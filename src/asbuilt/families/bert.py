@@ -19,7 +19,7 @@ from asbuilt.families.shared.key import Headed, Irrelevant, Key, Only, Size, Val
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.sizes import SharedOut
+from asbuilt.families.shared.sizes import DerivedHeadWidth
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import (
     Activation,
@@ -101,7 +101,7 @@ class _Ends(Headed):
         pooler, tie, masked = "add_pooling_layer", "tie_word_embeddings", values["masked"]
         if masked:
             reader.only(pooler, False, reason="a masked language model has no pooler")
-            reader.only(tie, True, reason="a decoder of its own is not read: of its two biases one is idle")
+            reader.only(tie, True, reason="an untied decoder is not supported: one of its two biases would be unused")
         else:
             reader.irrelevant(tie, "there is no head to tie")
         values["pooled"] = not masked and reader.flag(pooler, default=True)
@@ -127,7 +127,7 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
         _Ends(heads, "masked"),
         Size("hidden_size", "d_model", default=768),
         Size("num_attention_heads", "n_heads", default=12),
-        SharedOut(),
+        DerivedHeadWidth(),
         Size("vocab_size", "n_vocab", default=n_vocab),
         depth("num_hidden_layers", 12),
         Size("intermediate_size", "d_ff", default=3072),
@@ -137,7 +137,7 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
         activation(default="gelu", tanh="gelu_new"),
         Irrelevant("training only", "attention_probs_dropout_prob"),
         Only("position_embedding_type", "absolute", None, reason="only learned absolute positions are read"),
-        Only("is_decoder", False, reason="as a decoder its tokens would not see those after them"),
+        Only("is_decoder", False, reason="as a decoder its attention would be causal"),
     )
 
 

@@ -14,11 +14,11 @@ from asbuilt.families.shared.key import Irrelevant, Size, defaults
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.table import Table, entry
 from asbuilt.families.shared.towers import (
-    BESIDE,
     CLIP,
     LAYERS,
     NAMES,
     POSITION_IDS,
+    TOWER_IRRELEVANT,
     Nested,
     layers,
     tower,
@@ -66,10 +66,10 @@ def _build(text: dict[str, Any], images: dict[str, Any], **rest: Any) -> Model: 
 
 
 def _names(spec: Model, family: str) -> Table:
-    seen = expect(spec.vision, Contrast, "vision", family).tower
+    images = expect(spec.vision, Contrast, "vision", family).tower
     entries = (
         *TEXT_NAMES.entries(spec, family, prefix="text_model."),
-        *NAMES.entries(seen, family, "vision.tower.", "vision_model."),
+        *NAMES.entries(images, family, "vision.tower.", "vision_model."),
         entry("head.weight", "text_projection.weight"),
         entry("vision.tower.head.weight", "visual_projection.weight"),
         entry("vision.scale", "logit_scale"),
@@ -99,7 +99,7 @@ FAMILY = Family(
                     least=0,
                     at=_end,
                 ),
-                *BESIDE[:2],
+                *TOWER_IRRELEVANT[:2],
             ),
         ),
         Nested(
@@ -108,7 +108,7 @@ FAMILY = Family(
             kind=IMAGES,
             older=True,
             at="vision.tower",
-            keys=(*BESIDE, *CLIP),
+            keys=(*TOWER_IRRELEVANT, *CLIP),
         ),
         Size(
             "projection_dim",

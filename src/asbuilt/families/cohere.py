@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from asbuilt.families.shared.dimensions import Sizes, side_by_side, sized
+from asbuilt.families.shared.dimensions import Sizes, parallel_block, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Number, Only, eps
 from asbuilt.families.shared.names import ATTENTION, GATED, Names, in_parallel
@@ -19,7 +19,7 @@ def build(*, eps: float = 1e-5, bias: bool = False, logit_scale: float = 0.0625,
     """Returns the model of these sizes; `bias` is the attention's."""
     made = sized(sizes)
     norm = LayerNorm(d=made.d_model, eps=eps, bias=False)
-    block = side_by_side(made.attention(adjacent=True, bias=bias, output_bias=bias), made.gated(), norm)
+    block = parallel_block(made.attention(adjacent=True, bias=bias, output_bias=bias), made.gated(), norm)
     return made.model((block,) * made.n_layers, norm, logit_scale=logit_scale)
 
 
@@ -33,7 +33,7 @@ FAMILY = Family(
         Number("logit_scale", "logit_scale", default=0.0625),
         Irrelevant("the context of long texts; max_position_embeddings is the one that is read", "model_max_length"),
         Irrelevant("only slices the same products", "pretraining_tp"),
-        Only("use_qk_norm", False, None, reason="norms with weights of each head's own are not read in this family"),
+        Only("use_qk_norm", False, None, reason="norms with weights for each head are not supported"),
     ),
     build=build,
     names=Names(stems={"parallel.norm": "input_layernorm"} | in_parallel(ATTENTION | GATED)),

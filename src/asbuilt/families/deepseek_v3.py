@@ -1,19 +1,19 @@
-"""The deepseek_v3 family: latent attention, corrected sigmoid routing within groups, layers that predict further on.
+"""The deepseek_v3 family: latent attention, corrected sigmoid routing within groups, multi-token prediction.
 
-DeepSeek-AI 2024 (arXiv 2412.19437). On disk as on the hub; there weights lie in 8 bits with a scale for each tile,
-which is told by `quantization_config`.
+DeepSeek-AI 2024 (arXiv 2412.19437). Names on disk as on the hub, where weights are stored in fp8 with
+a scale for each tile, as `quantization_config` says.
 """
 
 from __future__ import annotations
 
 from asbuilt.families.shared import experts, latent, predictors
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Says
+from asbuilt.families.shared.key import Fixed
 from asbuilt.families.shared.sizes import sizes
 
 ROUTER = experts.corrected(
-    Says("scoring_func", "sigmoid", reason="this family scores by sigmoid"),
-    Says("topk_method", "noaux_tc", reason="this family chooses by corrected scores, within groups"),
+    Fixed("scoring_func", "sigmoid", reason="this family scores by sigmoid"),
+    Fixed("topk_method", "noaux_tc", reason="this family chooses by corrected scores, within groups"),
     *experts.counts("n_routed_experts", "num_local_experts", n_experts=256, top_k=8),
     experts.Groups(n_group=8, topk_group=4, score="two_best"),
     scale=2.5,

@@ -1,4 +1,4 @@
-"""The falcon family: rotary attention beside the feed-forward, few key heads, q, k and v stored key head by key head.
+"""The falcon family: attention and feed-forward in parallel, few key heads, q, k and v stored by key head.
 
 Almazrouei et al. 2023 (arXiv 2311.16867). Two generations share the name. The older (7B) has one norm for both branches
 and, under `multi_query`, one key head whatever `num_kv_heads` says; the newer (40B, 180B, 11B) has `num_kv_heads` key
@@ -12,14 +12,14 @@ from typing import Any, Unpack
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.common import divide
-from asbuilt.families.shared.dimensions import Sizes, pre_norm, side_by_side, sized
+from asbuilt.families.shared.dimensions import Sizes, parallel_block, pre_norm, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Flag, Only, Says, Size, Values, activation, depth, eps, tied
+from asbuilt.families.shared.key import Fixed, Flag, Only, Size, Values, activation, depth, eps, tied
 from asbuilt.families.shared.names import FUSED_STEMS, Fused, Names, by_key_head, in_parallel
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import Rope
-from asbuilt.families.shared.sizes import SharedOut, four_times
+from asbuilt.families.shared.sizes import DerivedHeadWidth, four_times
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import LayerNorm, Model
 from asbuilt.spec.part import LARGEST_SIZE
@@ -43,12 +43,12 @@ def build(*, kind: str = ONE_NORM, eps: float = 1e-5, bias: bool = False, **size
     norm, attention = LayerNorm(d=made.d_model, eps=eps), made.attention(bias=bias, output_bias=bias)
     block = pre_norm(attention, made.plain(bias), norm, parallel=kind == TWO_NORMS)
     if kind == ONE_NORM:
-        block = side_by_side(attention, made.plain(bias), norm)
+        block = parallel_block(attention, made.plain(bias), norm)
     return made.model((block,) * made.n_layers, norm)
 
 
 class _Generation:
-    """The kind of block and how many key heads there are, which the two generations say in ways of their own."""
+    """The kind of block and how many key heads there are, which the two generations say differently."""
 
     newer, multi, parallel, norms = (
         "new_decoder_architecture",
@@ -67,7 +67,7 @@ class _Generation:
         usual = 2 if newer else 1
         norms = reader.size(self.norms, default=usual, null=usual, most=2)
         if newer:
-            reader.require(self.parallel, parallel, f"true beside {self.newer}")
+            reader.require(self.parallel, parallel, f"true with {self.newer}")
             divide(reader, n_heads, reader.names["n_heads"], kv_heads, self.heads[0])
             values |= {"kind": TWO_NORMS if norms == 2 else ONE_NORM, "n_kv_heads": kv_heads}
             return
@@ -76,7 +76,7 @@ class _Generation:
             for key in self.heads:
                 reader.irrelevant(key, f"ignored: {self.multi} means one key head")
         else:
-            allowed = f"num_attention_heads = {n_heads} without {self.multi}"
+            allowed = f"equal to num_attention_heads = {n_heads} without {self.multi}"
             reader.require(self.heads[0], kv_heads == n_heads, allowed)
         values |= {"kind": ONE_NORM if parallel else SEQUENTIAL, "n_kv_heads": 1 if multi_query else n_heads}
 
@@ -119,12 +119,12 @@ FAMILY = Family(
     prefix="transformer.",
     heads=("FalconForCausalLM", "RWForCausalLM"),  # the second in the files that bring their own code
     keys=(  # defaults as in transformers' FalconConfig
-        Says("alibi", False, reason="ALiBi is not read in this family: transformers computes it in two ways"),
-        Only("apply_residual_connection_post_layernorm", False, reason="residuals after the norm are not read"),
+        Fixed("alibi", False, reason="ALiBi is not supported in this family: transformers computes it in two ways"),
+        Only("apply_residual_connection_post_layernorm", False, reason="residuals after the norm are not supported"),
         # d_ff is 4 times that
         Size("hidden_size", "d_model", default=4544, also=("n_embed",), most=LARGEST_SIZE // 4),
         Size("num_attention_heads", "n_heads", default=71, also=("n_head",)),
-        SharedOut(even=True),
+        DerivedHeadWidth(even=True),
         Size("max_position_embeddings", "max_positions", default=2048),
         _Generation(),
         Rope(),
@@ -134,7 +134,7 @@ FAMILY = Family(
         Only(
             "ff_factor",
             lambda values: values["d_ff"] // values["d_model"],
-            reason="what ffn_hidden_size says, in an older spelling",
+            reason="an older spelling of ffn_hidden_size",
         ),
         eps("layer_norm_epsilon", 1e-5),
         activation("activation", "gelu", tanh="gelu_new"),

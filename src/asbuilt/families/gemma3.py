@@ -1,4 +1,4 @@
-"""The gemma3 family: SigLIP's tower, its patches averaged, one matrix, and a gemma3 text whose images see both ways.
+"""The gemma3 family: SigLIP's tower, patches averaged and projected, and a gemma3 text, bidirectional in images.
 
 Gemma Team 2025 (arXiv 2503.19786).
 """
@@ -12,7 +12,7 @@ from asbuilt.families import gemma3_text
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Check, Values, tied
 from asbuilt.families.shared.multimodal import (
-    AROUND,
+    IMAGE_DELIMITERS,
     SAME_TIE,
     Text,
     multimodal_table,
@@ -23,41 +23,41 @@ from asbuilt.families.shared.multimodal import (
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Table, Transpose, entry
-from asbuilt.families.shared.towers import BESIDE, SIGLIP, Nested, tower
+from asbuilt.families.shared.towers import SIGLIP, TOWER_IRRELEVANT, Nested, tower
 from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, Vision
 
 
 def build(text: Model, images: dict[str, Any], *, placeholder: int, n_tokens: int = 256) -> Model:
     """Returns the text with images in it, of a tower as `towers.tower` takes it, `n_tokens` of each image."""
-    seen = tower(**images, patch_bias=True, class_token="none")
-    assert isinstance(seen.embedding, PatchEmbedding)
-    side = seen.embedding.n_side
+    made = tower(**images, patch_bias=True, class_token="none")
+    assert isinstance(made.embedding, PatchEmbedding)
+    side = made.embedding.n_side
     projector = PooledProjector(
-        d_in=seen.d_model,
+        d_in=made.d_model,
         d_out=text.d_model,
         n_side=side,
         pool=side // int(n_tokens**0.5),
-        norm=RMSNorm(d=seen.d_model, eps=images["eps"], gain="offset"),
+        norm=RMSNorm(d=made.d_model, eps=images["eps"], gain="offset"),
     )
-    return replace(text, vision=Vision(tower=seen, projector=projector, placeholder=placeholder, both_ways=True))
+    return replace(text, vision=Vision(tower=made, projector=projector, placeholder=placeholder, both_ways=True))
 
 
 class _NoHead:
-    """`vision_use_head`, which has to say false, as the class default is true."""
+    """`vision_use_head`, which must be false; the class default is true."""
 
     key = "vision_use_head"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        reader.only(self.key, False, reason="a tower with a head of its own is not read")
+        reader.only(self.key, False, reason="a tower with a head of its own is not supported")
         if self.key not in reader.config:
-            raise reader.error(self.key, "missing, which means true", allowed="false")
+            raise reader.error(self.key, "missing, and true by default", allowed="false")
 
     def write(self, parts: Parts) -> dict[str, Any]:
         return {self.key: False}
 
 
 class Tokens:
-    """How many tokens an image becomes; the projector tells it up to a rest, so it is carried."""
+    """How many tokens an image becomes; the projector says it up to rounding, so it is carried."""
 
     key = "mm_tokens_per_image"
 
@@ -67,7 +67,7 @@ class Tokens:
         side = images["image_size"] // images["patch_size"]
         values["n_tokens"] = reader.size(self.key, default=256, most=2**28)
         reader.require(self.key, int(values["n_tokens"] ** 0.5) <= side, f"at most the {side**2} patches")
-        reader.irrelevant(self.key, "told by the projector, up to a rest")
+        reader.irrelevant(self.key, "the projector says it, up to rounding")
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the number, as carried where it means the same."""
@@ -94,17 +94,17 @@ FAMILY = Family(
     name="gemma3",
     heads=("Gemma3ForConditionalGeneration",),
     keys=(  # defaults as in transformers' Gemma3Config
-        AROUND,
+        IMAGE_DELIMITERS,
         tied(True),
         Text(gemma3_text.FAMILY),
-        Check("text_config", (_uncapped, "one without final_logit_softcapping, which is not applied beside images")),
+        Check("text_config", (_uncapped, "one without final_logit_softcapping, which is not applied with images")),
         SAME_TIE,
         Nested(
             key="vision_config",
             into="images",
             kind="siglip_vision_model",
             at="vision.tower",
-            keys=(*BESIDE, _NoHead(), *SIGLIP),
+            keys=(*TOWER_IRRELEVANT, _NoHead(), *SIGLIP),
         ),
         Tokens(),
         placeholder(262144, beyond=True),

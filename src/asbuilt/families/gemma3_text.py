@@ -26,7 +26,7 @@ def _by_pattern(reader: ConfigReader, values: Values) -> Sequence[bool]:
     windowed = every_but_last(values["n_layers"], reader.size(key, default=6))
     if reader.given(key) and reader.given("layer_types"):
         types = [SLIDING if one else FULL for one in windowed]
-        reader.require(key, reader.config["layer_types"] == types, "what layer_types lists")
+        reader.require(key, reader.config["layer_types"] == types, "in agreement with layer_types")
     reader.overruled(key, "layer_types")
     for one in (key, f"_{key}"):
         reader.irrelevant(one, "layer_types, as it is written, says it")

@@ -111,7 +111,7 @@ FAMILY = Family(
             "describes a classifier, and the head here is the language model's",
             *(f"summary_{key}" for key in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
         ),
-        Only("n_special", 0, reason="rows for special tokens beside the vocabulary are not read"),
+        Only("n_special", 0, reason="rows for special tokens beside the vocabulary are not supported"),
         Irrelevant("the head covers the vocabulary, and there are no others", "predict_special_tokens"),
         Irrelevant("the same scores, computed in float32 and another order", "reorder_and_upcast_attn"),
     ),

@@ -12,7 +12,7 @@ from asbuilt.families import llama
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, activation, but, eps
 from asbuilt.families.shared.names import FUSED_STEMS, Fused, Names, by_key_head
-from asbuilt.families.shared.sizes import SharedOut, sizes
+from asbuilt.families.shared.sizes import DerivedHeadWidth, sizes
 from asbuilt.spec import LayerNorm
 
 FAMILY = Family(
@@ -22,7 +22,7 @@ FAMILY = Family(
     keys=(  # defaults as in transformers' GPTNeoXConfig
         *but(
             sizes(n_vocab=50432, d_model=6144, d_ff=24576, n_layers=44, n_heads=64, context=2048),
-            d_head=SharedOut(),
+            d_head=DerivedHeadWidth(),
             rotary={"partial": 0.25, "outside": ("rotary_emb_base", "rotary_pct")},
             n_kv_heads=None,
             activation=activation(default="gelu", tanh="gelu_new"),

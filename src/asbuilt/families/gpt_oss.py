@@ -19,7 +19,7 @@ from asbuilt.families.shared.sizes import HeadWidth, LayerWindows, sizes
 from asbuilt.families.shared.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Transpose, entry
 from asbuilt.spec import ClampedGate, MixtureOfExperts, Model, RMSNorm, Router
 
-# what a config that says nothing of it means
+# what a config without RoPE keys means
 ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -59,7 +59,7 @@ def _with_rope(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class _ScaledRope(Rope):
-    """The rotary keys, where null would mean the published scaling."""
+    """The RoPE keys, where null would mean the published scaling."""
 
     def write(self, parts: Parts) -> dict[str, Any]:
         written = super().write(parts)
@@ -67,7 +67,7 @@ class _ScaledRope(Rope):
 
 
 def _interleaved(part: MixtureOfExperts) -> Layout:
-    """Returns the layout of gate and up, whose rows take turns."""
+    """Returns the layout of gate and up, whose rows alternate."""
     return Interleave(part.d_ff, (1, 1))
 
 
@@ -124,7 +124,7 @@ FAMILY = Family(
         Number("swiglu_limit", "limit", default=GATE.limit, at="mixture.gating.limit"),
         eps("rms_norm_eps", 1e-5),
         Flag("attention_bias", "bias", default=True),
-        Irrelevant("told by the rotary parameters", "initial_context_length"),
+        Irrelevant("the RoPE parameters say it", "initial_context_length"),
     ),
     build=build,
     names=Names(stems=STEMS, stacked=_plain),

@@ -1,6 +1,6 @@
 """The granite family: llama with factors on the embedding, the scores, every branch and the logits.
 
-Granite 3 (IBM 2024); the factors keep one learning rate good at all widths: Shen et al. 2024 (arXiv 2408.13359).
+Granite 3 (IBM 2024); with the factors one learning rate suits all widths: Shen et al. 2024 (arXiv 2408.13359).
 """
 
 from __future__ import annotations

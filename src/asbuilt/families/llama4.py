@@ -1,4 +1,4 @@
-"""The llama4 family: a tower turned by column and row, squares of its patches through matrices, a llama4_text.
+"""The llama4 family: a tower with RoPE by column and row, squares of patches through an MLP, and a llama4_text.
 
 Meta 2025, the Llama 4 model card and published code.
 """
@@ -13,7 +13,7 @@ from asbuilt.families import llama4_text
 from asbuilt.families.shared import towers
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Number, Only, Values, defaults, tied
-from asbuilt.families.shared.multimodal import AROUND, SAME_TIE, TEXT, Text, placeholder, projector_of
+from asbuilt.families.shared.multimodal import IMAGE_DELIMITERS, SAME_TIE, TEXT, Text, placeholder, projector_of
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import read_rotary
@@ -67,13 +67,13 @@ def _build(text: Model, images: dict[str, Any], placeholder: int) -> Model:
 
 
 class _TowerRope:
-    """The rotary base of a tower, whose heads turn by column and by row."""
+    """The RoPE base of a tower, which rotates heads by column and by row."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         d_head, heads = values["d_model"] // values["n_heads"], reader.names["n_heads"]
-        reader.require(heads, d_head % 4 == 0, "heads whose width is a multiple of 4, for columns and rows")
+        reader.require(heads, d_head % 4 == 0, "such that heads are a multiple of 4 wide (RoPE by column and row)")
         rotary = read_rotary(reader, d_head, values["image_size"])
-        reader.require("rope_scaling", rotary.scaling is None, "none, in a tower")
+        reader.require("rope_scaling", rotary.scaling is None, "null in a tower")
         values["theta"] = rotary.theta
 
     def write(self, parts: Parts) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _merges(values: Values) -> bool:
 
 
 class _Shuffle:
-    """How squares of patches become one token, which several keys say together: the ratio and four widths."""
+    """How squares of patches become one token: the ratio and four widths, which must agree."""
 
     ratio = Number("pixel_shuffle_ratio", "ratio", default=0.5, above=1 / 2**14, most=1.0)
     width, others = "projector_output_dim", {"projector_input_dim": WIDTH, "vision_output_dim": 7680}
@@ -96,16 +96,16 @@ class _Shuffle:
         self.ratio.read(reader, values)
         side = values["image_size"] // values["patch_size"]
         values["merge"] = round(1 / values["ratio"])
-        reader.require(self.ratio.key, _merges(values), f"1/n, n dividing the {side} patches on a side")
+        reader.require(self.ratio.key, _merges(values), f"1/n, where n divides the {side} patches on a side")
         del values["ratio"]
         merge = values["merge"]
         wide = values["d_model"] * merge**2
-        allowed = f"{wide}, the width of {merge}x{merge} patches, as well"
+        allowed = f"{wide}, the width of {merge}x{merge} patches"
         reader.require(reader.names["d_ff"], values["d_ff"] == wide, allowed)
         values["width"] = reader.size(self.width, default=WIDTH)
         for key, default in self.others.items():
             same = reader.size(key, default=default) == values["width"]
-            reader.require(key, same, f"{self.width} = {values['width']}")
+            reader.require(key, same, f"equal to {self.width} = {values['width']}")
 
     def write(self, parts: Parts) -> dict[str, Any]:
         projector = projector_of(parts.around, MLPProjector)
@@ -132,12 +132,12 @@ def _names(spec: Model, family: str) -> Table:
 
 
 TOWER: tuple[Key, ...] = (
-    *towers.BESIDE,
+    *towers.TOWER_IRRELEVANT,
     Irrelevant("training only", "projector_dropout"),
-    Only("norm_eps", 1e-5, reason="the published code norms with 1e-5"),
+    Only("norm_eps", 1e-5, reason="the published code has this epsilon"),
     Only("hidden_act", "gelu", reason="the published code uses gelu"),
     Only("multi_modal_projector_bias", False, reason="the published code has none"),
-    Only("vision_feature_layer", -1, reason="the published code takes what the last layer makes"),
+    Only("vision_feature_layer", -1, reason="the published code takes the last layer's output"),
     Only("vision_feature_select_strategy", "default", reason="the published code leaves the class token out"),
     # of transformers' Llama4VisionConfig, whose code norms with 1e-5 whatever the config says
     *defaults(towers.CLIP, d_ff=5632, n_layers=34, n_heads=16, image_size=448, patch_size=14, activation="gelu"),
@@ -149,7 +149,7 @@ FAMILY = Family(
     name="llama4",
     heads=("Llama4ForConditionalGeneration",),
     keys=(  # defaults as in transformers' Llama4Config
-        AROUND,
+        IMAGE_DELIMITERS,
         Text(llama4_text.FAMILY),
         tied(False),
         SAME_TIE,

@@ -1,8 +1,8 @@
-"""The llama4_text family: rotary layers in chunks, every fourth without positions, and experts beside a shared one.
+"""The llama4_text family: chunked attention with RoPE, every fourth layer without positions, and a shared expert.
 
 Meta 2025, the Llama 4 model card and published code. A token's expert reads the token times its score, a sigmoid.
-Layers that turn normalise queries and keys without gains (after turning them, which is the same); the others warm
-their queries with the position.
+Layers with RoPE norm queries and keys without gains (after RoPE, which is the same); the others scale their queries by
+a temperature that grows with the position.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sparse:
         n_layers, step_key, key = values["n_layers"], "interleave_moe_layer_step", "moe_layers"
         step = reader.size(step_key, default=1)
         reader.overruled(step_key, key)
-        reader.irrelevant(step_key, f"told by {key} as it is written")
+        reader.irrelevant(step_key, f"{key}, as it is written, says it")
         listed = reader.given(key)
         said = reader.config[key] if listed else [i for i in range(n_layers) if (i + 1) % step == 0]
         reader.require(key, isinstance(said, list) and all(is_whole(x) for x in said), "a list of layers")
@@ -85,7 +85,7 @@ class Sparse:
 
 
 class Temperature:
-    """What warms the queries of layers without positions."""
+    """The temperature of the queries of layers without positions."""
 
     tuned, scale, floor = "attn_temperature_tuning", "attn_scale", "floor_scale"
 
@@ -96,7 +96,7 @@ class Temperature:
         counted = is_whole(reader.config.get(self.tuned))
         tuned = reader.size(self.tuned, least=0) > 0 if counted else reader.flag(self.tuned, default=True)
         for key in (self.tuned, self.scale, self.floor):
-            reader.irrelevant(key, "without effect where every layer turns, or none is warmed")
+            reader.irrelevant(key, "without effect where every layer has RoPE, or no temperature")
         values["temperature"] = QueryTemperature(scale=scale, floor=floor) if tuned else None
 
     def write(self, parts: Parts) -> dict[str, Any]:
@@ -104,18 +104,18 @@ class Temperature:
         plain = [layer for layer in parts.attentions if layer.positions is None]
         if not plain:
             return {}
-        warm = plain[0].temperature
-        written = {} if warm is None else {self.scale: float(warm.scale), self.floor: warm.floor}
-        return {self.tuned: warm is not None} | written
+        found = plain[0].temperature
+        written = {} if found is None else {self.scale: float(found.scale), self.floor: found.floor}
+        return {self.tuned: found is not None} | written
 
 
 class HeadNorms(Flag):
-    """Whether layers that turn norm queries and keys; without such layers it stays as it was carried."""
+    """Whether layers with RoPE norm queries and keys; without such layers it stays as it was carried."""
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the flag."""
-        turning = [layer for layer in parts.attentions if isinstance(layer.positions, Rotary)]
-        return {self.key: turning[0].q_norm is not None} if turning else {}
+        with_rope = [layer for layer in parts.attentions if isinstance(layer.positions, Rotary)]
+        return {self.key: with_rope[0].q_norm is not None} if with_rope else {}
 
 
 def _stacked(part: MixtureOfExperts) -> list[Entry]:

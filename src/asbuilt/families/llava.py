@@ -16,10 +16,10 @@ from asbuilt.families.shared.multimodal import Text, multimodal_table, placehold
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.table import Table, entry
-from asbuilt.families.shared.towers import BESIDE, CLIP, Nested, tower
+from asbuilt.families.shared.towers import CLIP, TOWER_IRRELEVANT, Nested, tower
 from asbuilt.spec import Activation, MLPProjector, Model, TiedHead, Vision
 
-# Where no tower is described at all, CLIP's large one.
+# CLIP's large tower, where the config describes none.
 LARGE = defaults(CLIP, d_ff=4096, d_model=1024, patch_size=14, image_size=336, n_layers=24, n_heads=16)
 
 
@@ -46,14 +46,14 @@ def build(
 
 
 class _Depth:
-    """After how many blocks the stream is taken: counted from 0, or from the end, where -1 is after all; carried so."""
+    """After how many blocks the stream is taken, counted from 0 or from the end (-1 is after all blocks); carried."""
 
     key = "vision_feature_layer"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         said, n = reader.config.get(self.key, -2), values["images"]["n_layers"]
         reader.require(self.key, is_whole(said) and -n - 1 <= said <= n, f"one whole number, {-n - 1} to {n}")
-        reader.irrelevant(self.key, "counted from above or below, as it was")
+        reader.irrelevant(self.key, "carried, since it may be counted from either end")
         values["layers"] = said % (n + 1)
 
     def write(self, parts: Parts) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class _Depth:
 
 
 class Tied(Flag):
-    """Whether the text's head is tied, which its own config may say too."""
+    """Whether the text's head is tied, which the text's own config may say too."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the flag, and ties the head."""
@@ -96,8 +96,8 @@ FAMILY = Family(
             into="images",
             kind=IMAGES,
             at="vision.tower",
-            keys=(*BESIDE, *CLIP),
-            otherwise=(*BESIDE, *LARGE),
+            keys=(*TOWER_IRRELEVANT, *CLIP),
+            otherwise=(*TOWER_IRRELEVANT, *LARGE),
         ),
         Choice(
             "vision_feature_select_strategy",
@@ -111,7 +111,7 @@ FAMILY = Family(
         _Depth(),
         Flag("multimodal_projector_bias", "bias", default=True, at="vision.projector.bias"),
         Irrelevant("training only", "ignore_index"),
-        Irrelevant("told by the tower's size, and used by the processor alone", "image_seq_length"),
+        Irrelevant("follows from the tower's size, and only the processor uses it", "image_seq_length"),
         Irrelevant("the text's own says it", "vocab_size"),
     ),
     build=build,

@@ -11,7 +11,7 @@ from asbuilt.families import llama
 from asbuilt.families.shared import experts
 from asbuilt.families.shared.key import Only, but, eps
 from asbuilt.families.shared.names import ATTENTION, NORMS, Names
-from asbuilt.families.shared.sizes import CarriedWidth, sizes, window
+from asbuilt.families.shared.sizes import NullableHeadWidth, sizes, window
 
 STORED = {"gate": "w1", "up": "w3", "down": "w2"}
 
@@ -22,7 +22,7 @@ FAMILY = replace(
     keys=(  # defaults as in transformers' MixtralConfig
         *but(
             sizes(n_vocab=32000, d_model=4096, d_ff=14336, n_layers=32, n_heads=32, n_kv_heads=8, context=131072),
-            d_head=CarriedWidth(),
+            d_head=NullableHeadWidth(),
             rotary={"theta": 1e6},
         ),
         experts.TRAINING,

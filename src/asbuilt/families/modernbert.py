@@ -1,8 +1,8 @@
-"""The modernbert family: rotary positions, LayerNorm before each branch, gated feed-forward, mostly local attention.
+"""The modernbert family: RoPE, LayerNorm before each branch, gated feed-forward, mostly local attention.
 
-Warner et al. 2024 (arXiv 2412.13663). Every third layer sees everything, the others local_attention / 2 tokens on
-either side, each kind with a rotary base of its own. The embedding is normed, so layer 0 does not norm what its
-attention reads. Gate and up lie on disk as one tensor, the activated half first, and so do q, k and v.
+Warner et al. 2024 (arXiv 2412.13663). Every third layer attends to all tokens, the others to local_attention / 2
+tokens on either side, each kind with its own RoPE base. The embedding is normed, so layer 0 has no norm before its
+attention. Gate and up are stored as one tensor, the activated half first, and so are q, k and v.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asbuilt.families.shared.names import Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import TwoRopes
-from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, SharedOut
+from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, DerivedHeadWidth
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import Block, Branch, Head, HeadTransform, LayerNorm, Model, Rotary, TiedHead
 
@@ -127,7 +127,7 @@ class _Transform(Headed):
 class Windows:
     """Each layer's window: half of `local_attention` on either side, and the token itself.
 
-    The older key says every how many layers one sees everything.
+    The older key says which layers attend to all tokens: every so many.
     """
 
     every, window = "global_attn_every_n_layers", "local_attention"
@@ -170,7 +170,7 @@ FAMILY = Family(
     keys=(  # defaults as in transformers' ModernBertConfig
         Size("hidden_size", "d_model", default=768),
         Size("num_attention_heads", "n_heads", default=12),
-        SharedOut(even=True),
+        DerivedHeadWidth(even=True),
         Size("max_position_embeddings", "max_positions", default=8192),
         TwoRopes(("global_rope_theta", 160_000.0), ("local_rope_theta", 10_000.0)),
         Size("vocab_size", "n_vocab", default=50368),
@@ -192,8 +192,8 @@ FAMILY = Family(
             "how it is computed, not what", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"
         ),
         Irrelevant("norm_eps is what is read", "layer_norm_eps"),
-        Only("position_embedding_type", "absolute", None, reason="positions are rotary, whatever an early file says"),
-        Only("is_decoder", False, reason="as a decoder its tokens would not see those after them"),
+        Only("position_embedding_type", "absolute", None, reason="positions are rotary, whatever early files say"),
+        Only("is_decoder", False, reason="as a decoder its attention would be causal"),
     ),
     build=build,
     names=_names,

@@ -37,19 +37,19 @@ def build(*, eps: float = 1e-5, scale: float | None = None, **sizes: Unpack[Size
 
 
 class _AttentionConfig:
-    """The object `attn_config`: what scores are multiplied by, and what is read of no other kind."""
+    """The object `attn_config`: what scores are multiplied by, and keys that allow one value."""
 
     key, scale = "attn_config", "softmax_scale"
     inner = (
         Irrelevant("training, and how it is computed", "attn_pdrop", "attn_impl"),
-        Only("attn_type", "multihead_attention", reason="multi-query attention is not read in this family"),
-        Only("clip_qkv", None, reason="clipped queries, keys and values are not read"),
-        Only("prefix_lm", False, reason="a prefix that is seen both ways is not read"),
-        Only("qk_ln", False, reason="norms of queries and keys are not read in this family"),
-        Only("attn_uses_sequence_id", False, reason="several texts in one sequence are not read"),
-        Only("alibi", True, reason="without ALiBi the published code has a table of positions, and transformers none"),
+        Only("attn_type", "multihead_attention", reason="multi-query attention is not supported in this family"),
+        Only("clip_qkv", None, reason="clipped queries, keys and values are not supported"),
+        Only("prefix_lm", False, reason="bidirectional attention within a prefix is not supported"),
+        Only("qk_ln", False, reason="norms of queries and keys are not supported in this family"),
+        Only("attn_uses_sequence_id", False, reason="several texts in one sequence are not supported"),
+        Only("alibi", True, reason="without ALiBi the published code has learned positions, and transformers none"),
         # the published code heeds it, transformers computes 8 whatever it says: nothing to check another value against
-        Only("alibi_bias_max", 8, reason="another slope of ALiBi is not read"),
+        Only("alibi_bias_max", 8, reason="other slopes of ALiBi are not supported"),
     )
 
     def read(self, reader: ConfigReader, values: Values) -> None:
@@ -85,9 +85,9 @@ FAMILY = Family(
         Irrelevant("names the tokenizer", "tokenizer_name"),
         Irrelevant("has no effect beside ALiBi", "learned_pos_emb"),
         Only("expansion_ratio", 4, reason="the feed-forward is 4 times as wide as the stream"),
-        Only("logit_scale", None, reason="scaled logits are not read in this family"),
-        Only("no_bias", True, reason="biases are not read in this family"),
-        Only("norm_type", "low_precision_layernorm", "layernorm", reason="other norms are not read in this family"),
+        Only("logit_scale", None, reason="scaled logits are not supported in this family"),
+        Only("no_bias", True, reason="biases are not supported in this family"),
+        Only("norm_type", "low_precision_layernorm", "layernorm", reason="other norms are not supported"),
     ),
     build=build,
     names=Names(

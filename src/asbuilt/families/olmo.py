@@ -24,7 +24,7 @@ FAMILY = replace(
     keys=(  # defaults as in transformers' OlmoConfig
         *SIZES,
         ATTENTION_BIAS,
-        Only("clip_qkv", None, reason="clipped queries, keys and values are not built"),
+        Only("clip_qkv", None, reason="clipped queries, keys and values are not supported"),
         Irrelevant("this family has no RMSNorm, and its LayerNorm's epsilon is fixed", "rms_norm_eps"),
     ),
     build=partial(llama.build, eps=EPS, norms=partial(LayerNorm, gain=False, bias=False)),

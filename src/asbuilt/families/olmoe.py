@@ -27,7 +27,7 @@ FAMILY = replace(
         ),
         eps("rms_norm_eps", 1e-5),
         ATTENTION_BIAS,
-        Only("clip_qkv", None, reason="clipped queries, keys and values are not read"),
+        Only("clip_qkv", None, reason="clipped queries, keys and values are not supported"),
     ),
     build=partial(llama.build, whole_norms=True),
     names=Names(stems=NORMS | ATTENTION | QK_NORMS | ROUTER, experts=EXPERTS),

@@ -14,7 +14,7 @@ from asbuilt.families.shared.key import Flag, Irrelevant, Only, Size, Values, ac
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.sizes import SharedOut
+from asbuilt.families.shared.sizes import DerivedHeadWidth
 from asbuilt.families.shared.table import Table
 from asbuilt.spec import Block, Branch, Head, LayerNorm, LearnedPositions, Model, TiedHead, TokenEmbedding
 
@@ -88,7 +88,7 @@ FAMILY = Family(
     keys=(  # defaults as in transformers' OPTConfig
         Size("hidden_size", "d_model", default=768),
         Size("num_attention_heads", "n_heads", default=12),
-        SharedOut(),
+        DerivedHeadWidth(),
         Size(
             "word_embed_proj_dim",
             "d_table",

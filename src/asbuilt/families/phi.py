@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from asbuilt.families.shared.dimensions import Sizes, side_by_side, sized
+from asbuilt.families.shared.dimensions import Sizes, parallel_block, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Only, activation, but, eps
 from asbuilt.families.shared.names import ATTENTION, OUTSIDE, Names, in_parallel
-from asbuilt.families.shared.sizes import SharedOut, sizes
+from asbuilt.families.shared.sizes import DerivedHeadWidth, sizes
 from asbuilt.spec import LayerNorm, Model
 
 STEMS = ATTENTION | {
@@ -28,7 +28,7 @@ def build(*, eps: float = 1e-5, head_norms: bool = False, **sizes: Unpack[Sizes]
     made = sized(sizes, activation="gelu_tanh")
     norm, per_head = LayerNorm(d=made.d_model, eps=eps), LayerNorm(d=made.head_width, eps=eps) if head_norms else None
     attention = made.attention(bias=True, output_bias=True, q_norm=per_head, k_norm=per_head)
-    block = side_by_side(attention, made.plain(True), norm)
+    block = parallel_block(attention, made.plain(True), norm)
     return made.model((block,) * made.n_layers, norm, head_bias=True)
 
 
@@ -38,7 +38,7 @@ FAMILY = Family(
     keys=(  # defaults as in transformers' PhiConfig
         *but(
             sizes(n_vocab=51200, d_model=2048, d_ff=8192, n_layers=24, n_heads=32, context=2048),
-            d_head=SharedOut(),
+            d_head=DerivedHeadWidth(),
             rotary={"partial": 0.5},
             activation=activation(default="gelu_new", tanh="gelu_new"),
         ),
@@ -49,7 +49,7 @@ FAMILY = Family(
         Only(
             "rotary_dim",
             lambda values: values["rotary"].d_rotary,
-            reason="what partial_rotary_factor says, in an older spelling",
+            reason="an older spelling of partial_rotary_factor",
         ),
     ),
     build=build,

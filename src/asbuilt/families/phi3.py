@@ -15,14 +15,14 @@ from asbuilt.families.shared.names import NORMS, Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import MOST_FACTOR, ORIGINAL, partial_factor, read_rotary
-from asbuilt.families.shared.sizes import SharedOut, sizes, window
+from asbuilt.families.shared.sizes import DerivedHeadWidth, sizes, window
 from asbuilt.spec import LongRope, Scaling
 
 
 class _LongRotary:
-    """The rotary keys; the original context stands beside the rotary object, and is 4096 unless told there.
+    """The RoPE keys; the original context stands beside the RoPE object, and is 4096 by default.
 
-    What stands inside may not disagree with it; alone it counts for nothing, as in transformers, which overwrites it.
+    One inside the object must agree with it; alone it is ignored, as in transformers, which overwrites it.
     """
 
     into = "rotary"
@@ -71,7 +71,7 @@ FAMILY = replace(
     keys=(  # defaults as in transformers' Phi3Config
         *but(
             sizes(n_vocab=32064, d_model=3072, d_ff=8192, n_layers=32, n_heads=32, context=4096),
-            d_head=SharedOut(),
+            d_head=DerivedHeadWidth(),
             rotary=_LongRotary(),
         ),
         eps("rms_norm_eps", 1e-5),
@@ -79,7 +79,7 @@ FAMILY = replace(
         Only("attention_bias", False, reason="no matrix of this family has a bias"),
         Only("mlp_bias", False, reason="no matrix of this family has a bias"),
         Only("lm_head_bias", False, reason="no matrix of this family has a bias"),
-        Only("full_attn_mod", 1, reason="every layer of this family attends alike"),
+        Only("full_attn_mod", 1, reason="all layers of this family have the same attention"),
         Only("interpolate_factor", 1, reason="positions are scaled by rope_scaling alone"),
     ),
     names=Names(

@@ -24,7 +24,7 @@ FAMILY = replace(
         Only("attention_bias", True, reason="q, k and v have biases in this family, whatever a config says"),
         Only("qkv_bias", True, reason="q, k and v have biases in this family, whatever a config says"),
         Only("mlp_bias", False, reason="the feed-forward part has no biases in this family"),
-        Only("use_mrope", False, reason="positions of images are not read in this family"),
+        Only("use_mrope", False, reason="positions of images are not supported in this family"),
     ),
     build=partial(llama.build, bias=True, output_bias=False),
 )

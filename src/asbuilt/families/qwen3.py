@@ -14,7 +14,7 @@ from asbuilt.families.shared.names import QK_NORMS, STEMS, Names
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, DualChunks, LaterWindows, sizes
 
 # Keys that repeat what the family always is, or that only other programs read.
-AGAIN = (
+REDUNDANT = (
     Only("qkv_bias", lambda values: values["bias"], reason="attention_bias says it too"),
     Only("use_qk_norm", True, reason="each head's queries and keys are normed in this family"),
     DualChunks(),
@@ -29,7 +29,7 @@ FAMILY = replace(
         ),
         RMS_EPS,
         ATTENTION_BIAS,
-        *AGAIN,
+        *REDUNDANT,
         LaterWindows(),
     ),
     build=partial(llama.build, head_norms=True),

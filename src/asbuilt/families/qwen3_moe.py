@@ -1,4 +1,4 @@
-"""The qwen3_moe family: qwen3's attention, and experts in all layers but those that are told to be dense.
+"""The qwen3_moe family: qwen3's attention, and experts in all layers but those listed as dense.
 
 Yang et al. 2025 (arXiv 2505.09388). Layer i has experts where i + 1 is a multiple of `decoder_sparse_step` and i is not
 in `mlp_only_layers`; dense layers are `intermediate_size` wide, experts `moe_intermediate_size`.
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from asbuilt.families import llama
-from asbuilt.families.qwen3 import AGAIN
+from asbuilt.families.qwen3 import REDUNDANT
 from asbuilt.families.shared import experts
 from asbuilt.families.shared.key import Flag, Only, Optional, Values, but
 from asbuilt.families.shared.names import EXPERTS, QK_NORMS, ROUTER, STEMS, Names
@@ -32,7 +32,7 @@ class _Dense:
         listed = reader.config[only_key] if reader.given(only_key) else []
         reader.require(only_key, isinstance(listed, list) and all(map(is_whole, listed)), "a list of layers")
         for key in self.keys:
-            reader.irrelevant(key, "told by the blocks")
+            reader.irrelevant(key, "the blocks say it")
         values["dense"] = self._layers(step, listed, n_layers)
         reader.require(step_key, len(values["dense"]) < n_layers, "such that some layer has experts")
 
@@ -65,7 +65,7 @@ class Window:
         Flag(used, "used", default=False).read(reader, own := {})
         Optional(size, "size", default=self.default).read(reader, own)
         for key in (*self.keys, "max_window_layers"):
-            reader.irrelevant(key, "told by the blocks, or without effect where there is no window")
+            reader.irrelevant(key, "the blocks say it, or it has no effect without a window")
         values["window"] = own["size"] if own["used"] else None
         if values["window"] is not None:
             said = "versions of this family differ in which layers it gives windows"
@@ -99,7 +99,7 @@ FAMILY = replace(
         experts.expert_width(768),
         RMS_EPS,
         ATTENTION_BIAS,
-        *AGAIN,
+        *REDUNDANT,
         _Dense(),
         Window(),
     ),

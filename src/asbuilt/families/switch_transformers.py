@@ -1,6 +1,6 @@
 """The switch_transformers family: t5 whose feed-forwards are, every so many layers, experts of which a token takes one.
 
-Fedus et al. 2021 (arXiv 2101.03961). An expert takes so many tokens of a sequence and pass; what comes after passes by.
+Fedus et al. 2021 (arXiv 2101.03961). An expert takes a limited number of tokens of a sequence; the others skip it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.families.shared.dimensions import Sizes, sized
 from asbuilt.families.shared.experts import MOST_EXPERTS
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Only, Says, Size, Values, defaults
+from asbuilt.families.shared.key import Choice, Fixed, Flag, Irrelevant, Only, Size, Values, defaults
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import MixtureOfExperts, Model, Router
@@ -50,7 +50,7 @@ def is_sparse(layer: int, step: int) -> bool:
 class _Sparse:
     """Which layers have experts: those of the step, which follows from their number unless it is said.
 
-    No sparse layer at all is a step of all layers, whose second has experts all the same.
+    With no sparse layer the step is the number of layers, and the second layer has experts all the same.
     """
 
     stacks = ("encoder", "decoder")
@@ -94,7 +94,7 @@ def _mixture(parts: Parts) -> MixtureOfExperts | None:
 
 @dataclass(frozen=True)
 class _Experts:
-    """Keys of the experts; where no layer has any, their number is written alone: unsaid, it would be another's."""
+    """Keys of the experts; where no layer has any, only their number is written, since the default is another."""
 
     keys = (
         Size(
@@ -137,10 +137,10 @@ FAMILY = Family(
             "training only", "router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"
         ),
         Only("num_selected_experts", 1, reason="each token goes to one expert in this family"),
-        Only("batch_prioritized_routing", False, reason="tokens take their places in order in this family"),
-        Irrelevant("tokens choose, whatever it says", "router_type"),
+        Only("batch_prioritized_routing", False, reason="experts take tokens in order in this family"),
+        Irrelevant("tokens choose experts, whatever it says", "router_type"),
         Irrelevant("no code reads it", "router_ignore_padding_tokens"),
-        Says("tie_word_embeddings", True, reason="embeddings that are not shared are not read in this family"),
+        Fixed("tie_word_embeddings", True, reason="embeddings that are not shared are not supported in this family"),
         Only("router_dtype", "float32", reason="routers compute in float32"),
         Only("feed_forward_proj", "relu", reason="dense_act_fn names the activation, and there are no gates"),
         Only("is_gated_act", False, reason="there are no gates"),

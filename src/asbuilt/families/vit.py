@@ -72,7 +72,7 @@ class _Ends(Headed):
 
 
 def read_labels(reader: ConfigReader) -> int:
-    """Returns how many labels there are: the names told, or their number; two where neither is said."""
+    """Returns how many labels there are: the names, or their number; two where neither is given."""
     named = reader.config.get("id2label")
     if named is None:
         return reader.size("num_labels", default=2, null=2, most=MOST_LABELS)

@@ -81,8 +81,8 @@ def read_common(
     """Reads what every config may carry and returns the stored dtype, None where it is not said.
 
     `heads` are the class names of the language model, the usual one first. Raises InputError for another class, and for
-    an encoder unless the family is one of `encoder_decoder` models, for none if it is, and for tokens that see those
-    after them unless the family is not `causal`. How weights are quantised is not what the model is: `read_config`
+    an encoder unless the family is one of `encoder_decoder` models, for none if it is, and for bidirectional attention
+    unless the family is not `causal`. How weights are quantised is not what the model is: `read_config`
     keeps it beside.
     """
     reader.known.add("model_type")
@@ -100,10 +100,11 @@ def read_common(
         reader.only("is_encoder_decoder", True, reason="only the model with encoder and decoder is read")
     else:
         reader.only("is_encoder_decoder", False, None, reason="only the decoder-only model is read")
-    sees = "do not see" if causal else "see"
-    reader.only("is_causal", causal, None, reason=f"tokens of this family {sees} those after them")
-    reader.only("add_cross_attention", False, None, reason="cross-attention is not read in this family")
-    reader.only("cross_attention_hidden_size", None, reason="cross-attention is not read in this family")
+    reader.only(
+        "is_causal", causal, None, reason=f"attention of this family is {'causal' if causal else 'bidirectional'}"
+    )
+    reader.only("add_cross_attention", False, None, reason="cross-attention is not supported in this family")
+    reader.only("cross_attention_hidden_size", None, reason="cross-attention is not supported in this family")
     reader.only("tie_encoder_decoder", False, None, reason="only the decoder-only model is read")
     reader.only("pruned_heads", {}, None, reason="pruned heads change the shapes of single layers")
     return _dtype(reader)

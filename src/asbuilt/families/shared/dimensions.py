@@ -154,7 +154,7 @@ def pre_norm(attention: Mixer, ffn: FeedForward, norm: Norm, scale: float = 1.0,
     return Block(branches=(first, Branch(name="ffn", body=ffn, norm=norm, scale=scale, parallel=parallel)))
 
 
-def side_by_side(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
+def parallel_block(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
     """Returns the block x + attention(norm(x)) + ffn(norm(x)), its one branch named `parallel`."""
     return Block(branches=(Branch(name="parallel", body=Parallel(attention=attention, ffn=ffn), norm=norm),))
 

@@ -62,14 +62,14 @@ class Family:
     def write(self, spec: Model, carried: dict[str, Any], dtype: str | None) -> dict[str, Any]:
         """Returns a config.json that `read` reads back as `spec`; raises InputError naming what it cannot express.
 
-        A model whose folder left its predictors out may be told of as having them.
+        A config may declare predictors that the folder, and so the spec, lacks.
         """
-        told = {"model_type": self.name, **written(self.keys, Parts(spec, self.name, carried))}
+        own = {"model_type": self.name, **written(self.keys, Parts(spec, self.name, carried))}
         if self.encoder_decoder:
-            told["is_encoder_decoder"] = True
+            own["is_encoder_decoder"] = True
         if self.heads:
-            told = {"architectures": [self.heads[0]]} | told
-        config = {key: value for key, value in config_of(told, carried, dtype).items() if value is not DROPPED}
+            own = {"architectures": [self.heads[0]]} | own
+        config = {key: value for key, value in config_of(own, carried, dtype).items() if value is not DROPPED}
         again = self.read(config, spec.name).spec
         require_same(spec, again if spec.predictors else replace(again, predictors=()), self.name)
         return config

@@ -29,7 +29,7 @@ class Key(Protocol):
         ...
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the key as a config of these parts has it; DROPPED for one that was carried and says it no more."""
+        """Returns the key as a config of these parts has it; DROPPED for one that was carried and no longer holds."""
         ...
 
 
@@ -37,7 +37,7 @@ DROPPED = object()
 # Keys are never compared: without `eq` and `repr` these classes take half as long to import.
 
 
-def told(value: Any, values: Values) -> Any:  # noqa: ANN401
+def resolved(value: Any, values: Values) -> Any:  # noqa: ANN401
     """Returns what a default or bound is beside the values read so far: some follow from others."""
     return value(values) if callable(value) else value
 
@@ -46,8 +46,8 @@ def told(value: Any, values: Values) -> Any:  # noqa: ANN401
 class Value:
     """A key with one value, `into` which argument of `build` it goes, `also` its other spellings.
 
-    `default` stands for a missing key and `null` for null, as values or as functions of the values read so far; `must`
-    is what the value has to be beside those; `at` is where a spec says it.
+    `default` is the value of a missing key and `null` that of null, or functions of the values read so far; `must` is a
+    condition on those and what is allowed; `at` is where a spec says it.
     With `carried`, a reason, the key is carried verbatim too.
     """
 
@@ -63,7 +63,7 @@ class Value:
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the value, then holds it to `must`."""
-        values[self.into] = self.get(reader, told(self.default, values), told(self.null, values), values)
+        values[self.into] = self.get(reader, resolved(self.default, values), resolved(self.null, values), values)
         reader.names[self.into] = name = reader.spelled(self.key, *self.also) or self.key
         self.check(reader, name, values)
         for key in (self.key, *self.also) if self.carried else ():
@@ -72,7 +72,7 @@ class Value:
     def check(self, reader: ConfigReader, name: str, values: Values) -> None:
         """Raises InputError naming the key, spelled `name`, unless the value is allowed beside the others."""
         if self.must is not None:
-            reader.require(name, self.must[0](values), told(self.must[1], values))
+            reader.require(name, self.must[0](values), resolved(self.must[1], values))
 
     def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> Any:  # noqa: ANN401
         """Returns what the config says."""
@@ -108,7 +108,7 @@ class Size(Value):
             default=default,
             null=null,
             least=self.least,
-            most=told(self.most, values),
+            most=resolved(self.most, values),
             derived=self.derived,
         )
 
@@ -154,7 +154,7 @@ class Flag(Value):
 class Choice(Value):
     """One of the names in `choices`; a value that has several is written by the name that `written` has for it.
 
-    Another key, `again`, may say it too, if it says the same; that one is carried.
+    Another key, `again`, may repeat it, and is carried.
     """
 
     _: KW_ONLY
@@ -169,7 +169,7 @@ class Choice(Value):
             same = reader.choice(self.again, choices=self.choices) == values[self.into]
             reader.require(self.again, same, f"the same as {self.key}")
         if self.again:
-            reader.irrelevant(self.again, f"says again what {self.key} says")
+            reader.irrelevant(self.again, f"repeats {self.key}")
 
     def get(self, reader: ConfigReader, default: Any, null: Any, values: Values) -> Any:  # noqa: ANN401
         """Returns what the name stands for."""
@@ -225,11 +225,11 @@ class Only(Declared):
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Refuses another value."""
-        reader.only(self.key, *(told(value, values) for value in self.allowed), reason=self.reason)
+        reader.only(self.key, *(resolved(value, values) for value in self.allowed), reason=self.reason)
 
 
-class Says(Only):
-    """A key that may only be its first value, which is written."""
+class Fixed(Only):
+    """A key with one value that is allowed, which is always written."""
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the key."""
@@ -255,7 +255,7 @@ class Check(Declared):
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Raises InputError naming the key unless the values are allowed."""
-        reader.require(self.key, self.must[0](values), told(self.must[1], values))
+        reader.require(self.key, self.must[0](values), resolved(self.must[1], values))
 
 
 class Group:

@@ -1,7 +1,4 @@
-"""What the families with latent attention share: their keys, their names on disk, and layers that predict further on.
-
-They read out of one config what the attention is, which layers have experts, and how many prediction layers follow.
-"""
+"""What the families with latent attention share: their keys, and their names on disk."""
 
 from __future__ import annotations
 
@@ -73,7 +70,7 @@ def _rotary_of(parts: Parts) -> Rotary:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LatentRope(Rope):
-    """The rotary keys, whose pairs are adjacent unless the key `interleave` says otherwise.
+    """The RoPE keys; pairs are adjacent unless the key `interleave` says otherwise.
 
     `mscale_all_dim` inside widens the softmax scale too; where one mscale stands alone, codes disagree.
     """
@@ -81,7 +78,7 @@ class LatentRope(Rope):
     interleave: str = ""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        """Reads the rotary positions and the mscale."""
+        """Reads RoPE and the mscale."""
         super().read(reader, values)
         if not self.interleave or reader.flag(self.interleave, default=True, null=False):
             values["rotary"] = replace(values["rotary"], pairing="adjacent")
@@ -90,7 +87,7 @@ class LatentRope(Rope):
             both = inner.given("mscale"), inner.given("mscale_all_dim")
             if both[0] != both[1]:
                 alone = "mscale" if both[0] else "mscale_all_dim"
-                raise inner.error(alone, "stands alone", value=inner.config[alone], allowed="mscale and mscale_all_dim")
+                raise inner.error(alone, "needs both mscale and mscale_all_dim", value=inner.config[alone])
             values["mscale"] = inner.number("mscale_all_dim") if both[1] else None
 
     def write(self, parts: Parts) -> dict[str, Any]:

@@ -27,7 +27,7 @@ SPELLINGS = ((_INNER,), (*_NEWER, _OUTER), (*_NEWER, ("vision_tower.", "model.vi
 
 
 # The tokens that a processor puts around an image.
-AROUND = Irrelevant(
+IMAGE_DELIMITERS = Irrelevant(
     "tokens that the processor puts around an image",
     *(f"{which}_token_{end}" for which in ("boi", "eoi") for end in ("index", "id")),
 )
@@ -59,10 +59,10 @@ class Text:
         return {self.key: inner}
 
 
-# The key that says whether the head is tied says again what the text's own config does.
+# The text's own config says too whether the head is tied.
 SAME_TIE = Check(
     "tie_word_embeddings",
-    (lambda values: isinstance(values["text"].head, TiedHead) == values.pop("tied"), "what text_config says"),
+    (lambda values: isinstance(values["text"].head, TiedHead) == values.pop("tied"), "the same as in text_config"),
 )
 
 

@@ -36,7 +36,7 @@ P = TypeVar("P", bound=Part)
 def expect(value: object, kind: type[P], path: str, family: str) -> P:
     """Returns `value`; raises InputError naming its path unless it is a part of that kind."""
     if not isinstance(value, kind):
-        raise InputError(f"{family} has {kind.__name__} here", field=path, value=repr(value))
+        raise InputError(f"{family} needs {kind.__name__} here", field=path, value=repr(value))
     return value
 
 
@@ -77,7 +77,7 @@ class Parts:
         for name in path.split("."):
             if not hasattr(type(found), name) and not hasattr(found, name):
                 where = path.rpartition(f".{name}")[0] or name
-                raise InputError(f"{self.family} has a part with {name} here", field=where, value=repr(found))
+                raise InputError(f"{self.family} needs a part with {name} here", field=where, value=repr(found))
             found = getattr(found, name)
         return found
 
@@ -104,7 +104,9 @@ class Parts:
     def head(self) -> Head | TiedHead:
         """The language model's head."""
         if self.model.language_head is None:
-            raise InputError(f"{self.family} has Head here", field="head", value=repr(self.model.head))
+            raise InputError(
+                f"{self.family} needs a language model's head here", field="head", value=repr(self.model.head)
+            )
         return self.model.language_head
 
     @property
@@ -116,7 +118,7 @@ class Parts:
     def norm(self) -> Norm:
         """The norm before the head."""
         if self.model.norm is None:
-            raise InputError(f"{self.family} has a norm here", field="norm", value=repr(None))
+            raise InputError(f"{self.family} needs a norm here", field="norm", value=repr(None))
         return self.model.norm
 
     @property
@@ -148,18 +150,18 @@ class Parts:
         body = branch.body.ffn if isinstance(branch.body, Parallel) else branch.body
         if not isinstance(body, MLP | GatedMLP | MixtureOfExperts):
             path = f"blocks.0.{branch.name}.body"
-            raise InputError(f"{self.family} has a feed-forward here", field=path, value=repr(body))
+            raise InputError(f"{self.family} needs a feed-forward here", field=path, value=repr(body))
         return body
 
     @property
     def rotary(self) -> Rotary:
-        """The first rotary positions; where no layer has any, those of whole heads will do."""
+        """The RoPE of the first layer that has any, or else that of whole heads."""
         found = (layer.positions for layer in self.attentions)
         return next((one for one in found if isinstance(one, Rotary)), Rotary(d_rotary=self.d_head))
 
     @property
     def head_norms(self) -> bool:
-        """Whether queries and keys are normed."""
+        """Whether each head's queries and keys are normed."""
         return self.attention.q_norm is not None
 
     @property
@@ -173,7 +175,7 @@ class Parts:
         bodies = (branch.body for block in self.model.blocks for branch in block.branches)
         found = next((body for body in bodies if isinstance(body, MixtureOfExperts)), None)
         if found is None:
-            raise InputError(f"{self.family} has experts", field="blocks", allowed="MixtureOfExperts in some block")
+            raise InputError(f"{self.family} needs a block with experts", field="blocks")
         return found
 
     @property

@@ -228,7 +228,7 @@ class _Parser:
 
 
 def plain_name(name: str) -> str:
-    """Returns a module's name without what says of a text that it is a part of something that sees."""
+    """Returns a module's name without the prefixes of a text model inside a multimodal one."""
     return name.removesuffix(".weight").replace("language_model.", "")
 
 

@@ -33,7 +33,7 @@ class Count:
         """Reads the number."""
         values["n_predictors"] = reader.size(KEY, OTHER, default=1, least=0, most=MOST)
         for key in (KEY, OTHER):
-            reader.irrelevant(key, "told by the spec where they are stored")
+            reader.irrelevant(key, "the spec says it where they are stored")
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the number; of a model without them what was carried."""

@@ -1,4 +1,4 @@
-"""Rotary positions in a config: the older `rope_theta` and `rope_scaling`, the newer `rope_parameters`, and back.
+"""RoPE in a config: the older `rope_theta` and `rope_scaling`, the newer `rope_parameters`, and back.
 
 What each key does, and what stands in for a missing one, follows transformers 5.24 (`modeling_rope_utils`), since that
 is what a published config was checked against.
@@ -20,7 +20,7 @@ MOST_FACTOR = 1e6
 ORIGINAL = "original_max_position_embeddings"
 OUTSIDE = ("rope_theta", "partial_rotary_factor")
 WHOLE = "RoPE covers whole heads in this family"
-# rope_type -> what reads the scaling from (the rotary object, original context, context, numbers turned)
+# rope_type -> what reads the scaling from (the RoPE object, original context, context, width that RoPE covers)
 Kinds = dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]]
 
 
@@ -34,16 +34,16 @@ def read_rotary(
     kinds: Kinds | None = None,
     outside: tuple[str, str] = OUTSIDE,
 ) -> Rotary:
-    """Returns the rotary positions of a config, pairing halves.
+    """Returns the RoPE of a config, which pairs a head's halves.
 
-    Heads are turned as a whole, or where `partial` is given by `partial_rotary_factor`, which it stands in for.
-    `outside` names the base and that factor where they stand beside the rotary object. Raises InputError naming the
-    key, in either spelling, that is missing, out of bounds, or known to nobody.
+    It covers whole heads, or with `partial` the part that `partial_rotary_factor` says, `partial` by default. `outside`
+    names the base and that factor where they stand beside the RoPE object. Raises InputError naming the key, in either
+    spelling, that is missing, out of bounds or unknown.
     """
     inner = reader.nested("rope_parameters", "rope_scaling")
     theta = _theta(reader, inner, outside[0], default_theta)
     original = _agreed(reader, inner, ORIGINAL)
-    d_rotary = _turned(reader, inner, outside[1], d_head, partial)
+    d_rotary = _width(reader, inner, outside[1], d_head, partial)
     scaling = read_scaling(inner, original or context, context, d_rotary, kinds)
     return Rotary(d_rotary=d_rotary, theta=theta, scaling=scaling)
 
@@ -51,14 +51,14 @@ def read_rotary(
 def read_scaling(
     inner: ConfigReader | None, original: int, context: int, d_rotary: int, kinds: Kinds | None = None
 ) -> Scaling | None:
-    """Returns the scaling that a rotary object describes, and finishes it; raises InputError as `read_rotary`."""
+    """Returns the scaling that a RoPE object describes, all of whose keys must be known; raises as `read_rotary`."""
     if inner is None:
         return None
     kind = inner.choice("rope_type", "type", choices=kinds or KINDS, default="default")
     inner.note(
         "attn_factor",
         "transformers does not read it",
-        "read as transformers reads it, not at all: vLLM multiplies cosines and sines by it",
+        "ignored, as in transformers: vLLM multiplies cosines and sines by it",
     )
     scaling = kind(inner, original, context, d_rotary)
     inner.finish()
@@ -67,8 +67,8 @@ def read_scaling(
     return scaling
 
 
-def _turned(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: int, usual: float | None) -> int:
-    """Returns how many numbers of each head turn; `usual` None is a family that turns all."""
+def _width(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: int, usual: float | None) -> int:
+    """Returns how many numbers of each head RoPE covers; `usual` None is a family in which it covers all."""
     places = [(reader, key), *([(inner, OUTSIDE[1])] if inner is not None else [])]
     if usual is None:
         for place, name in places:
@@ -76,7 +76,7 @@ def _turned(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: 
         return d_head
     found = [place.number(name, most=1.0) for place, name in places if place.spelled(name)]
     if len(set(found)) > 1:
-        raise reader.error(key, "disagrees with the rotary parameters", value=found)
+        raise reader.error(key, "disagrees with the RoPE parameters", value=found)
     fraction = found[0] if found else usual
     d_rotary = int(d_head * fraction)
     if d_rotary < 2 or d_rotary % 2:
@@ -86,7 +86,7 @@ def _turned(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: 
 
 
 def _theta(reader: ConfigReader, inner: ConfigReader | None, key: str, default: float) -> float:
-    # a base of 1 or less would not slow the pairs down, and YaRN divides by its logarithm
+    # with a base of 1 or less frequencies would not fall, and YaRN divides by its logarithm
     theta = reader.number(key, default=default, above=1.0)
     if inner is None or "rope_theta" not in inner.config:
         return theta
@@ -97,10 +97,10 @@ def _theta(reader: ConfigReader, inner: ConfigReader | None, key: str, default: 
 
 
 def _agreed(reader: ConfigReader, inner: ConfigReader | None, key: str) -> int | None:
-    """Returns a size that may stand inside the rotary object or beside it, None where it does neither."""
+    """Returns a size that may stand inside the RoPE object or beside it, None where it does neither."""
     found = {place.prefix: place.size(key) for place in (reader, inner) if place is not None and place.given(key)}
     if len(set(found.values())) > 1:
-        raise reader.error(key, "disagrees with the rotary parameters", value=sorted(found.values()))
+        raise reader.error(key, "disagrees with the RoPE parameters", value=sorted(found.values()))
     return next(iter(found.values()), None)
 
 
@@ -160,10 +160,12 @@ def _yarn_attention(inner: ConfigReader, factor: float) -> float | None:
 
 
 def _longrope(inner: ConfigReader, original: int, context: int, d_head: int) -> Scaling:
-    """Only where short and long contexts are treated alike: then it is one divisor per pair and nothing else."""
+    """Returns one divisor per pair; raises InputError where long contexts have others than short ones."""
     short, long = (inner.numbers(key, d_head // 2) for key in ("short_factor", "long_factor"))
     if short != long:
-        raise inner.error("long_factor", "longrope that changes with the length is not read", allowed="short_factor")
+        raise inner.error(
+            "long_factor", "longrope that changes with the length is not supported", allowed="equal to short_factor"
+        )
     factor = inner.number("factor", default=context / original, null=context / original, most=MOST_FACTOR)
     if inner.given("attention_factor") or factor > 1:
         said = inner.number("attention_factor", most=MOST_FACTOR)
@@ -200,10 +202,10 @@ def write_rotary_object(rotary: Rotary, context: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Rope:
-    """The keys of rotary positions, whose base is `theta` unless a config says another.
+    """The keys of RoPE, with a base of `theta` by default.
 
-    With `partial` only a part of each head turns, that part unless told otherwise. `outside` names base and part where
-    they stand beside the rotary object. `width` finds the width of a head in what was read, `at` the rotary in a spec.
+    With `partial` it covers a part of each head, that part by default. `outside` names base and part where they stand
+    beside the RoPE object. `width` finds the width of a head in what was read, `at` the rotation in a spec.
     """
 
     theta: float = 10000.0
@@ -214,7 +216,7 @@ class Rope:
     into = "rotary"
 
     def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
-        """Reads the rotary positions."""
+        """Reads the keys."""
         values["rotary"] = read_rotary(
             reader,
             self.width(values),
@@ -234,10 +236,10 @@ class Rope:
 
 
 class TwoRopes:
-    """RoPE of the layers that see all tokens, and of those with a window, which is `local`.
+    """RoPE of the layers with full attention, and `local`, that of layers with a window.
 
     The newer `rope_parameters` has an object for each. Of the older keys `bases` are the two bases, with their
-    defaults; beside a `rope_theta` a `rope_scaling` is that of the layers that see all tokens.
+    defaults; beside a `rope_theta` a `rope_scaling` is that of full attention.
     """
 
     into = "rotary"
@@ -250,7 +252,7 @@ class TwoRopes:
         older = reader.nested("rope_scaling") if self._scaled_outside else None
         newer = reader.nested("rope_parameters")
         if newer is not None and older is not None:
-            raise reader.error("rope_scaling", "given beside rope_parameters", allowed="one of the two")
+            raise reader.error("rope_scaling", "given together with rope_parameters", fix="keep one of the two")
         inside = [older, None] if newer is None else [newer.nested(kind) for kind in self.bases]
         if newer is not None:
             newer.finish()

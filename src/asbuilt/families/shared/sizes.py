@@ -1,4 +1,4 @@
-"""The config keys that decoders share with llama: sizes, heads, rotary positions, windows.
+"""The config keys that decoders share with llama: sizes, heads, RoPE, windows.
 
 Their values are what `Sizes` holds. A family states its class defaults, and keys of its own.
 """
@@ -59,7 +59,7 @@ class HeadWidth:
         return {"head_dim": parts.d_head}
 
 
-class SharedOut(Declared):
+class DerivedHeadWidth(Declared):
     """Heads d_model / n_heads wide, which no key says; `even` where RoPE rotates pairs."""
 
     into = "d_head"
@@ -80,7 +80,7 @@ def head_width(reader: ConfigReader, values: Values) -> int:
     return divide(reader, values["d_model"], whole, values["n_heads"], heads)
 
 
-class CarriedWidth(HeadWidth):
+class NullableHeadWidth(HeadWidth):
     """A `head_dim` that is carried, so that a null, which means d_model / n_heads, stays one."""
 
     def read(self, reader: ConfigReader, values: Values) -> None:
@@ -106,7 +106,7 @@ def whole_width(reason: str) -> Check:
     return Check("head_dim", (same, f"hidden_size / num_attention_heads{reason}"))
 
 
-def key_heads(default: int | None) -> Size:
+def kv_heads(default: int | None) -> Size:
     """Returns the key of the number of key/value heads, which null and a `default` of None make as many as heads."""
     as_many: Callable[[Values], int] = lambda values: values["n_heads"]  # noqa: E731
     return Size(
@@ -148,7 +148,7 @@ def sizes(**defaults: Unpack[Defaults]) -> tuple[Key, ...]:
         Rope(theta=defaults.get("theta", 10000.0)),
         Size("vocab_size", "n_vocab", default=defaults["n_vocab"]),
         depth("num_hidden_layers", defaults["n_layers"]),
-        key_heads(defaults.get("n_kv_heads")),
+        kv_heads(defaults.get("n_kv_heads")),
         Size("intermediate_size", "d_ff", default=defaults["d_ff"]),
         activation(default=defaults.get("act", "silu")),
         tied(defaults.get("ties", False)),
@@ -163,8 +163,8 @@ def window(default: int | None) -> Optional:
 class LayerWindows:
     """Each layer's window, or chunk: `layer_types` names the layers of that `kind`, `key` says how many tokens it has.
 
-    `usual` tells which layers are, where no types are listed; a key `switch` may turn all off. Where the size is null
-    all layers are full, or with `required` it is refused. What a config without such layers says is carried.
+    `usual` says which layers those are where no types are listed; a key `switch` may disable them all. A null size
+    makes all layers full, or with `required` is refused. What a config without such layers says is carried.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class LaterWindows(LayerWindows):
 class RopeLayers:
     """Which layers have RoPE: `no_rope_layers` has a 1 for those; else all but each interval's last.
 
-    An empty list is none at all where it is `empty_too`.
+    With `empty_too` an empty list counts as missing.
     """
 
     def __init__(self, *, interval: int = 4, empty_too: bool = False) -> None:
@@ -267,10 +267,10 @@ def every_but_last(n_layers: int, interval: int) -> tuple[bool, ...]:
 
 
 class DualChunks(Declared):
-    """`dual_chunk_attention_config`, which Qwen's million-token models carry for engines that can do it.
+    """`dual_chunk_attention_config`, which Qwen's million-token models carry for engines that support it.
 
     transformers does not read it, and attends as usual. Parameters, FLOPs of all scores and cache are the same. An et
-    al. 2024 (arXiv 2402.17463): within chunk_size - local_size tokens the two are one and the same.
+    al. 2024 (arXiv 2402.17463): within chunk_size - local_size tokens the two are the same.
     """
 
     def read(self, reader: ConfigReader, values: Values) -> None:

@@ -212,7 +212,7 @@ class Mxfp4:
         return [matrices]
 
     def save(self, built: Sequence[Tensor]) -> list[Tensor]:
-        """Raises InputError: rounding to 4 bits is no way to keep weights."""
+        """Raises InputError: rounding to 4 bits loses weights."""
         raise InputError("mxfp4 is read, not written", field="quantization_config")
 
 
@@ -232,19 +232,19 @@ class AdjacentPairs:
         return list(built)
 
     def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
-        """Pairs taken apart into halves."""
+        """Pairs split into halves."""
         return [self._reorder(tensor, (self.d_rotary // 2, 2)) for tensor in stored]
 
     def save(self, built: Sequence[Tensor]) -> list[Tensor]:
-        """Halves laced into pairs."""
+        """Halves interleaved into pairs."""
         return [self._reorder(tensor, (2, self.d_rotary // 2)) for tensor in built]
 
     def _reorder(self, tensor: Tensor, split: tuple[int, int]) -> Tensor:
         heads = tensor.reshape(self.n_heads, tensor.shape[0] // self.n_heads, *tensor.shape[1:])
-        turned = heads[:, : self.d_rotary]
-        laced = turned.reshape(self.n_heads, *split, *tensor.shape[1:]).transpose(1, 2)
-        reordered = heads.clone()  # a copy of its own: with a single pair `laced` is a view of `heads`
-        reordered[:, : self.d_rotary] = laced.reshape(turned.shape)
+        covered = heads[:, : self.d_rotary]
+        pairs = covered.reshape(self.n_heads, *split, *tensor.shape[1:]).transpose(1, 2)
+        reordered = heads.clone()  # a copy of its own: with a single pair `pairs` is a view of `heads`
+        reordered[:, : self.d_rotary] = pairs.reshape(covered.shape)
         return reordered.reshape(tensor.shape)
 
 
@@ -269,7 +269,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Flattened:
-    """Convolutions of patches stored as matrices; `shape` is that of the model's tensors, the first dimension apart."""
+    """Convolutions of patches stored as matrices; `shape` is the model's, without the first dimension."""
 
     shape: Shape
 

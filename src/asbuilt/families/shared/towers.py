@@ -144,7 +144,7 @@ SIGLIP = defaults(CLIP, patch_size=16, activation="gelu_pytorch_tanh", eps=1e-6)
 
 
 # What a nested tower's config may carry beside its dimensions.
-BESIDE = (
+TOWER_IRRELEVANT = (
     Irrelevant("training only", "initializer_factor"),
     Irrelevant("of a projection that stands outside the tower", "projection_dim"),
     Irrelevant("a tower of patches has none; left over in older configs", "vocab_size"),
