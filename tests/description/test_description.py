@@ -78,6 +78,8 @@ def test_a_path_without_a_row_is_told_what_is_near() -> None:
     made = asbuilt.describe("smollm2-135m")
     with pytest.raises(asbuilt.InputError, match=r"no row of that path.*'blocks.0-29.attention.body'"):
         made.at("blocks.30.attention.body")
+    with pytest.raises(asbuilt.InputError, match=r"no row of its own.*blocks\.0-29\.attention\.body"):
+        made.at("blocks.3.attention.body.q")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "bfloat16", "BF16", "torch.bfloat16", torch.bfloat16])

@@ -15,7 +15,7 @@ from asbuilt.description import bill, tables
 from asbuilt.dtypes import short_name
 from asbuilt.errors import InputError, near
 from asbuilt.shown import line
-from asbuilt.spec import Model
+from asbuilt.spec import Model, walk
 from asbuilt.spec.edit import matches
 from asbuilt.spec.part import LARGEST_SIZE
 
@@ -96,6 +96,12 @@ class Description:
         for row in self.rows:
             if row.path == path or matches(row.path, path):
                 return row
+        parents = (".".join(path.split(".")[:n]) for n in range(path.count("."), 0, -1))
+        held = next((r for p in parents for r in self.rows if r.path and (r.path == p or matches(r.path, p))), None)
+        if held is not None and any(found == path for found, _ in walk(self.spec)):
+            raise InputError(
+                "has no row of its own", field="path", value=path, fix=f"it is counted in the row of {held.path}"
+            )
         known = [row.path for row in self.rows]
         raise InputError("no row of that path", field="path", value=path, fix=near(path, known))
 

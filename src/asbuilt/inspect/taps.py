@@ -19,15 +19,15 @@ def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
     def tap(path: str) -> torch.utils.hooks.RemovableHandle:
         def keep(module: nn.Module, args: object, output: object) -> None:
             if isinstance(output, Tensor):
-                seen[path] = output.detach()
+                seen[path] = output
 
         return model.get_submodule(path).register_forward_hook(keep)
 
     handles = [tap(path) for path, _ in model.named_modules()]
     source = {} if model.encoder is None else {"source_BS": tokens_BT}
     try:
-        with torch.enable_grad():  # inference would multiply maps of one input at once, and pass their modules by
-            seen[""] = model(tokens_BT, **source, kernel="reference").detach()
+        with torch.no_grad():  # a map with a hook is called, where others of one input are multiplied at once
+            seen[""] = model(tokens_BT, **source, kernel="reference")
     finally:
         for handle in handles:
             handle.remove()
