@@ -10,50 +10,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
-from asbuilt.families import (
-    bart,
-    bert,
-    bloom,
-    chinchilla,
-    clip,
-    cohere,
-    deepseek,
-    falcon,
-    gemma,
-    gemma3,
-    glm4_moe,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
-    llama,
-    llama4,
-    llama4_text,
-    llava,
-    marian,
-    mistral,
-    mixtral,
-    modernbert,
-    mpt,
-    olmo,
-    olmo2,
-    olmoe,
-    opt,
-    palm,
-    phi,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    starcoder2,
-    switch_transformers,
-    t5,
-)
+from asbuilt.families import FAMILIES
 from asbuilt.families.shared import latent
 from asbuilt.families.shared.experts import corrected_router
-from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.sizes import every_but_last
 from asbuilt.families.shared.towers import tower
 from asbuilt.spec import (
@@ -69,6 +32,71 @@ from asbuilt.spec import (
     Scaling,
     YaRN,
 )
+
+if TYPE_CHECKING:
+    from asbuilt.families import (
+        bart,
+        bert,
+        bloom,
+        chinchilla,
+        clip,
+        cohere,
+        deepseek,
+        falcon,
+        gemma,
+        gemma3,
+        glm4_moe,
+        gpt2,
+        gpt_neox,
+        gpt_oss,
+        llama,
+        llama4,
+        llama4_text,
+        llava,
+        marian,
+        mistral,
+        mixtral,
+        modernbert,
+        mpt,
+        olmo,
+        olmo2,
+        olmoe,
+        opt,
+        palm,
+        phi,
+        phi3,
+        qwen2,
+        qwen3,
+        qwen3_moe,
+        starcoder2,
+        switch_transformers,
+        t5,
+    )
+    from asbuilt.families.shared.family import Family
+
+
+class _Kin:
+    """What families.NAME.FAMILY is, imported when a model is built of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(self, **sizes: Any) -> Model:  # noqa: ANN401  the family's own
+        return import_module(f"asbuilt.families.{self.name}").FAMILY.build(**sizes)
+
+
+class _Module:
+    """A family's module, imported when something of it is called: a catalogue of one row needs one family."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.FAMILY = name, _Kin(name)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *given, **named: getattr(import_module(f"asbuilt.families.{self.name}"), name)(*given, **named)
+
+
+if not TYPE_CHECKING:
+    globals().update((name, _Module(name)) for name in FAMILIES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -936,18 +964,20 @@ def _bart(
     scaled: bool,
 ) -> None:
     """Adds a row whose stacks are alike, their feed-forwards four times as wide as the stream."""
-    stack = bart.Stack(n_layers=layers, n_heads=heads, d_ff=4 * d_model)
-    make = partial(
-        kin.build,
-        n_vocab=vocab,
-        d_model=d_model,
-        encoder=stack,
-        decoder=stack,
-        max_positions=1024,
-        activation=activation,
-        scaled=scaled,
-        name=name,
-    )
+
+    def make() -> Model:
+        stack = bart.Stack(n_layers=layers, n_heads=heads, d_ff=4 * d_model)
+        return kin.build(
+            n_vocab=vocab,
+            d_model=d_model,
+            encoder=stack,
+            decoder=stack,
+            max_positions=1024,
+            activation=activation,
+            scaled=scaled,
+            name=name,
+        )
+
     ROWS[name] = Entry(name=name, family=kin.name, source=source, dtype="float32", make=make)
 
 
