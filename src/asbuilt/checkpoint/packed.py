@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.safetensors import StoredTensor
-from asbuilt.dtypes import BLOCKS
+from asbuilt.dtypes import BLOCKS, GGUF_FLOATS, GGUF_READABLE
 from asbuilt.families.gguf.layouts import Each, PerHead
 from asbuilt.families.shared.table import (
     AdjacentPairs,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.load import Headers
 
 # Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
-PACKABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+PACKABLE = tuple(name.lower() for name in GGUF_READABLE if name not in GGUF_FLOATS)
 ROWS_ONLY = (Same, Concat, Interleave, StackExperts, AdjacentPairs, PerHead)
 
 

@@ -1,7 +1,8 @@
-"""The same folds for those who ask often: equal children are walked once, and a device's own part beside the whole.
+"""The counted tree of a model as one device has it, and folds over it for those who ask often.
 
 `cost.weight_bytes`, `cost.cache`, `cost.moved` and `cost.flops` walk every part of a model; a plan asks for hundreds of
-runs. Here the tree is built once with equal neighbours and cousins counted, which changes no figure.
+runs. Here the tree is built once with equal neighbours and cousins counted, each part beside the device's own share of
+it, which changes no figure. Plans of serving fold it here, those of training in `plan/train/shares.py`.
 """
 
 from __future__ import annotations

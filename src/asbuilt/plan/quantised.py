@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture
-from asbuilt.dtypes import TRAINED
+from asbuilt.dtypes import GGUF_FLOATS, TRAINED, short_name
 from asbuilt.errors import InputError, near
 from asbuilt.families import gguf_table
 from asbuilt.families.shared.packing import FIELD, QUANTISED_KINDS, holding, left_out, listed, modules
@@ -131,7 +131,7 @@ def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
         whole = sum(sizes[path] for path in entry.paths)
         held |= {path: Fraction(stored * sizes[path], whole) for path in entry.paths}
     types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    plain = {"F32": "fp32", "F16": "fp16"}.get(types.pop(), "bf16") if len(types) == 1 else "bf16"
+    plain = short_name(GGUF_FLOATS.get(types.pop(), "bf16")) if len(types) == 1 else "bf16"
     return Precision(
         name="as stored",
         activation=plain,

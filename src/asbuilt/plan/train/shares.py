@@ -185,7 +185,7 @@ def shares(
         after=after,
         copied=_copied(root, fold),
         stream=split(stream, at.by_tokens),
-        logits=_logits(spec, replace(local, width=LOGITS_WIDTH), at),
+        logits=_logits(spec, root, replace(local, width=LOGITS_WIDTH), at),
         rows=local.rows,
     )
 
@@ -398,13 +398,13 @@ def _splits(held: Mapping[str, Weight], name: str) -> bool:
     return name.startswith("/") or held[name].split is not None
 
 
-def _logits(spec: Model, run: Pass, at: Slice) -> int:
+def _logits(spec: Model, root: Node, run: Pass, at: Slice) -> int:
     """Bytes of a rank's logits: of its columns, padded where the degree does not divide them, or of its tokens."""
-    whole, classes = cost.logits_bytes(spec, run), getattr(spec.head, "n_vocab", 0)
-    if spec.head is None or at.tp == 1 or not classes:
+    whole = cost.logits_bytes(spec, run)
+    n_vocab, own = (getattr(getattr(part, "head", None), "n_vocab", 0) for part in (root.whole, root.own))
+    if at.tp == 1 or not n_vocab:
         return whole
-    own = getattr(spec.head.shard(at.tp), "n_vocab", classes)
-    return whole // classes * own if own < classes else split(whole, at.by_tokens)
+    return whole // n_vocab * own if own < n_vocab else split(whole, at.by_tokens)
 
 
 def _copied(root: Node, fold: _Fold) -> State:
