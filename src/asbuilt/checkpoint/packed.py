@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from asbuilt.checkpoint.gguf import GGUFTensor
 from asbuilt.checkpoint.safetensors import StoredTensor
 from asbuilt.dtypes import BLOCKS, GGUF_FLOATS, GGUF_READABLE
 from asbuilt.families.gguf.layouts import Each, PerHead
@@ -31,8 +32,6 @@ from asbuilt.spec.linear import Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from asbuilt.checkpoint.load import Headers
 
 # Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
 PACKABLE = tuple(name.lower() for name in GGUF_READABLE if name not in GGUF_FLOATS)
@@ -75,7 +74,9 @@ def blocks_layout(layout: Layout) -> Layout | None:
     return None
 
 
-def packed_entries(spec: Model, entries: Sequence[Entry], stored: Headers) -> tuple[tuple[Entry, str], ...]:
+def packed_entries(
+    spec: Model, entries: Sequence[Entry], stored: Mapping[str, StoredTensor | GGUFTensor]
+) -> tuple[tuple[Entry, str], ...]:
     """Returns the entries whose tensors can stay blocks of a format, with that, under layouts of their bytes.
 
     They are the matrices of linear maps, of experts and of a head, and an embedding's table.
@@ -89,7 +90,7 @@ def packed_entries(spec: Model, entries: Sequence[Entry], stored: Headers) -> tu
     return tuple(found)
 
 
-def _format(entry: Entry, stored: Headers) -> str:
+def _format(entry: Entry, stored: Mapping[str, StoredTensor | GGUFTensor]) -> str:
     """The one block format that an entry's tensors are stored in; empty for none."""
     if entry.packed:
         return "mxfp4"
