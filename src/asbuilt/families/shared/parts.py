@@ -74,9 +74,10 @@ class Parts:
         """Returns what stands at a path that begins here or in the model; raises InputError where nothing does."""
         first = path.partition(".")[0]
         found: Any = self if first == "model" or hasattr(type(self), first) else self.model
-        for name in path.split("."):
+        names = path.split(".")
+        for i, name in enumerate(names):
             if not hasattr(type(found), name) and not hasattr(found, name):
-                where = path.rpartition(f".{name}")[0] or name
+                where = ".".join(names[:i]) or name
                 raise InputError(f"{self.family} needs a part with {name} here", field=where, value=repr(found))
             found = getattr(found, name)
         return found

@@ -71,35 +71,10 @@ class Transpose:
 
 
 @dataclass(frozen=True)
-class Concat:
-    """Several of the model's tensors stored as one, joined along their first (output) dimension.
-
-    `sizes` are the first dimensions of the parts in order.
-    """
-
-    sizes: tuple[int, ...]
-
-    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
-        """One shape: first dimensions added."""
-        return [(sum(shape[0] for shape in built), *built[0][1:])]
-
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of the one tensor."""
-        return list(stored[0].split(list(self.sizes)))
-
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
-        """The one tensor of the parts."""
-        joined = built[0].new_empty((sum(self.sizes), *built[0].shape[1:]))
-        for part, tensor in zip(joined.split(list(self.sizes)), built, strict=True):
-            part.copy_(tensor)
-        return [joined]
-
-
-@dataclass(frozen=True)
 class Interleave:
     """Several of the model's tensors stored as one, group by group: a group's rows of each, then the next group's.
 
-    `sizes` are the rows of each tensor in one group. With one group it is `Concat`. BLOOM and GPT-NeoX store q, k and v
+    `sizes` are the rows of each tensor in one group. BLOOM and GPT-NeoX store q, k and v
     so for every head, Falcon for every key head with the queries that read it.
     """
 
@@ -127,6 +102,16 @@ class Interleave:
 
     def _by_group(self, tensor: Tensor) -> Tensor:
         return tensor.view(self.groups, sum(self.sizes), *tensor.shape[1:])
+
+
+class Concat(Interleave):
+    """Several of the model's tensors stored as one, joined along their first (output) dimension.
+
+    `sizes` are the first dimensions of the parts in order.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(1, sizes)
 
 
 @dataclass(frozen=True)
