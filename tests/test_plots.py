@@ -107,7 +107,7 @@ def test_what_cannot_be_drawn_is_said() -> None:
     row = axes(3)
     none = serve(catalog.find("llama-3-70b").spec(), machines.find("t4"), name="x")
     plots._serving(row, none)
-    assert [text.get_text() for text in row[2].texts] == ["no user fits at any length"]
+    assert [text.get_text() for text in row[2].texts] == ["no user fits at any context length"]
     encoder = serve(catalog.find("bert-base-uncased").spec(), machines.find("t4"), name="x")
     row = axes(3)
     plots._serving(row, encoder)
@@ -166,7 +166,7 @@ def test_what_cannot_be_written_is_one_message(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("x.gif", ".svg, .png, .pdf"), ("x", ".svg"), ("nowhere/x.svg", "no such folder")]
+    ("name", "said"), [("x.gif", ".svg, .png or .pdf"), ("x", ".svg"), ("nowhere/x.svg", "no such folder")]
 )
 def test_files_that_are_no_pictures(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):

@@ -1,7 +1,7 @@
-"""One description of a transformer, many readings: costs, model, checkpoints, caches, measured beside predicted.
+"""One description of a transformer, and what follows from it: costs, the model, checkpoints, caches, measurements.
 
-The public names below are imported when they are first asked for, so `import asbuilt` imports no torch. It imports
-nothing at all: `python -m asbuilt` comes here first, with the folder one stands in still on the import path.
+The public names below are imported on first use, so `import asbuilt` does not import torch. This file imports nothing
+at all, because `python -m asbuilt` runs it while the current directory is still on the import path.
 """
 
 TYPE_CHECKING = False
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from asbuilt.registering import register
     from asbuilt.spec.decoder import decoder
 
-# name -> (module, attribute); no attribute where the module itself is meant. `generate`, `measure` and `plan` are
-# packages that can be called (asbuilt.packages): asbuilt.plan(model, gpu=...) beside asbuilt.plan.serve.
+# name -> (module, attribute), or the module itself if there is no attribute. `generate`, `measure` and `plan` are
+# callable packages (asbuilt.packages): both asbuilt.plan(model, gpu=...) and asbuilt.plan.serve work.
 PUBLIC: dict[str, tuple[str, str]] = {
     "Description": ("asbuilt.description", "Description"),
     "InputError": ("asbuilt.errors", "InputError"),

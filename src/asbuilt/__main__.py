@@ -1,7 +1,7 @@
-"""`python -m asbuilt` and the `asbuilt` script: what must be so before anything else is imported.
+"""`python -m asbuilt` and the `asbuilt` script: what must happen before anything else is imported.
 
-Nothing is imported from the folder one stands in, and Ctrl-C while modules load is as quiet as it is later. So this
-file and the package's own `__init__` import nothing above `main`, not even `__future__`.
+Nothing is imported from the current directory, and Ctrl-C while modules load prints no traceback. Therefore neither
+this file nor the package's `__init__` imports anything above `main`, not even `__future__`.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def _leave_folder() -> None:
-    """Takes off the import path what `python -m` puts first: the folder one stands in, whose `json.py` would be run."""
+    """Removes the current directory, which `python -m` puts first, from the import path: its `json.py` would be run."""
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
 
@@ -26,9 +26,9 @@ def main() -> None:
             run()
         except SystemExit as ended:
             signals.leave(ended.code if isinstance(ended.code, int) else 1)
-        except signals.Stopped:  # amid the imports above
+        except signals.Stopped:  # during the imports above
             signals.leave(1)
-    except KeyboardInterrupt:  # before the handlers are there
+    except KeyboardInterrupt:  # before the handlers are installed
         os._exit(130)
 
 

@@ -1,6 +1,6 @@
-"""Number formats: one table of what each takes and what each library and file format calls it.
+"""Number formats: one table of their sizes and their names in each library and file format.
 
-`bf16`, `bfloat16` and `torch.bfloat16` are the same, whoever asks; a safetensors or GGUF file says BF16.
+`bf16`, `bfloat16` and `torch.bfloat16` are the same everywhere; safetensors and GGUF files call it BF16.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One plain format: our name, bits, torch's name, the one in safetensors and GGUF files, its number in GGUF."""
+    """One format without blocks: our name, bits, torch's name, the one in safetensors and GGUF files, GGUF's number."""
 
     name: str
     bits: int
@@ -51,14 +51,14 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class GGMLType:
-    """One tensor type of GGUF: `block` elements of a row lie together in `nbytes` bytes (ggml.h and ggml-common.h)."""
+    """One tensor type of GGUF: `block` elements of a row are stored in `nbytes` bytes (ggml.h and ggml-common.h)."""
 
     name: str
     block: int
     nbytes: int
 
 
-# Numbers that are absent (4, 5, 31-33, 36-38) belonged to formats since withdrawn; such files cannot be read.
+# The missing numbers (4, 5, 31-33, 36-38) belonged to formats since withdrawn; such files cannot be read.
 _GGUF_BLOCKS = {
     2: GGMLType("Q4_0", 32, 18),
     3: GGMLType("Q4_1", 32, 20),
@@ -88,7 +88,7 @@ _GGUF_BLOCKS = {
 GGML_TYPES: dict[int, GGMLType] = _GGUF_BLOCKS | {
     f.gguf: GGMLType(f.stored, 1, f.bits // 8) for f in FORMATS if f.gguf is not None and f.stored is not None
 }
-# Those that a reader here gives values for: a plain float, or a block format that gguf.quants can expand.
+# The types that `read_tensor` can read: floats, and block formats that gguf.quants can dequantise.
 GGUF_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 GGUF_READABLE = (
     *GGUF_FLOATS,
@@ -96,16 +96,17 @@ GGUF_READABLE = (
 )
 
 _NAMED = ("fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4")
-# Bytes of one number of each format that a person may name for weights or a cache.
+# Bytes per number of each format that a user may name for weights or a cache.
 PLAIN = {f.name: Fraction(f.bits, 8) for f in FORMATS if f.name in _NAMED}
 # The block formats that model files are published in, by name: (numbers, bytes) of a block. Q8_K is never stored.
 BLOCKS = {kind.name.lower(): (kind.block, kind.nbytes) for kind in _GGUF_BLOCKS.values() if kind.name != "Q8_K"}
-# What a model can compute in: our name, and torch's; those a machine is calibrated for; those it is trained in.
+# The dtypes a model can compute in (our name -> torch's), those a machine is calibrated for, and those for training.
 TORCH_NAMES = {f.name: f.torch for f in FORMATS if f.name in _NAMED[:4] and f.torch is not None}
 CALIBRATED = ("fp32", "bf16")
 TRAINED = ("bf16", "fp16", "fp32")
-# By the names that safetensors has: bits, and torch's names of the floats that a weight may be stored in, which all
-# convert to bfloat16 or wider by value.
+# By their names in safetensors: bits, and torch's names of the floats that a weight may be stored in, all of which
+# can be converted to bfloat16 or wider.
+
 STORED_BITS = {f.stored: f.bits for f in FORMATS if f.stored is not None}
 STORED_FLOATS = {f.stored: f.torch for f in FORMATS if f.stored is not None and f.torch is not None}
 
@@ -120,14 +121,14 @@ ALIASES = {
 
 
 def short_name(dtype: object) -> str:
-    """Returns the short name of a dtype given as a name or as torch's own object: bf16; an unknown name as it is."""
+    """Returns the short name of a dtype given by name or as a torch.dtype: bf16; an unknown name unchanged."""
     name = str(dtype).removeprefix("torch.").lower()
     return ALIASES.get(name, name)
 
 
 def torch_name(dtype: object, field: str = "dtype") -> str:
-    """Returns torch's name of a dtype that a model computes in; raises InputError for one that it does not."""
+    """Returns torch's name of a dtype; raises InputError unless a model can compute in it."""
     name = short_name(dtype)
     if name not in TORCH_NAMES:
-        raise InputError("no dtype to compute in", field=field, value=str(dtype), allowed=", ".join(TORCH_NAMES))
+        raise InputError(field=field, value=str(dtype), allowed=one_of(TORCH_NAMES))
     return TORCH_NAMES[name]

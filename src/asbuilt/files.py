@@ -1,7 +1,7 @@
-"""Files that a person names: regular ones only, never more of them than was asked for, and JSON within bounds.
+"""Reading files that a user names: regular files only, up to a size limit, and JSON within bounds.
 
-A pipe has no end, and a device may have none either or may do something when it is opened: both are refused unopened.
-A few bytes of JSON can ask for a great many objects. Whatever is wrong is an InputError that names the file.
+A pipe may never end, and opening a device may have side effects: both are refused without being opened. A few bytes of
+JSON can expand to very many objects. Every problem is an InputError that names the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from asbuilt.errors import InputError, shorten
 
-# Absent on Windows. A pipe put in the file's place between the look and the opening does not keep us waiting either.
+# Absent on Windows. With it, a pipe that replaces the file between the check and the opening does not block either.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 # The deepest published JSON, a tokenizer's, nests to 10. A float holds numbers of 64 digits; nobody writes longer ones.
@@ -26,7 +26,7 @@ MOST_VALUES = 1 << 19
 
 
 def require_regular(path: Path, field: str = "") -> os.stat_result:
-    """Returns the file's status; raises InputError naming `field`, or the path, for what is no regular file."""
+    """Returns the file's status; raises InputError naming `field`, or the path, unless it is a regular file."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
@@ -36,7 +36,7 @@ def require_regular(path: Path, field: str = "") -> os.stat_result:
 
 
 def open_regular(path: Path, field: str = "") -> BinaryIO:
-    """Returns a regular file, open for reading in binary: close it. Raises InputError as `require_regular`."""
+    """Returns a regular file open for binary reading; the caller closes it. Raises as `require_regular` does."""
     require_regular(path, field)
     try:
         file = os.fdopen(os.open(path, FLAGS), "rb")
@@ -51,13 +51,13 @@ def open_regular(path: Path, field: str = "") -> BinaryIO:
 
 
 def read_regular(path: Path, limit: int, field: str = "") -> bytes:
-    """Returns what a regular file of at most `limit` bytes holds.
+    """Returns the contents of a regular file of at most `limit` bytes.
 
-    Raises InputError naming `field`, or the path, for a larger file, one that cannot be read, and what is no file.
+    Raises InputError naming `field`, or the path, for a larger file, an unreadable one, and anything but a file.
     """
     with open_regular(path, field) as file:
         try:
-            data = file.read(limit + 1) or b""  # None: nothing that could be read without waiting
+            data = file.read(limit + 1) or b""  # None: nothing could be read without blocking
         except OSError as error:
             raise _unreadable(path, field, error) from error
     if len(data) > limit:
@@ -74,7 +74,7 @@ def _require(status: os.stat_result, path: Path, field: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
         raise InputError(
-            f"{kind}, not a file",
+            f"is {kind}",
             field=field or str(path),
             value=str(path) if field else None,
             allowed="a regular file",
@@ -87,12 +87,12 @@ def _unreadable(path: Path, field: str, error: OSError | ValueError) -> InputErr
 
 
 def read_text(path: Path, limit: int, field: str = "") -> str:
-    """Returns the UTF-8 text of a regular file; raises InputError for bytes that are none, and as `read_regular`."""
+    """Returns the UTF-8 text of a regular file; raises InputError for invalid UTF-8, and as `read_regular` does."""
     return decoded(read_regular(path, limit, field), field or str(path))
 
 
 def decoded(data: bytes, field: str) -> str:
-    """Returns UTF-8 text; raises InputError that says where it is none."""
+    """Returns the text of UTF-8 bytes; raises InputError naming the position of an invalid byte."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -108,28 +108,28 @@ def read_json(
     finite: bool = True,
     unique: bool = True,
 ) -> Any:  # noqa: ANN401  any JSON value
-    """Returns the JSON value in a regular file of at most `limit` bytes; raises InputError as `parse_json`."""
+    """Returns the JSON value in a regular file of at most `limit` bytes; raises as `parse_json` does."""
     field = field or str(path)
     return parse_json(read_text(path, limit, field), field, most_values=most_values, finite=finite, unique=unique)
 
 
 def read_object(path: Path, limit: int, field: str = "", **bounds: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Returns the JSON object in a file; raises InputError for another value, and as `read_json`."""
+    """Returns the JSON object in a file; raises InputError for any other value, and as `read_json` does."""
     found = read_json(path, limit, field, **bounds)
     if not isinstance(found, dict):
-        raise InputError("not a JSON object", field=field or str(path), value=found)
+        raise InputError(field=field or str(path), value=found, allowed="a JSON object")
     return found
 
 
 def parse_json(
     text: str, field: str, *, most_values: int = MOST_VALUES, finite: bool = True, unique: bool = True
 ) -> Any:  # noqa: ANN401  any JSON value
-    """Returns the value of a JSON text, `field` naming it in messages.
+    """Returns the value of a JSON text, which messages call `field`.
 
-    Raises InputError for what is not JSON, more than `most_values` values, 64 levels or 64 digits, keys given twice
-    (where they must be `unique`), NaN and infinities (where all must be `finite`), and text that is no Unicode.
+    Raises InputError for what is not JSON, more than `most_values` values, 64 levels or 64 digits, duplicate keys
+    (if they must be `unique`), NaN and infinities (if numbers must be `finite`), and lone surrogates.
     """
-    # Each value but the first follows a comma or a bracket, so this can only count too many.
+    # Each value but the first follows a comma or a bracket, so this is an upper bound.
     values = 1 + text.count(",") + text.count("[") + text.count("{")
     if values > most_values:
         raise InputError("holds too many values", field=field, value=values, allowed=f"at most {most_values}")
@@ -141,14 +141,14 @@ def parse_json(
 
     def whole(digits: str) -> int:
         if len(digits) > MOST_DIGITS:
-            raise InputError("a number is too long", field=field, value=digits, allowed=f"{MOST_DIGITS} digits")
+            raise InputError("a number is too long", field=field, value=digits, allowed=f"at most {MOST_DIGITS} digits")
         return int(digits)
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(found)
         if unique and len(made) < len(found):
             twice = Counter(name for name, _ in found).most_common(1)[0][0]
-            raise InputError(f"key given twice: {shorten(twice)}", field=field)
+            raise InputError(f"duplicate key: {shorten(twice)}", field=field)
         return made
 
     try:
@@ -156,7 +156,7 @@ def parse_json(
     except ValueError as error:
         raise InputError(f"not JSON: {error}", field=field) from error
     except RecursionError as error:
-        raise InputError("nested too deeply", field=field, allowed=f"{MOST_DEPTH} levels") from error
+        raise InputError("nested too deeply", field=field, allowed=f"at most {MOST_DEPTH} levels") from error
     _require_shallow(found, field)
     if "\\u" in text:
         _require_unicode(found, field)
@@ -170,22 +170,22 @@ def _require_shallow(value: object, field: str) -> None:
         holders = [inner for inner in inside if isinstance(inner, dict | list)]
         if not holders:
             return
-    raise InputError("nested too deeply", field=field, allowed=f"{MOST_DEPTH} levels")
+    raise InputError("nested too deeply", field=field, allowed=f"at most {MOST_DEPTH} levels")
 
 
 def _require_unicode(value: object, field: str) -> None:
-    """Raises InputError for half of a surrogate pair, which JSON can spell and nothing can print."""
+    """Raises InputError for a lone surrogate, which JSON can spell but nothing can print."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise InputError("half of a surrogate pair is no text", field=field, value=half) from error
+        raise InputError("a string has a lone surrogate", field=field, value=half) from error
 
 
 def stays_within(path: Path, folder: Path) -> bool:
-    """Returns whether a file of a model folder is there itself, or links to one that is.
+    """Returns whether a file lies in the model folder, following links.
 
-    The hub's cache is made of links, from `snapshots/REVISION` to `blobs` beside it: that is within, too.
+    The hub's cache links from `snapshots/REVISION` to `blobs` beside it, which counts as within.
     """
     roots = [folder.resolve()]
     if roots[0].parent.name == "snapshots":

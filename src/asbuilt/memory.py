@@ -1,4 +1,4 @@
-"""How much memory this process may have: the machine's, a container's or a limit's, whichever is least."""
+"""How much memory this process may use: the least of the machine's, the container's and the resource limit's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-UNLIMITED = 1 << 60  # what a first version of cgroups says for no limit is somewhat more
+UNLIMITED = 1 << 60  # cgroups v1 reports "no limit" as a slightly larger number
 
 
 def total() -> int | None:
-    """Returns bytes of memory in all; None where this system does not say (Windows)."""
+    """Returns the total memory in bytes; None where the system does not report it (Windows)."""
     return _least(_physical(), _container(), _limit())
 
 
 def free() -> int | None:
-    """Returns bytes that can be had without paging: free ones and the file cache's; None where nobody says."""
+    """Returns the bytes available without paging, reclaimable file cache included; None if unknown."""
     return _least(_available(), total())
 
 
@@ -28,7 +28,7 @@ def _least(*found: int | None) -> int | None:
 def _physical() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # a name that is not known, and Windows, which has no sysconf
+    except (ValueError, OSError, AttributeError):  # an unknown name, or Windows, which has no sysconf
         return None
 
 

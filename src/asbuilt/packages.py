@@ -1,6 +1,7 @@
-"""Packages that are also the function that their name says: `asbuilt.plan(model, gpu=...)` beside `asbuilt.plan.serve`.
+"""Packages that can also be called: `asbuilt.plan(model, gpu=...)` beside `asbuilt.plan.serve`.
 
-The function is the one of that name in `asbuilt.api`, imported when it is called; the packages know nothing of it.
+A call runs the function of the same name in `asbuilt.api`, which is imported on the first call; the packages do not
+depend on it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
         ) -> TrainPlan: ...
 
         def __call__(self, model: Given, gpu: Machine | str, **more: object) -> ServePlan | TrainPlan:
-            """As `asbuilt.api.plan` has it."""
+            """See `asbuilt.api.plan`."""
             ...
 
     measure, plan = Measure(), Plan()
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
 class CallablePackage(ModuleType):
     """A package that is called as the function of the same name in `asbuilt.api`."""
 
-    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as the function has it
+    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as the function declares
         """Calls the function."""
         name = self.__name__.rpartition(".")[2]
         return getattr(import_module(f"asbuilt.api.{name}"), name)(*args, **options)
 
 
 def make_callable(name: str) -> None:
-    """Makes the package of that name, which is being imported, a `CallablePackage`."""
+    """Turns the package of this name, while it is being imported, into a `CallablePackage`."""
     sys.modules[name].__class__ = CallablePackage

@@ -1,6 +1,6 @@
-"""Pictures of plans as files: the ladder, time by batch under its two roofs, users by context; what training holds.
+"""Plots of plans: the memory ladder, the roofline by batch, users by context, and the memory of training.
 
-The only place that needs matplotlib, which the `plots` extra installs.
+The only module that needs matplotlib, which the `plots` extra installs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.shown import cut, line
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 POINTS = 48
-TITLE = 200  # characters of a title: names are strangers'
-# Told apart by people who see few colours, too (Okabe and Ito 2008); where there are more things, hatched.
+TITLE = 200  # characters of a title: names are untrusted
+# Distinguishable with colour blindness (Okabe and Ito 2008); beyond eight, hatched.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 
 def looks(number: int) -> list[tuple[str, str]]:
-    """Returns so many colours and hatches, no two alike: the colours, then lighter and darker ones, hatched."""
-    shades = [(1.0, 0), (0.5, 255), (0.6, 0)]  # how much of the colour, and of what the rest is
+    """Returns `number` distinct pairs of colour and hatch: the plain colours, then lighter and darker hatched ones."""
+    shades = [(1.0, 0), (0.5, 255), (0.6, 0)]  # share of the colour, and the grey that it is mixed with
     found = [
         (_mixed(colour, *shade), hatch)
         for shade, hatch in zip(shades, ("", "//", "xx"), strict=True)
@@ -47,15 +47,15 @@ def _mixed(colour: str, share: float, other: int) -> str:
 
 
 def check(path: Path) -> None:
-    """Raises InputError for a file that could not be written: another suffix, or a folder that is not there."""
+    """Raises InputError for a file that could not be written: an unknown suffix, or a missing folder."""
     if path.suffix.lower() not in SUFFIXES:
-        raise InputError("not a picture", field="plot", value=str(path), allowed=", ".join(SUFFIXES))
+        raise InputError("unknown image format", field="plot", value=str(path), allowed=one_of(SUFFIXES))
     if not path.resolve().parent.is_dir():
         raise InputError("no such folder", field="plot", value=str(path.parent))
 
 
 def save(plans: list[ServePlan], path: Path) -> None:
-    """Writes three pictures for each plan, one plan below the other, to `path`.
+    """Writes three plots for each plan, one plan per row, to `path`.
 
     Raises InputError as `check` does, and ModuleNotFoundError without matplotlib.
     """
@@ -63,7 +63,7 @@ def save(plans: list[ServePlan], path: Path) -> None:
 
 
 def save_training(plan: TrainPlan, path: Path) -> None:
-    """Writes what the fullest device holds, and where a step's time goes, to `path`; raises as `save` does."""
+    """Writes the memory of the fullest device and the time of a step to `path`; raises as `save` does."""
 
     def draw(row: Sequence[Axes], _: int) -> None:
         memory, reserve = plan.trial.memory, plan.trial.reserve
@@ -75,13 +75,13 @@ def save_training(plan: TrainPlan, path: Path) -> None:
 
 
 def _save(path: Path, rows: int, columns: int, draw: Callable[[Sequence[Axes], int], None]) -> None:
-    """Writes rows of pictures, each drawn by `draw`."""
+    """Writes a grid of plots, each row drawn by `draw`."""
     check(path)
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure
 
-    # The same plan gives the same bytes, so a picture in a repository changes only when its figures do. For that, and
-    # because it can have LaTeX run, a matplotlibrc in the folder one stands in says nothing here.
+    # The same plan gives the same bytes, so a plot in a repository changes only when its figures do. For that reason,
+    # and because it could run LaTeX, a matplotlibrc in the current directory is ignored.
     with rc_context():
         rcdefaults()
         rcParams.update({"svg.hashsalt": "asbuilt", "svg.fonttype": "none"})
@@ -96,7 +96,7 @@ def _save(path: Path, rows: int, columns: int, draw: Callable[[Sequence[Axes], i
 
 
 def _write(path: Path, picture: bytes) -> None:
-    """Writes the file whole or not at all: what a full disk or a signal leaves half written is no picture."""
+    """Writes the file completely or not at all, even if the disk is full or a signal arrives."""
     aside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
     try:
         aside.write_bytes(picture)
@@ -115,7 +115,7 @@ def _serving(row: Sequence[Axes], plan: ServePlan) -> None:
 
 
 def _bar(axes: Axes, lines: Sequence[Line], memory: Number, named: str, title: str) -> None:
-    """What takes the memory of one device, as one bar."""
+    """Draws the memory of one device as one stacked bar."""
     bottom = 0.0
     for (colour, hatch), part in zip(looks(len(lines)), lines, strict=True):
         height = max(0.0, part.value / 1e9)
@@ -127,12 +127,12 @@ def _bar(axes: Axes, lines: Sequence[Line], memory: Number, named: str, title: s
     axes.set_xticks([])
     axes.set_ylabel("GB (10^9 bytes), one device")
     axes.legend(loc="center right", fontsize="small", frameon=False)
-    shown = cut(line(title), TITLE).replace("$", r"\$")  # else it begins mathematics
+    shown = cut(line(title), TITLE).replace("$", r"\$")  # a bare $ starts math mode
     axes.set_title(shown, fontsize="small", loc="left", wrap=True)
 
 
 def _seconds(axes: Axes, plan: TrainPlan) -> None:
-    """Seconds of a step by what takes them; what runs beside computing is drawn too."""
+    """Draws the seconds of a step by cause, overlapped communication included."""
     step = plan.trial.step
     parts = {name: seconds for name, seconds in step.breakdown.items() if seconds}
     parts |= {name: traffic.seconds for name, traffic in step.communication.items() if traffic.bytes}
@@ -145,11 +145,11 @@ def _seconds(axes: Axes, plan: TrainPlan) -> None:
 
 
 def _by_batch(axes: Axes, plan: ServePlan) -> None:
-    """A step's time and the two roofs by batch."""
+    """Draws a step's time by batch, below its two roofs."""
     batches = [step.batch for step in plan.sweep]
     if not batches:
         return _nothing(axes, "nothing is decoded")
-    axes.loglog(batches, [s.seconds_per_step * 1e3 for s in plan.sweep], color="black", label="a step")
+    axes.loglog(batches, [s.seconds_per_step * 1e3 for s in plan.sweep], color="black", label="step")
     axes.loglog(
         batches,
         [s.run.memory_seconds * 1e3 for s in plan.sweep],
@@ -172,23 +172,23 @@ def _by_batch(axes: Axes, plan: ServePlan) -> None:
             label=f"{plan.users:,} users{' in time' if plan.targets else ' fit'}",
         )
     axes.set_xlabel("sequences at once")
-    axes.set_ylabel("milliseconds per step at least")
+    axes.set_ylabel("milliseconds per step, lower bound")
     axes.legend(fontsize="small", frameon=False)
     return None
 
 
 def _by_context(axes: Axes, plan: ServePlan) -> None:
-    """How many users there is room for by tokens of each."""
+    """Draws how many users fit by their context length."""
     most = max(plan.capacity.spec.max_positions, plan.context, 2)
     contexts = sorted({max(1, round(most ** (i / POINTS))) for i in range(POINTS + 1)} | {plan.context})
     users = [plan.capacity.users(context) for context in contexts] if plan.users is not None else []
     if not any(users):
-        return _nothing(axes, "no user fits at any length")
+        return _nothing(axes, "no user fits at any context length")
     axes.loglog(contexts, [count or float("nan") for count in users], color=COLOURS[0])
     if held := plan.users_that_fit:
         axes.plot([plan.context], [held], "o", color="black", label=f"{held:,} at {plan.context:,} tokens")
         axes.legend(fontsize="small", frameon=False)
-    axes.set_xlabel("tokens of each user")
+    axes.set_xlabel("tokens per user")
     axes.set_ylabel("users")
     return None
 

@@ -1,4 +1,4 @@
-"""Parts from outside the package: once registered, one is costed, planned, built, saved and loaded like ours."""
+"""Registering parts from outside the package, to be costed, planned, built, saved and loaded like asbuilt's own."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ def register(
     *,
     cache: Makes | None = None,
 ) -> type[Part]:
-    """Makes a part known that stands where a mixer or a feed-forward does: the body of a branch.
+    """Registers a part that can be the body of a branch, in place of a mixer or feed-forward, and returns it.
 
     `part` is a frozen keyword-only dataclass, a `Part` with a `d_model`, that declares what it holds, multiplies and
-    remembers (CONTRIBUTING.md, "Adding a part"); its name stands in spec JSON. `module` makes its module of
-    (part, path): `module(x_BTM, step)` gives (B, T, M), and its parameters are named as `holds` names them. Without it
-    the part is described and planned, and not built. `memory` says what that module saves for the backward pass and
-    needs while it runs; without it the part is taken to save and need nothing. `cache` makes its cache of (what it
-    remembers, batch, capacity, dtype, device), where that is none of the usual ones. Returns the part. Raises
-    InputError for what is no such part, and for a name that one of ours has.
+    remembers (CONTRIBUTING.md, "Adding a part"); spec JSON uses its class name. `module(part, path)` returns its
+    module, which maps (x_BTM, step) to (B, T, M) and names its parameters as `holds` does; without it the part can be
+    described and planned but not built. `memory` declares what that module saves for backward and needs while it runs;
+    without it both count as zero. `cache(remembered, batch, capacity, dtype, device)` returns its cache, if none of the
+    standard ones fits. Raises InputError for an invalid part, and for the name of a built-in part.
     """
     register_part(part)
     if memory is not None:

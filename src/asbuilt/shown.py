@@ -1,7 +1,7 @@
-"""How text from anywhere is shown to a person: a stranger's control characters are written out, never obeyed.
+"""Displaying untrusted text safely: control characters are escaped, never sent to the terminal.
 
-A model's names, messages and generated tokens are whatever its author put there. Sent raw to a terminal they set its
-title, clear it, turn lines around, or forge a line of ours.
+A model's names, messages and generated tokens are whatever its author chose. Sent raw to a terminal they could set its
+title, clear it, reverse the text direction, or forge a line of asbuilt's output.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-# What Python calls printable and nobody sees: fillers, a joiner and selectors that hide what a name is.
+# Printable according to Python, but invisible: fillers, a joiner and selectors that could disguise a name.
 UNSEEN = {
     *map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0)),
     *map(chr, range(0xFE00, 0xFE10)),
     *map(chr, range(0xE0100, 0xE01F0)),
 }
 JOINERS = ("\u200c", "\u200d")
-# Of category Cf and seen all the same: signs that go before Arabic, Syriac and Kaithi numbers.
+# Of category Cf and visible all the same: signs before Arabic, Syriac and Kaithi numbers.
 PREPENDED = {*map(chr, range(0x0600, 0x0606)), *map(chr, (0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))}
-IGNORED = re.compile("[\u2065\ufff0-\ufff8\U000e0000-\U000e0fff]")  # without a meaning yet, and never to be drawn
-SCREEN = 1600  # characters that a person can read at once
+IGNORED = re.compile("[\u2065\ufff0-\ufff8\U000e0000-\U000e0fff]")  # unassigned, and never displayed
+SCREEN = 1600  # characters that fit on a screen
 
 
 def line(text: str) -> str:
-    """Returns one line: control, direction and invisible characters as escapes, newlines and tabs too."""
+    """Returns the text as one line, with control, direction and invisible characters escaped, newlines and tabs too."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c.isprintable() and c not in UNSEEN else escape(c) for c in text)
 
 
 def prose(text: str, before: str = "") -> str:
-    """Returns text for a terminal as it is, newlines and tabs in it, but every other control character as an escape.
+    """Returns text for a terminal: newlines and tabs stay, every other control character is escaped.
 
-    A joiner stays where it joins two letters that are not Latin, or pictures; `before` is what stands to its left.
+    A joiner stays between two non-ASCII letters or emoji; `before` is the text to the left.
     """
     if text.isprintable():
         return text
@@ -56,22 +56,22 @@ def _stays(character: str, left: str) -> bool:
 
 
 def escape(character: str) -> str:
-    """Returns what a Python string literal would have for the character."""
+    """Returns the character's escape sequence, as in a Python string literal."""
     code = ord(character)
     named = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}.get(character)
     return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def cut(text: str, limit: int = SCREEN, end: int = 0) -> str:
-    """Returns the text, of one longer than `limit` characters what it begins with and the last `end`."""
+    """Returns the text, shortened to `limit` characters if longer: its beginning, an ellipsis and the last `end`."""
     return text if len(text) <= limit else text[: limit - 1 - end] + "…" + text[len(text) - end :]
 
 
 def number(value: int | float, digits: int | None = None) -> str:
-    """Returns a number with its thousands apart, 8,030,261,248, and an exponent only where nobody would count zeros.
+    """Returns a number with thousands separators, 8,030,261,248, and an exponent only where it is very large or small.
 
-    With `digits`, so many significant ones of what is no whole number, no zeros at its end: 13,490, 0.00123, 9.64e22.
-    Without, one after the point, and three significant ones below 10.
+    A float has `digits` significant digits without trailing zeros: 13,490, 0.00123, 9.64e22. By default it has one
+    decimal place, and three significant digits below 10.
     """
     if isinstance(value, int):
         return f"{value:,}"
@@ -83,7 +83,7 @@ def number(value: int | float, digits: int | None = None) -> str:
         return f"{_trimmed(mantissa)}e{int(exponent)}"
     if digits is None and size >= 10:
         return f"{value:,.1f}"
-    rounded = float(f"{value:.{digits or 3}g}")  # 999.96 has a digit less after the point than it seems
+    rounded = float(f"{value:.{digits or 3}g}")  # 999.96 rounds up to one more integer digit
     after = max(0, (digits or 3) - 1 - math.floor(math.log10(abs(rounded))))
     return _trimmed(f"{value:,.{after}f}")
 
@@ -93,9 +93,9 @@ def _trimmed(text: str) -> str:
 
 
 def size(nbytes: int | float) -> str:
-    """Returns bytes in units of 1000 and of 1024, both named, since in GB and GiB the two differ by 7%.
+    """Returns bytes in both decimal and binary units, since GB and GiB differ by 7%.
 
-    Negative where something is lacking.
+    Negative for a shortfall.
     """
     for power, (decimal, binary) in ((3, ("GB", "GiB")), (2, ("MB", "MiB")), (1, ("kB", "KiB"))):
         if abs(nbytes) >= 1000**power:
@@ -104,7 +104,7 @@ def size(nbytes: int | float) -> str:
 
 
 def time(seconds: float) -> str:
-    """Returns seconds, milliseconds or microseconds with three digits."""
+    """Returns seconds, milliseconds or microseconds with three significant digits."""
     for least, factor, unit in ((1, 1, "s"), (1e-3, 1e3, "ms")):
         if seconds >= least:
             return f"{number(float(seconds * factor), 3)} {unit}"
@@ -112,12 +112,12 @@ def time(seconds: float) -> str:
 
 
 def shape(numbers: Sequence[int] | None) -> str:
-    """Returns 4096 x 14336."""
+    """Returns a shape as "4096 x 14336"."""
     return "" if numbers is None else " x ".join(map(str, numbers))
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Returns 0-2, 5 for 0, 1, 2, 5."""
+    """Returns "0-2, 5" for 0, 1, 2, 5."""
     said: list[list[int]] = []
     for i in numbers:
         if said and said[-1][1] == i - 1:
@@ -128,6 +128,6 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def defaults_line(defaults: Mapping[str, int | bool]) -> str:
-    """Returns the line that says which sizes stand in no config, and are those of transformers' class."""
+    """Returns the line that lists the sizes missing from config.json, which are defaults of transformers' class."""
     said = ", ".join(f"{key} {json.dumps(value)}" for key, value in defaults.items())
     return f"Not in config.json, taken from the class's defaults: {said}"

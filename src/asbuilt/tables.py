@@ -1,4 +1,4 @@
-"""Tables as plain text, as Markdown and as HTML; drawing them on a terminal is the command line's."""
+"""Tables as plain text, Markdown and HTML; `cli.output` draws them on a terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from asbuilt.shown import line, number
 
 Cell = str | int | float
-FIGURE = re.compile(r"[+−-]?[0-9][0-9,]*(\.[0-9]+)?(e-?[0-9]+)?%?")  # what is set to the right
+FIGURE = re.compile(r"[+−-]?[0-9][0-9,]*(\.[0-9]+)?(e-?[0-9]+)?%?")  # what is right-aligned
 EMPTY = ("", "-")
-SHORT = 28  # characters of text that is not broken over lines
-NARROW = 20  # to which longer text may be broken, and its longest word up to SHORT
+SHORT = 28  # characters of text that is never wrapped
+NARROW = 20  # the least width to which longer text is wrapped
 
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, the rows, and which columns a narrow screen does without first."""
+    """A title, column names, rows, and the columns that a narrow terminal drops first."""
 
     title: str
     columns: tuple[str, ...]
@@ -26,12 +26,12 @@ class Table:
     drop: tuple[str, ...] = ()
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers in every row, and is set to the right."""
+        """Returns whether a column has numbers in every row, and is therefore right-aligned."""
         return bool(self.rows) and all(not isinstance(row[column], str) for row in self.rows)
 
 
 def shown(cell: Cell) -> str:
-    """Returns a cell as text on one line."""
+    """Returns a cell as one line of text."""
     return line(cell) if isinstance(cell, str) else number(cell)
 
 
@@ -49,7 +49,7 @@ def _markdown(table: Table) -> str:
 
 def escaped(text: str) -> str:
     """Returns text for HTML, on one line and without control characters."""
-    import html  # loads every entity's name: only a notebook asks
+    import html  # slow to import, and only notebooks need it
 
     return html.escape(line(text))
 
@@ -77,7 +77,7 @@ def _html(table: Table) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Column:
-    """A column's name and texts, and how it may be set: `widest` on one line, `least` at words."""
+    """A column's name and texts; its width is `widest` unwrapped and `least` if wrapped at words."""
 
     name: str
     cells: tuple[str, ...]
@@ -87,7 +87,7 @@ class Column:
 
 
 def measured(name: str, cells: Sequence[Cell]) -> Column:
-    """Measures a column: a header breaks at words, and so does text that is no name, no figure and no size."""
+    """Measures a column: headers wrap at words, and so does text that is not a name, figure or size."""
     texts = tuple(line(cell) if isinstance(cell, str) else number(cell) for cell in cells)
     widest = max(map(cells_of, [name, *texts]))
     words = [min(SHORT, cells_of(word)) for text in texts for word in text.split()]
@@ -99,7 +99,7 @@ def measured(name: str, cells: Sequence[Cell]) -> Column:
 
 
 def cells_of(text: str) -> int:
-    """Returns how many cells of a terminal the text takes: two for a wide character, none for a combining one."""
+    """Returns the width of the text in terminal cells: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
@@ -107,7 +107,7 @@ def cells_of(text: str) -> int:
 
 
 def joined(items: Iterable[str | Table]) -> str:
-    """Returns lines and tables as one plain text."""
+    """Returns lines and tables joined as plain text."""
     return "\n".join(text(item) if isinstance(item, Table) else line(item) for item in items)
 
 
@@ -117,7 +117,7 @@ def text(table: Table) -> str:
 
 
 def plain(title: str, columns: Sequence[Column]) -> str:
-    """Returns a table of measured columns as plain text: an empty line, the title, the header, the rows."""
+    """Returns a table of measured columns as plain text: a blank line, the title, the header, the rows."""
     lines = ["", line(title)]
     for i in range(-1, len(columns[0].cells) if columns else -1):
         cells = [(column.name if i < 0 else column.cells[i], column) for column in columns]

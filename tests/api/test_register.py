@@ -195,7 +195,9 @@ def test_one_without_a_module_is_described_and_not_built() -> None:
     asbuilt.register(Bare)
     made = mixed().edit("blocks.0.attention", body=Bare(d_model=32))
     assert asbuilt.describe(made).at("blocks.0.attention.body").part == "Bare"
-    with pytest.raises(InputError, match=r"blocks.0.attention.body: no module computes this part \(got 'Bare'\)"):
+    with pytest.raises(
+        InputError, match=r"blocks.0.attention.body: no module is registered for this part \(got 'Bare'\)"
+    ):
         asbuilt.build(made)
     del PARTS["Bare"], OUTSIDE["Bare"]
 

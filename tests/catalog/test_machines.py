@@ -233,7 +233,7 @@ def test_a_pipe_or_a_device_is_no_machine(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")  # reading it would wait for ever
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
     for name in ("pipe.toml", "zero.toml"):
-        with pytest.raises(InputError, match="gpu: a pipe, a socket or a device, not a file"):
+        with pytest.raises(InputError, match="gpu: is a pipe, a socket or a device"):
             machines.resolve(str(tmp_path / name))
 
 
@@ -349,7 +349,7 @@ def test_times(text: str, seconds: float) -> None:
 
 
 def test_a_bare_time_wants_a_unit() -> None:
-    with pytest.raises(InputError, match=r"latency-target: has no unit \(got '20'\); allowed: a time such as 20ms"):
+    with pytest.raises(InputError, match=r"latency-target: has no unit \(got '20'; must be a time such as 20ms or"):
         parse_time("20", "latency-target")
     for text in ("0.5", "soon", "", "20m", "-5ms", "0ms", "20 GB", "1e30s"):
         with pytest.raises(InputError, match="latency-target"):
@@ -444,7 +444,7 @@ def test_names_that_tools_print(printed: str) -> None:
     ],
 )
 def test_names_that_are_another_machine_s(printed: str) -> None:
-    with pytest.raises(InputError, match="no such machine"):
+    with pytest.raises(InputError, match="unknown machine"):
         machines.resolve(printed)
 
 

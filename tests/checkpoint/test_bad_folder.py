@@ -121,7 +121,7 @@ class TestPickle:
         (folder / tiny.SINGLE).rename(folder / name)
         assert not open_model(folder).has_weights
         for model in (folder, folder / name):
-            with pytest.raises(InputError, match=rf"can run any code.*{name}.*weights_only=True.*save_file"):
+            with pytest.raises(InputError, match=rf"can run arbitrary code.*{name}.*weights_only=True.*save_file"):
                 load(model)
 
     def test_beside_safetensors_is_left_alone(self, folder: Path) -> None:
@@ -131,7 +131,7 @@ class TestPickle:
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / tiny.SINGLE).unlink()
-    with pytest.raises(InputError, match=r"no weights.*allowed: model.safetensors"):
+    with pytest.raises(InputError, match=r"no weights: neither model.safetensors nor"):
         load(folder)
 
 
@@ -181,7 +181,7 @@ class TestFile:
             ({"a": ["F32", [1] * 9, [0, 4]]}, "at most 8"),
             ({"a": ["F33", [2], [0, 8]]}, "dtype"),
             ({"a": [["F32"], [2], [0, 8]]}, "dtype"),
-            ({"a": ["F32", [2**40], [0, 2**42]]}, "file holds"),
+            ({"a": ["F32", [2**40], [0, 2**42]]}, "the file has"),
             ({"a": ["F4", [3], [0, 1]]}, "1.5 bytes"),
         ],
     )
@@ -193,13 +193,13 @@ class TestFile:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            (b"[]", "not a JSON object"),
-            (b'{"a": 1}', "not a tensor"),
-            (b'{"a": {}}', "not a tensor"),
+            (b"[]", "invalid header .*must be a JSON object"),
+            (b'{"a": 1}', "invalid entry"),
+            (b'{"a": {}}', "invalid entry"),
             (b"{" * 100_000, "not JSON"),
             (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
-            (b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"more":1}}', "not a tensor"),
-            (b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"a":{}}', "given twice"),
+            (b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"more":1}}', "invalid entry"),
+            (b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"a":{}}', "duplicate key"),
             (b'{"__metadata__":{"format":1}}', "__metadata__"),
             (b'{"__metadata__":[]}', "__metadata__"),
             (b'{"\xff":{}}', "not UTF-8"),
@@ -268,14 +268,16 @@ class TestIndex:
     def test_a_name_that_no_shard_has(self, sharded: Path) -> None:
         weight_map = json.loads((sharded / tiny.INDEX).read_text())["weight_map"]
         tiny.edit_json(sharded / tiny.INDEX, weight_map=weight_map | {"ghost": weight_map["model.norm.weight"]})
-        with pytest.raises(InputError, match="names 'ghost', and the shard lacks it"):
+        with pytest.raises(InputError, match="names 'ghost', but the shard does not have it"):
             load(sharded)
 
     def test_a_name_in_another_shard_than_the_index_says(self, sharded: Path) -> None:
         weight_map = json.loads((sharded / tiny.INDEX).read_text())["weight_map"]
         other = next(shard for shard in weight_map.values() if shard != weight_map["model.norm.weight"])
         tiny.edit_json(sharded / tiny.INDEX, weight_map=weight_map | {"model.norm.weight": other})
-        with pytest.raises(InputError, match=rf"names 'model.norm.weight', and the shard lacks it \(got '{other}'\)"):
+        with pytest.raises(
+            InputError, match=rf"names 'model.norm.weight', but the shard does not have it \(got '{other}'\)"
+        ):
             load(sharded)
 
     @pytest.mark.parametrize("place", ["shard", "index", "config.json"])
@@ -284,7 +286,7 @@ class TestIndex:
         (sharded / name).unlink()
         os.mkfifo(sharded / name)
         out = sharded.with_name("out")
-        refused = f"{name}: (a pipe, a socket or a device, )?not a file"
+        refused = f"{name}: (a pipe, a socket or a device, )?(is a folder|is a pipe|must be a regular file)"
         for act in (load, stored_parameters, lambda folder: convert(folder, out)):
             with pytest.raises(InputError, match=refused):
                 act(sharded)
@@ -314,7 +316,7 @@ class TestTarget:
         else:
             out.mkdir()
             (out / "mine").write_text("mine")
-        with pytest.raises(InputError, match="exists already"):
+        with pytest.raises(InputError, match="already exists"):
             convert(folder, out)
         kept = out.read_text() if kind == "file" else [path.name for path in out.glob("*")]
         assert kept == {"folder": ["mine"], "file": "mine", "link": []}[kind]
@@ -334,7 +336,7 @@ class TestTarget:
 
     def test_a_full_disk(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(saving, "ROOM", 2**62)
-        with pytest.raises(InputError, match="the disk is too full"):
+        with pytest.raises(InputError, match="not enough disk space"):
             convert(folder, folder.with_name("out"))
         assert [path.name for path in folder.parent.iterdir()] == ["made"]
 

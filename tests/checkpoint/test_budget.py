@@ -1,4 +1,4 @@
-"""Files that ask for much more than they are: each is refused within a second of processor time and 100 MB."""
+"""Files that ask for much more than they are: each is refused within a second of CPU time and 100 MB."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ GGUFS: dict[str, tuple[Callable[[], bytes], str]] = {
             [(b"token_embd.weight", (32, 8), 0, 0)],
             1024,
         ),
-        "more blocks than the file has tensors",
+        "more blocks than tensors",
     ),
     "tensors in one place": (
         lambda: gguf([ARCHITECTURE, *SIZES], [(b"t%d" % i, (1 << 20,), 8, 0) for i in range(9000)], 1_114_112),

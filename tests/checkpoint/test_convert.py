@@ -274,6 +274,6 @@ def test_smollm2_becomes_a_folder_that_transformers_loads(smollm2: Path) -> None
 
 
 def test_a_gguf_file_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"OUT: GGUF files are read, not written .*name a folder"):
+    with pytest.raises(InputError, match=r"OUT: GGUF files can be read but not written .*give a folder"):
         convert("anything", tmp_path / "model.GGUF")
     assert not list(tmp_path.iterdir())

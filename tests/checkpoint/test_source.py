@@ -66,7 +66,7 @@ def test_a_config_wherever_it_lies(folder: Path) -> None:
     source = open_model(folder / "config.json")
     assert (source.kind, source.name, source.has_weights) == ("config", "mine", False)
     assert source.spec == open_model(folder).spec
-    with pytest.raises(InputError, match=r"a config describes a model and has no weights"):
+    with pytest.raises(InputError, match=r"a config is a description and has no weights"):
         load(source)
 
 
@@ -75,10 +75,10 @@ def test_a_spec_of_our_own(folder: Path) -> None:
     Path("own.json").write_text(dumps(spec))
     source = open_model("own.json")
     assert (source.kind, source.family, source.spec) == ("spec", "llama", spec)
-    with pytest.raises(InputError, match="a spec describes a model and has no weights"):
+    with pytest.raises(InputError, match="a spec is a description and has no weights"):
         load(source)
     Path("part.json").write_text(dumps(spec.blocks[0]))
-    with pytest.raises(InputError, match=r"part: not a whole model.*Block.*allowed: Model"):
+    with pytest.raises(InputError, match=r"part: must be Model, got 'Block'"):
         open_model("part.json")
     Path("wrong.json").write_text(json.dumps(to_dict(spec) | {"maximum": 3}))
     with pytest.raises(InputError, match=r"wrong.json.maximum: unknown field of Model"):
@@ -105,13 +105,13 @@ def test_tokenizer_and_template_of_a_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.json", "[]", "not a JSON object"),
+        ("a.json", "[]", "must be a JSON object"),
         ("a.json", "{}", "model_type: missing"),
         ("a.json", '{"part": 3}', "not a part"),
         ("a.gguf", "none", "a.gguf: not a GGUF file|a.gguf: magic"),
         ("a.safetensors", "", "give the folder"),
-        ("a.pt", "", "can run any code"),
-        ("a.txt", "", "allowed: a .json or .gguf file, or a folder"),
+        ("a.pt", "", "can run arbitrary code"),
+        ("a.txt", "", "must be a .json or .gguf file, or a folder"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, name: str, content: str, said: str) -> None:
@@ -121,7 +121,7 @@ def test_files_that_are_none(tmp_path: Path, name: str, content: str, said: str)
 
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a folder without config.json"):
+    with pytest.raises(InputError, match=r"the folder has no config.json"):
         open_model(tmp_path)
     (tmp_path / "a.gguf").touch()
     with pytest.raises(InputError, match=r"give the file: .*a\.gguf"):
@@ -170,7 +170,7 @@ def test_what_is_no_id_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_without_the_library_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it raises ImportError
-    with pytest.raises(InputError, match=r"needs a library \(got 'org/lama-3-8b'\); pip install huggingface_hub"):
+    with pytest.raises(InputError, match=r"needs huggingface_hub \(got 'org/lama-3-8b'\); pip install huggingface_hub"):
         open_model("org/lama-3-8b")
     assert open_model("openai-community/gpt2").kind == "catalogue"
     with pytest.raises(InputError, match="pip install huggingface_hub; gpt2 in the catalogue describes it"):
@@ -188,7 +188,7 @@ def test_a_gguf_of_more_blocks_than_tensors(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(InputError, match=r"a.gguf: llama.block_count: more blocks .*got 3.*allowed: at most 2"):
+    with pytest.raises(InputError, match=r"a.gguf: llama.block_count: more blocks .*got 3.*must be at most 2"):
         open_model(tmp_path / "a.gguf")
 
 

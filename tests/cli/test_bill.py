@@ -82,14 +82,14 @@ ATTENTION: Way = [
     ("attention.body", "v", [8], [8, 6], [6], 2 * 8 * 6),
     ("attention.body.q_norm", "RMSNorm", [2, 6], None, [2, 6], 0),
     ("attention.body.k_norm", "RMSNorm", [6], None, [6], 0),
-    ("attention.body.positions", "turns queries and keys", [4], None, [4], 0),
+    ("attention.body.positions", "RoPE applied to q and k", [4], None, [4], 0),
     ("attention.body", "scores", [2, 6], [6, 5], [2, 5], 2 * 2 * 6 * 5),
     ("attention.body", "mix", [2, 5], [5, 6], [2, 6], 2 * 2 * 5 * 6),
     ("attention.body", "o", [12], [12, 8], [8], 2 * 12 * 8),
-    ("attention", "added to the stream", [8], None, [8], 0),
+    ("attention", "residual add", [8], None, [8], 0),
     ("ffn.norm", "RMSNorm", [8], None, [8], 0),
 ]
-ADDED: Way = [("ffn", "added to the stream", [8], None, [8], 0)]
+ADDED: Way = [("ffn", "residual add", [8], None, [8], 0)]
 GATED: Way = [
     ("ffn.body", "gate", [8], [8, 10], [10], 160),
     ("ffn.body", "up", [8], [8, 10], [10], 160),
@@ -188,10 +188,10 @@ def test_what_the_document_holds_beside_the_figures() -> None:
     ("words", "said"),
     [
         (("gemma-3-4b-mm", "--images", 2, "--seq", 512), None),  # 256 tokens each
-        (("gemma-3-4b-mm", "--images", 2, "--seq", 511), "images: these images take 512 tokens"),
+        (("gemma-3-4b-mm", "--images", 2, "--seq", 511), "images: the images take 512 tokens"),
         (("gemma-3-4b-mm", "--seq", 1), None),
         (("clip-vit-base-patch32", "--images", 3), None),  # beside the text, not in it
-        (("gpt2", "--images", 1), "images: this model sees no images"),
+        (("gpt2", "--images", 1), "images: this model does not read images"),
         (("gpt2", "--images", 0), None),
     ],
     ids=str,
@@ -209,13 +209,15 @@ def test_a_model_of_images_is_as_long_as_one(run: Run) -> None:
     for words, warned in ((), False), (("--seq", 197), False), (("--seq", 10), True):
         result = run("describe", "vit-base-patch16-224", "--json", *words)
         assert json.loads(result.stdout)["seq"] == 197
-        assert (result.stderr == "warning: an image is 197 tokens, whatever --seq says\n") == warned
+        assert (result.stderr == "warning: --seq is ignored: an image has 197 tokens\n") == warned
         assert bool(result.stderr) == warned
 
 
 def test_a_whole_context_is_not_beyond_it(run: Run, checkpoint: Path) -> None:
     assert run("describe", checkpoint, "--seq", 64).stderr == ""
-    assert run("describe", checkpoint, "--seq", 65).stderr == ("warning: --seq 65 is beyond the context of 64 tokens\n")
+    assert run("describe", checkpoint, "--seq", 65).stderr == (
+        "warning: --seq 65 exceeds the context length of 64 tokens\n"
+    )
 
 
 # Files.

@@ -176,6 +176,6 @@ def found(document: Any, key: str) -> list[Any]:  # noqa: ANN401
 
 def test_help_names_those_in_words(run: Run) -> None:
     text = " ".join(run("describe", "--help").stdout.split())
-    assert "1024, or the context if less" in text
-    assert "8192, or the model's context if that is less" in " ".join(run("plan", "serve", "--help").stdout.split())
-    assert "4096, or the context if less" in " ".join(run("plan", "train", "--help").stdout.split())
+    assert "1024, or the context length if shorter" in text
+    assert "8192, or the model's context if shorter" in " ".join(run("plan", "serve", "--help").stdout.split())
+    assert "4096, or the context length if shorter" in " ".join(run("plan", "train", "--help").stdout.split())

@@ -104,15 +104,15 @@ toy (llama): 2,000 parameters, context 4,096 tokens
 Not in config.json, taken from the class's defaults: head_dim 64, tie_word_embeddings false
 
 Parameters
-  kind                               number   share
-  embedding                              88    4.4%
-  attention                             602   30.1%
-  ffn                                 1,310   65.5%
-  total                               2,000  100.0%
-  active per token                    1,000   50.0%
-  the same without the input tables     912   45.6%
-  stored beside them: buffers            41
-  as stored in the file               2,041
+  kind                              number   share
+  embedding                             88    4.4%
+  attention                            602   30.1%
+  ffn                                1,310   65.5%
+  total                              2,000  100.0%
+  active per token                   1,000   50.0%
+  active, without input embeddings     912   45.6%
+  also stored: buffers                  41
+  as stored in the file              2,041
 
 Weights
   dtype                  bytes  size
@@ -130,24 +130,24 @@ Weights
   as stored in the file  4,082  4.08 kB (3.99 KiB)
   as published: awq      1,100  1.10 kB (1.07 KiB)
 
-FLOPs per token, mean of 1,501
-                                            FLOPs
-  products with weights                     5,001
-  scores and mixing, in full                5,002
-  scores and mixing, masked pairs skipped   5,003
-  forward, full scores                      5,004
-  forward, masked pairs skipped             5,005
-  training, full scores                    15,012
+FLOPs per token, averaged over 1,501
+                                    FLOPs
+  weight products                   5,001
+  attention, full scores            5,002
+  attention, masked pairs skipped   5,003
+  forward, full scores              5,004
+  forward, masked pairs skipped     5,005
+  training, full scores            15,012
 
 Cache, fp8
-                                          bytes  size
-  per token                                  48  48 bytes
-  per token, were keys and values kept      480  480 bytes
-  per token that the encoder read            49  49 bytes
-  per token once windows are full            24  24 bytes
-  full windows                               96  96 bytes
-  a sequence of 1,500                    36,000  36.00 kB (35.16 KiB)
-  3 of them                             108,000  108.00 kB (105.47 KiB)
+                                               bytes  size
+  per token                                       48  48 bytes
+  per token, if keys and values were cached      480  480 bytes
+  per encoder token                               49  49 bytes
+  per token, once windows are full                24  24 bytes
+  full windows                                    96  96 bytes
+  one sequence of 1,500 tokens                36,000  36.00 kB (35.16 KiB)
+  3 sequences                                108,000  108.00 kB (105.47 KiB)
 
 Bytes moved by one decode step at 1,500 tokens, weights q4_k_m, cache fp8
                        bytes  size
@@ -158,14 +158,14 @@ Bytes moved by one decode step at 1,500 tokens, weights q4_k_m, cache fp8
   total               39,841  39.84 kB (38.91 KiB)
 
 Activations of 3 x 1,500 tokens, bf16
-                                             bytes  size
-  saved, no checkpointing                    7,001  7.00 kB (6.84 KiB)
-  saved, every block checkpointed            7,002  7.00 kB (6.84 KiB)
-  of the largest block, while it runs again  7,003  7.00 kB (6.84 KiB)
-  saved by the loss                          7,004  7.00 kB (6.84 KiB)
-  logits                                     6,001  6.00 kB (5.86 KiB)
+                                                bytes  size
+  saved for backward, no checkpointing          7,001  7.00 kB (6.84 KiB)
+  saved for backward, every block checkpointed  7,002  7.00 kB (6.84 KiB)
+  of the largest block, while it is recomputed  7,003  7.00 kB (6.84 KiB)
+  saved for backward by the loss                7,004  7.00 kB (6.84 KiB)
+  logits                                        6,001  6.00 kB (5.86 KiB)
 
-By part; figures are of one of `count` equal parts
+By part; figures are for one of `count` equal parts
   path        part            count  parameters  FLOPs per token  cache bytes per token
   embedding   TokenEmbedding      1          88                0                      0
   blocks.*.a  Attention           2         301              602                     24
@@ -180,7 +180,7 @@ One token's vector through block 0-1, 3, 1,502 tokens in context
   a     RMSNorm      8               8      0
 
 Conventions
-  of     what is meant
+  term   meaning
   units  1 GB = 10^9 bytes
 """
 
@@ -207,16 +207,16 @@ BARE: dict[str, Any] = FULL | {
 LEFT_OUT = (
     "Not in config.json",
     "active per token",
-    "the same without",
-    "stored beside them",
+    "without input embeddings",
+    "also stored",
     "as stored in the file",
     "q4_k_m",
     "as published",
-    "packed in a way",
-    "were keys and values kept",
-    "the encoder read",
+    "the packing",
+    "if keys and values were cached",
+    "encoder token",
     "windows",
-    "of them",
+    " sequences",
     "No cache",
 )
 
@@ -238,32 +238,32 @@ def test_what_is_not_there_is_not_printed(capsys: pytest.CaptureFixture[str]) ->
         "q4_k",
         "q4_0",
     ]
-    assert "  a sequence of 1,500  36,000  36.00 kB (35.16 KiB)\n\nBytes moved by one decode step" in text
+    assert "  one sequence of 1,500 tokens  36,000  36.00 kB (35.16 KiB)\n\nBytes moved by one decode step" in text
 
 
 def test_the_same_number_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     _print(FULL | {"active_parameters": {"with_tables": 1000, "without_tables": 1000}})
     text = capsys.readouterr().out
     assert "active per token" in text
-    assert "the same without" not in text
+    assert "without input embeddings" not in text
 
 
 def test_two_sequences_are_more_than_one(capsys: pytest.CaptureFixture[str]) -> None:
     _print(FULL | {"batch": 2})
-    assert "  2 of them                             108,000  108.00 kB" in capsys.readouterr().out
+    assert "  2 sequences                                108,000  108.00 kB" in capsys.readouterr().out
 
 
 def test_packing_that_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
     _print(FULL | {"packed": {"format": None, "weight_bytes": None, "problem": "weights: unheard of"}})
     text = capsys.readouterr().out
-    assert "KiB)\n\nThe weights are packed in a way that is not planned: weights: unheard of\n\nFLOPs" in text
+    assert "KiB)\n\nPlans do not support the packing of these weights: weights: unheard of\n\nFLOPs" in text
     assert "as published" not in text
 
 
 def test_what_does_not_decode(capsys: pytest.CaptureFixture[str]) -> None:
     _print(FULL | {"decode": None})
     text = capsys.readouterr().out
-    said = "No cache and no decode step: tokens see those after them, so a text is read whole."
-    assert f"training, full scores                    15,012\n\n{said}\n\nActivations of 3 x 1,500" in text
+    said = "No cache and no decode step: attention is bidirectional."
+    assert f"training, full scores            15,012\n\n{said}\n\nActivations of 3 x 1,500" in text
     assert "Cache, fp8" not in text
     assert "Bytes moved" not in text

@@ -54,7 +54,7 @@ def test_the_table(run: Run) -> None:
     result = run(*MODEL)
     assert result.exit_code == 0, result.output
     _, title, header, *lines = result.stdout.splitlines()
-    assert (title, header.split()) == ("How alike", ["1", "2", "3", "sentence"])
+    assert (title, header.split()) == ("Similarity", ["1", "2", "3", "sentence"])
     assert [line.split() for line in lines] == [
         ["1", "1.000", "0.600", "0.000", "a" * 40],
         ["2", "0.600", "1.000", "-0.800", "dog"],

@@ -348,9 +348,9 @@ def test_importing_asbuilt_imports_nothing_heavy_and_every_name_is_there() -> No
                 "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to "
                 "allocate 17000000000 bytes. Error code 12 (Cannot allocate memory)"
             ),
-            ": 17.00 GB (15.83 GiB) more were needed",
+            ": 17.00 GB (15.83 GiB) more was needed",
         ),
-        (MemoryError("Unable to allocate 15.8 GiB for an array with shape (9,)"), ": 15.8 GiB more were needed"),
+        (MemoryError("Unable to allocate 15.8 GiB for an array with shape (9,)"), ": 15.8 GiB more was needed"),
         (MemoryError(), ""),
     ],
     ids=["torch", "numpy", "python"],
@@ -362,7 +362,7 @@ def test_too_little_memory_is_a_message(
     command("describe", monkeypatch, fault)
     refused(
         run("describe", "gpt2"),
-        f"there is not enough memory{needed}, 6.00 GB (5.59 GiB) are free; take a smaller model",
+        f"not enough memory{needed}, 6.00 GB (5.59 GiB) are free; use a smaller model",
     )
 
 

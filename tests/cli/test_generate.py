@@ -157,7 +157,7 @@ def test_logits_that_are_no_numbers_are_one_message_and_exit_2(run: Run, checkpo
     for more in ((), ("--json",), ("--temperature", 1)):
         result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 4, *more)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert f"after {len(PROMPT)} tokens: norm.weight holds numbers that are not finite" in result.stderr
+        assert f"after {len(PROMPT)} tokens: norm.weight has values that are not finite" in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
 
@@ -189,7 +189,7 @@ def test_the_dtype_that_is_computed_in_is_said(run: Run, checkpoint: Path, monke
     said = document(run(*words, "--json"))
     assert (said["dtype"], said["dtype_reason"]) == ("float32", "as stored")
     asked = run(*words, "--dtype", "bf16", "--json")
-    assert (document(asked)["dtype"], document(asked)["dtype_reason"]) == ("bfloat16", "as asked")
+    assert (document(asked)["dtype"], document(asked)["dtype_reason"]) == ("bfloat16", "as requested")
     assert asked.stderr.startswith("warning: bfloat16 as asked, though float32 is 4.0 times as fast")
     save(load(checkpoint, "bfloat16"), checkpoint.parent / "narrow", family="llama", carried={})
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -205,7 +205,7 @@ def test_speeds_are_printed_without_exponents(run: Run, checkpoint: Path, monkey
     ticks = iter([10.0, 10.0 + 1 / 13_490])
     monkeypatch.setattr(asbuilt.cli.generate, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 1)
-    assert "1 written in 0.00 s: 13,490.0 tokens/s; ended by " in result.stderr
+    assert "1 generated in 0.00 s: 13,490.0 tokens/s; finish reason: " in result.stderr
 
 
 def test_the_system_message_comes_first(run: Run, checkpoint: Path) -> None:
@@ -273,7 +273,7 @@ def test_memory_is_reckoned_for_what_will_be_read_and_written(
         seen.clear()
 
 
-@pytest.mark.parametrize(("more", "said"), [(0, "no weights"), (1, "prompt: too long; allowed: 67108864 bytes")])
+@pytest.mark.parametrize(("more", "said"), [(0, "no weights"), (1, "prompt: too long (must be at most 67,108,864")])
 def test_a_prompt_of_64_mib(run: Run, more: int, said: str) -> None:
     refused = run("generate", "gpt2", input=b"x" * ((1 << 26) + more))
     assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
@@ -286,7 +286,7 @@ def test_a_prompt_is_asked_for_where_nothing_is_piped_in(monkeypatch: pytest.Mon
     )
     assert asbuilt.cli.generate._prompt("-") == "typed"
     assert asbuilt.cli.generate._prompt("said") == "said"
-    with pytest.raises(click.UsageError, match="give a PROMPT, or pipe one in"):
+    with pytest.raises(click.UsageError, match="give a PROMPT, or pipe one to stdin"):
         asbuilt.cli.generate._prompt(None)
 
     def broken(_: int) -> bytes:
@@ -305,7 +305,7 @@ def test_what_was_read_and_written_is_said_last(run: Run, checkpoint: Path, monk
     ticks = iter([10.0, 10.25])
     monkeypatch.setattr(asbuilt.cli.generate, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     result = run("generate", checkpoint, "abc", "--max-new-tokens", 2)
-    assert result.stderr == "[3 tokens read, 2 written in 0.25 s: 8 tokens/s; ended by length]\n"
+    assert result.stderr == "[3 prompt tokens, 2 generated in 0.25 s: 8 tokens/s; finish reason: length]\n"
     ticks = iter([10.0, 10.25])
     said = document(run("generate", checkpoint, "abc", "--max-new-tokens", 2, "--json"))
     assert said.keys() == {

@@ -153,17 +153,17 @@ def test_memory_that_was_asked_for_and_that_there_is(
     free: int | None, have: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asbuilt.memory.free", lambda: free)
-    advice = "take a smaller model, a shorter text or a narrower --dtype"
+    advice = "use a smaller model, a shorter text or a narrower --dtype"
     for error, needed in (
         (MemoryError(), ""),
-        (RuntimeError("you tried to allocate 64 bytes."), ": 64 bytes more were needed"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB."), ": 2.50 GiB more were needed"),
+        (RuntimeError("you tried to allocate 64 bytes."), ": 64 bytes more was needed"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB."), ": 2.50 GiB more was needed"),
     ):
         command(monkeypatch, raising(error))
         refused = run("describe", "gpt2")
         assert (refused.exit_code, refused.stderr) == (
             2,
-            f"Error: there is not enough memory{needed}{have}; {advice}\n",
+            f"Error: not enough memory{needed}{have}; {advice}\n",
         )
 
 

@@ -14,7 +14,7 @@ from terminal import STYLE, OnTerminal, command_on_terminal
 
 from asbuilt.cli import output
 
-NOTED = re.compile(r"no room for .*: --json has all, and so has a pipe")
+NOTED = re.compile(r"no room for .*: --json or a pipe shows all")
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ class TestTable:
 
     def test_columns_are_left_out_from_the_right_or_as_told(self, shown: Any, table: Any) -> None:  # noqa: ANN401
         lines = shown(60, table)
-        assert lines[-1] == "no room for notes, share: --json has all, and so has a pipe"
+        assert lines[-1] == "no room for notes, share: --json or a pipe shows all"
         assert "blocks.0.attention  a few words that may be    1,000,000,000" in [line.rstrip() for line in lines]
         lines = shown(60, table, drop=("what it is",))
         assert lines[-1].startswith("no room for what it is: ")

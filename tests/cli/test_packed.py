@@ -116,11 +116,11 @@ def test_what_is_not_known_is_never_passed_over(run: Run, tmp_path: Path, said: 
     model = folder(tmp_path, quantization_config=said)
     result = run("plan", "serve", model, "--gpu", "l4")
     assert result.exit_code == 2
-    assert "quantization_config.quant_method: weights packed so cannot be planned" in result.output
+    assert "quantization_config.quant_method: plans do not support this quantisation" in result.output
     assert "--dtype" in result.output
     assert planned(run, model, "--dtype", "fp8")["weight_bytes"] == cost.total_parameters(SPEC)
     assert json.loads(run("describe", model, "--json").stdout)["packed"]["weight_bytes"] is None
-    assert "packed in a way that is not planned: quantization_config.quant_method" in run("describe", model).stdout
+    assert "the packing of these weights: quantization_config.quant_method" in run("describe", model).stdout
 
 
 def test_no_packing_at_all(run: Run, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_gguf_file_s_own_formats() -> None:
     broken = _gguf({})
     assert broken.gguf is not None
     del broken.gguf.tensors["blk.1.ffn_down.weight"]
-    with pytest.raises(InputError, match=r"blk\.1\.ffn_down\.weight: not in the file"):
+    with pytest.raises(InputError, match=r"blk\.1\.ffn_down\.weight: missing tensor"):
         published(broken)
 
 

@@ -90,7 +90,7 @@ def test_printed(run: Run, way: tuple[str, ...]) -> None:
         (("--gpus", "3", "--tp", "3"), ("tp", "1, 2, 4, 8")),
         (("--gpus", "7", "--pp", "2"), ("gpus", "multiple of 2")),
         (("--optimizer", "adam"), ("optimizer", "adamw")),
-        (("--zero", "7"), ("zero", "0, 1, 2, 3")),
+        (("--zero", "7"), ("zero", "0, 1, 2 or 3")),
         (("--lora", "8", "--targets", "query"), ("targets", "q, k, v")),
         (("--tokens", "many"), ("tokens",)),
         (("--network", "fast"), ("network",)),
@@ -116,7 +116,7 @@ def test_unknown_gpu_and_no_model(run: Run) -> None:
 def test_beyond_the_context_is_a_warning(run: Run) -> None:
     result = run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--seq", 4096, "--json")
     assert result.exit_code == 0
-    assert "beyond the context" in result.stderr
+    assert "exceeds the context" in result.stderr
 
 
 def test_a_machine_by_numbers_or_file(run: Run, tmp_path: Path) -> None:
@@ -187,11 +187,11 @@ def test_whose_word_is_wrong(run: Run) -> None:
     refused = run("plan", "train", "--parameters", "many", "--gpu", "t4")
     assert refused.stderr.startswith("Error: parameters: ")
     assert run("plan", "train", "--gpu", "t4").stderr.startswith("Error: MODEL: missing")
-    assert run(*LLAMA, "--parameters", "7B").stderr.startswith("Error: MODEL: both are given")
+    assert run(*LLAMA, "--parameters", "7B").stderr.startswith("Error: MODEL: MODEL and --parameters are both given")
 
 
 def test_a_whole_context_is_not_beyond_it(run: Run) -> None:
-    for seq, said in ((1024, ""), (1025, "warning: --seq 1025 is beyond the context of 1024 tokens\n")):
+    for seq, said in ((1024, ""), (1025, "warning: --seq 1025 exceeds the context length of 1024 tokens\n")):
         assert run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--seq", seq).stderr == said
 
 

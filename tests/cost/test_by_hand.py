@@ -71,7 +71,7 @@ def test_cache() -> None:
     assert cost.cache(SPEC, 2, "bf16").at_seq == 2 * 32
     assert cost.cache(SPEC, 5, "fp8").at_seq == 64
     assert cost.cache(SPEC, 5, "int4").at_seq == 32
-    with pytest.raises(InputError, match="a cache takes a plain format"):
+    with pytest.raises(InputError, match="not a format for caches"):
         cost.cache(SPEC, 5, "q8_0")
 
 

@@ -338,7 +338,7 @@ def test_no_such_format(name: str) -> None:
 
 def test_what_the_rules_do_not_cover_is_refused() -> None:
     for model in ("t5-small", "vit-base-patch16-224"):
-        with pytest.raises(InputError, match="dtype: this mixture is stated for whole models of text"):
+        with pytest.raises(InputError, match="dtype: this mixture applies only to text models"):
             cost.weight_bytes(find(model).spec(), "q4_k_m")
     falcon = find("falcon-7b")
     with pytest.raises(InputError, match="dtype: this mixture is not stated for falcon"):

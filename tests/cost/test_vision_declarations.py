@@ -177,5 +177,5 @@ def test_wrong_images_are_refused_by_name(spec: Model) -> None:
             model(ids, images=wrong)
     with pytest.raises(InputError, match="placeholders"):
         model(ids, images=torch.cat((pixels, pixels), 1))
-    with pytest.raises(InputError, match="no vision"):
+    with pytest.raises(InputError, match="does not read images"):
         strategies.randomised(replace(spec, vision=None), 3)(ids, images=pixels)

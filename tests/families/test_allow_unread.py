@@ -37,7 +37,7 @@ def test_a_known_key_cannot(key: str) -> None:
 
 
 def test_a_key_that_is_not_there_is_a_mistake() -> None:
-    with pytest.raises(InputError, match="not in the config"):
+    with pytest.raises(InputError, match="no such key in the config"):
         read_config(SMALL, "small", ["n_gates"])
 
 
@@ -51,7 +51,7 @@ def test_a_path_leads_into_objects() -> None:
         with pytest.raises(InputError):
             read_config(config, "small", [key])
     for key in ("rope_scaling.y_factor", "rope_scaling.factor.x", "hidden_size.x"):
-        with pytest.raises(InputError, match="not in the config"):
+        with pytest.raises(InputError, match="no such key in the config"):
             read_config(config, "small", [key])
 
 

@@ -2,7 +2,7 @@
 
 `python tests/fuzz/configs.py --count 20000 --seed 1` takes every published config of ../shared/models whose family is
 known, and removes, nulls, negates, swells, retypes or renames what it finds in it. Prints what happened, and exits with
-1 at the first case that escaped, took more than a second of processor time, or changed a total where only an irrelevant
+1 at the first case that escaped, took more than a second of CPU time, or changed a total where only an irrelevant
 key was touched.
 """
 

@@ -3,7 +3,7 @@
 `python tests/fuzz/files.py --kind gguf --count 50000 --seed 1` writes small valid models and, before it does, changes
 one to four things: counts, types, dimensions, offsets, names, values, headers, an index, single bytes, the length. What
 is read is described, matched with the model's own tensors, and every tensor is read. Prints what happened, and exits
-with 1 at the first case that escaped, took more than a second of processor time or 100 MB of memory.
+with 1 at the first case that escaped, took more than a second of CPU time or 100 MB of memory.
 """
 
 from __future__ import annotations

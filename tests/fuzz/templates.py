@@ -2,7 +2,7 @@
 
 `python tests/fuzz/templates.py --count 50000 --seed 1` cuts templates as published ones are written, those of the
 tests among them, into pieces and puts them together anew. Prints what happened, and exits with 1 at the first that
-escaped or took more than two seconds in all (the child is ended after 0.8 s of processor time).
+escaped or took more than two seconds in all (the child is ended after 0.8 s of CPU time).
 """
 
 # ruff: noqa: UP031  snippets of templates
@@ -104,7 +104,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {error} escaped from {case}") from error
         assert len(said) < 1000, case
-        ended = "memory" in said or "processor time" in said
+        ended = "memory" in said or "CPU time" in said
         outcomes["rendered" if not said else "ended" if ended else "refused"] += 1
     return outcomes
 

@@ -2,7 +2,7 @@
 
 `python tests/fuzz/tokenizer_folders.py --count 50000 --seed 1` takes small tokenizers of every kind that the library
 knows, with the configurations beside them, and mutates what is in them, their steps repeated many times over among it. Prints
-what happened, and exits with 1 at the first that escaped or took more than a second of processor time or 100 MB.
+what happened, and exits with 1 at the first that escaped or took more than a second of CPU time or 100 MB.
 """
 
 # ruff: noqa: E501  tables

@@ -66,7 +66,7 @@ def test_a_little_faster_is_not_worth_twice_the_memory(machine: Machine) -> None
 def test_what_was_asked_for_is_obeyed_with_the_ratio(machine: Machine) -> None:
     machine(EMULATES)
     found = choose(FP32, BF16, 1000, 10, needs)
-    assert (found.dtype, found.why) == (BF16, "as asked")
+    assert (found.dtype, found.why) == (BF16, "as requested")
     assert found.warning == "bfloat16 as asked, though float32 is 5.5 times as fast as bfloat16 on this processor"
     assert choose(BF16, FP32, 1000, 10, needs).warning == ""
     assert choose(BF16, torch.float64, 1000, 10, needs).dtype == torch.float64

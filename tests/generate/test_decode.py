@@ -168,7 +168,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(field: str, call: Callab
 def test_what_continues_no_text_is_told_why() -> None:
     """A masked language model has a head, a stack without one decodes: neither says which token comes next."""
     masked = find("bert-base-uncased").spec()
-    with pytest.raises(InputError, match="its tokens see those after them"):
+    with pytest.raises(InputError, match="its attention is bidirectional"):
         check_prompt(masked, [1, 2])
     with pytest.raises(InputError, match="it has no head"):
         check_prompt(replace(find("llama-2-7b").spec(), head=None), [1, 2])

@@ -28,7 +28,7 @@ def test_the_step_and_the_weight_are_named(bad: float, sampling: Sampling) -> No
     with torch.no_grad():
         model.get_parameter("positions.weight")[4] = bad
     steps, said = generate(model, [[0, 0]], max_new_tokens=5, sampling=sampling), []
-    with pytest.raises(InputError, match=r"logits: .*after 5 tokens: positions\.weight holds .*damaged") as caught:
+    with pytest.raises(InputError, match=r"logits: .*after 5 tokens: positions\.weight has .*corrupt") as caught:
         said.extend(steps)
     assert len(said) == 3
     assert caught.value.field == "logits"
@@ -79,5 +79,5 @@ def test_vectors_name_their_sentence(bad: float) -> None:
     with torch.no_grad():
         model.get_parameter("embedding.weight")[7, 1] = bad
     embed_ids(model, [[1, 2], [3]], Pooling())
-    with pytest.raises(InputError, match=r"vectors: .*of sentence 2: embedding\.weight holds"):
+    with pytest.raises(InputError, match=r"vectors: .*of sentence 2: embedding\.weight has"):
         embed_ids(model, [[1, 2, 3], [7], [4, 5]], Pooling(steps=()))

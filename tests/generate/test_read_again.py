@@ -200,10 +200,10 @@ def test_it_is_said_beforehand() -> None:
     assert notes(long, 8, 3) == notes(growing, 8, 3) == []  # the eleventh token is said, not read
     assert notes(long, 11, 9) == notes(growing, 11, 1) == []
     (said,) = notes(long, 8, 4)
-    assert said.startswith("past 10 tokens")
+    assert said.startswith("beyond 10 tokens")
     for prompt, start in ((8, 10), (15, 15)):
         (said,) = notes(growing, prompt, 4)
-        assert said.startswith(f"dynamic NTK: past {start} tokens every new token")
+        assert said.startswith(f"dynamic NTK: beyond {start} tokens every new token")
     assert len(notes(long, 8, 50)) == 2  # clipped too
 
 

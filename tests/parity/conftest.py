@@ -42,10 +42,10 @@ def _llama_cpp_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not compared.RESULTS:
         return
     terminalreporter.section(f"log-probabilities beside llama.cpp (xllamacpp {reference.installed()})")
-    terminalreporter.write_line(f"{'architecture':<22}{'comparisons':>12}{'worst':>10}{'own gelu':>10}  greedy tokens")
+    terminalreporter.write_line(f"{'architecture':<22}{'comparisons':>12}{'worst':>10}{'our gelu':>10}  greedy tokens")
     for r in compared.RESULTS:
         own = f"{r.plain:>10.1e}" if r.plain != r.worst else " " * 10
-        greedy = "the same" if r.greedy else "others"
+        greedy = "equal" if r.greedy else "different"
         terminalreporter.write_line(f"{r.name:<22}{r.comparisons:>12}{r.worst:>10.1e}{own}  {greedy}")
 
 

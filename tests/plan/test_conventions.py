@@ -13,7 +13,7 @@ from asbuilt.plan import Conventions
 
 def test_what_is_assumed_where_nothing_is_said() -> None:
     said = Conventions().plain()
-    assert str(said.pop("times")).startswith("theoretical minimum (floor)")
+    assert str(said.pop("times")).startswith("theoretical minimum")
     assert said == {
         "memory": "process",
         "utilisation": 0.9,

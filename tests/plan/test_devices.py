@@ -108,15 +108,15 @@ REFUSED = [
     (DENSE, (None, True, None, None), "tp", "1 to 1,048,576"),
     (DENSE, (None, None, "2", None), "pp", "1 to 1,048,576"),
     (SPARSE, (None, None, None, 0), "ep", "1 to 1,048,576"),
-    (DENSE, (None, 5, None, None), "tp", "1, 2, 3, 4, 6, 12"),
+    (DENSE, (None, 5, None, None), "tp", "1, 2, 3, 4, 6 or 12"),
     (DENSE, (None, 1, 7, None), "pp", "1 to 6"),
     (DENSE, (7, 2, None, None), "gpus", "a multiple of 2, "),
     (DENSE, (None, None, None, 2), "ep", "1"),
-    (SPARSE, (None, 1, None, 5), "ep", "1, 2, 3, 4, 6, 12"),
+    (SPARSE, (None, 1, None, 5), "ep", "1, 2, 3, 4, 6 or 12"),
     (SPARSE, (None, 2, None, 3), "ep", "a divisor or a multiple of 2"),
     (SPARSE, (None, 3, None, 2), "ep", "a divisor or a multiple of 3"),
-    (model(experts(4), experts(6)), (None, 1, None, 3), "ep", "1, 2"),
-    (model(experts(6), experts(4)), (None, 1, None, 4), "ep", "1, 2"),
+    (model(experts(4), experts(6)), (None, 1, None, 3), "ep", "1 or 2"),
+    (model(experts(6), experts(4)), (None, 1, None, 4), "ep", "1 or 2"),
 ]
 
 

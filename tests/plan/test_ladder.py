@@ -47,7 +47,7 @@ def test_nothing_left_is_not_too_little() -> None:
         plan = given(overhead=overhead)
         assert (plan.users, plan.kv_budget_bytes) == (0, 0)
         notes.append(plan.ladder[-1].note)
-    assert notes == ["", "nothing is left: it does not fit"]
+    assert notes == ["", "negative: it does not fit"]
 
 
 def test_pages_are_whole() -> None:
@@ -119,7 +119,7 @@ def test_the_stage_with_the_least_left_is_shown() -> None:
 
 def test_notes_of_weights_and_activations() -> None:
     notes = {line.name: line.note for line in ask(tp=2, dtype="int4:128", context=32, prompt=32).ladder}
-    assert notes["weights"].startswith("one device of tp 2, pp 1, ep 1; matrices of attention")
+    assert notes["weights"].startswith("one device of tp 2, pp 1, ep 1; attention and feed-forward")
     assert notes["activations"] == "prefilling 32 tokens at once, in bf16"
     assert {line.name: line.note for line in ask().ladder}["activations"].startswith(
         "prefilling 32 tokens at once after 68,"

@@ -89,14 +89,14 @@ def test_weights_that_just_fit_and_those_that_do_not(catalogue: list[Machine]) -
     """All but 453,808 bytes are taken by the overhead: in 8 bits nothing is left; in 4, 94,512: a user of 86,016."""
     plan = ask(users=1, conventions=replace(CONVENTIONS, overhead=9_000_000 - 453_808))
     effects = {s.option: (s.fits, s.users, s.effect) for s in plan.suggestions}
-    assert effects["--kv-dtype fp8"] == (False, 0, "weights 0.0 GB a device: still too much")
+    assert effects["--kv-dtype fp8"] == (False, 0, "weights 0.0 GB a device: still does not fit")
     assert effects["--dtype fp8:128"] == (False, 0, "weights 0.0 GB a device, 0 users of 100 tokens")
     assert effects["--dtype int4:128"] == (True, 1, "weights 0.0 GB a device, 1 users of 100 tokens")
 
 
 def test_each_stage_has_to_hold_its_weights(catalogue: list[Machine]) -> None:
     """The first of two stages has 325,120 bytes, the second 325,248."""
-    for overhead, told in ((8_674_752, "0 users of 100 tokens"), (8_674_753, "still too much")):
+    for overhead, told in ((8_674_752, "0 users of 100 tokens"), (8_674_753, "still does not fit")):
         plan = ask(pp=2, users=1, conventions=replace(CONVENTIONS, overhead=overhead))
         assert told in {s.option: s.effect for s in plan.suggestions}["--kv-dtype fp8"]
 

@@ -298,7 +298,7 @@ def test_a_slow_first_stage_sets_the_pace() -> None:
     assert plan.decode is not None
     assert plan.decode.bound == "link"
     assert plan.decode.overlapped_seconds / US == close(2 * 384)
-    assert any("pipeline stages lie in several nodes of 1" in warning for warning in plan.warnings)
+    assert any("pipeline stages span several nodes of 1" in warning for warning in plan.warnings)
 
 
 def test_three_stages_of_four_layers() -> None:
@@ -593,27 +593,25 @@ def test_the_answer_s_table() -> None:
         "largest batch": ("85",),
         "smallest single card": (ask().smallest_card,),
         "fewest small": ("1",),
-        "time to first token at least, prompt of 100": ("12.3 ms, compute binds",),
-        "time per token at least, batch 5": ("1 ms, memory binds",),
-        "tokens/s at most, and for each user": ("4,998, 999.6",),
+        "minimum time to first token, prompt of 100": ("12.3 ms, compute-bound",),
+        "minimum time per token, batch 5": ("1 ms, memory-bound",),
+        "maximum tokens/s, total and per user": ("4,998, 999.6",),
     }
     # five users of 133 pages of 16 x 768 bytes and their logits are 8,221,520 of 8,249,712; of 134, 8,282,960
     assert ask(context=2128).fits
     assert not ask(context=2129).fits
-    assert rows_of(ask(users=1), "toy in bf16")["largest context for 1 user"] == (
-        "4,096 (all that the model was made for)",
-    )
+    assert rows_of(ask(users=1), "toy in bf16")["largest context for 1 user"] == ("4,096 (the model's maximum)",)
     none = rows_of(ask(users=500_000), "toy in bf16")
     assert none["fewest small"] == ("none of the counts tried",)
     late = rows_of(ask(tp=2, latency_target=500e-6), "toy in bf16 on 2 x small (tp 2, pp 1, ep 1)")
-    assert late["fits"] == ("no: time per token beyond the target",)
+    assert late["fits"] == ("no: time per token above the target",)
     # four users: 0.512 + 227.328 + 122.88 + 1.152 + 64 us, and 40.96 of links; five take 552.32
     assert late["users at 100 tokens within the targets"] == ("4 of 162 that fit",)
 
 
 def test_the_table_of_components() -> None:
     """Weights moved are those read and rows looked up; FLOPs are those of one of the five tokens."""
-    assert rows_of(ask(), "Stored, moved and multiplied on one device in one decode run of 5 sequences") == {
+    assert rows_of(ask(), "Bytes, FLOPs and time on one device in one decode pass of 5 sequences") == {
         "embedding": (128_000, 640, 0, 0, "0.64 µs", "memory"),
         "norm": (1_152, 1_152, 0, 0, "1.15 µs", "memory"),
         "attention": (147_456, 147_456, 384_000, 301_056, "531 µs", "memory"),
@@ -621,11 +619,11 @@ def test_the_table_of_components() -> None:
         "head": (128_000, 128_000, 0, 128_000, "160 µs", "compute"),
         "total": (650_368, 523_008, 384_000, 674_816, "1 ms", "memory"),
     }
-    piped = rows_of(
-        ask(pp=2), "Stored, moved and multiplied on one device in one decode run of 3 sequences at 100 tokens, 2"
-    )
-    titles = [table.title for plan in (ask(), ask(pp=2)) for table in plan.tables() if table.title.startswith("Stored")]
-    assert [title.partition("at 100 tokens")[2] for title in titles] == ["", ", 2 of them a step"]
+    piped = rows_of(ask(pp=2), "Bytes, FLOPs and time on one device in one decode pass of 3 sequences at 100 tokens, 2")
+    titles = [
+        table.title for plan in (ask(), ask(pp=2)) for table in plan.tables() if table.title.startswith("Bytes, FLOPs")
+    ]
+    assert [title.partition("at 100 tokens")[2] for title in titles] == ["", ", 2 per step"]
     assert piped["total"] == (
         325_248,
         325_248,
@@ -634,19 +632,19 @@ def test_the_table_of_components() -> None:
         "881 µs",
         "memory",
     )
-    assert "total, with links" in rows_of(ask(tp=2), "Stored")
+    assert "total, with links" in rows_of(ask(tp=2), "Bytes, FLOPs")
 
 
 def test_the_tables_of_times() -> None:
-    times = rows_of(ask(tp=2), "Theoretical minimum (floor) of the time, at 1 GB/s, 0.004 TFLOP/s in bf16")
+    times = rows_of(ask(tp=2), "Theoretical minimum of the time, at 1 GB/s, 0.004 TFLOP/s in bf16")
     assert times["decode step"] == ("454 µs", "422 µs", "51.2 µs", "552 µs", "454 µs", "memory")
     assert times["prefill"][2] == "1.02 ms"  # 8 sums of 100 x 128 bytes
     assert rows_of(ask(), "Theoretical minimum")["decode step"][2] == ""
     assert any(
-        table.title == "Decode by batch: at no batch do FLOPs take as long as bytes"
+        table.title == "Decode by batch: memory-bound at every batch size"
         for table in ask(context=4096, prompt=1, users=1).tables()
     )
-    sweep = rows_of(ask(), "Decode by batch: the knee is at 6")
+    sweep = rows_of(ask(), "Decode by batch: compute-bound from 6 (the knee)")
     assert sweep[1] == ("599 µs", "599 µs", "169 µs", "1,669", "1,669", "memory", "yes")
     # 32 sequences: 4.096 + (147.456 + 2,457.6) + 1,966.08 + 1.152 + 1,024 us
     assert sweep[32] == ("5.6 ms", "2.98 ms", "5.4 ms", "5,714", "178.6", "compute", "yes")
@@ -659,7 +657,7 @@ def test_the_tables_of_times() -> None:
 
 
 def test_the_table_from_the_card_to_the_users() -> None:
-    rows = rows_of(ask(), "From the card to the users, one device")
+    rows = rows_of(ask(), "Memory of one device")
     assert {name: row[0] for name, row in rows.items()} == {
         "device memory": 10_000_000,
         "− reserve": 1_000_000,
@@ -680,18 +678,18 @@ def test_the_table_from_the_card_to_the_users() -> None:
 
 def test_what_to_change_and_what_is_noted_in_tables() -> None:
     change = rows_of(ask(users=160), "What to change, best first")
-    assert change["cache in 8 bits"][:2] == ("--kv-dtype fp8", "not enough")
+    assert change["cache in 8 bits"][:2] == ("--kv-dtype fp8", "insufficient")
     assert change["2 devices: tp 2, pp 1"][:2] == ("--gpus 2", "fits")
     alone = serve(DENSE, replace(MACHINE, link=None), context=4096, conventions=CONVENTIONS)
     assert alone.warnings == ()  # one device needs no link, and 4,096 is as far as the model goes
     assert not any(table.title == "Notes" for table in alone.tables())
     (beyond,) = serve(DENSE, MACHINE, context=4097, conventions=CONVENTIONS).warnings
-    assert beyond.startswith("4,097 tokens are beyond the model's context of 4,096")
+    assert beyond.startswith("4,097 tokens exceed the model's context of 4,096")
     (unlinked,) = serve(DENSE, replace(MACHINE, link=None), tp=2, conventions=CONVENTIONS).warnings
     assert "no link is known for small" in unlinked
     notes = {line.name: line.note for line in ask().lines}
-    assert notes["decode step of 5: attention"] == "memory binds"
-    assert notes["decode step of 5: ffn"] == "compute binds"
+    assert notes["decode step of 5: attention"] == "memory-bound"
+    assert notes["decode step of 5: ffn"] == "compute-bound"
 
 
 def test_a_model_that_makes_no_tokens() -> None:
@@ -714,15 +712,14 @@ def test_a_model_that_makes_no_tokens() -> None:
             False,
         )
         assert (plan.sweep, plan.knee, plan.alternatives, plan.suggestions) == ((), None, (), ())
-        assert rows_of(plan, plan.title)["fits"] == ("not asked: it makes no tokens",)
+        assert rows_of(plan, plan.title)["fits"] == ("not applicable: it does not generate",)
         notes = next(table for table in plan.tables() if table.title == "Notes")
         assert any(str(row[0]) == "refused: decode" for row in notes.rows)
         assert any(
-            table.title == "Stored, moved and multiplied on one device in one prefill of 100 tokens"
-            for table in plan.tables()
+            table.title == "Bytes, FLOPs and time on one device in one prefill of 100 tokens" for table in plan.tables()
         )
         (row,) = compare([plan]).rows
-        assert tuple(row)[3] == "not asked: it makes no tokens"
+        assert tuple(row)[3] == "not applicable: it does not generate"
         assert tuple(row)[5:7] == ("-", "-")
         assert tuple(row)[8:] == ("-", "-", "-", "-", plan.prefill.bound)
         assert [line.name for line in plan.lines][-1] == "prefill of 100"
@@ -774,7 +771,7 @@ def test_every_line_and_its_unit() -> None:
 
 def test_lines_say_what_is_assumed_and_what_was_given() -> None:
     lines = {line["line"]: line for line in ask(tp=2).document()["ladder"]}
-    assert lines["reserve"]["source"] == "utilisation: an assumption, as engines default"
+    assert lines["reserve"]["source"] == "utilisation: an assumption, the default of engines"
     assert lines["weights"]["note"] == "one device of tp 2, pp 1, ep 1"
     assert lines["graphs and workspace"]["source"] == "given"
     given = ask(conventions=Conventions(utilisation=0.8)).document()["ladder"]
@@ -802,6 +799,6 @@ def test_where_nobody_fits() -> None:
     none = serve(DENSE, replace(MACHINE, memory_gb=0.0007), context=200, chunk=32, conventions=CONVENTIONS)
     assert (none.kv_budget_bytes, none.cache_tokens, none.users, none.largest_context) == (0, 0, 0, 0)
     assert bytes_of(none)["cache budget"] == 630_000 - 750_288
-    assert [(said.fits, said.users) for said in none.suggestions if "still too much" in said.effect] == [(False, 0)]
+    assert [(said.fits, said.users) for said in none.suggestions if "still does not fit" in said.effect] == [(False, 0)]
     assert not any(said.switch == "count" for said in none.alternatives)
     assert rows_of(none, "Decode by batch")[1][-1] == "no"

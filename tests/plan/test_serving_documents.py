@@ -453,7 +453,7 @@ def test_derivations_of_prompts_in_which_either_binds(toy: Callable[[], Toy]) ->
     """Of 100 tokens the first chunks take FLOPs and the last one of 4 bytes: each line's formula gives its seconds."""
     machine = Machine(name="small", memory_gb=0.003, bandwidth=1e9, rates={"bf16": 8e9})
     plan = serve(toy().spec, machine, context=100, prompt=100, chunk=32, conventions=Conventions(workspace=40_000))
-    mixed = [line for line in plan.lines if "chunks in which they bind" in line.note]
+    mixed = [line for line in plan.lines if "memory-bound chunks" in line.note]
     assert mixed
     for line in plan.lines:
         assert worked_out(line) == pytest.approx(line.value, rel=1e-9), line

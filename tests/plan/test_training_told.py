@@ -171,7 +171,7 @@ def test_a_model_or_a_number_of_parameters() -> None:
     both = run("plan", "train", "gpt2", "--parameters", "7e9", "--gpu", "h100-sxm")
     neither = run("plan", "train", "--gpu", "h100-sxm")
     assert (both.exit_code, neither.exit_code) == (2, 2)
-    assert "both are given" in both.stderr
+    assert "are both given" in both.stderr
     assert "missing" in neither.stderr
 
 

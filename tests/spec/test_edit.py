@@ -134,7 +134,7 @@ def test_parts_of_a_type_are_replaced() -> None:
             r"blocks.0.attention.body.windw: unknown field of Attention.*'window'",
         ),
         ("blocks.*.*.body", {"window": 7}, r"blocks.0.ffn.body.window: unknown field of GatedMLP"),
-        ("blocks.2.attention.body", {"window": 0}, r"^blocks.2.attention.body: Attention.window: not allowed"),
+        ("blocks.2.attention.body", {"window": 0}, r"^blocks.2.attention.body: Attention.window: must be"),
         ("blocks.2.attention.body", {"n_heads": "4"}, r"^blocks.2.attention.body: "),
         ("blocks.2.attention", {"body": RMSNorm(d=32)}, r"blocks.2.attention.body: no part that Branch has here"),
         ("blocks.2.ffn", {"body": 7}, r"blocks.2.ffn.body: no part that Branch has here"),

@@ -93,7 +93,7 @@ def test_what_is_allowed_in_a_place_is_listed() -> None:
     plain = to_dict(BRANCH)
     with pytest.raises(InputError) as refused:
         from_dict(plain | {"norm": {"part": "MLP", "d_model": 11, "d_ff": 1, "activation": "relu"}})
-    assert refused.value.allowed == "LayerNorm, RMSNorm"
+    assert refused.value.allowed == "LayerNorm or RMSNorm"
     for block in (1, {"part": "RMSNorm", "d": 11}):
         with pytest.raises(InputError, match="no part that Block has here") as refused:
             from_dict({"part": "Block", "branches": [plain, block]})

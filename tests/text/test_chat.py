@@ -125,11 +125,11 @@ HOSTILE = {
     "filter": ("{{ 'a' | nosuch }}", "nosuch"),
     "loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "fuel"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    "doubling": (DOUBLED + DOUBLED.replace("x='a'", "x=n.x"), "fuel|memory|processor time"),
+    "doubling": (DOUBLED + DOUBLED.replace("x='a'", "x=n.x"), "fuel|memory|CPU time"),
     "repeating": ("{{ 'a' * 9999999999 }}", "fuel"),
     "memory": (DOUBLED + "{% set l = [n.x] * 10000 %}{{ l | join | length }}", "memory"),
-    "memory of ours": (DOUBLED + "{% set l = [n.x] * 10000 %}{{ l | tojson | length }}", "memory|processor time"),
-    "time": (LISTED + "{{ n.x }}", "processor time|memory"),
+    "memory of ours": (DOUBLED + "{% set l = [n.x] * 10000 %}{{ l | tojson | length }}", "memory|CPU time"),
+    "time": (LISTED + "{{ n.x }}", "CPU time|memory"),
     "files": ("{% include '/etc/passwd' %}", "not found|does not exist"),
 }
 
@@ -152,14 +152,14 @@ def test_python_s_insides_are_not_reachable(inner: str) -> None:
 def test_output_has_a_limit() -> None:
     template = "{{ messages[0].content }}"
     assert render(template, ONE, max_chars=2) == "hi"
-    with pytest.raises(InputError, match="2 characters; allowed are 1"):
+    with pytest.raises(InputError, match="2 characters; at most 1"):
         render(template, ONE, max_chars=1)
 
 
 def test_output_is_at_most_four_million_characters_unless_told() -> None:
     template = "{{ messages[0].content }}"
     assert len(render(template, [{"content": "x" * 4_000_000}])) == 4_000_000
-    with pytest.raises(InputError, match="4000001 characters; allowed are 4000000"):
+    with pytest.raises(InputError, match="4000001 characters; at most 4000000"):
         render(template, [{"content": "x" * 4_000_001}])
 
 

@@ -43,18 +43,18 @@ MAP = {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}
 WORDS = {"vocab": {"a": 0}, "unk_token": "[UNK]"}
 # What is in the file, the text, and what is said.
 HOSTILE: dict[str, tuple[dict[str, Any] | str, str, str]] = {
-    "forty doublings": ({"normalizer": rules(*[DOUBLING] * 40)}, "a", "MiB of memory|processor time"),
-    "27 doublings": ({"normalizer": rules(*[DOUBLING] * 27)}, "a", "MiB of memory|processor time"),
+    "forty doublings": ({"normalizer": rules(*[DOUBLING] * 40)}, "a", "MiB of memory|CPU time"),
+    "27 doublings": ({"normalizer": rules(*[DOUBLING] * 27)}, "a", "MiB of memory|CPU time"),
     "doublings before a cut": (
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}},
         "é",
-        "MiB of memory|processor time",
+        "MiB of memory|CPU time",
     ),
     "a pattern that tries every split": ({"pre_tokenizer": split("(a+)+$")}, "a" * 40 + "b", "retry-limit"),
     "less than the library's limit, often": (
         {"pre_tokenizer": split("(a+)+$")},
         ("a" * 20 + "b") * 500,
-        "processor time",
+        "CPU time",
     ),
     "a prefix longer than the token": (
         model("BPE", vocab={"a": 0, "b": 1, "ab": 2}, merges=["a b"], continuing_subword_prefix="####"),
@@ -125,7 +125,7 @@ def test_a_panic_where_no_memory_is_left_does_not_wait_for_itself(
 def test_a_text_that_was_too_much_ends_nothing_else(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(write(tmp_path, tokenizer_json(pre_tokenizer=split("(a+)+$"))))
     for text in ("a" * 40 + "b", ("a" * 20 + "b") * 500):
-        with pytest.raises(InputError, match=r"retry-limit|processor time"):
+        with pytest.raises(InputError, match=r"retry-limit|CPU time"):
             tokenizer.encode(text)
         assert tokenizer.encode("abc") == [0, 1, 2]
         assert tokenizer.decode([0, 1]) == "a b"  # without a decoder, the library puts spaces between
@@ -134,14 +134,14 @@ def test_a_text_that_was_too_much_ends_nothing_else(tmp_path: Path) -> None:
 def test_tokens_without_end_around_a_text(tmp_path: Path) -> None:
     many = around(["x"] * 30_000, {})
     many["special_tokens"] = {"x": {"id": "x", "ids": [0] * 30_000, "tokens": ["a"] * 30_000}}
-    with pytest.raises(InputError, match=r"MiB of memory|processor time"):
+    with pytest.raises(InputError, match=r"MiB of memory|CPU time"):
         Tokenizer.from_file(write(tmp_path, tokenizer_json(post_processor=many))).encode("a", wrap=True)
 
 
 def test_a_decoder_that_doubles(tmp_path: Path) -> None:
     decoder = {"type": "Sequence", "decoders": [DOUBLING] * 40}
     tokenizer = Tokenizer.from_file(write(tmp_path, tokenizer_json(decoder=decoder)))
-    with pytest.raises(InputError, match=r"cannot decode.*(MiB of memory|processor time)"):
+    with pytest.raises(InputError, match=r"cannot decode.*(MiB of memory|CPU time)"):
         tokenizer.decode([0])
 
 
@@ -162,7 +162,7 @@ def test_entries_are_counted_before_they_are_read(sign: str, tmp_path: Path) -> 
         load(path, most)
     assert not isinstance(caught.value, InputError)
     path.write_text(sign * (most + 1))
-    with pytest.raises(InputError, match=r"too many tokens or merges \(got 1179649\); allowed: at most 1,048,576"):
+    with pytest.raises(InputError, match=r"too many tokens or merges \(got 1179649; must be at most 1,048,576\)"):
         load(path, most + 1)
 
 
@@ -220,20 +220,24 @@ def test_pipes_and_devices_are_not_opened(name: str, tmp_path: Path) -> None:
         path = tmp_path / name
         path.unlink(missing_ok=True)
         make(path)
-        with pytest.raises(InputError, match=f"{name}: a pipe, a socket or a device, not a file"):
+        with pytest.raises(InputError, match=f"{name}: is a pipe, a socket or a device"):
             Tokenizer.from_file(tmp_path)
         path.unlink()
 
 
 CONFIGS: dict[str, tuple[str, str, str]] = {
-    "template names": ("tokenizer_config", '{"chat_template": [{"name": ["a"], "template": ""}]}', "named template"),
-    "template's kind": ("tokenizer_config", '{"chat_template": {"a": 1}}', "not a template"),
+    "template names": (
+        "tokenizer_config",
+        '{"chat_template": [{"name": ["a"], "template": ""}]}',
+        "chat_template: must be",
+    ),
+    "template's kind": ("tokenizer_config", '{"chat_template": {"a": 1}}', "chat_template: must be a string"),
     "named template's kind": (
         "tokenizer_config",
         '{"chat_template": [{"name": "default", "template": 1}]}',
         "template",
     ),
-    "no entry": ("tokenizer_config", '{"chat_template": ["a"]}', "not a named template"),
+    "no entry": ("tokenizer_config", '{"chat_template": ["a"]}', "chat_template: must be"),
     "digits": ("tokenizer_config", '{"model_max_length": 1%s}' % ("0" * 400), "too long"),
     "surrogate": ("tokenizer_config", '{"bos_token": "\\ud800"}', "surrogate"),
     "end": ("generation_config", '{"eos_token_id": "2"}', "generation_config.json: eos_token_id"),
@@ -281,12 +285,12 @@ def test_control_tokens_by_their_number_and_length() -> None:
         assert chat._any_of(many).findall("".join(many)) == list(many)
     assert chat._any_of(()).search("a") is None
     assert chat._any_of(("ab",) * 65_536).findall("ab") == ["ab"]
-    with pytest.raises(InputError, match=r"too many.*\(got 65537\); allowed: at most 65,536"):
+    with pytest.raises(InputError, match=r"too many.*\(got 65537; must be at most 65,536\)"):
         chat._any_of(("ab",) * 65_537)
     assert chat._any_of(("a" * 256,)).findall("a" * 257) == ["a" * 256]
-    with pytest.raises(InputError, match=r"too long.*allowed: 256 characters"):
+    with pytest.raises(InputError, match=r"too long.*must be at most 256 characters"):
         chat._any_of(("a" * 257,))
-    with pytest.raises(InputError, match="begin alike too often"):
+    with pytest.raises(InputError, match="share a prefix"):
         chat._any_of(tuple("a" * n + chr(0x4E00 + i) for n in range(255) for i in range(16)))
 
 
@@ -301,7 +305,7 @@ def test_pieces_of_a_gguf_that_are_too_long_together() -> None:
     tokens = ["<unk>", "<s>", "</s>", *(f"{i:0512d}" for i in range(8200))]
     keys = {"model": "llama", "tokens": tokens, "scores": [0.0] * len(tokens)}
     file = GGUFFile(path=Path("made"), metadata={f"tokenizer.ggml.{k}": v for k, v in keys.items()}, tensors={})
-    with pytest.raises(InputError, match="too long together"):
+    with pytest.raises(InputError, match="too long in total"):
         Tokenizer.from_gguf(file)
 
 
@@ -312,7 +316,7 @@ def test_control_tokens_of_a_gguf_are_counted() -> None:
         if n == 65_536:
             assert Tokenizer.from_gguf(file).encode("x1x1") == [1, 1]
         else:
-            with pytest.raises(InputError, match=r"token_type: too many.*\(got 65537\); allowed: at most 65,536"):
+            with pytest.raises(InputError, match=r"token_type: too many.*\(got 65537; must be at most 65,536\)"):
                 Tokenizer.from_gguf(file)
 
 

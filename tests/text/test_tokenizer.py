@@ -394,8 +394,8 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "no model": ({"model": None}, r"ggml\.model"),
     "tokens": ({"tokens": None}, r"ggml\.tokens"),
     "kind of tokens": ({"tokens": [1, 2]}, r"ggml\.tokens"),
-    "token twice": ({"tokens": ["a", "b", "c", "b"]}, "listed twice.*'b'"),
-    "types": ({"token_type": [1]}, "lengths disagree"),
+    "token twice": ({"tokens": ["a", "b", "c", "b"]}, "duplicate.*'b'"),
+    "types": ({"token_type": [1]}, "wrong length"),
     "merges": ({"merges": None}, r"ggml\.merges"),
     "merge of strangers": ({"merges": ["a zz"]}, "'a zz'"),
     "merge into a stranger": ({"merges": ["a b"]}, "'a b'"),
@@ -416,7 +416,7 @@ def test_bad_metadata_is_refused(case: str) -> None:
 
 
 def test_bad_scores_and_long_tokens_are_refused() -> None:
-    with pytest.raises(InputError, match=r"scores.*lengths disagree"):
+    with pytest.raises(InputError, match=r"scores.*wrong length"):
         Tokenizer.from_gguf(sentencepiece(True, scores=[0.0]))
     with pytest.raises(InputError, match="too long"):
         Tokenizer.from_gguf(vocabulary("llama", ["<unk>", "<s>", "</s>", "a" * 513], scores=[0.0] * 4))

@@ -238,7 +238,7 @@ def test_a_gguf_s_template_is_a_text(template: object) -> None:
     keys = {"model": "gpt2", "tokens": ["a"], "merges": []}
     assert Tokenizer.from_gguf(gguf(**keys)).chat_template is None
     assert Tokenizer.from_gguf(gguf(**keys, template="{{ x }}")).chat_template == "{{ x }}"
-    with pytest.raises(InputError, match=r"tokenizer\.chat_template: wrong type"):
+    with pytest.raises(InputError, match=r"tokenizer\.chat_template: must be a string"):
         Tokenizer.from_gguf(gguf(**keys, template=template))
 
 

@@ -48,13 +48,13 @@ def limits(pid: int | None) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGPROF, "the template took more than 0.8 s of processor time"),
-        (signal.SIGXCPU, "the template took more than 0.8 s of processor time"),
+        (signal.SIGPROF, "the template took more than 0.8 s of CPU time"),
+        (signal.SIGXCPU, "the template took more than 0.8 s of CPU time"),
         *(
             (number, "the template asked for more than 64 MiB of memory")
             for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
         ),
-        (signal.SIGTERM, "the process that tries the template ended with code -15"),
+        (signal.SIGTERM, "the process that runs the template ended with code -15"),
     ],
 )
 def test_what_a_child_died_of(child: Worker, number: signal.Signals, said: str) -> None:
@@ -67,7 +67,7 @@ def test_what_a_child_died_of(child: Worker, number: signal.Signals, said: str) 
 
 
 def test_a_child_that_waits_is_not_waited_for(child: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock it may take 60 times its processor time; here a fifth of a second of two."""
+    """By the clock it may take 60 times its CPU time; here a fifth of a second of two."""
     assert worker.WAIT == 60
     monkeypatch.setattr(worker, "WAIT", 0.1)
     twice = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"

@@ -1,1 +1,1 @@
-"""The functions that a person calls: each takes whatever names a model, and gives an object that shows itself."""
+"""The public functions: each accepts anything that names a model, and returns an object that displays itself."""

@@ -32,10 +32,10 @@ SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Where two models differ: every path that both have, in the order of computation, the logits last (path "").
+    """The differences of two models at every path that both have, in order of computation, the logits last (path "").
 
-    `first` is the first difference beyond the tolerance, None where there is none; `read` says what both read, and
-    `unread` which parts of the model that left out. It shows itself as a table in a notebook.
+    `first` is the first difference beyond the tolerance, None if there is none; `read` describes the input of both, and
+    `unread` lists the parts of the model that it did not reach. Displays as a table in a notebook.
     """
 
     differences: tuple[Difference, ...]
@@ -56,19 +56,22 @@ class Comparison:
         return {"same": self.same, "first": first, "rows": rows, "read": self.read, "unread": list(self.unread)}
 
     def table(self) -> Table:
-        """Returns the verdict and the paths around the first that differs."""
+        """Returns the verdict and the paths around the first difference."""
         at, found = self.first, self.differences
         rows = [
-            (d.path or "logits", "other shape" if d.relative is None else number(float(d.relative), 3)) for d in found
+            (d.path or "logits", "different shape" if d.relative is None else number(float(d.relative), 3))
+            for d in found
         ]
         start = 0 if at is None else found.index(at)
-        verdict = f"they part at {at.path or 'the logits'}" if at else f"the same within {number(self.tolerance, 6)}"
+        verdict = (
+            f"first divergence at {at.path or 'the logits'}" if at else f"equal within {number(self.tolerance, 6)}"
+        )
         title = f"{verdict}; {len(found):,} paths compared"
         return Table(title, ("path", "relative difference"), rows[max(0, start - 2) :][:SHOWN] if at else rows[-1:])
 
     @property
     def note(self) -> str:
-        """What was read, and what was not."""
+        """What both models read, and what that did not cover."""
         return f"read: {self.read}" + ("; no image, so nothing below vision was compared" if self.unread else "")
 
     def __str__(self) -> str:
@@ -80,7 +83,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One of the two: where it comes from, and the model itself where it was given built."""
+    """One of the two: its source, and the built model if one was given."""
 
     source: Source
     built: Model | None = None
@@ -104,16 +107,16 @@ def diff(
     tolerance: float = TOLERANCE,
     allow_unread: Sequence[str] = (),
 ) -> Comparison:
-    """Returns at which path two models differ first, on the same token ids.
+    """Returns the differences of two models on the same token ids, and the first path at which they diverge.
 
-    Each is a built model, run as it is, or what has weights, which is loaded in float32; with `transformers` it runs
-    `second`, or `first` itself, a checkpoint folder. `text` None is a sentence of ours, or fixed ids where neither has
-    a tokenizer. Raises InputError for what cannot be compared.
+    Each is a built model, run as it is, or anything with weights, which is loaded in float32; with `transformers` the
+    checkpoint folder `second`, or else `first` itself, is run by transformers. `text` None means a built-in sentence,
+    or fixed ids if neither has a tokenizer. Raises InputError for models that cannot be compared.
     """
     if second is None and not transformers:
-        raise InputError("missing", field="SECOND", fix="give another checkpoint, or --transformers")
+        raise InputError("missing", field="SECOND", fix="give a second checkpoint, or --transformers")
     if math.isnan(tolerance):
-        raise InputError("not a number", field="tolerance", value=tolerance, allowed="a number from 0")
+        raise InputError(field="tolerance", value=tolerance, allowed="a number of at least 0")
     one = _side(first, allow_unread)
     sides = [one, one if second is None else _side(second, allow_unread)]
     ids, read = tokens([side.source for side in sides], text)
@@ -129,7 +132,7 @@ def _side(model: Given, allow_unread: Sequence[str]) -> _Side:
 
 
 def _require_room(sides: list[_Side]) -> None:
-    """Raises InputError where the two models, which are there at once, do not fit into memory."""
+    """Raises InputError if the two models do not fit into memory together."""
     needed = sum(Contents(side.source).needs("float32") for side in sides if side.built is None)
     names = " and ".join(dict.fromkeys(side.source.name for side in sides))
     require_room(needed, names, what="to run both in float32", fix="`asbuilt describe` needs none")
@@ -139,42 +142,48 @@ Found = tuple[list[Difference], Difference | None]
 
 
 def _between(sides: list[_Side], ids: list[int], tolerance: float) -> Found:
-    """Returns the differences of two models, and the first that is beyond the tolerance."""
+    """Returns the differences of two models, and the first beyond the tolerance."""
     _require_room(sides)
     found = inspect.diff(sides[0].model(), sides[1].model(), torch.tensor([ids]))
     return found, next((d for d in found if d.beyond(tolerance)), None)
 
 
 def _against_transformers(sides: list[_Side], ids: list[int], tolerance: float) -> Found:
-    """Returns the differences of ours from transformers' of the second, and where they part for good."""
+    """Returns the differences between asbuilt and transformers on the second model, and the lasting divergence."""
     ours, theirs = sides
     source = theirs.source
     if source.kind != "folder" or source.path is None or source.own:
-        raise InputError("transformers runs checkpoint folders", field="MODEL", value=source.name)
+        raise InputError(
+            "cannot be run by transformers", field="MODEL", value=source.name, allowed="a checkpoint folder"
+        )
     if isinstance(source.spec.vision, Contrast):
-        raise InputError("reads images beside texts, and what is compared is a text", field="MODEL", value=source.name)
+        raise InputError(
+            "reads images beside texts, and only text models are compared", field="MODEL", value=source.name
+        )
     _require_room(sides)
     if theirs is not ours:
-        theirs.model()  # says by name what is wrong with its tensors
+        theirs.model()  # raises with the name of any tensor that does not match
     found = inspect.diff_transformers(ours.model(), source.path, ours.source.family, torch.tensor([ids]))
     return found, inspect.first_divergence(found, tolerance)
 
 
 def tokens(sources: list[Source], text: str | None) -> tuple[list[int], str]:
-    """Returns the text's ids by the first tokenizer there is, else ids that both know; and what was read."""
+    """Returns the text's ids from the first tokenizer found, else ids that both know; and what they are."""
     for source in sources:
         if source.spec.n_vocab == 0:
-            raise InputError("reads images, and what is compared is a text", field="MODEL", value=source.name)
+            raise InputError("reads images, and only text models are compared", field="MODEL", value=source.name)
     n_vocab = min(source.spec.n_vocab for source in sources)
     context = min(source.spec.max_positions for source in sources)
     tokenizer = next((t for source in sources if (t := source.tokenizer()) is not None), None)
     if tokenizer is None:
         if text is not None:
-            raise InputError("neither model has a tokenizer", field="text", value=text, fix="leave it out: fixed ids")
+            raise InputError(
+                "neither model has a tokenizer", field="text", value=text, fix="leave it out to compare fixed token ids"
+            )
         ids = [i * 7919 % n_vocab for i in range(32)][:context]
-        return ids, f"{len(ids)} fixed token ids, for there is no tokenizer"
+        return ids, f"{len(ids)} fixed token ids, since there is no tokenizer"
     said = TEXT if text is None else text
     ids = tokenizer.encode(said)
     if not ids or max(ids) >= n_vocab:
-        raise InputError("gives no tokens that both models know", field="text", value=said)
+        raise InputError("has no token that both models know", field="text", value=said)
     return ids[:context], f"the text's first {len(ids[:context])} tokens of {len(ids)}"

@@ -1,4 +1,4 @@
-"""`asbuilt.generate(model, prompt)`: text for a text, token ids for token ids."""
+"""`asbuilt.generate(model, prompt)`: returns text for a text prompt, token ids for token ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Messages = list[dict[str, Any]]
-MOST = 256  # new tokens, unless said
+MOST = 256  # default of max_new_tokens
 
 
 @overload
@@ -70,12 +70,12 @@ def generate(
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
 ) -> str | list[int]:
-    """Returns what a model writes after a text or chat messages, or the token ids that it writes after token ids.
+    """Returns a model's completion of a text or chat messages as text, or of token ids as token ids.
 
-    `model` is a name, a path or a source, whose weights are loaded for this one call, or a built model; that one's
-    `tokenizer` is a tokenizer, or what has one. `dtype` is what to compute in; None as stored, or float32 where that is
-    much faster here. Greedy unless `sampling` says otherwise; it ends at the model's end tokens, before a `stop` text,
-    or after `max_new_tokens`. `asbuilt.complete` gives the text piece by piece. Raises InputError before anything runs.
+    `model` is a name, a path or a source, whose weights are loaded for this one call, or a built model, for which
+    `tokenizer` is a tokenizer or a model that has one. `dtype` is the compute dtype; None means as stored, or float32
+    if that is much faster on this machine. Greedy unless `sampling` is given; ends at the model's end tokens, before a
+    `stop` text, or after `max_new_tokens`. `asbuilt.complete` streams the text. Raises InputError before anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
@@ -101,11 +101,11 @@ def _by_built(
     ids: bool,
 ) -> str | list[int]:
     if not isinstance(model, Model):
-        raise InputError("is not one of ours", field="model", value=type(model).__name__, allowed="what `build` gives")
+        raise InputError(field="model", value=type(model).__name__, allowed="a model that `build` or `load` returned")
     if tokenizer is None:
         if not ids:
             raise InputError(
-                "a built model has none of its own", field="tokenizer", fix="give a tokenizer, or a source that has one"
+                "a built model has no tokenizer", field="tokenizer", fix="pass one, or give a checkpoint that has one"
             )
         return _ids(model, prompt, (), **{key: value for key, value in options.items() if key != "stop"})
     completion = text.complete(model, tokenizer, prompt, **options)
@@ -127,7 +127,9 @@ def _tokenizer_of(given: Tokenizer | Source | str | None) -> Tokenizer | None:
 def _required(source: Source) -> Tokenizer:
     tokenizer = source.tokenizer()
     if tokenizer is None:
-        raise InputError("has no tokenizer", field="MODEL", value=source.name, fix="put its tokenizer.json beside it")
+        raise InputError(
+            "has no tokenizer", field="MODEL", value=source.name, fix="add its tokenizer.json to the folder"
+        )
     return tokenizer
 
 
@@ -142,13 +144,13 @@ def begin(
     packed: bool = False,
     adapter: str | None = None,
 ) -> tuple[Completion, Compute]:
-    """Loads the model, having checked what needs no weights and whether it fits into memory, and starts.
+    """Checks the request and the memory, loads the model, and starts generating.
 
     `options` are those of `text.complete`; `field` names the dtype in messages; `packed` and `adapter` are as `load`
     takes them.
     """
     asked = None if dtype is None else dtype_of(dtype, field)
-    headers(source)  # says so where there are no weights
+    headers(source)  # raises if there are no weights
     tokenizer, reads = tokenizer or _required(source), source.spec.encoder is not None
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
@@ -170,7 +172,7 @@ def begin(
         compute.needed,
         source.name,
         what="to be run",
-        fix="a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk may take less",
+        fix="use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk",
     )
     model = load(source, compute.dtype, packed=packed, adapter=adapter)
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

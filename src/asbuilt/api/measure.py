@@ -1,4 +1,4 @@
-"""`asbuilt.measure(model)`: what was predicted of a model beside what is measured of it on this machine."""
+"""`asbuilt.measure(model)`: a model's predicted figures beside those measured on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asbuilt import measure as measuring
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import load
 from asbuilt.dtypes import CALIBRATED, TORCH_NAMES, short_name
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
 from asbuilt.shown import size
@@ -40,9 +40,9 @@ def measure(
 ) -> Report:
     """Returns each figure of a model as predicted from its description and as measured on this machine's CPU.
 
-    A built model is measured as it is; what has weights is loaded, and a description is run with random ones, in
-    `dtype` (fp32 or bf16; None as stored where that is one of these, else fp32). `refresh` calibrates the machine anew.
-    Raises InputError for a model that does not predict the next token, or is too large for this machine.
+    A built model is measured as it is; otherwise the weights are loaded, or random for a description, in `dtype` (fp32
+    or bf16; None means as stored if that is one of these, else fp32). `refresh` recalibrates the machine. Raises
+    InputError for a model that does not predict the next token, or is too large for this machine.
     """
     if isinstance(model, nn.Module):
         return _of_built(model, dtype, refresh, say, warn)
@@ -56,18 +56,18 @@ def measure(
 
 def _of_built(model: nn.Module, dtype: object, refresh: bool, say: Say, warn: Say) -> Report:
     if not isinstance(model, Model):
-        raise InputError("is not one of ours", field="model", value=type(model).__name__, allowed="what `build` gives")
+        raise InputError(field="model", value=type(model).__name__, allowed="a model that `build` or `load` returned")
     require_measurable(model.spec, model.spec.name)
     own = _calibrated(model.dtype)
     if dtype is not None and short_name(dtype) != own:
-        raise InputError("a built model is measured as it is", field="dtype", value=str(dtype), allowed=own)
+        raise InputError("a built model is measured in its own dtype", field="dtype", value=str(dtype), allowed=own)
     return measuring.measure(model, refresh=refresh, say=say, warn=warn)
 
 
 def _calibrated(dtype: object) -> str:
     name = short_name(dtype)
     if name not in CALIBRATED:
-        raise InputError("not calibrated", field="dtype", value=str(dtype), allowed=", ".join(CALIBRATED))
+        raise InputError("no calibration for this dtype", field="dtype", value=str(dtype), allowed=one_of(CALIBRATED))
     return name
 
 
@@ -75,26 +75,25 @@ def require_measurable(spec: Spec, name: str) -> None:
     """Raises InputError for a model that does not predict the next token."""
     if not spec.decodes or spec.language_head is None:
         raise InputError(
-            "only models that predict the next token are measured",
+            "only causal language models are measured",
             field="MODEL",
             value=name,
-            fix="`asbuilt describe` says what it costs",
+            fix="`asbuilt describe` predicts its costs",
         )
 
 
 def _require_room(source: Source, dtype: str) -> None:
-    """Raises InputError where the weights and one training step are more than this machine's memory."""
+    """Raises InputError if the weights and one training step need more than this machine's memory."""
     run = Pass(tokens=min(TOKENS, source.spec.max_positions), width=int(cost.dtype(dtype).block_bytes))
     kept = cost.saved(source.spec, run)
     needed = cost.weight_bytes(source.spec, dtype) + kept.all + kept.loss
     have = memory.total()
     if have is not None and needed > have:
         raise InputError(
-            "too large to be run on this machine",
+            f"needs {size(needed)} of memory, and this machine has {size(have)}",
             field="MODEL",
             value=source.name,
-            allowed=f"{size(have)} of memory, and it needs {size(needed)}",
-            fix="`asbuilt describe` runs nothing",
+            fix="`asbuilt describe` predicts without running it",
         )
 
 

@@ -1,4 +1,4 @@
-"""`asbuilt.plan(model, gpu)`: what a machine holds of a model and how fast it serves it, or what training it takes."""
+"""`asbuilt.plan(model, gpu)`: how well a machine serves a model, or what training it there takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from asbuilt.dtypes import short_name
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
@@ -49,18 +49,18 @@ def plan(
     allow_unread: Sequence[str] = (),
     **options: Any,
 ) -> ServePlan | TrainPlan:
-    """Returns what `gpu` holds of a model and how fast it serves it, or what training it there takes; nothing is run.
+    """Returns a plan of serving a model on `gpu` (`task="serve"`) or of training it there ("train"); nothing is run.
 
-    `model` is a spec, a built model, a source, a catalogue name or a path; `gpu` a machine, what `--gpu` takes, or
+    `model` is a spec, a built model, a source, a catalogue name or a path; `gpu` is a machine, a value of `--gpu`, or
     `this`, which is measured. Options are those of `asbuilt.plan.serve` (context, users, dtype ...) and of
-    `asbuilt.plan.train` (gpus, tp, zero, seq ...). Weights are as published unless `dtype` says otherwise. Raises
-    InputError naming the argument that is wrong.
+    `asbuilt.plan.train` (gpus, tp, zero, seq ...). Weights are as published unless `dtype` is given. Raises
+    InputError naming the invalid argument.
     """
     from asbuilt.checkpoint.given import source_of
     from asbuilt.plan import serve, train
 
     if task not in TASKS:
-        raise InputError("no such task", field="task", value=task, allowed=", ".join(TASKS))
+        raise InputError(field="task", value=task, allowed=one_of(TASKS))
     source = source_of(model, allow_unread=allow_unread)
     machine = _machine(gpu)
     if task == "train":
@@ -72,7 +72,7 @@ def plan(
 
 
 def precision(source: Source, dtype: object = None) -> Precision | str:
-    """Returns the format that is asked for; without one that which the weights are published in, else bf16."""
+    """Returns the requested format, by default the one in which the weights are published, else bf16."""
     from asbuilt.plan.precision import Precision
     from asbuilt.plan.quantised import QUANTISED, mixed, published, quantised
 

@@ -1,4 +1,4 @@
-"""Published models and machines, as data in our own form, each with its source; `machines` only when asked for."""
+"""Published models and machines as data, each with its source; `machines` is imported on first use."""
 
 from asbuilt.catalog.models import Entry, find, names
 

@@ -1,6 +1,6 @@
-"""What a machine is: memory, bandwidth, dense rates and links, each from the vendor's sheet or as stated.
+"""The description of a machine: memory, bandwidth, dense rates and links, from data sheets or as given.
 
-Rates are dense. Vendors print twice the rate "with sparsity" beside or instead of it; no such figure stands here.
+Rates are dense. Vendors also, or only, print twice the rate "with sparsity"; such figures are not used.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asbuilt.catalog.quantities import parse_bytes, parse_rate
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import read_regular
 
 GB, GIB = 10**9, 2**30
 MemoryConvention = Literal["process", "reported", "vendor", "binary"]
 MEMORY_CONVENTIONS: tuple[MemoryConvention, ...] = ("process", "reported", "vendor", "binary")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
-# Where a machine has no rate of its own for a precision, it multiplies at the first of these that it has one for.
+# If a machine has no rate for a precision, it computes at the first of these for which it has one.
 INSTEAD = {
-    "fp4": ("bf16", "fp16", "fp32"),  # without units for it weights are widened
+    "fp4": ("bf16", "fp16", "fp32"),  # without FP4 units weights are converted to a wider format
     "int4": ("int8", "bf16", "fp16", "fp32"),
     "fp8": ("bf16", "fp16", "fp32"),
     "int8": ("bf16", "fp16", "fp32"),
@@ -34,7 +34,7 @@ LARGEST_FILE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How machines of a kind are joined: `bandwidth` is in bytes/s, out of one device in one direction."""
+    """The link between machines of a kind: `bandwidth` is in bytes/s, out of one device in one direction."""
 
     kind: str
     bandwidth: float
@@ -42,12 +42,12 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One accelerator or processor, as programs see it: what they see as two devices is a row for one of them.
+    """One accelerator or CPU, as programs see it: hardware that appears as two devices is described as one of them.
 
-    `memory_gb` is the vendor's number, `reported_gib` what the driver reports, in units of 2^30, None where not known;
-    `process_gib` is what a process is told it has, and `process_source` where that stands. `bandwidth` is in bytes/s;
-    `rates` in FLOP/s (OP/s for whole numbers) by precision, dense. `source` names where the figures stand, `note` says
-    which of them are derived or not from a vendor's sheet.
+    `memory_gb` is the vendor's number; `reported_gib` is what the driver reports, in units of 2^30, None if unknown;
+    `process_gib` is what a process sees, and `process_source` its source. `bandwidth` is in bytes/s; `rates` are dense,
+    in FLOP/s (OP/s for integers) by precision. `source` is the source of the figures; `note` tells which of them are
+    derived, or not from a data sheet.
     """
 
     name: str
@@ -66,10 +66,9 @@ class Machine:
     def memory_bytes(self, convention: MemoryConvention = "process") -> int:
         """Returns the bytes of memory by one of the conventions.
 
-        process: what a process is told that it has, `torch.cuda.mem_get_info()[1]`, which is less than what the driver
-        reports; where that is not known what the driver reports, and where that is not known the vendor's number.
-        reported: what the driver reports, else the vendor's number. vendor: the vendor's number times 10^9. binary: the
-        same times 2^30, since memory chips hold powers of two.
+        process: what a process sees, `torch.cuda.mem_get_info()[1]`, which is less than what the driver reports; if
+        unknown, as `reported`. reported: what the driver reports, else the vendor's number. vendor: the vendor's number
+        times 10^9. binary: the vendor's number times 2^30, since memory chips come in powers of two.
         """
         if convention == "binary":
             return int(self.memory_gb * GIB)
@@ -80,26 +79,26 @@ class Machine:
         return int(self.memory_gb * GB)
 
     def rate(self, precision: str) -> tuple[float, str]:
-        """Returns the rate at `precision` and the precision it is the rate of: by INSTEAD where there is none.
+        """Returns the rate at `precision`, or at its first fallback in INSTEAD, and the precision of that rate.
 
-        Raises InputError naming what the machine has where it has none of those either.
+        Raises InputError, listing the machine's rates, if it has none of these.
         """
         for name in (precision, *INSTEAD.get(precision, ())):
             if name in self.rates:
                 return self.rates[name], name
         raise InputError(
-            "no rate is known for this machine at this precision",
+            "no rate is known at this precision",
             field=f"{self.name}: rates",
             value=precision,
-            allowed=", ".join(self.rates) or "none is given",
-            fix=f"give one: --gpu {self.name},{precision}=100T",
+            allowed=one_of(self.rates),
+            fix=f"state one: --gpu {self.name},{precision}=100T",
         )
 
 
 def parse_numbers(text: str) -> Machine:
-    """Returns the machine of `memory=80GB,bandwidth=2TB/s,bf16=312T,link=300GB/s,process=79.2GiB,name=mine`.
+    """Returns the machine given as `memory=80GB,bandwidth=2TB/s,bf16=312T,link=300GB/s,process=79.2GiB,name=mine`.
 
-    Raises InputError naming the key that is missing, unknown or not understood.
+    Raises InputError naming a missing, unknown or invalid key.
     """
     return from_plain(_said(text), "gpu")
 
@@ -110,18 +109,18 @@ def _said(text: str) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         key = key.strip().lower()
         if not equals or key in said:
-            problem = "given twice" if equals else "not understood"
-            raise InputError(problem, field="gpu", value=item, allowed="key=value, separated by commas")
+            problem = "given twice" if equals else ""
+            raise InputError(problem, field="gpu", value=item, allowed="distinct key=value pairs, separated by commas")
         said[key] = value.strip()
     return said
 
 
 def with_numbers(machine: Machine, text: str) -> Machine:
-    """Returns the machine with some numbers given otherwise, `bf16=990T,bandwidth=3TB/s`; InputError as above."""
+    """Returns the machine with some numbers replaced, `bf16=990T,bandwidth=3TB/s`; raises InputError as above."""
     said = _said(text)
     new = from_plain({"memory": machine.memory_gb * GB, "bandwidth": machine.bandwidth} | said, "gpu")
     same_memory = "memory" not in said
-    told = same_memory and "reported" not in said  # what a process gets of other memory is not known
+    told = same_memory and "reported" not in said  # what a process sees of another memory size is unknown
     return replace(
         machine,
         name=said.get("name", machine.name),
@@ -132,15 +131,15 @@ def with_numbers(machine: Machine, text: str) -> Machine:
         bandwidth=new.bandwidth,
         rates={**machine.rates, **new.rates},
         link=new.link or machine.link,
-        note="; ".join(filter(None, (machine.note, f"given otherwise: {', '.join(said)}"))),
+        note="; ".join(filter(None, (machine.note, f"replaced: {', '.join(said)}"))),
     )
 
 
 def from_calibration(plain: Mapping[str, Any]) -> Machine:
     """Returns the machine that `asbuilt measure` calibrated, from the plain data of its calibration.
 
-    Its bandwidth is that of reading memory, its rates those of products of matrices. Raises InputError for what is no
-    calibration.
+    Its bandwidth is that of reading memory, its rates are those of matrix products. Raises InputError for anything but
+    a calibration.
     """
     try:
         found = plain["machine"]
@@ -152,25 +151,25 @@ def from_calibration(plain: Mapping[str, Any]) -> Machine:
             "not a calibration",
             field="machine",
             value=str(error)[:80],
-            fix="it is what `asbuilt measure --json` prints",
+            allowed="the output of `asbuilt measure --json`",
         ) from error
     source = f"measured: {processor}, {threads} threads"
     return replace(from_plain(numbers, "machine"), name="this", kind="cpu", source=source)
 
 
 def read_toml(path: Path) -> Machine:
-    """Returns the machine that a TOML file states, with the keys of `parse_numbers`, rates also under [rates].
+    """Returns the machine described by a TOML file with the keys of `parse_numbers`; rates may be under [rates].
 
-    Raises InputError for a file that cannot be read, and as `parse_numbers` does.
+    Raises InputError for an unreadable file, and as `parse_numbers` does.
     """
     text = read_regular(path, LARGEST_FILE, "gpu")
     try:
         plain = tomllib.loads(text.decode())
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or a number with thousands of digits
         raise InputError(f"not a TOML file: {str(error)[:200]}", field="gpu", value=str(path)) from error
     rates = plain.pop("rates", {})
     if not isinstance(rates, dict):
-        raise InputError("not a table", field=f"{path}: rates", value=rates)
+        raise InputError(field=f"{path}: rates", value=rates, allowed="a table")
     for key in rates:
         if key not in PRECISIONS or key in plain:
             raise _unknown(f"{path}: rates", key, PRECISIONS)
@@ -183,18 +182,18 @@ SIZES = ("memory", "reported", "process", "bandwidth", "link")
 
 
 def from_plain(said: Mapping[str, Any], where: str) -> Machine:
-    """Returns the machine that plain values state; InputError names `where` and the key that is wrong."""
+    """Returns the machine described by plain values; raises InputError naming `where` and the invalid key."""
     for key, value in said.items():
         if key not in (*TEXTS, *SIZES, *PRECISIONS):
             raise _unknown(where, key, (*SIZES, *PRECISIONS, *TEXTS))
         if key in TEXTS and (not isinstance(value, str) or len(value) > 1000):
-            raise InputError("not a short text", field=f"{where}: {key}", value=value)
+            raise InputError(field=f"{where}: {key}", value=value, allowed="a string of at most 1,000 characters")
     for key in ("memory", "bandwidth"):
         if key not in said:
-            raise InputError("missing", field=f"{where}: {key}", fix="a machine has memory=80GB,bandwidth=2TB/s")
+            raise InputError("missing", field=f"{where}: {key}", fix="state both, as in memory=80GB,bandwidth=2TB/s")
     kind = said.get("kind", "accelerator")
     if kind not in ("accelerator", "cpu"):
-        raise InputError("not allowed", field=f"{where}: kind", value=kind, allowed="accelerator, cpu")
+        raise InputError(field=f"{where}: kind", value=kind, allowed="accelerator or cpu")
     link = said.get("link")
     reported, process = said.get("reported"), said.get("process")
     return Machine(
@@ -204,17 +203,17 @@ def from_plain(said: Mapping[str, Any], where: str) -> Machine:
         memory_gb=parse_bytes(said["memory"], f"{where}: memory") / GB,
         reported_gib=None if reported is None else parse_bytes(reported, f"{where}: reported") / GIB,
         process_gib=None if process is None else parse_bytes(process, f"{where}: process") / GIB,
-        process_source="" if process is None else f"as given by {where}",
+        process_source="" if process is None else f"given in {where}",
         bandwidth=parse_bytes(said["bandwidth"], f"{where}: bandwidth", per_second=True),
         rates={key: parse_rate(said[key], f"{where}: {key}") for key in PRECISIONS if key in said},
         link=None
         if link is None
         else Link(kind=said.get("link_kind", "link"), bandwidth=parse_bytes(link, f"{where}: link", per_second=True)),
-        source=said.get("source", f"as given by {where}"),
+        source=said.get("source", f"given in {where}"),
         note=said.get("note", ""),
     )
 
 
 def _unknown(where: str, key: object, known: tuple[str, ...]) -> InputError:
     hint = near(str(key)[:80], known)
-    return InputError("unknown key", field=where, value=key, allowed=", ".join(known), fix=hint)
+    return InputError("unknown key", field=where, value=key, allowed=one_of(known), fix=hint)

@@ -288,7 +288,7 @@ def find(name: str) -> Machine:
         hint = f"did you mean {' or '.join(map(repr, starts))}?" if starts else near(plain[:80], MACHINES)
         allowed = "a name, a TOML file, numbers such as memory=80GB,bandwidth=2TB/s,bf16=312T, or `this`"
         raise InputError(
-            "no such machine", field="gpu", value=name, allowed=allowed, fix=hint or "`asbuilt machines` lists them"
+            "unknown machine", field="gpu", value=name, allowed=allowed, fix=hint or "`asbuilt machines` lists them"
         )
     return MACHINES[plain]
 

@@ -11,18 +11,18 @@ BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,2})?|\.[0-9]+)\s*"
 BYTES = re.compile(NUMBER + r"([kmgtp]i?)?(bytes?|bits?|b)?\s*(ps|/s|/sec|/second)?\s*", re.IGNORECASE)
 RATE = re.compile(NUMBER + r"([kmgtp])?(?:flops?|ops?)?\s*(?:/s)?\s*", re.IGNORECASE)
-# No machine there is, and none that will be, has this much of anything: 10^21 bytes, bytes/s or FLOP/s.
+# Beyond any machine that exists: 10^21 bytes, bytes/s or FLOP/s.
 LARGEST = 1e21
-# A bare number below this was meant in some other unit than bytes.
+# A bare number below this was probably meant in another unit than bytes.
 LEAST_BARE = 1e6
 
 
 def parse_bytes(text: str | int | float, field: str, *, per_second: bool = False) -> float:
-    """Returns 80e9 for "80GB" and 80*2^30 for "80GiB"; a bare number, of a million or more, is in bytes.
+    """Returns 80e9 for "80GB" and 80*2^30 for "80GiB"; a bare number, which must be a million or more, is in bytes.
 
     A rate may be in bits: B is a byte and b a bit, so "400Gb/s", "400Gbit/s" and "400Gbps" are 50e9 bytes/s. Raises
-    InputError naming `field` for what is no positive size, for a rate where a size is meant, and where bits cannot be
-    told from bytes.
+    InputError naming `field` for anything but a positive size, for a rate in place of a size, and if bits cannot be
+    distinguished from bytes.
     """
     if isinstance(text, str):
         found = BYTES.fullmatch(text)
@@ -32,7 +32,7 @@ def parse_bytes(text: str | int | float, field: str, *, per_second: bool = False
         if isinstance(text, int | float) and 0 < text < LEAST_BARE:
             raise InputError("has no unit", field=field, value=text, allowed=_like(per_second=per_second))
         return _bounded(text, field, text)
-    raise InputError("not understood", field=field, value=text, allowed=_like(per_second=per_second))
+    raise InputError(field=field, value=text, allowed=_like(per_second=per_second))
 
 
 def _as_bytes(found: re.Match[str], field: str, *, per_second: bool) -> float:
@@ -47,7 +47,7 @@ def _as_bytes(found: re.Match[str], field: str, *, per_second: bool) -> float:
 
 
 def _rate_in_bits(prefix: str, unit: str, per: str) -> bool | None:
-    """Whether a rate is in bits, None where its letters do not tell: 400G, 400gb/s and 400GBPS."""
+    """Returns whether a rate is in bits, None if that is ambiguous: 400G, 400gb/s and 400GBPS."""
     if not unit:
         return None if prefix else False
     if len(unit) > 1:
@@ -58,7 +58,7 @@ def _rate_in_bits(prefix: str, unit: str, per: str) -> bool | None:
 
 
 def _size_in_bits(prefix: str, unit: str) -> bool | None:
-    """False for a size in bytes, None for one that may be in bits: 80Gb and 80Gbit, but not 80gb."""
+    """Returns False for a size in bytes, None for one that may be in bits: 80Gb and 80Gbit, but not 80gb."""
     bytes_meant = unit in ("", "B") or unit.lower().startswith("by") or (unit == "b" and prefix.islower())
     return False if bytes_meant else None
 
@@ -72,27 +72,27 @@ def _like(*, per_second: bool) -> str:
 def parse_rate(text: str | int | float, field: str) -> float:
     """Returns 312e12 for "312T" or "312TFLOP/s"; a bare number is in FLOP/s.
 
-    Raises InputError naming `field` for what is no positive rate.
+    Raises InputError naming `field` for anything but a positive rate.
     """
     if isinstance(text, str):
         if found := RATE.fullmatch(text):
             return _bounded(float(found[1]) * DECIMAL[(found[2] or "").lower()], field, text)
     elif not isinstance(text, bool):
         return _bounded(text, field, text)
-    raise InputError("not understood", field=field, value=text, allowed="a rate such as 312T or 989TFLOP/s")
+    raise InputError(field=field, value=text, allowed="a rate such as 312T or 989TFLOP/s")
 
 
 COUNT = re.compile(NUMBER + r"([kmgbtp])?\s*", re.IGNORECASE)
 
 
 def parse_count(text: str | int | float, field: str) -> float:
-    """Returns 15e12 for "15T" and 7e9 for "7B"; raises InputError naming `field` for what is no number above 0."""
+    """Returns 15e12 for "15T" and 7e9 for "7B"; raises InputError naming `field` unless the number is above 0."""
     if isinstance(text, str):
         if found := COUNT.fullmatch(text):
             return _bounded(float(found[1]) * (DECIMAL | {"b": 10**9})[(found[2] or "").lower()], field, text)
     elif not isinstance(text, bool):
         return _bounded(text, field, text)
-    raise InputError("not understood", field=field, value=text, allowed="a number such as 15T, 70B or 7.5e9")
+    raise InputError(field=field, value=text, allowed="a number such as 15T, 70B or 7.5e9")
 
 
 TOKENS = re.compile(r"\s*([0-9]{1,12})(?:\.([0-9]{1,6}))?\s*(k|K|Ki|ki|m|M|Mi|mi)?\s*")
@@ -100,9 +100,9 @@ THOUSANDS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 
 def parse_tokens(text: str | int, field: str) -> int:
-    """Returns 128,000 for "128k" and 131,072 for "128K" or "128Ki", as engines read lengths; bare numbers as they are.
+    """Returns 128,000 for "128k" and 131,072 for "128K" or "128Ki", as serving engines do; bare numbers unchanged.
 
-    Raises InputError naming `field` for what is no whole number of tokens, 1 or more.
+    Raises InputError naming `field` for anything but a whole number of tokens, 1 or more.
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
@@ -113,7 +113,7 @@ def parse_tokens(text: str | int, field: str) -> int:
         if scaled and not rest:
             return scaled
     allowed = "a whole number of tokens such as 8192, 128k (128,000) or 128K (131,072)"
-    raise InputError("not a number of tokens", field=field, value=text, allowed=allowed)
+    raise InputError(field=field, value=text, allowed=allowed)
 
 
 TIME = re.compile(NUMBER + r"(s|sec|seconds?|ms|us|µs|μs)?\s*", re.IGNORECASE)
@@ -121,17 +121,18 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 
 
 def parse_time(text: str, field: str) -> float:
-    """Returns 0.02 for "20ms"; raises InputError for a number without a unit, and for what is no time above 0."""
+    """Returns 0.02 for "20ms"; raises InputError for a number without a unit, and for anything but a time above 0."""
+
     found = TIME.fullmatch(text)
     if found and found[2]:
         unit = found[2].lower()
         return _bounded(float(found[1]) * SECONDS["s" if unit.startswith("se") else unit], field, text)
-    problem, number = ("has no unit", found[1]) if found else ("not understood", "20")
+    problem, number = ("has no unit", found[1]) if found else ("", "20")
     raise InputError(problem, field=field, value=text, allowed=f"a time such as {number}ms or 0.02s")
 
 
 def _bounded(value: float, field: str, said: object) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= LARGEST:  # compared, not converted: a whole number may be too large for a float
-        raise InputError("out of bounds", field=field, value=said, allowed="above 0 and at most 10^21")
+        raise InputError(field=field, value=said, allowed="above 0 and at most 10^21")
     return float(value)

@@ -1,1 +1,1 @@
-"""Checkpoints: the formats weights are kept in, read and written without trusting what a file says of itself."""
+"""Checkpoints: reading and writing weight files, which are treated as untrusted."""

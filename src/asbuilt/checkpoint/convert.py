@@ -1,4 +1,4 @@
-"""A checkpoint folder or GGUF file to a checkpoint folder, one tensor at a time, without building the model."""
+"""Converts a checkpoint folder or GGUF file to a checkpoint folder, tensor by tensor, without building the model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ def convert(
 ) -> None:
     """Writes the folder `out` with the weights, config, tokenizer and generation settings of `source`.
 
-    It is one of the published family, or in our own form where there is none that can express the model.
-
-    `dtype` None keeps what a folder has, tensor by tensor (as buffers always do), and for a GGUF file or packed weights
-    takes what `load` would. In memory are
-    the entry that is being written and, where the two formats group tensors differently, those read but not yet
-    written. Raises InputError as `load` and `save`; whatever is raised, nothing is left behind.
+    It is written in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype`
+    None keeps each tensor's dtype (as buffers always do), and for a GGUF file or packed weights means that of `load`.
+    Only the entry being written is in memory and, if the two formats group tensors differently, those read but not yet
+    written. Raises InputError as `load` and `save` do; whatever is raised, nothing is left behind.
     """
     if Path(out).suffix.lower() == ".gguf":
-        raise InputError("GGUF files are read, not written", field="OUT", value=str(out), fix="name a folder")
+        raise InputError("GGUF files can be read but not written", field="OUT", value=str(out), fix="give a folder")
     source = as_source(source)
     contents = Contents(source)
     common = contents.dtype(dtype)
@@ -57,7 +55,7 @@ def convert(
 
 
 def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:
-    """Returns the dtype in which each path's tensor is stored."""
+    """Returns the stored dtype of each path's tensor."""
     import torch
 
     dtypes = {}
@@ -68,7 +66,7 @@ def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:
 
 
 class _Regrouped:
-    """Gives the tensors of one format's entries to those of another, which may hold the same paths grouped anew."""
+    """Reads one format's entries for those of another, which may group the same paths differently."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents

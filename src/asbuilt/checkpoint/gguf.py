@@ -1,11 +1,11 @@
-"""GGUF files, versions 2 and 3, little endian: header and tensors, from a file that is not trusted.
+"""GGUF files, versions 2 and 3, little-endian: header and tensors of an untrusted file.
 
-`read_header` needs no library at all, so that the light install can describe a GGUF file. Every count in the file is
-held against the bytes that are left before anything is made of it, and the whole header has a budget, because a few
-bytes of a file can ask for gigabytes of Python objects. The header of a model with 50k tokens takes about 0.1 s.
+`read_header` needs no library, so that the base install can describe a GGUF file. Every count in the file is checked
+against the remaining bytes before anything is allocated, and the whole header has a memory budget, because a few bytes
+of a file can ask for gigabytes of Python objects. The header of a model with 50k tokens takes about 0.1 s.
 
-A model may be split: NAME-00001-of-00003.gguf says what the model is and holds some tensors, the others hold the rest
-(llama.cpp, tools/gguf-split). It is read whole from any of them.
+A model may be split: NAME-00001-of-00003.gguf has the metadata and some tensors, the other parts have the rest
+(llama.cpp, tools/gguf-split). Any part can be named to read the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.dtypes import GGML_TYPES, GGUF_FLOATS, GGUF_READABLE
-from asbuilt.errors import InputError, near, shorten
+from asbuilt.errors import InputError, near, one_of, shorten
 from asbuilt.files import open_regular
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_RANK = 4  # GGML_MAX_DIMS
-MAX_NAME = 1024  # bytes of a key or a tensor name; ggml itself stops at 64 for tensors
+MAX_NAME = 1024  # bytes of a key or a tensor name; ggml's own limit for tensors is 64
 # The largest published vocabularies, of 262k tokens, need 20 MB of header, 65 MB of Python objects and 60 keys; models
 # of 126 layers, or with experts one by one, some thousands of tensors.
 MAX_HEADER_BYTES = 1 << 26
 MAX_MEMORY = 80 << 20
 MAX_KEYS, MAX_TENSORS = 1 << 12, 1 << 14
-MAX_DEPTH = 4  # arrays of arrays
+MAX_DEPTH = 4  # nesting of arrays
 MAX_TEXT = 1 << 20  # chat templates and licences take some tens of kB
-# What an element takes in a list of Python's, in bytes, a text's own apart; an array also takes its time.
+# Bytes of an element in a Python list, a string's own excluded; an array also takes time.
 NUMBER_BYTES, SMALL_BYTES, ARRAY_BYTES = 32, 16, 400
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
@@ -50,20 +50,20 @@ SPENT = {STRING: 8, ARRAY: ARRAY_BYTES}
 NUMBER, COUNT, TOTAL = "split.no", "split.count", "split.tensors.count"
 OF_THE_FILE = ("general.alignment",)  # may differ from part to part
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-SMALL = ("B", "b")  # of these Python has each value once
+SMALL = ("B", "b")  # Python caches these values
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 MAX_PARTS = 99_999
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
-# gguf.quants works through 16 rows at a time, slowly where they are short. Blocks know nothing of rows, so a tensor may
-# be cut as we like: at 256 blocks a row, a 98 MB file with rows of 18 blocks expands in 0.7 s instead of 2.5 s.
+# gguf.quants processes 16 rows at a time, which is slow for short rows. Blocks are independent of rows, so a tensor can
+# be reshaped: with 256 blocks per row, a 98 MB file with rows of 18 blocks dequantises in 0.7 s instead of 2.5 s.
 BLOCKS_PER_ROW = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFTensor:
-    """Where one tensor lies: `shape` in torch order (GGUF's `ne` reversed), `offset` in bytes from the file's start.
+    """The place of one tensor: `shape` in torch order (GGUF's `ne` reversed), `offset` in bytes from the file's start.
 
-    `part` is the file of a split model that holds it, None the one and only.
+    `part` is the file of a split model that contains it, None if the model is not split.
     """
 
     name: str
@@ -76,9 +76,9 @@ class GGUFTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFFile:
-    """A GGUF model's header: key-value metadata and where each tensor lies, in the order of its files.
+    """A GGUF model's header: key-value metadata and the place of each tensor, in the order of its files.
 
-    `path` is the file, the first where the model is split.
+    `path` is the file, the first one if the model is split.
     """
 
     path: Path
@@ -87,17 +87,17 @@ class GGUFFile:
 
     @property
     def name(self) -> str:
-        """What the model is called after its file."""
+        """The model's name, after its file."""
         found = PART.fullmatch(self.path.name)
         return found[1] if found and self.metadata.get(COUNT, 0) > 1 else self.path.stem
 
     def holder(self, tensor: GGUFTensor) -> Path:
-        """Returns the file that holds a tensor."""
+        """Returns the file that contains a tensor."""
         return tensor.part or self.path
 
 
 class _Cursor:
-    """A place in the header that moves forward, and refuses to pass the end of the file or of the budget."""
+    """A position in the header that only moves forward, within the file and the memory budget."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int, spent: int) -> None:
         self.path, self.data, self.size, self.at, self.spent = path, data, size, 0, spent
@@ -107,11 +107,11 @@ class _Cursor:
         return InputError(problem, field=str(self.path), value=value, allowed=allowed, fix=fix)
 
     def take(self, nbytes: int, what: str) -> int:
-        """Returns where `nbytes` begin and moves behind them; InputError where the file ends before that."""
+        """Returns the position and advances by `nbytes`; raises InputError if the file ends before that."""
         start = self.at
         if nbytes > self.end - start:
-            held = f"holds {self.size}" if self.end == self.size else f"header may take {self.end}"
-            raise self.fail(f"{what} needs {nbytes} bytes at byte {start}, and the file {held}")
+            held = f"file has {self.size}" if self.end == self.size else f"header may take only {self.end}"
+            raise self.fail(f"{what} needs {nbytes} bytes at byte {start}, but the {held}")
         self.at = start + nbytes
         return start
 
@@ -122,27 +122,29 @@ class _Cursor:
         return U64.unpack_from(self.data, self.take(8, what))[0]
 
     def count(self, least: int, what: str, most: int) -> int:
-        """Returns a count, having held `count` entries of `least` bytes each against the bytes that are left."""
+        """Returns a count, after checking that its entries of `least` bytes each fit in the remaining bytes."""
         n = self.u64(what)
         if n > most:
             raise self.fail(f"{what} is too large", value=n, allowed=f"at most {most}")
         if n * least > self.end - self.at:
-            raise self.fail(f"{what} declares {n} entries, and {self.end - self.at} bytes are left")
+            raise self.fail(f"{what} declares {n} entries, but only {self.end - self.at} bytes are left")
         return n
 
     def spend(self, nbytes: int, what: str) -> None:
-        """Counts the memory that a value takes before it is made."""
+        """Charges the memory of a value to the budget before it is created."""
         self.spent += nbytes
         if self.spent > MAX_MEMORY:
             raise self.fail(
-                f"{what}: the header would take too much memory", value=self.spent, allowed=f"{MAX_MEMORY} bytes"
+                f"{what}: the header would take too much memory",
+                value=self.spent,
+                allowed=f"at most {MAX_MEMORY} bytes",
             )
 
     def name(self, what: str) -> str:
-        """Returns a key or a tensor name, which others look up and so must be exact."""
+        """Returns a key or a tensor name, which must be exact since it is looked up."""
         nbytes = self.u64(f"length of {what}")
         if not 0 < nbytes <= MAX_NAME:
-            raise self.fail(f"length of {what}", value=nbytes, allowed=f"1 to {MAX_NAME}")
+            raise self.fail(f"invalid length of {what}", value=nbytes, allowed=f"1 to {MAX_NAME}")
         start = self.take(nbytes, what)
         try:
             return self.data[start : self.at].decode()
@@ -150,8 +152,8 @@ class _Cursor:
             raise self.fail(f"{what} is not UTF-8", value=self.data[start : start + 80]) from error
 
     def string(self, what: str) -> str:
-        # A value is kept with U+FFFD in place of bytes that are no text: it stays printable everywhere, which lone
-        # surrogates are not. Tokens that become equal by this are refused by the tokenizer.
+        # Invalid UTF-8 becomes U+FFFD, which can be printed everywhere, unlike lone surrogates. Tokens that become
+        # equal thereby are refused by the tokenizer.
         nbytes = self.u64(f"length of {what}")
         start = self.take(nbytes, what)
         if nbytes > MAX_TEXT:
@@ -164,10 +166,9 @@ class _Cursor:
 def read_header(path: str | os.PathLike[str]) -> GGUFFile:
     """Returns the metadata and the tensor table of a GGUF model, of all its files, without reading a tensor.
 
-    Raises InputError for a file that is no GGUF of version 2 or 3, little endian, or that contradicts itself: counts
-    and offsets past its end, names given twice, types that are unknown, tensors that share bytes, bytes that nobody
-    declared; and for parts of a split model that are missing or belong to another. Source: the GGUF specification,
-    ggml/docs/gguf.md.
+    Raises InputError for a file that is not little-endian GGUF of version 2 or 3, or that is inconsistent: counts and
+    offsets beyond its end, duplicate names, unknown types, overlapping tensors, undeclared bytes; and for parts of a
+    split model that are missing or belong to another model. Source: the GGUF specification, ggml/docs/gguf.md.
     """
     file, spent = _read_part(Path(path), 0)
     n_parts = _whole(file, COUNT, MAX_PARTS)
@@ -178,11 +179,11 @@ def read_header(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _read_part(path: Path, spent: int) -> tuple[GGUFFile, int]:
-    """Returns one file, and the memory that its header and what was `spent` before take."""
+    """Returns one file's header, and the memory spent on it plus `spent`."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if not size:  # which cannot be mapped
+            if not size:  # an empty file cannot be mapped
                 raise InputError("the file is empty", field=str(path))
             with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
                 cursor = _Cursor(path, data, size, spent)
@@ -194,26 +195,26 @@ def _read_part(path: Path, spent: int) -> tuple[GGUFFile, int]:
 def _whole(file: GGUFFile, key: str, most: int, least: int = 0) -> int:
     said = file.metadata.get(key, 0)
     if type(said) is not int or not least <= said <= most:
-        raise InputError("not allowed", field=f"{file.path}: {key}", value=said, allowed=f"{least} to {most}")
+        raise InputError(field=f"{file.path}: {key}", value=said, allowed=f"{least} to {most}")
     return said
 
 
 def _joined(file: GGUFFile, n_parts: int, spent: int) -> GGUFFile:
-    """Returns the model that `file` is one of `n_parts` parts of; the first of them says what it is."""
+    """Returns the whole model, of which `file` is one of `n_parts` parts; the first part has the metadata."""
     named = PART.fullmatch(file.path.name)
     number = _whole(file, NUMBER, n_parts - 1) + 1
     if named is None or (int(named[2]), int(named[3])) != (number, n_parts):
         raise InputError(
-            f"part {number} of {n_parts}, by its header, and not by its name",
+            f"the header says part {number} of {n_parts}, the file name does not",
             field=str(file.path),
-            allowed=f"NAME-{number:05d}-of-{n_parts:05d}.gguf, so that the others are found",
+            allowed=f"named NAME-{number:05d}-of-{n_parts:05d}.gguf, so that the other parts are found",
         )
     paths = [file.path.with_name(f"{named[1]}-{i + 1:05d}-of-{n_parts:05d}.gguf") for i in range(n_parts)]
     lacking = [path.name for path in paths if not path.exists()]
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         raise InputError(
-            f"one of {n_parts} parts, and {', '.join(lacking[:3])}{more} is missing",
+            f"one of {n_parts} parts, but {', '.join(lacking[:3])}{more} is missing",
             field=str(file.path),
             fix="put all parts into one folder",
         )
@@ -224,7 +225,7 @@ def _joined(file: GGUFFile, n_parts: int, spent: int) -> GGUFFile:
         _require_same_model(first, part, i, n_parts)
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise InputError("tensor given twice", field=str(path), value=name)
+                raise InputError("duplicate tensor", field=str(path), value=name)
             tensors[name] = replace(tensor, part=path)
         if len(tensors) > MAX_TENSORS:
             raise InputError("too many tensors", field=str(path), value=len(tensors), allowed=f"at most {MAX_TENSORS}")
@@ -233,15 +234,15 @@ def _joined(file: GGUFFile, n_parts: int, spent: int) -> GGUFFile:
 
 
 def _require_same_model(first: GGUFFile, part: GGUFFile, number: int, n_parts: int) -> None:
-    """Raises InputError unless `part` is the part of that number, counted from 0, and says nothing of its own."""
+    """Raises InputError unless `part` has this index, counted from 0, and no metadata of its own."""
     own = {NUMBER: number, COUNT: n_parts, **({} if part is first else first.metadata | {NUMBER: number})}
     for key, said in part.metadata.items():
         if key in OF_THE_FILE or (part is first and key not in own):
             continue
         if key not in own or own[key] != said:
-            allowed = shorten(own[key]) if key in own else f"only what {first.path.name} says too"
+            allowed = shorten(own[key]) if key in own else f"a key that {first.path.name} has too"
             raise InputError(
-                f"{key[:80]} is not that of the model split", field=str(part.path), value=said, allowed=allowed
+                f"{key[:80]} differs from the first part's", field=str(part.path), value=said, allowed=allowed
             )
 
 
@@ -249,7 +250,7 @@ def _require_total(file: GGUFFile, tensors: dict[str, GGUFTensor]) -> None:
     said = _whole(file, TOTAL, 2**31 - 1)
     if TOTAL in file.metadata and said != len(tensors):
         raise InputError(
-            "not the number of tensors", field=f"{file.path}: {TOTAL}", value=said, allowed=str(len(tensors))
+            "wrong number of tensors", field=f"{file.path}: {TOTAL}", value=said, allowed=str(len(tensors))
         )
 
 
@@ -261,7 +262,7 @@ def _parse(cursor: _Cursor) -> GGUFFile:
     for index in range(n_keys):
         key = cursor.name(f"metadata key {index}")
         if key in metadata:
-            raise cursor.fail("metadata key given twice", value=key)
+            raise cursor.fail("duplicate metadata key", value=key)
         said = key[:80]
         metadata[key] = _value(cursor, cursor.u32(f"type of {said}"), said, 0)
     tensors = _tensors(cursor, n_tensors, _alignment(cursor, metadata))
@@ -271,13 +272,13 @@ def _parse(cursor: _Cursor) -> GGUFFile:
 def _check_version(cursor: _Cursor) -> None:
     start = cursor.take(8, "magic and version")
     if cursor.data[start : start + 4] != MAGIC:
-        raise cursor.fail("not a GGUF file", value=cursor.data[start : start + 4], allowed=f"starts with {MAGIC!r}")
+        raise cursor.fail("not a GGUF file", value=cursor.data[start : start + 4], allowed=repr(MAGIC))
     version = U32.unpack_from(cursor.data, start + 4)[0]
     if version in VERSIONS:
         return
     if version == 1 or version & 0xFFFF:
-        raise cursor.fail("GGUF version", value=version, allowed="2, 3", fix="convert the model again")
-    raise cursor.fail("big-endian GGUF", value=version >> 24, allowed="little endian", fix="convert the model again")
+        raise cursor.fail("unsupported GGUF version", value=version, allowed="2 or 3", fix="convert the model again")
+    raise cursor.fail("big-endian GGUF", allowed="little-endian", fix="convert the model again")
 
 
 def _value(cursor: _Cursor, kind: int, key: str, depth: int) -> Any:  # noqa: ANN401  the format is open
@@ -295,7 +296,7 @@ def _value(cursor: _Cursor, kind: int, key: str, depth: int) -> Any:  # noqa: AN
 
 def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
     if depth == MAX_DEPTH:
-        raise cursor.fail(f"{key}: arrays nested too deep", allowed=f"{MAX_DEPTH} levels")
+        raise cursor.fail(f"{key}: arrays nested too deeply", allowed=f"at most {MAX_DEPTH} levels")
     kind = cursor.u32(f"element type of {key}")
     least = {STRING: 8, ARRAY: 12, BOOL: 1}.get(kind) or struct.calcsize("<" + SCALARS.get(kind, "B"))
     n = cursor.count(least, f"length of {key}", 1 << 63)
@@ -320,7 +321,7 @@ def _numbers(cursor: _Cursor, code: str, n: int, key: str) -> list[Any]:
 
 
 def _strings(cursor: _Cursor, n: int, key: str) -> list[str]:
-    """Returns `n` strings; one plain loop, because a vocabulary has 50k to 260k of them, and its merges as many."""
+    """Returns `n` strings; one plain loop for speed: a vocabulary has 50k to 260k of them, and its merges as many."""
     data, at, end, length_at, size_of = cursor.data, cursor.at, cursor.end, U64.unpack_from, sys.getsizeof
     taken, room = 0, MAX_MEMORY - cursor.spent
     strings: list[str] = []
@@ -344,14 +345,14 @@ def _bools(cursor: _Cursor, n: int, key: str) -> list[bool]:
     start = cursor.take(n, key)
     raw = cursor.data[start : start + n]
     if raw.strip(b"\0\1"):
-        raise cursor.fail(f"{key}: a truth value is neither 0 nor 1", value=raw.strip(b"\0\1")[0])
+        raise cursor.fail(f"{key}: invalid boolean", value=raw.strip(b"\0\1")[0], allowed="0 or 1")
     return [byte == 1 for byte in raw]
 
 
 def _alignment(cursor: _Cursor, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.fail("general.alignment", value=alignment, allowed=f"a power of two up to {MAX_ALIGNMENT}")
+        raise cursor.fail("invalid general.alignment", value=alignment, allowed=f"a power of two up to {MAX_ALIGNMENT}")
     return alignment
 
 
@@ -360,7 +361,7 @@ def _tensors(cursor: _Cursor, n: int, alignment: int) -> dict[str, GGUFTensor]:
     for index in range(n):
         name = cursor.name(f"name of tensor {index}")
         if name in entries:
-            raise cursor.fail("tensor given twice", value=name)
+            raise cursor.fail("duplicate tensor", value=name)
         said = name[:80]
         entries[name] = (_shape(cursor, said), cursor.u32(f"type of {said}"), cursor.u64(f"offset of {said}"))
     base = _aligned(cursor.at, alignment)
@@ -372,14 +373,14 @@ def _tensors(cursor: _Cursor, n: int, alignment: int) -> dict[str, GGUFTensor]:
             raise cursor.fail(f"{tensor.name[:80]} {what}", value=tensor.offset - base, allowed=f"offset {at - base}")
         at = _aligned(at + tensor.nbytes, alignment)
     if cursor.size > _aligned(at, alignment):
-        raise cursor.fail(f"declares {at} bytes, file holds {cursor.size}: trailing data")
+        raise cursor.fail(f"the header declares {at} bytes, the file has {cursor.size}: trailing data")
     return tensors
 
 
 def _shape(cursor: _Cursor, name: str) -> tuple[int, ...]:
     rank = cursor.u32(f"rank of {name}")
     if rank > MAX_RANK:
-        raise cursor.fail(f"rank of {name}", value=rank, allowed=f"0 to {MAX_RANK}")
+        raise cursor.fail(f"invalid rank of {name}", value=rank, allowed=f"0 to {MAX_RANK}")
     ne = struct.unpack_from(f"<{rank}Q", cursor.data, cursor.take(8 * rank, f"shape of {name}"))
     if 0 in ne:
         raise cursor.fail(f"{name} has a dimension of 0", value=ne[::-1])
@@ -391,17 +392,17 @@ def _placed(
 ) -> GGUFTensor:
     kind, said = GGML_TYPES.get(number), name[:80]
     if kind is None:
-        known = ", ".join(f"{number} {kind.name}" for number, kind in GGML_TYPES.items())
+        known = one_of(f"{number} ({kind.name})" for number, kind in GGML_TYPES.items())
         raise cursor.fail(f"type of {said} is unknown", value=number, allowed=known)
     row = shape[-1] if shape else 1
     if row % kind.block:
-        raise cursor.fail(f"{said} is {kind.name}, with rows of {row} elements", allowed=f"multiples of {kind.block}")
+        raise cursor.fail(f"{said} is {kind.name} with rows of {row} elements", allowed=f"a multiple of {kind.block}")
     if offset % alignment:
-        raise cursor.fail(f"offset of {said} is not aligned", value=offset, allowed=f"multiples of {alignment}")
+        raise cursor.fail(f"offset of {said} is not aligned", value=offset, allowed=f"a multiple of {alignment}")
     nbytes = math.prod(shape) // kind.block * kind.nbytes
     if base + offset + nbytes > cursor.size:
         declared = base + offset + nbytes
-        raise cursor.fail(f"{said} {shape} declares {declared} bytes, file holds {cursor.size}: truncated?")
+        raise cursor.fail(f"{said} {shape} ends at byte {declared}, the file has {cursor.size}: truncated?")
     return GGUFTensor(name=name, shape=shape, type=kind.name, offset=base + offset, nbytes=nbytes)
 
 
@@ -412,8 +413,8 @@ def _aligned(at: int, alignment: int) -> int:
 def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.Tensor:
     """Returns a tensor, or the given rows of its first dimension; only their bytes are read.
 
-    F32, F16 and BF16 come in their own dtype, block formats expanded to float32 (`gguf.quants`). InputError for a
-    name that is not there, a type that has no reader here, and a file that has changed since its header was read.
+    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32 (`gguf.quants`). Raises InputError for
+    an unknown name, an unsupported type, and a file that has changed since its header was read.
     """
     import torch
 
@@ -447,16 +448,23 @@ def _find(file: GGUFFile, name: str) -> GGUFTensor:
     if tensor is None:
         raise InputError("no such tensor", field=str(file.path), value=name, fix=near(name, file.tensors))
     if tensor.type not in GGUF_READABLE:
-        raise InputError(f"type of {name}", field=str(file.path), value=tensor.type, allowed=", ".join(GGUF_READABLE))
+        raise InputError(
+            f"{name} has a type that is not supported",
+            field=str(file.path),
+            value=tensor.type,
+            allowed=one_of(GGUF_READABLE),
+        )
     return tensor
 
 
 def _window(tensor: GGUFTensor, rows: slice) -> tuple[tuple[int, ...], int, int]:
-    """Returns shape, first byte and bytes of the rows; a vector's rows would cut its blocks, so it is read whole."""
+    """Returns shape, first byte and bytes of the rows; a vector is read whole, to keep its blocks intact."""
     if rows == slice(None):
         return tensor.shape, tensor.offset, tensor.nbytes
     if len(tensor.shape) < 2 or rows.step not in (None, 1):
-        raise InputError(f"rows of {tensor.name} {tensor.shape}", value=rows, allowed="a plain range of a matrix")
+        raise InputError(
+            f"rows of {tensor.name} {tensor.shape}", value=rows, allowed="a contiguous range of a matrix's rows"
+        )
     first, last, _ = rows.indices(tensor.shape[0])
     n, row_bytes = max(0, last - first), tensor.nbytes // tensor.shape[0]
     return (n, *tensor.shape[1:]), tensor.offset + first * row_bytes, n * row_bytes
@@ -465,19 +473,21 @@ def _window(tensor: GGUFTensor, rows: slice) -> tuple[tuple[int, ...], int, int]
 def _read_bytes(path: Path, start: int, nbytes: int) -> numpy.ndarray:
     import numpy as np
 
-    # Read, not mapped: a map of a file that someone cuts short meanwhile kills the process.
+    # Read, not mapped: if a mapped file is truncated meanwhile, the process is killed.
     try:
         with open_regular(path) as file:
             raw = np.fromfile(file, dtype=np.uint8, count=nbytes, offset=start)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
     if len(raw) != nbytes:
-        raise InputError(f"declares {start + nbytes} bytes, file holds {start + len(raw)}", field=str(path))
+        raise InputError(
+            f"the header declares {start + nbytes} bytes, the file has {start + len(raw)}", field=str(path)
+        )
     return raw
 
 
 def _expand(raw: numpy.ndarray, kind: str) -> numpy.ndarray:
-    """Returns the float32 elements of the blocks in `raw`, flat: long rows first, then the blocks that are left."""
+    """Returns the float32 elements of the blocks in `raw`, flat: long rows first, then the remaining blocks."""
     import numpy as np
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
@@ -492,15 +502,15 @@ def _expand(raw: numpy.ndarray, kind: str) -> numpy.ndarray:
 
 
 def _finite(values: numpy.ndarray, tensor: GGUFTensor, file: GGUFFile) -> numpy.ndarray:
-    """Returns the values; raises InputError where a block's scale makes them infinite or none at all."""
+    """Returns the values; raises InputError if a block's scale makes them infinite or NaN."""
     import numpy as np
 
     if not (ok := np.isfinite(values)).all():
         per_block = next(kind.block for kind in GGML_TYPES.values() if kind.name == tensor.type)
         block = int(ok.argmin()) // per_block
         raise InputError(
-            f"{tensor.name[:80]}: block {block} has a scale that is no finite number",
+            f"{tensor.name[:80]}: block {block} has a scale that is not finite",
             field=str(file.holder(tensor)),
-            fix="the file is damaged: fetch it again",
+            fix="the file is corrupt: download it again",
         )
     return values

@@ -1,4 +1,4 @@
-"""What a person may give for a model in Python: a spec, a built model, a source, a name or a path."""
+"""What the Python functions accept as a model: a spec, a built model, a source, a name or a path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def source_of(model: Given, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
-    """Returns the source that is meant: itself, the description of a spec or a built model, or what `open_model` finds.
+    """Returns a model's source: itself, that of a spec or a built model, or the one found by `open_model`.
 
     Raises InputError as `open_model` does, and for an argument that is not a model.
     """
@@ -29,11 +29,11 @@ def source_of(model: Given, *, weights: bool = False, allow_unread: Sequence[str
     spec = model if isinstance(model, Spec) else getattr(model, "spec", None)
     if not isinstance(spec, Spec):
         kinds = "a spec, a built model, a source, a catalogue name, or a path"
-        raise InputError("is no model", field="model", value=model, allowed=kinds)
+        raise InputError(field="model", value=model, allowed=kinds)
     return described(spec)
 
 
 def described(spec: Spec) -> Source:
-    """Returns a spec as a source without weights, with the first family that can express it, if any can."""
+    """Returns a spec as a source without weights, with the first family that can express it, if any."""
     family = next(iter(families_that_write(spec)), "")
     return Source(kind="spec", name=spec.name, reading=Reading(spec=spec, carried={}, dtype=None, family=family))

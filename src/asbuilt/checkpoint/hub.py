@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub, by id: descriptions and safetensors, never code and never pickle.
 
-`huggingface_hub` fetches and keeps them, where transformers looks too (`HF_HOME`, `HF_HUB_CACHE`; `HF_ENDPOINT`,
-`HF_TOKEN` and `HF_HUB_OFFLINE` are its own). A file has its name when it is whole; one that was interrupted is resumed.
+`huggingface_hub` downloads and caches them, in the same place as for transformers (`HF_HOME`, `HF_HUB_CACHE`; it also
+honours `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE`). Files appear only when complete; interrupted downloads resume.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asbuilt.errors import InputError
 
 PART = r"[A-Za-z0-9][\w.-]{0,95}"
 ID = re.compile(rf"({PART}/{PART})(?:@([A-Za-z0-9][\w./-]{{0,127}}))?", re.ASCII)
-# What may be fetched, by name: a pattern such as *.json would fetch whatever else lies there.
+# What may be downloaded, by name: a pattern such as *.json would include anything else in the repository.
 DESCRIPTIONS = (
     "config.json",
     "generation_config.json",
@@ -44,16 +44,16 @@ DESCRIPTIONS = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-INSIDE = re.compile(r"\d{1,2}_[A-Za-z]{1,40}/config\.json")  # the steps of a sentence encoder
-LARGEST = 128 << 20  # bytes of a description; the largest published tokenizer.json takes 35 MB
+INSIDE = re.compile(r"\d{1,2}_[A-Za-z]{1,40}/config\.json")  # the modules of a sentence encoder
+LARGEST = 128 << 20  # bytes of a config or tokenizer file; the largest published tokenizer.json has 35 MB
 NEEDED = "huggingface_hub"
 
 
 def fetch(name: str, *, weights: bool) -> Path:
-    """Returns the folder of a model's files, `name` being ORG/MODEL or ORG/MODEL@REVISION; with weights where asked.
+    """Returns the folder of a model's files, with its weights if `weights`; `name` is ORG/MODEL or ORG/MODEL@REVISION.
 
-    What is in the cache is not fetched again, and is used where the hub cannot be reached. Raises InputError for what
-    the hub does not have or does not give, for weights that are only pickled, and where the disk has too little room.
+    Cached files are not downloaded again, and are used if the hub cannot be reached. Raises InputError for what the hub
+    does not have or does not serve, for weights that are only pickled, and if the disk is too small.
     """
     found = ID.fullmatch(name)
     assert found, f"not an id: {name}"
@@ -62,7 +62,7 @@ def fetch(name: str, *, weights: bool) -> Path:
         from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
         raise InputError(
-            "not in the catalogue, and to fetch it from the hub needs a library",
+            "not in the catalogue, and downloading it from the hub needs huggingface_hub",
             field="MODEL",
             value=name,
             fix=f"pip install {NEEDED}",
@@ -71,7 +71,7 @@ def fetch(name: str, *, weights: bool) -> Path:
         disable_progress_bars()
     try:
         info = HfApi(endpoint=_endpoint()).model_info(found[1], revision=found[2], files_metadata=True)
-    except Exception as error:  # each reason is an exception of its own there, and which they are has changed
+    except Exception as error:  # huggingface_hub's exception classes have changed between versions
         if not _unreachable(error):
             raise _refused(name, error) from error
         return _cached(name, weights)
@@ -80,7 +80,7 @@ def fetch(name: str, *, weights: bool) -> Path:
     for file in wanted:
         if sizes[file] > LARGEST:
             raise InputError(
-                "too large for a description",
+                "too large for a config file",
                 field=f"{name}: {file}",
                 value=sizes[file],
                 allowed=f"at most {LARGEST:,} bytes",
@@ -94,7 +94,7 @@ def _endpoint() -> str | None:
 
 
 def _weights(name: str, folder: Path, sizes: Iterable[str]) -> list[str]:
-    """Returns the files that hold the weights, in the order in which transformers looks."""
+    """Returns the files with the weights, in transformers' order of preference."""
     if SINGLE in sizes:
         return [SINGLE]
     if (folder / INDEX).exists():
@@ -102,14 +102,14 @@ def _weights(name: str, folder: Path, sizes: Iterable[str]) -> list[str]:
     pickles = sorted(file for file in sizes if file.endswith(PICKLES))
     if pickles:
         raise pickle_error(name, pickles[0])
-    raise InputError("no weights in safetensors at the hub", field="MODEL", value=name, allowed=f"{SINGLE}, or {INDEX}")
+    raise InputError(f"the hub has neither {SINGLE} nor {INDEX} for this model", field="MODEL", value=name)
 
 
 def _fetched(name: str, files: list[str], sizes: dict[str, int]) -> Path:
-    """Returns the folder with the files in it; raises InputError where one is not what the hub has listed."""
+    """Returns the folder with the files; raises InputError if one is not as listed by the hub."""
     lacking = [file for file in files if file not in sizes]
     if lacking:
-        raise InputError(f"the hub has no {lacking[0][:80]}, which {INDEX} names", field="MODEL", value=name)
+        raise InputError(f"{INDEX} names {lacking[0][:80]}, which the hub does not have", field="MODEL", value=name)
     folder = _here(name)
     new = [file for file in files if folder is None or not (folder / file).exists()]
     _require_room(name, sum(sizes[file] for file in new))
@@ -121,10 +121,10 @@ def _fetched(name: str, files: list[str], sizes: dict[str, int]) -> Path:
         have = (folder / file).stat().st_size if (folder / file).exists() else None
         if have != sizes[file]:
             raise InputError(
-                f"{file} was not fetched whole",
+                f"the download of {file} is incomplete",
                 field="MODEL",
                 value=name,
-                allowed=f"{sizes[file]:,} bytes, not {have or 0:,}",
+                allowed=f"{sizes[file]:,} bytes, and has {have or 0:,}",
                 fix="try again",
             )
     return folder
@@ -139,15 +139,15 @@ def _require_room(name: str, nbytes: int) -> None:
     free = shutil.disk_usage(place).free
     if nbytes > free:
         raise InputError(
-            f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free",
+            f"not enough disk space: {nbytes:,} bytes are needed, {free:,} are free",
             field="MODEL",
             value=name,
-            fix="make room, or set HF_HOME to a folder elsewhere",
+            fix="free some, or set HF_HOME to a folder on another disk",
         )
 
 
 def _snapshot(name: str, files: list[str], *, here: bool) -> Path:
-    """Returns the folder of the cache that has the files, fetched unless all are to be `here`."""
+    """Returns the cache folder with the files, which are downloaded unless `here`."""
     from huggingface_hub import snapshot_download
 
     repo, _, revision = name.partition("@")
@@ -167,7 +167,7 @@ def _here(name: str) -> Path | None:
 
 
 def _cached(name: str, weights: bool) -> Path:
-    """Returns what an earlier run has fetched; raises InputError where the weights are wanted and not all there."""
+    """Returns the folder of earlier downloads; raises InputError if `weights` are requested but incomplete."""
     try:
         folder = _snapshot(name, [], here=True)
     except Exception as error:
@@ -176,7 +176,7 @@ def _cached(name: str, weights: bool) -> Path:
     lacking = [file for file in files if weights and not (folder / file).exists()]
     if lacking:
         raise InputError(
-            f"the hub cannot be reached, and its cache lacks {lacking[0]}",
+            f"the hub cannot be reached, and {lacking[0]} is not in the local cache",
             field="MODEL",
             value=name,
             fix=f"connect, or remove {folder}",
@@ -185,7 +185,7 @@ def _cached(name: str, weights: bool) -> Path:
 
 
 def _kinds(error: BaseException) -> set[str]:
-    """The names of the error's classes, and of those it came from."""
+    """Returns the class names of the error and its causes."""
     kinds: set[str] = set()
     while error is not None:
         kinds |= {kind.__name__ for kind in type(error).__mro__}
@@ -200,20 +200,20 @@ def _unreachable(error: Exception) -> bool:
 
 
 def _refused(name: str, error: Exception) -> InputError:
-    """Returns what the library's error means, and what to do about it."""
+    """Returns the InputError for the library's error, with what to do about it."""
     kinds = _kinds(error)
     page = f"{_endpoint() or 'https://huggingface.co'}/{name.partition('@')[0]}"
     for kind, problem, fix in (
-        ("GatedRepoError", "its authors give it only to who has asked them", f"ask at {page}, then set HF_TOKEN"),
-        ("RepositoryNotFoundError", "the hub has no such model, or only for some", "look at its name; set HF_TOKEN"),
-        ("RevisionNotFoundError", "the hub's model has no such revision", f"see {page}/tree/main"),
+        ("GatedRepoError", "access to this model must be requested", f"request it at {page}, then set HF_TOKEN"),
+        ("RepositoryNotFoundError", "the hub has no such model, or it is private", "check its name, or set HF_TOKEN"),
+        ("RevisionNotFoundError", "the model has no such revision", f"see {page}/tree/main"),
         (
             "LocalEntryNotFoundError",
-            "the hub cannot be reached, and its cache has no such model",
+            "the hub cannot be reached, and the model is not in the local cache",
             "connect, or give a folder",
         ),
     ):
         if kind in kinds:
             return InputError(problem, field="MODEL", value=name, fix=fix)
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return InputError(f"the hub could not give it: {said[:200]}", field="MODEL", value=name, fix="try again later")
+    return InputError(f"download failed: {said[:200]}", field="MODEL", value=name, fix="try again later")

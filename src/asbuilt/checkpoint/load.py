@@ -1,6 +1,6 @@
-"""Weights into a built model: names and shapes are settled from the headers, then one entry at a time is filled.
+"""Loading weights into a model: all names and shapes are checked in the headers, then each entry is copied.
 
-Memory: the model, and the largest tensor once more. Nothing is allocated before every name and shape has been checked.
+Memory: the model plus its largest tensor. Nothing is allocated before every name and shape has been checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Stored = StoredTensor | GGUFTensor
 Headers = Mapping[str, Stored]
 COMPUTED = frozenset(TORCH_NAMES.values())
-PACKED = "U8"  # what packed weights and their scales are stored as
+PACKED = "U8"  # the stored dtype of packed weights and their scales
 LISTED = 5  # names shown of each kind of mismatch
 
 
@@ -89,29 +89,29 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
 
 
 def stored_parameters(source: Source | str | Path) -> int:
-    """Returns how many numbers the file holds, buffers and a tied head stored again included; reads headers only."""
+    """Returns how many numbers the file stores, including buffers and duplicated ties; reads only headers."""
     return sum(math.prod(tensor.shape) for tensor in headers(as_source(source)).values())
 
 
 def stored_bytes(source: Source | str | Path) -> int:
-    """Returns the bytes of all stored tensors, headers and padding of the file not included; reads headers only."""
+    """Returns the bytes of all stored tensors, without headers and padding; reads only headers."""
     return sum(tensor.nbytes for tensor in headers(as_source(source)).values())
 
 
 def as_source(source: Source | str | Path) -> Source:
-    """Returns the source itself, or the one that a name or path means."""
+    """Returns the source itself, or the source of a name or path."""
     return source if isinstance(source, Source) else open_model(source, weights=True)
 
 
 def headers(source: Source) -> Headers:
-    """Returns what is stored; raises InputError for a source that is only a description."""
+    """Returns the stored tensors' headers; raises InputError for a source without weights."""
     if source.gguf is not None:
         return source.gguf.tensors
     if source.kind == "folder" and source.path is not None:
         return read_folder(source.path)
     what = {"catalogue": "a catalogue name", "config": "a config", "spec": "a spec"}[source.kind]
     raise InputError(
-        f"{what} describes a model and has no weights",
+        f"{what} is a description and has no weights",
         field="MODEL",
         value=source.name,
         fix="give a checkpoint folder or a .gguf file",
@@ -119,7 +119,7 @@ def headers(source: Source) -> Headers:
 
 
 class Contents:
-    """The stored tensors of a source, matched with its spec; `read` gives one entry's tensors as the model has them."""
+    """The stored tensors of a source, matched with its spec; `read` returns one entry's tensors as in the model."""
 
     def __init__(self, source: Source, *, packed: bool = False, adapter: str | Path | None = None) -> None:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
@@ -183,22 +183,19 @@ class Contents:
             return getattr(torch, said)
         if self.source.gguf is not None:
             return torch.float32
-        # 8-bit floats are a format to store, bfloat16 holds all their values
+        # 8-bit floats are only for storage; bfloat16 represents all their values
         held = [e for e in self.entries if not self.buffers.issuperset(e.paths) and not (self.source.own and e.packed)]
         names = {stored_dtype(self.headers[name]) or "" for entry in held for name in entry.names}
         own = [getattr(torch, name if name in COMPUTED else "bfloat16") for name in names]
         return functools.reduce(torch.promote_types, own, *(() if own else (torch.float32,)))
 
     def needs(self, dtype: torch.dtype | str, running: int = 0) -> int:
-        """Returns the bytes that loading takes: the model, and the largest tensor once more in float32.
-
-        Or `running` bytes in that one's place, where they are more.
-        """
+        """Returns the bytes that loading needs: the model, plus its largest tensor in float32, or `running` if more."""
         largest = max((math.prod(tensor.shape) for tensor in self.headers.values()), default=0)
         return built_bytes(self.spec, str(dtype).removeprefix("torch.")) + max(4 * largest, running)
 
     def read(self, entry: Entry) -> list[Tensor]:
-        """Returns the tensors of the entry's paths; InputError where one is stored again with other values."""
+        """Returns the tensors of the entry's paths; raises InputError if a duplicate has different values."""
         blocks = self._blocks.get(entry.paths)
         if blocks is not None:
             file = self.source.gguf
@@ -218,9 +215,9 @@ class Contents:
         common = torch.promote_types(tensor.dtype, again.dtype)
         if not torch.equal(tensor.to(common), again.to(common)):
             raise InputError(
-                f"{name} is tied to {path}, and is stored with other values",
+                f"{name} is tied to {path}, but is stored with different values",
                 field=str(self.source.path),
-                fix='if both are meant, set "tie_word_embeddings": false in config.json',
+                fix='if they are not meant to be tied, set "tie_word_embeddings": false in config.json',
             )
 
 
@@ -231,7 +228,8 @@ def _reader(source: Source, stored: Headers) -> Callable[[str], Tensor]:
 
 
 def alike(tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors in one dtype that holds them all: a layout joins them into one of the first's."""
+    """Returns the tensors in one dtype that represents them all, since a layout joins them."""
+
     import torch
 
     dtypes = {tensor.dtype for tensor in tensors}
@@ -242,16 +240,17 @@ def alike(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def stored_dtype(tensor: Stored) -> str | None:
-    """Returns torch's name of the dtype that reading gives, None for what is no float or cannot be read."""
+    """Returns torch's name of the dtype after reading, None for a tensor that is not a float or cannot be read."""
     if isinstance(tensor, StoredTensor):
         return STORED_FLOATS.get(tensor.dtype)
     return GGUF_FLOATS.get(tensor.type, "float32") if tensor.type in GGUF_READABLE else None
 
 
 def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[Entry, ...]:
-    """Returns the table's entries, which are named as in the file.
+    """Returns the table's entries with the names used in the file.
 
-    Raises InputError listing what is missing, unexpected, of another shape or no floats; `where` names the file.
+    Raises InputError listing tensors that are missing, unexpected, of another shape or not floats; `where` names the
+    file.
     """
     entries = table.entries
     shapes = {path: weight.stored_shape for path, weight, _ in stored_weights(spec)}
@@ -266,7 +265,7 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
     again = {name: shapes[path] for name, path in table.duplicates.items() if name in stored}
     problems = list(_mismatches(table, wanted | again, stored))
     if problems:
-        raise InputError(f"the tensors are not those of the config: {'; '.join(problems)}", field=where)
+        raise InputError(f"the tensors do not match the config: {'; '.join(problems)}", field=where)
     return entries
 
 
@@ -286,7 +285,7 @@ def _mismatches(table: Table, wanted: dict[str, tuple[int, ...]], stored: Header
         for name, t in found.items()
         if not (isinstance(t, StoredTensor) and t.dtype == PACKED if name in packed else stored_dtype(t))
     )
-    yield from _listed("not numbers that can be read", [f"{name} is {kind}" for name, kind in kinds])
+    yield from _listed("of an unsupported type", [f"{name} is {kind}" for name, kind in kinds])
 
 
 def _listed(what: str, items: list[str]) -> Iterator[str]:
@@ -296,14 +295,14 @@ def _listed(what: str, items: list[str]) -> Iterator[str]:
 
 
 def dtype_of(wanted: object, field: str = "dtype") -> torch.dtype:
-    """Returns the torch dtype of a name such as `bf16` or `bfloat16`; InputError for one that no model computes in."""
+    """Returns the torch dtype of a name such as `bf16` or `bfloat16`; raises InputError unless models compute in it."""
     import torch
 
     return getattr(torch, torch_name(wanted, field))
 
 
 def require_range(tensor: Tensor, dtype: torch.dtype, what: str) -> None:
-    """Raises InputError where a value is beyond the range of `dtype`: it would become infinite without a word."""
+    """Raises InputError if a value is outside the range of `dtype`, since it would silently become infinite."""
     import torch
 
     most = torch.finfo(dtype).max
@@ -312,7 +311,7 @@ def require_range(tensor: Tensor, dtype: torch.dtype, what: str) -> None:
     low, high = (float(x) for x in tensor.aminmax())
     if max(-low, high) > most:
         raise InputError(
-            f"{what} holds values beyond the range of {dtype}",
+            f"{what} has values outside the range of {dtype}",
             field="dtype",
             value=max(-low, high),
             allowed=f"up to {most:g}",
@@ -325,6 +324,9 @@ def _device(name: str) -> torch.device:
 
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # no such name; no such device; a build without it
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # an unknown name, a missing device, or a build without support for it
         said = str(error).splitlines()[0]
         raise InputError(f"cannot be used: {said}", field="device", value=str(name)) from error

@@ -1,4 +1,4 @@
-"""Room in memory: what a model needs to be loaded, and the one message for what does not fit."""
+"""Memory checks before loading a model, and the message if it does not fit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from asbuilt.spec import stored_weights, weights
 if TYPE_CHECKING:
     from asbuilt.spec import Model
 
-# What PyTorch's allocators say when the system gives no more.
+# How PyTorch's allocators report a failed allocation.
 REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
 
 
 def built_bytes(spec: Model, dtype: str) -> int:
-    """Returns the bytes of a built model: all that it holds, what no pass reaches included."""
+    """Returns the bytes of a built model, including parameters that no pass uses."""
     found = [weight for _, weight, _ in stored_weights(spec)]
     found += [weight for _, weight, _ in weights(spec) if not weight.learned]
     number = cost.dtype(dtype).block_bytes
@@ -29,26 +29,26 @@ def built_bytes(spec: Model, dtype: str) -> int:
 
 
 def require_room(needed: int, name: str, *, what: str = "to be loaded", fix: str = "") -> None:
-    """Raises InputError where `needed` bytes are more than are free: before anything is allocated, in one sentence."""
+    """Raises InputError if `needed` bytes are not free; call it before anything is allocated."""
     have = memory.free()
     if have is not None and needed > have:
         raise too_large(needed, have, name, what, fix)
 
 
 def too_large(needed: int, have: int | None, name: str, what: str = "to be loaded", fix: str = "") -> InputError:
-    """Returns the error of what does not fit: how much is needed, and how much there is."""
+    """Returns the InputError for a model that does not fit, with the needed and the free memory."""
     free = "less is free" if have is None else f"{size(have)} are free"
     return InputError(
         f"needs {size(needed)} of memory {what}, {free}",
         field="MODEL",
         value=name,
-        fix=fix or "free some, use a machine with more, or a smaller --dtype; `asbuilt describe` needs none",
+        fix=fix or "free some, use a machine with more, or a narrower --dtype; `asbuilt describe` needs none",
     )
 
 
 @contextmanager
 def memory_errors(needed: int, name: str, what: str = "to be loaded") -> Iterator[None]:
-    """Turns what is raised where the system gives no memory into the same message; limits are not always to be seen."""
+    """Turns failed allocations into the same message, since some memory limits cannot be queried."""
     try:
         yield
     except MemoryError as error:

@@ -1,7 +1,7 @@
-"""Safetensors files and folders of shards, from a source that is not trusted.
+"""Untrusted safetensors files and folders of shards.
 
-Headers are parsed here, without torch, and held against the file's size before anything is believed; the data itself
-is read by the `safetensors` library, one tensor at a time, from a memory map.
+Headers are parsed here, without torch, and checked against the file's size; the data are read by the `safetensors`
+library, one tensor at a time, from a memory map.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.dtypes import STORED_BITS
-from asbuilt.errors import InputError, shorten
+from asbuilt.errors import InputError, one_of, shorten
 from asbuilt.files import decoded, open_regular, parse_json, read_object, require_regular
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# A header takes about 120 bytes and 8 values of JSON per tensor, and reading it 10 us and 1 kB of Python objects. The
-# most tensors published under one index are 150k, in 14 MB, and some thousands in one file.
+# Per tensor, a header has about 120 bytes and 8 JSON values, and reading it takes 10 us and 1 kB of Python objects. The
+# largest published index has 150k tensors in 14 MB, and the largest file some thousands.
 MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 8 << 20, 24 << 20, 8
 MAX_HEADER_VALUES, MAX_TENSORS = 3 << 17, 1 << 18
 LARGEST_COUNT = 2**63 - 1
@@ -30,7 +30,7 @@ LARGEST_COUNT = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `dtype` as the format spells it (BF16), `offset` in bytes from the file's start."""
+    """The place of one tensor: `dtype` in the format's spelling (BF16), `offset` in bytes from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,15 +43,15 @@ class StoredTensor:
 def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """Returns the tensors that one safetensors file declares, in the order of the file, without reading their data.
 
-    Raises InputError for a header that is no JSON, is larger than 8 MiB or contradicts itself or the file: shapes
-    that do not give the declared bytes, overlaps, holes, data beyond the end. Source: the safetensors format, README.
+    Raises InputError for a header that is not JSON, exceeds 8 MiB, or is inconsistent with itself or the file: shapes
+    that do not match the declared bytes, overlaps, holes, data beyond the end. Source: the safetensors format, README.
     """
     path = Path(path)
     size, text = _header_text(path)
     header = parse_json(decoded(text, str(path)), str(path), most_values=MAX_HEADER_VALUES)
     if not isinstance(header, dict):
-        raise InputError("not a JSON object", field=str(path), value=header)
-    metadata = header.pop("__metadata__", None)  # null, as some writers have it, is none
+        raise InputError("invalid header", field=str(path), value=header, allowed="a JSON object")
+    metadata = header.pop("__metadata__", None)  # some writers store null
     if metadata is not None:
         _check_metadata(path, metadata)
     base = 8 + len(text)
@@ -64,7 +64,11 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
             raise InputError(f"{shorten(tensor.name)} {what}", field=str(path), value=tensor.offset, allowed=str(at))
         at += tensor.nbytes
     if at != size:
-        raise InputError(f"declares {at} bytes, file holds {size}", field=str(path), fix="is the download complete?")
+        raise InputError(
+            f"the header declares {at} bytes, the file has {size}",
+            field=str(path),
+            fix="check that the download is complete",
+        )
     return {tensor.name: tensor for tensor in tensors}
 
 
@@ -77,23 +81,23 @@ def _header_text(path: Path) -> tuple[int, bytes]:
             most = min(size - 8, MAX_HEADER_BYTES)
             if not 2 <= length <= most:
                 raise InputError(
-                    "header length",
+                    "invalid header length",
                     field=str(path),
                     value=length,
                     allowed=f"2 to {most}",
-                    fix="is this a safetensors file, and complete?",
+                    fix="check that this is a safetensors file and that it is complete",
                 )
             text = file.read(length)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
     if len(text) != length:
-        raise InputError("the file was cut short while it was read", field=str(path))
+        raise InputError("the file was truncated while it was read", field=str(path))
     return size, text
 
 
 def _check_metadata(path: Path, metadata: object) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InputError("__metadata__", field=str(path), value=metadata, allowed="an object of texts")
+        raise InputError("invalid __metadata__", field=str(path), value=metadata, allowed="an object of strings")
 
 
 def _tensor(path: Path, name: str, said: object, base: int) -> StoredTensor:
@@ -101,17 +105,17 @@ def _tensor(path: Path, name: str, said: object, base: int) -> StoredTensor:
         return InputError(f"{shorten(name)}: {problem}", field=str(path), value=value, allowed=allowed)
 
     if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
-        raise wrong("not a tensor", said, "dtype, shape, data_offsets")
+        raise wrong("invalid entry", said, "an object of dtype, shape and data_offsets")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
     if not isinstance(dtype, str) or dtype not in STORED_BITS:
-        raise wrong("dtype", dtype, ", ".join(STORED_BITS))
+        raise wrong("unknown dtype", dtype, one_of(STORED_BITS))
     if not _counts(shape) or len(shape) > MAX_RANK:
-        raise wrong("shape", shape, f"at most {MAX_RANK} whole numbers")
+        raise wrong("invalid shape", shape, f"at most {MAX_RANK} whole numbers")
     if not _counts(offsets) or len(offsets) != 2:
-        raise wrong("data_offsets", offsets, "two whole numbers")
+        raise wrong("invalid data_offsets", offsets, "two whole numbers")
     bits = math.prod(shape) * STORED_BITS[dtype]
     if bits % 8 or bits // 8 != offsets[1] - offsets[0]:
-        raise wrong("data_offsets", offsets, f"{bits / 8:g} bytes apart, for {dtype} of shape {tuple(shape)}")
+        raise wrong("invalid data_offsets", offsets, f"{bits / 8:g} bytes apart, for {dtype} of shape {tuple(shape)}")
     return StoredTensor(
         name=name, shape=tuple(shape), dtype=dtype, path=path, offset=base + offsets[0], nbytes=bits // 8
     )
@@ -122,9 +126,9 @@ def _counts(values: object) -> bool:
 
 
 def has_weights(folder: Path) -> bool:
-    """Returns whether a folder holds something under the names that transformers gives safetensors.
+    """Returns whether a folder has safetensors files under transformers' names.
 
-    An index without any shard came with a description.
+    An index without any shard does not count: it may come with a description alone.
     """
     return (folder / SINGLE).exists() or ((folder / INDEX).exists() and any(folder.glob("*.safetensors")))
 
@@ -132,8 +136,8 @@ def has_weights(folder: Path) -> bool:
 def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """Returns the tensors of a checkpoint folder: of `model.safetensors` if there is one, else of the shards.
 
-    That is the order in which transformers looks. Raises InputError where there are none, where the folder holds only
-    pickle files, for an index that its shards do not bear out, and as `read_header`.
+    That is transformers' order of preference. Raises InputError if there are none, if the folder has only pickle files,
+    for an index that its shards contradict, and as `read_header` does.
     """
     folder = Path(folder)
     if (folder / SINGLE).exists():
@@ -143,39 +147,43 @@ def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
     if pickles:
         raise pickle_error(str(folder), pickles[0])
-    raise InputError("no weights", field=str(folder), allowed=f"{SINGLE}, or {INDEX} and its shards")
+    raise InputError(f"no weights: neither {SINGLE} nor {INDEX} is there", field=str(folder))
 
 
 def pickle_error(field: str, name: str) -> InputError:
-    """Returns the refusal of a pickle file, with the way out."""
+    """Returns the InputError for a pickle file, with how to convert it safely."""
     return InputError(
-        "a pickle file, which can run any code while it is loaded, so it is never opened here",
+        "a pickle file, which can run arbitrary code when loaded, so asbuilt never opens one",
         field=field,
         value=name,
-        allowed=".safetensors, .gguf",
-        fix="convert it once, in a container without network and secrets: torch.load(..., weights_only=True), then "
-        f"safetensors.torch.save_file(..., {SINGLE!r})",
+        allowed=".safetensors or .gguf",
+        fix="convert it once, in a container without network access or secrets: "
+        f"torch.load(..., weights_only=True), then safetensors.torch.save_file(..., {SINGLE!r})",
     )
 
 
 def _weight_map(path: Path) -> dict[str, str]:
     found = read_object(path, MAX_INDEX_BYTES, most_values=MAX_TENSORS).get("weight_map")
     if not isinstance(found, dict) or not found:
-        raise InputError("weight_map", field=str(path), value=found, allowed="an object of tensor and file names")
+        raise InputError(
+            "invalid weight_map", field=str(path), value=found, allowed="an object of tensor and file names"
+        )
     for shard in {str(shard): shard for shard in found.values()}.values():
         _check_shard_name(path, shard)
     return found
 
 
 def shards_of(index: Path) -> list[str]:
-    """Returns the files that an index names, each once; raises InputError for one that is not beside it."""
+    """Returns the distinct files that an index names; raises InputError for one outside its folder."""
     return list(dict.fromkeys(_weight_map(index).values()))
 
 
 def _check_shard_name(path: Path, shard: object) -> None:
-    """Raises InputError unless the name is that of a file in the folder itself, on every system."""
+    """Raises InputError unless the name denotes a file in the folder itself, on every operating system."""
     if not isinstance(shard, str) or not shard.endswith(".safetensors") or any(c in shard for c in "/\\:\0"):
-        raise InputError("shard name", field=str(path), value=shard, allowed="a .safetensors file in the same folder")
+        raise InputError(
+            "invalid shard name", field=str(path), value=shard, allowed="a .safetensors file in the same folder"
+        )
 
 
 def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
@@ -191,19 +199,21 @@ def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
             )
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].path.name != shard:
-            raise InputError(f"the index names {shorten(name)}, and the shard lacks it", field=str(folder), value=shard)
+            raise InputError(
+                f"the index names {shorten(name)}, but the shard does not have it", field=str(folder), value=shard
+            )
     return tensors
 
 
 class Reader:
-    """Reads the data of tensors whose headers were read, mapping each file when it is first needed."""
+    """Reads the data of tensors from their headers, mapping each file on first use."""
 
     def __init__(self, tensors: dict[str, StoredTensor]) -> None:
         self._tensors = tensors
         self._open: dict[Path, Any] = {}
 
     def __call__(self, name: str) -> Tensor:
-        """Returns the tensor, its memory still the file's; InputError if the file has changed since."""
+        """Returns the tensor, still backed by the file; raises InputError if the file has changed since."""
         from safetensors import SafetensorError, safe_open
 
         tensor = self._tensors[name]

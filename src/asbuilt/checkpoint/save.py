@@ -1,7 +1,7 @@
-"""A checkpoint folder, in Hugging Face's layout or our own, written aside and renamed when it is whole.
+"""Writes a checkpoint folder, in Hugging Face's layout or asbuilt's own, under a temporary name until it is complete.
 
-Offsets of all tensors follow from the spec, so headers are written first and each tensor then goes to its place: only
-one is in memory at a time, which the library's own writer, given a whole shard at once, does not offer.
+The offsets of all tensors follow from the spec, so headers are written first and each tensor is then written to its
+place. Only one tensor is in memory at a time; the library's own writer takes a whole shard at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asbuilt.nn.model import Model
 
 MAX_SHARD_BYTES = 5e9
-# What lies beside the weights and is carried along as it is; never code.
+# Files beside the weights that are copied verbatim; never code.
 COPIED = (
     GENERATION,
     "tokenizer.json",
@@ -57,15 +57,15 @@ COPIED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-# The largest published tokenizer.json takes 35 MB.
+# The largest published tokenizer.json has 35 MB.
 MOST_BESIDE = 128 << 20
-WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json")  # vocabularies, no settings
-AUTO_MAP = "auto_map"  # names code beside the weights, which is not carried along
+WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json")  # vocabularies rather than settings
+AUTO_MAP = "auto_map"  # names code beside the weights, which is not copied
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CODES = {name: code for code, name in STORED_FLOATS.items()} | {"uint8": PACKED}
 ALIGNMENT = 8
-ROOM = 1 << 24  # bytes that a disk must have left for what is made new beside the weights, a tokenizer's at most
-CHUNK = 1 << 24  # numbers that are cast and written at a time
+ROOM = 1 << 24  # free disk space required for the files written beside the weights, mainly a tokenizer
+CHUNK = 1 << 24  # numbers that are converted and written at a time
 LEFTOVER = r"\.{}\.[0-9a-f]{{8}}\.partial"
 
 Progress = Callable[[int, int], None]
@@ -82,7 +82,7 @@ def save(
     max_shard_bytes: float = MAX_SHARD_BYTES,
     progress: Progress | None = None,
 ) -> None:
-    """Writes the model as a folder: in our own form, or as one of a published `family`, which transformers loads.
+    """Writes the model as a folder: in asbuilt's own layout, or in that of a published `family` for transformers.
 
     Our own form is the spec in `asbuilt.json`, and tensors under its paths: any model can be saved so. `carried` are
     the keys of config.json that do not describe the model, such as its end tokens; `dtype` None keeps each parameter's
@@ -128,7 +128,7 @@ def write_folder(
     max_shard_bytes: float,
     progress: Progress | None,
 ) -> None:
-    """Writes a checkpoint folder from `read`, which gives the tensors of an entry's paths; see `save`."""
+    """Writes a checkpoint folder from `read`, which returns the tensors of an entry's paths; see `save`."""
     if family is not None and any(weight.format is not None for _, weight, _ in stored_weights(spec)):
         raise InputError(
             "packed weights are saved in our own form",
@@ -164,7 +164,7 @@ def write_folder(
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a tensor goes in its shard: `start` in bytes from the beginning of the data."""
+    """A tensor's place in its shard: `start` in bytes from the beginning of the data."""
 
     name: str
     dtype: torch.dtype
@@ -173,7 +173,7 @@ class Place:
 
     @property
     def code(self) -> str:
-        """The dtype as the format spells it."""
+        """The dtype in the format's spelling."""
         return CODES[str(self.dtype).removeprefix("torch.")]
 
     @property
@@ -195,12 +195,12 @@ def _stored(table: Table, spec: ModelSpec, dtypes: dict[str, torch.dtype]) -> It
 
 
 def plan_shards(places: Iterator[Place], max_shard_bytes: float) -> list[list[Place]]:
-    """Returns the tensors cut into shards of at most `max_shard_bytes`, except for one that alone is larger.
+    """Returns the tensors in shards of at most `max_shard_bytes`, except for a single larger tensor.
 
-    In a shard the widest dtype comes first, which keeps every tensor aligned to its elements.
+    Within a shard wider dtypes come first, which aligns every tensor to its element size.
     """
     if not max_shard_bytes > 0:
-        raise InputError("not allowed", field="max_shard_bytes", value=max_shard_bytes, allowed="above 0")
+        raise InputError(field="max_shard_bytes", value=max_shard_bytes, allowed="above 0")
     shards: list[list[Place]] = [[]]
     filled = 0
     for place in places:
@@ -221,7 +221,7 @@ def _placed(shard: list[Place]) -> list[Place]:
 
 
 def _begin_shards(folder: Path, shards: list[list[Place]], total: int) -> dict[str, tuple[Path, Place]]:
-    """Writes every shard's header, and the index if there are several; returns file and place of each tensor."""
+    """Writes every shard's header, and the index if there are several; returns each tensor's file and place."""
     n = len(shards)
     files = [SINGLE] if n == 1 else [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
     places: dict[str, tuple[Path, Place]] = {}
@@ -240,7 +240,7 @@ def _begin_shards(folder: Path, shards: list[list[Place]], total: int) -> dict[s
 
 
 def _header(shard: list[Place]) -> bytes:
-    """Returns the length and the JSON that a safetensors file begins with, padded so that the data are aligned."""
+    """Returns the length and the JSON at the start of a safetensors file, padded so that the data are aligned."""
     said: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for place in shard:
         offsets = [place.start, place.start + place.nbytes]
@@ -265,17 +265,17 @@ def _write_tensor(path: Path, place: Place, tensor: Tensor) -> None:
 
 @contextmanager
 def _named_memory(entry: Entry) -> Iterator[None]:
-    """Has a lack of memory name the tensor that there was no room for."""
+    """Turns a failed allocation into an InputError that names the tensor."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
+    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error class of its own
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         said = re.search(r"\d+ bytes|\d[\d.]* [KMGT]iB", str(error))
         raise InputError(
-            f"not enough memory{f', {said[0]} more are needed' if said else ''}",
+            f"not enough memory{f', {said[0]} more is needed' if said else ''}",
             field=shorten(entry.names[0]),
-            fix="convert on a machine with more",
+            fix="convert on a machine with more memory",
         ) from error
 
 
@@ -284,9 +284,9 @@ def _write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def _copied(source: Source) -> dict[str, int]:
-    """Returns the files of a folder that are carried along, and the bytes of each; InputError for what is no such file.
+    """Returns the files of a folder that are copied, and the bytes of each; raises InputError for an unsuitable one.
 
-    A link that leaves the folder would carry along whatever it leads to.
+    A link that leads out of the folder could copy any file of the machine.
     """
     if source.kind != "folder" or source.path is None:
         return {}
@@ -295,15 +295,15 @@ def _copied(source: Source) -> dict[str, int]:
         path = source.path / name
         if path.is_symlink() and not stays_within(path, source.path):
             raise InputError(
-                "a link out of the folder is not carried along",
+                "a link that leads out of the folder is not copied",
                 field=str(path),
-                fix="put a copy in its place, or remove it",
+                fix="replace it with a copy, or remove it",
             )
         if path.exists():
             found[name] = require_regular(path).st_size
             if found[name] > MOST_BESIDE:
                 raise InputError(
-                    "too large to be carried along",
+                    "too large to be copied along",
                     field=str(path),
                     value=found[name],
                     allowed=f"at most {MOST_BESIDE:,} bytes",
@@ -312,7 +312,7 @@ def _copied(source: Source) -> dict[str, int]:
 
 
 def _write_beside(source: Source, copied: dict[str, int], folder: Path) -> None:
-    """Writes the tokenizer and the generation settings of the source, whichever it has, `copied` as they are."""
+    """Writes the tokenizer and generation settings of the source, if any; `copied` files verbatim."""
     if source.kind == "folder" and source.path is not None:
         for name in copied:
             data = read_regular(source.path / name, MOST_BESIDE)
@@ -333,7 +333,7 @@ def _write_beside(source: Source, copied: dict[str, int], folder: Path) -> None:
 
 
 def _without_code(value: Any) -> Any:  # noqa: ANN401  any JSON value
-    """Returns the value without the keys that name code, however deep."""
+    """Returns the value without the keys that name code, at any depth."""
     if isinstance(value, dict):
         return {key: _without_code(held) for key, held in value.items() if key != AUTO_MAP}
     return [_without_code(held) for held in value] if isinstance(value, list) else value
@@ -341,10 +341,10 @@ def _without_code(value: Any) -> Any:  # noqa: ANN401  any JSON value
 
 @contextmanager
 def aside(folder: Path, nbytes: int) -> Iterator[Path]:
-    """Gives a new folder beside `folder` that takes its place at the end, or is removed whatever is raised.
+    """Yields a temporary folder that replaces `folder` at the end, or is removed if anything is raised.
 
-    What a process that was killed has left there is removed first. Raises InputError where `folder` exists and is not
-    empty, where the disk has less than `nbytes` left, and for whatever the file system refuses.
+    Leftovers of killed processes are removed first. Raises InputError if `folder` exists and is not empty, if the disk
+    has less than `nbytes` free, and for any error of the file system.
     """
     folder = Path(os.path.abspath(folder))
     held: int | None = None
@@ -376,9 +376,10 @@ def aside(folder: Path, nbytes: int) -> Iterator[Path]:
 
 
 def _lock(partial: Path) -> int | None:
-    """Returns a descriptor that keeps others from a folder of ours as long as this process lives.
+    """Returns a descriptor that locks a temporary folder of ours as long as this process lives.
 
-    None where somebody has it, it is not ours, or the system cannot tell (Windows: nothing is ever removed there).
+    None if another process holds the lock, if the folder is not ours, or if locks are not supported (on Windows, where
+    leftovers are therefore never removed).
     """
     try:
         import fcntl
@@ -397,7 +398,7 @@ def _lock(partial: Path) -> int | None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes what a process that was killed has left of this folder."""
+    """Removes temporary folders of killed processes for this folder."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
         if re.fullmatch(LEFTOVER.format(re.escape(folder.name)), path.name) and (held := _lock(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)
@@ -407,7 +408,7 @@ def _remove_leftovers(folder: Path) -> None:
 def _require_absent(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise InputError(
-            "exists already", field=str(folder), allowed="a new or empty folder", fix="remove it, or choose another"
+            "already exists", field=str(folder), allowed="a new or empty folder", fix="remove it, or choose another"
         )
 
 
@@ -415,7 +416,7 @@ def _require_room(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < nbytes:
         raise InputError(
-            f"the disk is too full: {nbytes:,} bytes are needed, and {free:,} are free",
+            f"not enough disk space: {nbytes:,} bytes are needed, {free:,} are free",
             field=str(folder),
-            fix="make room, or choose a folder on another disk",
+            fix="free some, or choose a folder on another disk",
         )

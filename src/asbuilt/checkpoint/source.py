@@ -1,6 +1,6 @@
-"""What a person means by MODEL: a catalogue name, a config, a checkpoint folder, a GGUF file, a spec, or a hub id.
+"""Resolving MODEL: a catalogue name, a config, a checkpoint folder, a GGUF file, a spec, or a hub id.
 
-Opening reads descriptions only: JSON and headers. Nothing here imports torch.
+Opening reads only descriptions: JSON and headers. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
-PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, where config.json does not say it
+PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, if config.json does not state it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model that was found: what it is (`reading`), and where its weights lie, if it has any (`path`).
+    """A resolved model: its description (`reading`), and the location of its weights, if any (`path`).
 
-    Tensors of a folder in our `own` form are stored under the spec's paths, whatever family could express it.
+    A folder in asbuilt's `own` layout stores tensors under the spec's paths, whichever family could express it.
     """
 
     kind: Kind
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def family(self) -> str:
-        """The `model_type`; empty for a spec that no family can express."""
+        """The `model_type`; empty for a spec that no published family can express."""
         return self.reading.family
 
     @property
@@ -61,12 +61,12 @@ class Source:
         return self.gguf is not None or (self.kind == "folder" and self.path is not None and has_weights(self.path))
 
     def tokenizer(self) -> Tokenizer | None:
-        """Returns the tokenizer, None where the source has none; InputError where it has one that is unusable."""
+        """Returns the tokenizer, None if the source has none; raises InputError if it is unusable."""
         return self._tokenizer
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        # The library below is part of the torch extra, so it is imported only where a tokenizer is there.
+        # The tokenizers library is part of the torch extra, so it is imported only if there is a tokenizer.
         if self.gguf is not None:
             if self.gguf.metadata.get("tokenizer.ggml.model") in (None, "no_vocab"):
                 return None
@@ -81,20 +81,20 @@ class Source:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        """What a generation_config.json beside the config says."""
+        """The contents of a generation_config.json beside the config."""
         file = None if self.kind != "folder" or self.path is None else self.path / GENERATION
         return load_config_file(file) if file is not None and os.path.lexists(file) else {}
 
     @property
     def _generation(self) -> dict[str, Any]:
-        """Settings of generation: what the config says of tokens, overruled by a generation_config.json beside it."""
+        """Generation settings: those of the config, overridden by a generation_config.json beside it."""
         return self.reading.carried | {key: value for key, value in self._settings.items() if value is not None}
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text: by the tokenizer, the generation settings and the config, all of them.
+        """All end tokens, from the tokenizer, the generation settings and the config.
 
-        Raises InputError for what is no token id.
+        Raises InputError for anything but token ids.
         """
         tokenizer = self.tokenizer()
         told = (told_ends(self._settings, GENERATION), told_ends(self.reading.carried, CONFIG))
@@ -102,15 +102,14 @@ class Source:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """What the text of a model with an encoder begins with: its start token, and the one that is forced after it.
+        """The first tokens of an encoder-decoder model's text: its start token, and the forced token after it.
 
-        Raises InputError where neither config says a start token.
+        Raises InputError if neither config has a start token.
         """
         said = self._generation
         start = said.get("bos_token_id") if (own := said.get("decoder_start_token_id")) is None else own
         if type(start) is not int:
             raise InputError(
-                "not a token",
                 field=f"{self.name}: decoder_start_token_id",
                 value=start,
                 allowed="a token id, in config.json or generation_config.json",
@@ -120,15 +119,15 @@ class Source:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template, None where there is none."""
+        """The chat template, None if there is none."""
         tokenizer = self.tokenizer()
         return None if tokenizer is None else tokenizer.chat_template
 
 
 def told_ends(config: dict[str, Any], where: str) -> list[int]:
-    """Returns the ids that a config.json or generation_config.json says end a text, those of `text_config` too.
+    """Returns the end token ids of a config.json or generation_config.json, including those of `text_config`.
 
-    null says nothing, as does a negative number, which stands for none; another thing than ids is an InputError.
+    null and negative numbers mean none; raises InputError for anything else but ids.
     """
     ends: list[int] = []
     for holder in (config, config.get("text_config")):
@@ -136,7 +135,6 @@ def told_ends(config: dict[str, Any], where: str) -> list[int]:
         for id_ in said if isinstance(said, list) else [said]:
             if id_ is not None and type(id_) is not int:
                 raise InputError(
-                    "not a token id",
                     field=f"{where}: eos_token_id",
                     value=said,
                     allowed="a whole number, or a list of them",
@@ -146,12 +144,12 @@ def told_ends(config: dict[str, Any], where: str) -> list[int]:
 
 
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:
-    """Returns the source that `model` names; `allow_unread` as `read_config` takes it.
+    """Returns the source that `model` names; `allow_unread` is as in `read_config`.
 
-    Looked for in this order: a file; a folder with a config.json, or in our own form; a catalogue name; a hub id,
-    ORG/MODEL@REVISION. Of a hub model only the descriptions are downloaded, unless `weights`, when the hub comes before
-    a catalogue name that has none. Raises InputError for what is none of these, with the nearest catalogue names, and
-    for a description that is wrong.
+    Tried in this order: a file; a folder with a config.json, or in asbuilt's own layout; a catalogue name; a hub id,
+    ORG/MODEL@REVISION. Of a hub model only the descriptions are downloaded, unless `weights`, in which case the hub
+    comes before a catalogue name, which has no weights. Raises InputError, with similar catalogue names, if nothing is
+    found, and for an invalid description.
     """
     path = Path(model)
     try:
@@ -160,7 +158,7 @@ def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequen
                 return _open_folder(path, allow_unread)
         elif "\0" not in str(path) and path.exists():
             return _open_file(path, allow_unread)
-    except OSError as error:  # a name too long for the file system, a folder that may not be entered
+    except OSError as error:  # a name too long for the file system, or a folder without permission
         raise InputError(f"cannot be read: {error.strerror}", field="MODEL", value=str(model)) from error
     return _open_name(str(model), weights, allow_unread)
 
@@ -177,18 +175,16 @@ def _open_file(path: Path, allow_unread: Sequence[str]) -> Source:
     if suffix in PICKLES:
         raise pickle_error(str(path.parent), path.name)
     fix = "give the folder that holds it and its config.json" if suffix == ".safetensors" else ""
-    raise InputError(
-        "not a model", field="MODEL", value=str(path), allowed="a .json or .gguf file, or a folder", fix=fix
-    )
+    raise InputError(field="MODEL", value=str(path), allowed="a .json or .gguf file, or a folder", fix=fix)
 
 
 def _require_blocks(file: GGUFFile) -> None:
-    """Raises InputError for more blocks than tensors: each would cost time and memory before the first is missed."""
+    """Raises InputError for more blocks than tensors: building them would waste time and memory before an error."""
     key = f"{file.metadata.get('general.architecture')}.block_count"
     said, held = file.metadata.get(key), len(file.tensors)
     if held and isinstance(said, int) and said > held:
         raise InputError(
-            "more blocks than the file has tensors",
+            "more blocks than tensors",
             field=f"{file.path}: {key[:80]}",
             value=said,
             allowed=f"at most {held}",
@@ -196,7 +192,7 @@ def _require_blocks(file: GGUFFile) -> None:
 
 
 def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
-    if path.name == OWN:  # the description alone: a folder is named as such
+    if path.name == OWN:  # the description alone: a folder with weights is named itself
         return replace(_open_own(path, allow_unread), kind="spec", path=path)
     data = load_config_file(path)
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
@@ -208,7 +204,7 @@ def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
         raise _nothing_to_pass_over(path.name, allow_unread)
     spec = from_dict(data, path.name)
     if not isinstance(spec, Model):
-        raise InputError("not a whole model", field=f"{path}: part", value=data["part"], allowed="Model")
+        raise InputError(field=f"{path}: part", value=data["part"], allowed="Model")
     family = next(iter(families_that_write(spec)), "")
     return Source(
         kind="spec", name=spec.name, reading=Reading(spec=spec, carried={}, dtype=None, family=family), path=path
@@ -217,10 +213,10 @@ def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
 
 def _nothing_to_pass_over(name: str, allow_unread: Sequence[str]) -> InputError:
     return InputError(
-        "goes with a config.json, a checkpoint folder or a GGUF file",
+        "applies only to a config.json, a checkpoint folder or a GGUF file",
         field="allow-unread",
         value=", ".join(allow_unread),
-        fix=f"{name} is none of them",
+        fix=f"{name} is none of these",
     )
 
 
@@ -230,7 +226,7 @@ def _open_folder(path: Path, allow_unread: Sequence[str] = ()) -> Source:
             return _open_own(path / OWN, allow_unread)
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         fix = f"give the file: {path / ggufs[0]}" if ggufs else ""
-        raise InputError(f"a folder without {CONFIG}", field="MODEL", value=str(path), fix=fix)
+        raise InputError(f"the folder has no {CONFIG}", field="MODEL", value=str(path), fix=fix)
     name = path.resolve().name
     reading = _with_packing(read_config(load_config_file(path / CONFIG), name, allow_unread), path / CONFIG)
     return Source(kind="folder", name=name, reading=_as_stored(reading, path), path=path)
@@ -244,22 +240,22 @@ def _open_own(path: Path, allow_unread: Sequence[str]) -> Source:
 
 
 def _with_packing(reading: Reading, config: Path) -> Reading:
-    """Returns the reading with what a file beside the config says of how the weights are packed."""
+    """Returns the reading with the packing of the weights stated in a file beside the config."""
     file = config.parent / PACKING
     if reading.quantization is not None or config.name != CONFIG or not file.exists():
         return reading
     said = load_config_file(file).get("quantization")
     if not isinstance(said, dict):
-        raise InputError("not a JSON object", field=f"{file}: quantization", value=said)
+        raise InputError(field=f"{file}: quantization", value=said, allowed="a JSON object")
     packs = said.get("quant_algo") is not None or said.get("quantized_layers") is not None
     return replace(reading, quantization={"quant_method": "modelopt", **said}) if packs else reading
 
 
 def _as_stored(reading: Reading, path: Path) -> Reading:
-    """Returns the reading without its predictors where the folder's files hold no tensor of any of them.
+    """Returns the reading without its predictors if the folder's files have none of their tensors.
 
-    transformers leaves them out, and keeps the config's word that they are there; with some of them a folder is broken,
-    and loading says what is missing. The key is carried, so a folder written again says what this one said.
+    transformers omits them when saving, but keeps the config key. If only some are missing, the folder is broken, and
+    loading reports it. The key is carried, so that a folder written again has it too.
     """
     if not reading.spec.predictors or not has_weights(path):
         return reading

@@ -1,4 +1,4 @@
-"""`asbuilt convert`: a checkpoint folder or GGUF file to a folder that transformers loads."""
+"""`asbuilt convert`: writes a checkpoint folder or GGUF file as a folder that transformers loads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from asbuilt.cli.streams import draw
 @click.command()
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--dtype", help="fp32, bf16, fp16; as stored unless given, fp32 for quantised weights.")
-@click.option("--max-shard-size", default="5GB", show_default=True, help="Weights beyond this go into several files.")
+@click.option("--dtype", help="fp32, bf16 or fp16; by default as stored, or fp32 for quantised weights.")
+@click.option(
+    "--max-shard-size", default="5GB", show_default=True, help="Larger checkpoints are split into several files."
+)
 @allow_unread_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document saying what was written.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document that lists what was written.")
 def convert(
     source: str, out: Path, dtype: str | None, max_shard_size: str, allow_unread: tuple[str, ...], as_json: bool
 ) -> None:
-    """Writes SOURCE, a .gguf file or checkpoint folder, as a Hugging Face folder OUT with safetensors.
+    """Convert SOURCE, a .gguf file or checkpoint folder, to a Hugging Face folder OUT with safetensors.
 
-    OUT appears when it is whole: an interrupted conversion leaves nothing.
+    OUT appears only when it is complete: an interrupted conversion leaves nothing behind.
     """
     from asbuilt.catalog.quantities import parse_bytes
     from asbuilt.checkpoint import convert as conversion
@@ -49,13 +51,13 @@ def _written(name: str, out: Path, seconds: float) -> dict[str, Any]:
 
 
 class Bar:
-    """One line on a terminal's stderr that says how far it is; nothing where stderr is no terminal."""
+    """A progress bar on stderr, drawn only if stderr is a terminal."""
 
     def __init__(self) -> None:
         self._drawn = -1
 
     def __call__(self, done: int, whole: int) -> None:
-        """Draws `done` of `whole` bytes, where that is another percent."""
+        """Draws `done` of `whole` bytes, if the percentage has changed."""
         percent = 100 * done // max(1, whole)
         if percent > self._drawn and sys.stderr.isatty():
             self._drawn = percent

@@ -1,4 +1,4 @@
-"""`asbuilt describe`: what a model is and what it costs, from its description alone."""
+"""`asbuilt describe`: a model's structure and costs, from its description alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model")
-@click.option("--seq", type=Tokens(), help="Tokens per sequence; 1024, or the context if less.")
-@click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Sequences at once.")
-@click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Of each sequence.")
+@click.option("--seq", type=Tokens(), help="Tokens per sequence; by default 1024, or the context length if shorter.")
+@click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Number of sequences.")
+@click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Images per sequence.")
 @click.option(
-    "--dtype", default="bf16", show_default=True, help="Of weights and activations; also q4_k, q4_k_m, q8_0 ..."
+    "--dtype", default="bf16", show_default=True, help="Dtype of weights and activations; also q4_k, q4_k_m, q8_0 ..."
 )
-@click.option("--kv-dtype", help="Of the cache; as --dtype where that is a float of 16 bits or more, else bf16.")
+@click.option(
+    "--kv-dtype", help="Dtype of the cache; by default --dtype if that is a float of 16 bits or more, else bf16."
+)
 @allow_unread_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 def describe(
     model: str,
     seq: int | None,
@@ -35,7 +37,7 @@ def describe(
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """What MODEL is made of and what it costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run."""
+    """Describe MODEL and its costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run."""
     from asbuilt import description
 
     source = opened(model, allow_unread)
@@ -51,9 +53,9 @@ def _warn_of_length(spec: Model, seq: int | None) -> None:
     context = spec.max_positions
     if spec.n_vocab == 0:
         if seq not in (None, context):
-            warn(f"warning: an image is {context} tokens, whatever --seq says")
+            warn(f"warning: --seq is ignored: an image has {context} tokens")
     elif seq is not None and seq > context:
-        warn(f"warning: --seq {seq} is beyond the context of {context} tokens")
+        warn(f"warning: --seq {seq} exceeds the context length of {context} tokens")
 
 
 def _print(document: dict[str, Any]) -> None:

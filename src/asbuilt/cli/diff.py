@@ -1,4 +1,4 @@
-"""`asbuilt diff`: where two checkpoints, or ours and what transformers makes of one, part on the same text."""
+"""`asbuilt diff`: where two checkpoints, or asbuilt and transformers on one checkpoint, first diverge."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ TEXT = "An as-built drawing records what was really built."
 @click.command()
 @click.argument("first")
 @click.argument("second", required=False)
-@click.option("--transformers", is_flag=True, help="Let transformers run SECOND, or FIRST itself; a checkpoint folder.")
-@click.option("--text", default=TEXT, show_default=True, help="What both read.")
 @click.option(
-    "--tolerance", default=1e-4, show_default=True, type=click.FloatRange(0), help="Relative difference allowed."
+    "--transformers", is_flag=True, help="Run SECOND (or FIRST, if alone), a checkpoint folder, with transformers."
+)
+@click.option("--text", default=TEXT, show_default=True, help="The text that both read.")
+@click.option(
+    "--tolerance",
+    default=1e-4,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Largest relative difference that counts as equal.",
 )
 @allow_unread_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def diff(
     ctx: click.Context,
@@ -35,14 +41,14 @@ def diff(
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Runs the checkpoints FIRST and SECOND on one text, and names the first path whose activations differ.
+    """Run the checkpoints FIRST and SECOND on the same text, and name the first path whose activations differ.
 
-    Both are run in float32, with the same token ids. Exit code 1 where they differ by more than the tolerance.
+    Both run in float32 on the same token ids. The exit code is 1 if they differ by more than the tolerance.
     """
     if second is None and not transformers:
-        raise InputError("missing", field="SECOND", fix="give another checkpoint, or --transformers")
+        raise InputError("missing", field="SECOND", fix="give a second checkpoint, or --transformers")
     if math.isnan(tolerance):
-        raise InputError("not a number", field="tolerance", value=tolerance, allowed="a number from 0")
+        raise InputError(field="tolerance", value=tolerance, allowed="a number of at least 0")
     one, other = opened_all((first, second or first), allow_unread, weights=True)
     from asbuilt.api import diff as compared
 

@@ -1,4 +1,4 @@
-"""`asbuilt embed`: how alike sentences are, by the vectors that an encoder makes of them."""
+"""`asbuilt embed`: the similarity of sentences, from an encoder's embeddings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import click
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, table
 
-SHOWN = 40  # characters of a sentence in the table
+SHOWN = 40  # characters of each sentence that the table shows
 
 
 @click.command()
 @click.argument("model")
 @click.argument("sentences", nargs=-1, required=True)
-@click.option("--prompt-name", help="Read the sentences behind the folder's prompt of this name: query, passage ...")
-@click.option("--prompt", help="Read the sentences behind this text; '' for none.")
-@click.option("--vectors", is_flag=True, help="With --json: the vectors too.")
+@click.option("--prompt-name", help="Prepend the folder's prompt of this name to each sentence: query, passage ...")
+@click.option("--prompt", help="Prepend this text to each sentence; '' for none.")
+@click.option("--vectors", is_flag=True, help="With --json: print the vectors too.")
 @allow_unread_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def embed(
     model: str,
     sentences: tuple[str, ...],
@@ -27,13 +27,13 @@ def embed(
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Reads SENTENCES with the encoder MODEL, and prints how alike they are: products of their pooled vectors.
+    """Embed SENTENCES with the encoder MODEL and print their similarity: the dot products of their pooled vectors.
 
-    Pooling is what the folder's modules.json says, otherwise the normalised mean over tokens, whose products are
-    cosines from -1 to 1. So is the prompt that goes in front of each sentence, unless another is asked for.
+    Pooling and the prompt prepended to each sentence follow the folder's modules.json, unless another prompt is given.
+    Without one, the pooled vector is the normalised mean over tokens, and the products are cosines from -1 to 1.
     """
     if prompt is not None and prompt_name is not None:
-        raise click.UsageError("--prompt or --prompt-name, not both")
+        raise click.UsageError("give --prompt or --prompt-name, not both")
     if vectors and not as_json:
         raise click.UsageError("--vectors needs --json")
     from asbuilt.generate.embed import embed as make
@@ -59,4 +59,4 @@ def embed(
         (i + 1, *(f"{x:.3f}" for x in row), text[:SHOWN])
         for i, (row, text) in enumerate(zip(likeness.tolist(), sentences, strict=True))
     ]
-    table("How alike", ("", *(str(i + 1) for i in range(len(sentences))), "sentence"), rows)
+    table("Similarity", ("", *(str(i + 1) for i in range(len(sentences))), "sentence"), rows)

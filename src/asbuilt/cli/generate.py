@@ -1,4 +1,4 @@
-"""`asbuilt generate`: text from a checkpoint, written as it comes."""
+"""`asbuilt generate`: text from a checkpoint, streamed as it is generated."""
 
 from __future__ import annotations
 
@@ -25,32 +25,40 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.command()
 @click.argument("model")
 @click.argument("prompt", required=False)
-@click.option("--chat", is_flag=True, help="Put PROMPT into the model's chat template, as the user's message.")
-@click.option("--system", help="The system message; with --chat.")
-@click.option("--max-new-tokens", type=Tokens(), default=256, show_default=True, help="At most so many tokens.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-k", type=int, help="Draw from the k likeliest tokens.")
-@click.option("--top-p", type=float, help="Draw from the fewest tokens whose probabilities reach p.")
-@click.option("--min-p", type=float, help="Draw from tokens at least p times as likely as the likeliest.")
+@click.option("--chat", is_flag=True, help="Apply the model's chat template to PROMPT, as the user's message.")
+@click.option("--system", help="System message; needs --chat.")
 @click.option(
-    "--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1, said tokens get rarer."
+    "--max-new-tokens", type=Tokens(), default=256, show_default=True, help="Generate at most this many tokens."
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
+@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
+@click.option("--top-p", type=float, help="Sample from the fewest tokens whose probabilities sum to p.")
+@click.option("--min-p", type=float, help="Sample from tokens at least p times as likely as the most likely.")
+@click.option(
+    "--repetition-penalty",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Above 1, makes repeated tokens less likely.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
 @click.option(
     "--dtype",
-    help="To compute in: fp32, bf16, fp16. As stored unless given, or fp32 where that is much "
-    "faster here and fits; fp32 for quantised weights.",
+    help="Compute in fp32, bf16 or fp16. By default as stored, or fp32 where that is much faster "
+    "on this machine and fits; fp32 for quantised weights.",
 )
-@click.option("--prefill-chunk", type=Tokens(), help="Read the prompt in pieces of so many tokens: less memory.")
+@click.option(
+    "--prefill-chunk", type=Tokens(), help="Process the prompt in chunks of this many tokens, to save memory."
+)
 @click.option(
     "--packed",
     is_flag=True,
-    help="Keep blocks of a GGUF file or MXFP4 checkpoint as they are: the file's memory, and slower.",
+    help="Keep the weights of a GGUF file or MXFP4 checkpoint packed: less memory, but slower.",
 )
-@click.option("--adapter", metavar="FOLDER", help="Low-rank adapters in PEFT's layout, put beside MODEL's weights.")
+@click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
 @allow_unread_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document at the end instead of the text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end instead of the text.")
 def generate(
     model: str,
     prompt: str | None,
@@ -71,9 +79,9 @@ def generate(
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Continues PROMPT (or what comes on stdin) with MODEL, a checkpoint folder or a .gguf file.
+    """Continue PROMPT (or stdin) with MODEL, a checkpoint folder or a .gguf file.
 
-    A model with an encoder reads PROMPT and answers it: a translation, a summary.
+    An encoder-decoder model reads PROMPT with its encoder and generates from it: a translation, a summary.
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
@@ -81,7 +89,7 @@ def generate(
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import StopFilter
 
-    StopFilter(stop)  # everything that can be refused is, before the weights are read
+    StopFilter(stop)  # refuses what it must before the weights are read
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -95,7 +103,7 @@ def generate(
     from asbuilt.api.generate import begin
     from asbuilt.checkpoint.room import memory_errors
 
-    # What is logged of a request is said once, by `_finish`: without a handler the library would say it on stderr too.
+    # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     asked = _messages(said, system) if chat else said
     completion, compute = begin(source, asked, dtype or None, options, field="--dtype", packed=packed, adapter=adapter)
@@ -106,20 +114,20 @@ def generate(
 
 
 def _prompt(prompt: str | None) -> str:
-    """Returns the prompt as given, or what is piped in."""
+    """Returns the prompt as given, or read from stdin."""
     if prompt is not None and prompt != "-":
         return prompt
     if sys.stdin is None:
         raise click.ClickException("stdin is closed: give a PROMPT")
     stdin = sys.stdin.buffer
     if prompt is None and stdin.isatty():
-        raise click.UsageError("give a PROMPT, or pipe one in")
+        raise click.UsageError("give a PROMPT, or pipe one to stdin")
     try:
         data = stdin.read(LONGEST_PROMPT + 1)
     except OSError as error:
         raise click.ClickException(f"stdin cannot be read: {error.strerror}") from error
     if len(data) > LONGEST_PROMPT:
-        raise InputError("too long", field="prompt", allowed=f"{LONGEST_PROMPT} bytes")
+        raise InputError("too long", field="prompt", allowed=f"at most {LONGEST_PROMPT:,} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -145,8 +153,8 @@ def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
         return
     write("\n")
     warn(
-        f"[{len(completion.prompt)} tokens read, {len(completion.tokens)} written in {seconds:.2f} s: "
-        f"{number(speed)} tokens/s; ended by {completion.finish_reason}]"
+        f"[{len(completion.prompt)} prompt tokens, {len(completion.tokens)} generated in {seconds:.2f} s: "
+        f"{number(speed)} tokens/s; finish reason: {completion.finish_reason}]"
     )
 
 
@@ -155,7 +163,7 @@ def _computed(compute: Compute) -> dict[str, str]:
 
 
 def _document(completion: Completion, seconds: float, speed: float) -> dict[str, Any]:
-    """`tokens` are ids, `prompt_tokens` is a number; the seconds are those of prefill and decode, not of loading."""
+    """`tokens` are ids, `prompt_tokens` is a count; the seconds cover prefill and decode, not loading."""
     return {
         "prompt_tokens": len(completion.prompt),
         "text": completion.text,

@@ -1,4 +1,4 @@
-"""`asbuilt machines`: the accelerators and processors that plans know."""
+"""`asbuilt machines`: the accelerators and CPUs in the catalogue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHOWN = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 def machines(as_json: bool) -> None:
-    """The machines that `--gpu` takes by name: memory, bandwidth, dense rates, links, and the source of each."""
+    """List the machines that `--gpu` takes by name: memory, bandwidth, dense rates, links and sources."""
     from asbuilt.catalog import machines as catalogue
 
     rows = [catalogue.find(name) for name in catalogue.names()]
@@ -36,7 +36,7 @@ def machines(as_json: bool) -> None:
 
 
 def _figure(value: float) -> str:
-    """Six digits and no zeros at the end, as data sheets have them."""
+    """Returns a figure with up to six digits and no trailing zeros, as in data sheets."""
     return number(float(value), 6)
 
 
@@ -49,7 +49,7 @@ def _memory(machine: Machine) -> tuple[str, ...]:
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    """Returns the machine as plain data; memory in bytes in both conventions, rates in FLOP/s."""
+    """Returns the machine as plain data; rates in FLOP/s."""
     return {
         "name": machine.name,
         "vendor": machine.vendor,

@@ -1,4 +1,4 @@
-"""`asbuilt`: finds the command, and turns what a person did wrong into one message and exit code 2."""
+"""`asbuilt`: finds the command, and turns invalid input into one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from asbuilt.cli import signals, streams
 from asbuilt.errors import InputError
 from asbuilt.shown import cut, line, size
 
-# command -> the module that holds it under the same name; in the order of `--help`
+# Each is an attribute of the module of the same name; in the order of `--help`.
 COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "embed", "convert", "diff")
-# What the `torch` extra installs: one of these missing is a matter of installation, any other a fault of ours.
+# What the `torch` extra installs: if one of these is missing, the message says how to install it.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
-PLOTS = "matplotlib"  # and that, the `plots` extra
-# How torch and numpy say how much could not be had.
+PLOTS = "matplotlib"  # installed by the `plots` extra
+# How torch and numpy report the size of a failed allocation.
 ASKED = re.compile(r"(?:tried to allocate|Unable to allocate) ([0-9]+(?:\.[0-9]+ [KMGTPE]iB)?)", re.IGNORECASE)
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-BROKEN = 1  # nothing was wrong with the input, and there is no answer
+INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
+BROKEN = 1  # the input was valid, but there is no answer
 
 
 class Refused(click.ClickException):
-    """Input that cannot be used: the message on stderr, and exit code 2."""
+    """Invalid input: a message on stderr, and exit code 2."""
 
     exit_code = 2
 
 
 class Commands(click.Group):
-    """Imports a command's module when the command is asked for."""
+    """A group that imports a command's module only when that command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order in which they are first needed."""
+        """Returns the commands in the order of `--help`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns the command, None where there is none."""
+        """Returns the command, None if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
         return getattr(import_module(f"asbuilt.cli.{cmd_name}"), cmd_name)
 
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  as click has it
-        """Runs the command; InputError and a missing extra become `Refused`."""
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  as click declares
+        """Runs the command; InputError, a missing extra and running out of memory become `Refused`."""
         try:
             return super().invoke(ctx)
         except InputError as error:
@@ -64,7 +64,7 @@ class Commands(click.Group):
             ctx.exit(signals.exit_code(INTERRUPTED))
 
     def main(self, *args: Any, **settings: Any) -> NoReturn:  # noqa: ANN401
-        """Runs the command and exits: click's own way, but for who prints a refusal and which codes there are."""
+        """Runs the command and exits, as click does but with asbuilt's error messages and exit codes."""
         sys.exit(self._code(*args, **settings))
 
     def _code(self, *args: Any, **settings: Any) -> int:  # noqa: ANN401
@@ -81,17 +81,17 @@ class Commands(click.Group):
 
 
 def _out_of_memory(wanted: str | None) -> str:
-    """Says what was asked for, where the library that asked said so, and what there is."""
+    """Returns the message: how much was requested, if the library reported it, and how much is free."""
     from asbuilt import memory
 
-    needed = "" if wanted is None else f": {size(int(wanted)) if wanted.isdigit() else wanted} more were needed"
+    needed = "" if wanted is None else f": {size(int(wanted)) if wanted.isdigit() else wanted} more was needed"
     free = memory.free()
     have = "" if free is None else f", {size(free)} are free"
-    return f"there is not enough memory{needed}{have}; take a smaller model, a shorter text or a narrower --dtype"
+    return f"not enough memory{needed}{have}; use a smaller model, a shorter text or a narrower --dtype"
 
 
 def _refuse(error: click.ClickException) -> int:
-    """Says on stderr what was wrong, on one line: the words that were typed are in it as they may be shown."""
+    """Prints what was wrong as one line on stderr, with the user's input escaped, and returns the exit code."""
     if not isinstance(error, click.exceptions.NoArgsIsHelpError):
         message = line(cut(error.format_message()))
         error.format_message = lambda: message
@@ -100,7 +100,7 @@ def _refuse(error: click.ClickException) -> int:
 
 
 def _lost(lost: streams.Lost) -> int:
-    """Says that the answer could not be written, unless its reader has what it wanted."""
+    """Reports that the output could not be written, unless its reader closed the pipe; returns the exit code."""
     if lost.exit_code != streams.READER_LEFT:
         print(f"Error: {lost}", file=sys.stderr)
     return lost.exit_code
@@ -109,7 +109,7 @@ def _lost(lost: streams.Lost) -> int:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="asbuilt")
 def cli() -> None:
-    """One description of a transformer: what it costs, the model itself, and the measured figure beside the predicted.
+    """Describe a transformer once: its costs, the model itself, and measured figures beside predicted ones.
 
     MODEL is a catalogue name (`asbuilt models`), a config.json, a checkpoint folder, a .gguf file, or a hub id.
     """
@@ -118,8 +118,8 @@ def cli() -> None:
 def main() -> NoReturn:
     """Runs the command line of this process.
 
-    Exits 0, 1 where the answer is no or cannot be written, 2 where the input was wrong, 128 + n by a signal, and with
-    SIGPIPE's 141 where the reader of stdout left.
+    Exit codes: 0; 1 if the answer is no or cannot be written; 2 for invalid input; 128 + n after signal n; 141
+    (SIGPIPE) if the reader of stdout closed it.
     """
     try:
         streams.guard()
@@ -129,7 +129,7 @@ def main() -> NoReturn:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else BROKEN
     except BaseException:
-        if not signals.exit_code(0):  # else some library made another error of it
+        if not signals.exit_code(0):  # a library may have turned the signal into another error
             raise
         code = INTERRUPTED
     signals.done()

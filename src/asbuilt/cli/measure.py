@@ -1,4 +1,4 @@
-"""`asbuilt measure`: what was predicted of a model beside what is measured of it on this machine."""
+"""`asbuilt measure`: a model's predicted figures beside those measured on this machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option(
-    "--dtype", type=click.Choice(CALIBRATED), help="To run in; as stored where that is one of these, else fp32."
+    "--dtype",
+    type=click.Choice(CALIBRATED),
+    help="Dtype to run in; by default as stored if that is one of these, else fp32.",
 )
-@click.option("--refresh", is_flag=True, help="Calibrate this machine anew instead of using what is cached.")
+@click.option("--refresh", is_flag=True, help="Recalibrate this machine instead of using the cached calibration.")
 @allow_unread_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def measure(
     ctx: click.Context, model: str, dtype: str | None, refresh: bool, allow_unread: tuple[str, ...], as_json: bool
 ) -> None:
-    """Predicts MODEL's figures from its description, runs it, and prints both.
+    """Predict MODEL's figures from its description, run it, and print both.
 
-    A description without weights is run with random ones: no figure depends on them. Exit code 1 where a figure that is
-    no speed misses its tolerance.
+    A description without weights is run with random ones, since no figure depends on their values. The exit code is 1
+    if any figure other than a speed misses its tolerance.
     """
     source = opened(model, allow_unread, weights=True)
     from asbuilt.api.measure import measure as measured

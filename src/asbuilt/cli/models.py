@@ -15,9 +15,9 @@ CACHE_DTYPE = "bf16"
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def models(as_json: bool) -> None:
-    """The models that can be named without having them: size, cache, context and source of each."""
+    """List the models that are known by name: size, cache, context length and source of each."""
     from asbuilt import catalog
 
     rows = [_row(catalog.find(name)) for name in catalog.names()]

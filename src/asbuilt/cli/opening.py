@@ -1,4 +1,4 @@
-"""What the commands share that open a model: `--allow-unread KEY`, and the warning that goes with it."""
+"""What all commands that open a model share: `--allow-unread KEY` and its warning."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 def allow_unread_option(command: C) -> C:
     """Adds `--allow-unread KEY`, which may be given several times, as `allow_unread`."""
-    said = "Pass over a config key that the family does not know; rope_scaling.KEY where it lies inside another."
+    said = "Ignore a config key that the family does not know; rope_scaling.KEY for a nested one."
     return click.option("--allow-unread", metavar="KEY", multiple=True, help=said)(command)
 
 
 def opened(model: str, allow_unread: Sequence[str], *, weights: bool = False) -> Source:
-    """Returns the source as `open_model` does, warning on stderr of keys that were passed over, with its notes."""
+    """Returns the source as `open_model` does, and prints its notes and a warning about ignored keys on stderr."""
     from asbuilt.checkpoint.source import open_model
 
     source = open_model(model, weights=weights, allow_unread=allow_unread)
@@ -31,20 +31,20 @@ def opened(model: str, allow_unread: Sequence[str], *, weights: bool = False) ->
 
 
 def opened_all(models: Sequence[str], allow_unread: Sequence[str], *, weights: bool = False) -> list[Source]:
-    """Returns several sources, one of which need hold each key; raises InputError for a key that none does."""
+    """Returns several sources; raises InputError for a key to be ignored that none of them has."""
     from asbuilt.errors import InputError
 
     used: set[str] = set()
     sources = [_with_needed(model, allow_unread, weights, used) for model in models]
     for key in allow_unread:
         if key not in used:
-            raise InputError("not an unknown key of any of the configs", field="allow-unread", value=key)
+            raise InputError("none of the configs has such an unknown key", field="allow-unread", value=key)
     _warn(allow_unread, *sources)
     return sources
 
 
 def _with_needed(model: str, allow_unread: Sequence[str], weights: bool, used: set[str]) -> Source:
-    """Returns the source; adds to `used` the keys that had to be passed over."""
+    """Returns the source; adds the keys that were ignored to `used`."""
     from asbuilt.checkpoint.source import open_model
     from asbuilt.families import UnreadKeys
 
@@ -63,7 +63,7 @@ def _with_needed(model: str, allow_unread: Sequence[str], weights: bool, used: s
 def _warn(allow_unread: Sequence[str], *sources: Source) -> None:
     if allow_unread:
         said = ", ".join(allow_unread)
-        warn(f"warning: passed over unread: {said}; whatever it changes is left out")
+        warn(f"warning: ignored unread keys: {said}; their effect on the model is not taken into account")
     for source in sources:
         for key, note in source.reading.notes.items():
             warn(f"note: {source.name}: {key}: {note}")

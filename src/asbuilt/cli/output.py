@@ -1,7 +1,7 @@
-"""How commands print: one JSON document, or tables, drawn with rich on a terminal and plain where piped.
+"""How commands print: one JSON document, or tables, drawn with rich on a terminal and as plain text when piped.
 
-What is said holds names from strangers, so each line is one line whatever is in them (`shown.line`). On a terminal a
-table has the columns that there is room for: no number is broken, and what is left out is named.
+Output contains untrusted names, so each line is escaped (`shown.line`). On a terminal a table shows the columns that
+fit: numbers are never wrapped, and omitted columns are named.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from asbuilt.tables import Cell, Column, cells_of, measured, plain
 __all__ = ["count", "print_json", "ranges", "say", "shape", "size", "table", "warn", "write"]
 
 count = number
-# What json leaves as it is and a terminal may not: DEL, C1, directions, separators, joiners, halves of pairs.
+# What json leaves unescaped but a terminal may interpret: DEL, C1, directions, separators, joiners, surrogates.
 BEYOND, OBEYED = re.compile("[\x7f-\U0010ffff]"), ("Cc", "Cf", "Cs", "Zl", "Zp")
-GAP = 2  # between columns: rich sets a space to the right of each, and its box another between them
+GAP = 2  # between columns: rich adds a space to the right of each, and its box another between them
 
 
 def print_json(document: object) -> None:
-    """Prints one JSON document and nothing else; what is no finite number is null, JSON having no word for it."""
+    """Prints one JSON document and nothing else; NaN and infinities become null, since JSON cannot spell them."""
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     try:
         text = json.dumps(document, indent=1, ensure_ascii=plain, allow_nan=False)
@@ -52,7 +52,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
 
 
 def say(text: str = "") -> None:
-    """Prints one line on stdout; on a terminal that is narrower it goes on below, broken between words."""
+    """Prints one line on stdout, wrapped at words on a narrower terminal."""
     shown = line(text)
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(shown)
     if cells_of(shown) > room:
@@ -67,15 +67,15 @@ def warn(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Writes generated text at once: raw into a pipe, its control characters escaped on a terminal."""
+    """Writes generated text immediately: raw to a pipe, with control characters escaped on a terminal."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, drop: Sequence[str] = ()) -> None:
-    """Prints a table; columns that hold nothing but numbers are set to the right.
+    """Prints a table; columns of numbers are right-aligned.
 
-    Where a terminal is too narrow, columns are left out: those of `drop` in its order, then from the right, never the
+    On a terminal that is too narrow, columns are omitted: those of `drop` in order, then from the right, but never the
     first.
     """
     made = [measured(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
@@ -88,7 +88,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *,
 
 
 def fitting(columns: list[Column], drop: Sequence[str], room: int) -> tuple[list[Column], list[str]]:
-    """Returns the columns that there is room for, in their order, and the names of the others."""
+    """Returns the columns that fit, in order, and the names of the others."""
     first = [column for name in drop for column in columns if column.name == name]
     order = [*first, *(column for column in reversed(columns[1:]) if column.name not in drop)]
     left_out: list[Column] = []
@@ -105,9 +105,9 @@ def _needed(columns: Sequence[Column]) -> int:
 
 
 def widths(columns: Sequence[Column], room: int) -> list[int]:
-    """Returns how wide each column is drawn: what is free goes to those that it spares the most lines.
+    """Returns the width of each column: spare width goes where it saves the most lines.
 
-    Where not even two columns fit, it is text that is broken anywhere, and never a figure.
+    If not even two columns fit, text is wrapped anywhere, but figures never are.
     """
     given = [column.least for column in columns]
     free = room - _needed(columns)
@@ -122,7 +122,7 @@ def widths(columns: Sequence[Column], room: int) -> list[int]:
 
 
 def _draw(title: str, columns: Sequence[Column], given: Sequence[int], left_out: Sequence[str], room: int) -> None:
-    """Draws with rich into a text, every name in it as it is: no markup, no picture for `:smile:`."""
+    """Draws with rich, without interpreting markup or emoji names such as `:smile:`."""
     from io import StringIO
 
     from rich.box import SIMPLE_HEAD
@@ -139,6 +139,6 @@ def _draw(title: str, columns: Sequence[Column], given: Sequence[int], left_out:
     console.print(Text(f"\n{title}", style="bold"))
     console.print(drawn)
     if left_out:
-        said = f"no room for {', '.join(name or 'notes' for name in left_out)}: --json has all, and so has a pipe"
+        said = f"no room for {', '.join(name or 'notes' for name in left_out)}: --json or a pipe shows all"
         console.print(Text(said, style="dim"))
     draw(sys.stdout, console.file.getvalue())  # type: ignore[attr-defined]

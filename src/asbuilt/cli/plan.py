@@ -1,4 +1,4 @@
-"""`asbuilt plan`: what a machine holds and how fast it goes; `serve` and `train` are imported when asked for."""
+"""`asbuilt plan`: capacity, speed and cost of serving and training; each command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ COMMANDS = ("serve", "train")
 
 
 class Plans(click.Group):
-    """Imports a plan's module, `asbuilt.cli.plan_NAME`, when it is asked for."""
+    """A group that imports `asbuilt.cli.plan_NAME` only when that command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Serving first."""
+        """Returns the commands in the order of `--help`."""
         return [name for name in COMMANDS if find_spec(f"asbuilt.cli.plan_{name}")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns the command, None where there is none."""
+        """Returns the command, None if there is none of this name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         return getattr(import_module(f"asbuilt.cli.plan_{cmd_name}"), cmd_name)
@@ -26,4 +26,4 @@ class Plans(click.Group):
 
 @click.group(cls=Plans)
 def plan() -> None:
-    """What a machine holds, how many users and how fast, and what training takes. Nothing is run."""
+    """Plan serving and training: memory, users, speed and cost on given machines. Nothing is run."""

@@ -1,4 +1,4 @@
-"""`asbuilt plan serve`: what a machine holds of a model, how many users, how fast, and what to change."""
+"""`asbuilt plan serve`: whether a model fits a machine, how many users, how fast, and what to change."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ SWITCHES = (
 
 
 class Serve(click.Command):
-    """Takes several machines after one `--gpu`, as in `--gpu h100-sxm h200`."""
+    """A command that takes several machines after one `--gpu`, as in `--gpu h100-sxm h200`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `--gpu` before each machine's name that follows one."""
+        """Inserts `--gpu` before each further machine name."""
         return super().parse_args(ctx, list(_spread(args)))
 
 
 def _spread(args: list[str]) -> Iterator[str]:
-    """A word after `--gpu X` that names a machine is one more of them; what is no machine is a model."""
+    """Yields the arguments; a word after `--gpu X` is another machine if it names one, otherwise a model."""
     after = False
     for i, word in enumerate(args):
         value = i > 0 and args[i - 1] == "--gpu"
@@ -78,7 +78,7 @@ def _is_machine(word: str) -> bool:
 
 
 def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The switches, with their meanings in the help."""
+    """Adds an option for each convention, with the meaning of its values in the help."""
     for name in reversed(CHOICES):
         said = "; ".join(f"{value}: {meaning}" for value, meaning in MEANING[name].items())
         command = click.option(
@@ -99,34 +99,49 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="NAME...",
     multiple=True,
     required=True,
-    help="`asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name with "
-    "other numbers (h100-sxm,bf16=990T), or `this`, which is measured.",
+    help="A name from `asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name "
+    "with some numbers replaced (h100-sxm,bf16=990T), or `this`, which is measured.",
 )
-@click.option("--gpus", type=int, help="How many of them; as many as the degrees need.")
-@click.option("--tp", type=int, help="Tensor parallel degree; as wide as heads and vocabulary allow within one node.")
-@click.option("--pp", type=int, help="Pipeline stages; what --tp leaves over.")
+@click.option("--gpus", type=int, help="Number of GPUs; by default as many as the degrees need.")
+@click.option(
+    "--tp", type=int, help="Tensor parallel degree; by default the largest that the model allows within one node."
+)
+@click.option("--pp", type=int, help="Pipeline stages; by default --gpus divided by --tp.")
 @click.option("--ep", type=int, help="Expert parallel degree.")
 @click.option(
     "--context",
     type=Tokens(),
-    help="Of each user: 8192, 128k (128,000), 128K (131,072); 8192, or the model's context if that is less.",
+    help="Tokens per user: 8192, 128k (128,000), 128K (131,072); by default 8192, or the model's context if shorter.",
 )
-@click.option("--prompt", type=Tokens(), help="Of the prompt whose first token is timed; one chunk.")
-@click.option("--chunk", type=Tokens(), default=CHUNK, show_default=True, help="Tokens prefilled at once.")
-@click.option("--users", "--batch", "users", type=int, help="How many at once; as many as there is room for.")
+@click.option("--prompt", type=Tokens(), help="Tokens of the prompt whose first token is timed; by default one chunk.")
+@click.option("--chunk", type=Tokens(), default=CHUNK, show_default=True, help="Tokens per prefill chunk.")
+@click.option("--users", "--batch", "users", type=int, help="Concurrent users; by default as many as fit.")
 @click.option(
     "--dtype",
-    help="Of weights: bf16, fp8, int4, q4_k, q4_k_m ...; with scales int4:128, int8:128, fp8:128; "
-    "`quantised`, as published: as a quantization_config says or a GGUF file holds, which is usual where "
-    "there is one.  [bf16]",
+    help="Dtype of weights: bf16, fp8, int4, q4_k, q4_k_m ...; with scales int4:128, int8:128, fp8:128; or "
+    "`quantised`: as in the quantization_config or GGUF file, the default if there is one.  [bf16]",
 )
-@click.option("--kv-dtype", help="Of the cache; as activations, which are in bf16 unless weights are fp16 or wider.")
-@click.option("--latency-target", metavar="TIME", help="Of one token, such as 20ms.")
-@click.option("--first-token-target", metavar="TIME", help="Of the first token, such as 0.5s.")
-@click.option("--bandwidth-efficiency", type=float, default=1.0, show_default=True, help="Share of bandwidth reached.")
-@click.option("--compute-efficiency", type=float, default=1.0, show_default=True, help="Share of the rate reached.")
 @click.option(
-    "--efficiency", "measured", metavar="FILE", help="Both from a run: what `asbuilt measure --json` printed."
+    "--kv-dtype", help="Dtype of the cache; by default that of activations: bf16, or the weights' if fp16 or wider."
+)
+@click.option("--latency-target", metavar="TIME", help="Longest time per generated token, such as 20ms.")
+@click.option("--first-token-target", metavar="TIME", help="Longest time to the first token, such as 0.5s.")
+@click.option(
+    "--bandwidth-efficiency",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Fraction of the bandwidth that is reached.",
+)
+@click.option(
+    "--compute-efficiency",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Fraction of the FLOP rate that is reached.",
+)
+@click.option(
+    "--efficiency", "measured", metavar="FILE", help="Take both from a file that `asbuilt measure --json` printed."
 )
 @click.option(
     "--memory-utilisation",
@@ -135,33 +150,33 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     type=float,
     default=Conventions.utilisation,
     show_default=True,
-    help="Share of memory that is used.",
+    help="Fraction of memory that is used.",
 )
-@click.option("--reserve-size", "--reserve", "reserve", metavar="SIZE", help="Kept free beside that.")
-@click.option("--overhead", metavar="SIZE", help="One figure in place of activations, logits and workspace.")
-@click.option("--workspace", metavar="SIZE", help="Graphs and libraries; 1GiB, nothing on a CPU.")
-@click.option("--page/--no-page", default=Conventions.page, show_default=True, help="Whether the cache is in pages.")
-@click.option("--block-size", type=int, default=Conventions.block_size, show_default=True, help="Tokens of a page.")
+@click.option("--reserve-size", "--reserve", "reserve", metavar="SIZE", help="Memory kept free beyond that.")
+@click.option("--overhead", metavar="SIZE", help="One figure that replaces activations, logits and workspace.")
+@click.option("--workspace", metavar="SIZE", help="CUDA graphs and libraries; by default 1GiB, nothing on a CPU.")
+@click.option("--page/--no-page", default=Conventions.page, show_default=True, help="Whether the cache is paged.")
+@click.option("--block-size", type=int, default=Conventions.block_size, show_default=True, help="Tokens per page.")
 @click.option(
     "--node",
     type=int,
     default=Conventions.node,
     show_default=True,
-    help="Devices of one node, which share the fast link.",
+    help="Devices per node, connected by the fast link.",
 )
 @click.option(
     "--network",
     metavar="RATE",
     default=f"{Conventions.network / 1e9:g}GB/s",
     show_default=True,
-    help="Of one device to other nodes; 400Gb/s is 50GB/s.",
+    help="Bandwidth of one device to other nodes; 400Gb/s is 50GB/s.",
 )
 @_convention_options
 @allow_unread_option
-@click.option("--plot", metavar="FILE", help="Pictures of the plans: .svg, .png or .pdf.")
-@click.option("--explain", is_flag=True, help="Every formula with its numbers.")
-@click.option("--markdown", is_flag=True, help="Tables in Markdown.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option("--plot", metavar="FILE", help="Write plots of the plans: .svg, .png or .pdf.")
+@click.option("--explain", is_flag=True, help="Print every formula with its numbers.")
+@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -175,9 +190,9 @@ def serve(
     as_json: bool,
     **options: Any,  # noqa: ANN401  what asbuilt.plan.serve takes, and the switches
 ) -> None:
-    """What NAME holds of MODEL, how many users and how fast; several of either make a table. Nothing is run.
+    """Plan serving MODEL on machine NAME: whether it fits, how many users, how fast. Nothing is run.
 
-    Exit code 1 where it does not fit.
+    Several models or machines are compared in a table. The exit code is 1 if it does not fit.
     """
     plots = None if plot is None else _plots(Path(plot))
     sources = opened_all(models, allow_unread)
@@ -190,7 +205,7 @@ def serve(
 
 
 def _plots(path: Path) -> ModuleType:
-    """The module that draws, having checked that it can write there."""
+    """Returns the plotting module, after checking that it can write to `path`."""
     from asbuilt import plots
 
     plots.check(path)
@@ -250,7 +265,7 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError("not JSON", field="efficiency", value=str(path)) from error
+        raise InputError(field="efficiency", value=str(path), allowed="a JSON file") from error
     bandwidth, compute = from_measured(document, source.spec, source.name)
     return {"bandwidth_efficiency": bandwidth, "compute_efficiency": compute}
 

@@ -1,4 +1,4 @@
-"""`asbuilt plan train`: what training a model takes, and which layout of GPUs does it fastest."""
+"""`asbuilt plan train`: what training a model takes, and which parallel layout is fastest."""
 
 from __future__ import annotations
 
@@ -24,50 +24,55 @@ if TYPE_CHECKING:
     from asbuilt.plan.train.search import Ranked
 
 F = TypeVar("F", bound=Callable[..., Any])
-CHUNKS = 8  # of the loss, where --chunked-loss says no number
+CHUNKS = 8  # of the loss, if --chunked-loss has no number
 
 
-def _option(name: str, *spellings: str, **said: Any) -> Callable[[F], F]:  # noqa: ANN401  what click.option takes
+def _option(name: str, *spellings: str, **said: Any) -> Callable[[F], F]:  # noqa: ANN401  what click.option accepts
     """An option whose default is that of the field of `Options` with its name, under other spellings before that."""
     names = (*spellings, f"--{name.replace('_', '-')}", name)
     return click.option(*names, default=getattr(Options, name), show_default=True, **said)
 
 
 def _rate(nbytes: float) -> str:
-    """Bytes/s as they are given: 50GB/s."""
+    """Returns bytes/s as an option takes them: 50GB/s."""
     return f"{nbytes / 1e9:g}GB/s"
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--parameters", metavar="N", help="In place of MODEL, so many parameters: 7.5e9, 70B.")
-@click.option("--gpu", required=True, metavar="NAME", help="A machine (`asbuilt machines`), a TOML file, or numbers.")
-@_option("gpus", type=int, help="How many.")
-@_option("batch", "--micro-batch", type=int, help="Sequences of one micro-batch of a replica.")
-@click.option("--seq", type=Tokens(), help=f"Tokens per sequence; {Options.seq}, or the context if less.")
-@_option("accumulate", type=int, help="Micro-batches of one step.")
-@_option("optimizer", help=", ".join(OPTIMIZERS))
-@_option("dtype", help=f"Of weights and activations: {', '.join(TRAINED)}.")
-@click.option("--gradient-dtype", help="Of gradients; as --dtype.")
+@click.option("--parameters", metavar="N", help="A number of parameters in place of MODEL: 7.5e9, 70B.")
+@click.option("--gpu", required=True, metavar="NAME", help="A name from `asbuilt machines`, a TOML file, or numbers.")
+@_option("gpus", type=int, help="Number of GPUs.")
+@_option("batch", "--micro-batch", type=int, help="Sequences per micro-batch and replica.")
 @click.option(
-    "--master/--no-master", default=Options.master, show_default=True, help="An fp32 copy of narrower weights."
+    "--seq", type=Tokens(), help=f"Tokens per sequence; by default {Options.seq}, or the context length if shorter."
+)
+@_option("accumulate", type=int, help="Micro-batches per step (gradient accumulation).")
+@_option("optimizer", help=", ".join(OPTIMIZERS))
+@_option("dtype", help=f"Dtype of weights and activations: {', '.join(TRAINED)}.")
+@click.option("--gradient-dtype", help="Dtype of gradients; by default --dtype.")
+@click.option(
+    "--master/--no-master",
+    default=Options.master,
+    show_default=True,
+    help="Keep fp32 master weights beside narrower ones.",
 )
 @_option("zero", type=int, help="ZeRO stage 0 to 3; 3 is FSDP.")
 @_option("tp", type=int, help="Tensor parallel degree.")
 @_option("pp", type=int, help="Pipeline stages (1F1B).")
-@_option("ep", type=int, help="Expert parallel degree, out of dp x cp.")
+@_option("ep", type=int, help="Expert parallel degree, a divisor of dp x cp.")
 @_option("cp", type=int, help="Context parallel degree (ring attention).")
 @click.option(
     "--interleave",
     type=int,
     metavar="CHUNKS",
-    help="Model chunks of a pipeline stage, 1 for plain 1F1B; as many as the run allows.",
+    help="Model chunks per pipeline stage, 1 for plain 1F1B; by default as many as the run allows.",
 )
 @click.option(
     "--sequence-parallel/--no-sequence-parallel",
     default=Options.sequence_parallel,
     show_default=True,
-    help="Divide by tokens what --tp leaves whole.",
+    help="Sequence parallelism: divide activations that --tp replicates by tokens.",
 )
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
 @click.option(
@@ -77,34 +82,39 @@ def _rate(nbytes: float) -> str:
     flag_value=CHUNKS,
     default=Options.chunked_loss,
     metavar="[CHUNKS]",
-    help=f"Compute the loss in so many pieces; {CHUNKS} if none is said.",
+    help=f"Compute the loss in this many chunks; {CHUNKS} without a number.",
 )
 @_option("offload", help=", ".join(OFFLOADS))
-@click.option("--lora", type=int, metavar="RANK", help="Train adapters of this rank, all else frozen.")
-@click.option("--targets", metavar="NAMES", help="Matrices with adapters: q,v; all of the blocks if none are said.")
-@click.option("--qlora", is_flag=True, help="Hold frozen matrices in NF4, doubly quantised.")
-@click.option("--tokens", metavar="N", help="How many to train on, 15T; 20 per parameter.")
-@_option("kernel_efficiency", type=float, help="Share of the dense rate that a GPU reaches while it computes.")
+@click.option(
+    "--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank, with all other weights frozen."
+)
+@click.option("--targets", metavar="NAMES", help="Linear maps with adapters: q,v; by default all in the blocks.")
+@click.option("--qlora", is_flag=True, help="Store frozen matrices in NF4 with double quantisation.")
+@click.option("--tokens", metavar="N", help="Training tokens, such as 15T; by default 20 per parameter.")
+@_option("kernel_efficiency", type=float, help="Fraction of the dense rate that a GPU reaches while it computes.")
 @click.option(
     "--mfu",
     "--utilisation",
     "utilisation",
     type=float,
-    help="Model FLOPs utilisation of the whole step, as runs report it (0.4): nothing is added to it.",
+    help="Model FLOPs utilisation of the whole step, as runs report it (0.4); includes all overheads.",
 )
-@click.option("--price", type=float, help="Of one GPU's hour.")
-@_option("reserve", "--reserve-share", type=float, help="Share of memory left alone.")
-@_option("node", type=int, help="GPUs that share the fast link.")
-@click.option("--network", default=_rate(Options.network), show_default=True, help="Per GPU, between nodes.")
+@click.option("--price", type=float, help="Price of one GPU-hour.")
+@_option("reserve", "--reserve-share", type=float, help="Fraction of memory left unused.")
+@_option("node", type=int, help="GPUs per node, connected by the fast link.")
+@click.option("--network", default=_rate(Options.network), show_default=True, help="Bandwidth per GPU between nodes.")
 @click.option(
-    "--host", default=_rate(Options.host), show_default=True, help="Between a GPU and the host's memory, for --offload."
+    "--host",
+    default=_rate(Options.host),
+    show_default=True,
+    help="Bandwidth between a GPU and host memory, for --offload.",
 )
-@click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by the time of a step.")
+@click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by step time.")
 @allow_unread_option
-@click.option("--plot", metavar="FILE", help="Memory and a step's time as a picture: .svg, .png or .pdf.")
-@click.option("--explain", is_flag=True, help="Every formula with its numbers.")
-@click.option("--markdown", is_flag=True, help="Tables in Markdown.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option("--plot", metavar="FILE", help="Write a plot of memory and step time: .svg, .png or .pdf.")
+@click.option("--explain", is_flag=True, help="Print every formula with its numbers.")
+@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -123,7 +133,7 @@ def train(
     as_json: bool,
     **fields: Any,  # noqa: ANN401  the options that Options checks
 ) -> None:
-    """What training MODEL takes: memory, FLOPs, time, money. Exits 1 where it does not fit."""
+    """Plan training MODEL: memory, FLOPs, time, money. The exit code is 1 if it does not fit."""
     from asbuilt import plots
     from asbuilt.catalog.quantities import parse_bytes, parse_count
     from asbuilt.plan.train.plan import plan
@@ -150,7 +160,7 @@ def train(
 
 
 def _machine(name: str) -> Machine:
-    """The machine of that name, or this one, measured."""
+    """Returns the machine of this name, or this one, measured."""
     from asbuilt.catalog import machines
 
     if name != "this":
@@ -163,14 +173,14 @@ def _machine(name: str) -> Machine:
 def _subject(
     model: str | None, parameters: str | None, allow_unread: tuple[str, ...], seq: int | None
 ) -> tuple[Subject, int, dict[str, int | bool]]:
-    """What is trained, on sequences of how many tokens, and the sizes that no config says."""
+    """Returns what is trained, the sequence length, and the sizes that the config does not state."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
     from asbuilt.plan.train.plan import Subject
 
     if (model is None) == (parameters is None):
-        both = "both are given" if model is not None else "missing"
-        raise InputError(both, field="MODEL", allowed="a model, or --parameters N in its place")
+        both = "MODEL and --parameters are both given" if model is not None else "missing"
+        raise InputError(both, field="MODEL", allowed="a model, or left out in favour of --parameters N")
     if parameters is not None:
         number = parameters.replace("B", "G").replace("b", "g")
         return Subject(parameters=parse_count(number, "parameters")), Options.seq if seq is None else seq, {}
@@ -178,7 +188,7 @@ def _subject(
     source = opened(model, allow_unread)
     spec = source.spec
     if seq is not None and seq > spec.max_positions:
-        warn(f"warning: --seq {seq} is beyond the context of {spec.max_positions} tokens")
+        warn(f"warning: --seq {seq} exceeds the context length of {spec.max_positions} tokens")
     seq = min(Options.seq, spec.max_positions) if seq is None else seq
     return Subject(spec), seq, source.reading.defaults
 

@@ -1,9 +1,9 @@
-"""What stops a command: SIGINT, SIGTERM and SIGHUP unwind it, so that what it has begun is undone; it exits 128 + n.
+"""How signals stop a command: SIGINT, SIGTERM and SIGHUP unwind it so that it cleans up; it exits with 128 + n.
 
-Three places must not be interrupted by an exception. Extension modules that are being initialised print it or abort: at
-the bottom of a command nothing has been begun, so an import there ends the process at once, and one that the library
-makes amid its work is waited for. A finaliser swallows it: it is raised again a moment later. And the undoing itself: a
-signal that comes within two seconds of another is the same hand, and is passed over.
+Three places must not be interrupted by an exception. Extension modules that are being initialised print it or abort:
+during a command's own imports there is nothing to clean up yet, so the process ends at once, while imports that the
+library makes during its work are allowed to finish. Finalisers swallow it: it is raised again a moment later. And the
+cleanup itself: a second signal within two seconds of the first is ignored.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ IMPORTING = "<frozen importlib"
 
 
 class Stopped(BaseException):
-    """A signal asks the command to stop.
+    """A signal asked the command to stop.
 
-    No KeyboardInterrupt: click, and other libraries, have an answer of their own to that.
+    Not a KeyboardInterrupt, which click and other libraries handle in their own way.
     """
 
 
 class _Asked:
-    """Which signal asked for the end, and when."""
+    """Which signal asked the command to stop, and when."""
 
     number = 0
     at = -SAME_HAND
 
 
 def install() -> None:
-    """Has the signals raise `Stopped`; those that whoever started us has ignored (nohup) stay so."""
+    """Makes the signals raise `Stopped`; signals ignored by the parent process (nohup) stay ignored."""
     for number in _numbers():
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -47,14 +47,14 @@ def install() -> None:
 
 
 def done() -> None:
-    """Says that the command has ended: what comes now ends the process at once, and prints nothing."""
+    """Marks the command as ended: a later signal ends the process at once and prints nothing."""
     for number in _numbers():
         if signal.getsignal(number) == _stop:
             signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process, nothing being left to undo: a signal while the interpreter is taken down would be printed."""
+    """Ends the process at once: a signal during the interpreter's shutdown would print a traceback."""
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -64,7 +64,7 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code(usual: int) -> int:
-    """Returns 128 + n where signal n asked for the end, the usual code otherwise."""
+    """Returns 128 + n if signal n asked the command to stop, the usual code otherwise."""
     return 128 + _Asked.number if _Asked.number else usual
 
 
@@ -95,7 +95,7 @@ def _raise(frame: FrameType | None) -> None:
 
 
 def _again_soon() -> bool:
-    """Has `_remind` called in a moment; returns whether this system can do that."""
+    """Schedules `_remind` in a moment; returns whether the system supports that."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, MOMENT)
         return True
@@ -103,7 +103,7 @@ def _again_soon() -> bool:
 
 
 def _callers(frame: FrameType | None) -> list[FrameType]:
-    """The frame and all below it."""
+    """Returns the frame and its callers."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -112,14 +112,14 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 
 def _imports_from(frame: FrameType | None) -> FrameType | None:
-    """Returns the frame of the first import statement that is being run, if any is."""
+    """Returns the frame of the outermost import statement being run, if any."""
     callers = _callers(frame)
     inside = [i for i, found in enumerate(callers) if found.f_code.co_filename.startswith(IMPORTING)]
     return callers[inside[-1] + 1] if inside and inside[-1] + 1 < len(callers) else None
 
 
 def _is_working(frame: FrameType) -> bool:
-    """Whether the frame is a function of the library, not of the command line: it may have begun something."""
+    """Returns whether the frame is a function of the library rather than the command line, and may need cleanup."""
     name = frame.f_globals.get("__name__", "")
     return name.startswith("asbuilt.") and not name.startswith(("asbuilt.cli", "asbuilt.__main__"))
 

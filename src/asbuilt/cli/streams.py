@@ -1,8 +1,7 @@
-"""The streams that a command writes to: what is shown on them, and what happens where they are closed, full or left.
+"""The streams that a command writes to: escaping, and what happens when they are closed, full or no longer read.
 
-Everything that reaches a terminal or stderr passes through here, whoever wrote it: our tables, click's usage errors, a
-library's warnings, a traceback. Only stdout's failure is an answer that did not arrive; a message that nobody can read
-is silence.
+Everything that reaches a terminal or stderr passes through here: tables, click's usage errors, libraries' warnings,
+tracebacks. Only a failure of stdout is an error; a message that stderr cannot take is dropped.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any, TextIO
 
 from asbuilt.shown import prose
 
-# A library's progress bar (tqdm, as the hub's is): back to where the line began, or up to another bar's line.
+# A library's progress bar (tqdm, as the hub uses): a return to the start of the line, or to another bar's line.
 BAR = re.compile(r"\r|(\x1b\[A)+\Z")
-READER_LEFT = 141  # 128 + SIGPIPE, what a shell says of any program whose reader left
+READER_LEFT = 141  # 128 + SIGPIPE, as shells report for a program whose reader closed the pipe
 
 
 class Lost(Exception):
-    """What stdout was to carry cannot be written; `exit_code` says whether its reader left."""
+    """stdout cannot be written; `exit_code` tells whether its reader closed it."""
 
     def __init__(self, code: int, why: str) -> None:
         self.exit_code = READER_LEFT if code == errno.EPIPE else 1
@@ -31,7 +30,7 @@ class Lost(Exception):
 
 
 class _Raw(io.RawIOBase):
-    """Bytes to a file descriptor; after the first failure they go nowhere."""
+    """Writes bytes to a file descriptor; after the first failure they are discarded."""
 
     def __init__(self, under: io.RawIOBase, *, needed: bool) -> None:
         self._under, self._needed, self._lost = under, needed, False
@@ -45,8 +44,8 @@ class _Raw(io.RawIOBase):
     def isatty(self) -> bool:
         return self._under.isatty()
 
-    def write(self, data: Any, /) -> int:  # noqa: ANN401  whatever holds bytes
-        """Writes some of the data; raises `Lost` where this is stdout and it cannot be written."""
+    def write(self, data: Any, /) -> int:  # noqa: ANN401  any buffer
+        """Writes some of the data; raises `Lost` if this is stdout and it cannot be written."""
         while not self._lost:
             try:
                 written = self._under.write(data)
@@ -57,17 +56,17 @@ class _Raw(io.RawIOBase):
             else:
                 if written is not None:
                     return written
-                select.select([], [self.fileno()], [])  # a pipe that does not block is full
+                select.select([], [self.fileno()], [])  # a non-blocking pipe is full
         return len(data)
 
 
 class Guarded(io.TextIOWrapper):
-    """Text whose control characters are escaped where `escaping`; what draws with them itself uses `draw`."""
+    """Text whose control characters are escaped if `escaping`; `draw` writes them unescaped."""
 
     def __init__(self, like: TextIO, raw: _Raw, *, escaping: bool) -> None:
         lines = raw.isatty() or escaping
         super().__init__(io.BufferedWriter(raw), encoding=like.encoding, errors="replace", line_buffering=lines)
-        self._like = like  # which would close the descriptor if nobody held it
+        self._like = like  # kept alive: its finaliser would close the descriptor
         self._escaping, self._left = escaping, ""
 
     def write(self, text: str, /) -> int:
@@ -79,13 +78,13 @@ class Guarded(io.TextIOWrapper):
         return len(text)
 
     def draw(self, text: str) -> None:
-        """Writes the text as it is, and at once."""
+        """Writes the text unescaped, and flushes."""
         super().write(text)
         self.flush()
 
 
 def draw(stream: TextIO | None, text: str) -> None:
-    """Writes what holds control characters of ours, such as colours; nothing where there is no such stream."""
+    """Writes text with intended control characters, such as colours; does nothing without a stream."""
     if isinstance(stream, Guarded):
         stream.draw(text)
     elif stream is not None:
@@ -93,14 +92,14 @@ def draw(stream: TextIO | None, text: str) -> None:
 
 
 def guard() -> None:
-    """Puts the guarded streams in place of this process's own; raises `Lost` where stdout is closed.
+    """Replaces this process's streams by guarded ones; raises `Lost` if stdout is closed.
 
-    Descriptors that are closed are opened on nothing, so that no file that is opened later becomes stdout or stderr.
+    Closed descriptors are opened on /dev/null, so that no file opened later becomes stdout or stderr.
     """
     closed = [number for number in range(3) if not _open(number)]
     for _ in closed:
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
-    if sys.stderr is None:  # what is printed to None goes to stdout
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free descriptor
+    if sys.stderr is None:  # print(file=None) would go to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = guarded(sys.stderr, needed=False, escaping=True)
     if sys.stdout is None or 1 in closed:
@@ -118,7 +117,7 @@ def _open(descriptor: int) -> bool:
 
 
 def guarded(stream: TextIO, *, needed: bool, escaping: bool) -> TextIO:
-    """Returns the stream guarded; one that is no file of the system, such as a test's, as it is."""
+    """Returns the stream guarded, or unchanged if it has no file descriptor, as in a test."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     raw = stream.buffer

@@ -1,4 +1,4 @@
-"""What options take beyond click's own types."""
+"""Option types beyond click's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Tokens(click.ParamType):
         self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Returns the number; a usage error for what is none, and for one beyond the bounds."""
+        """Returns the number; a usage error if it is not a number of tokens or out of bounds."""
+
         from asbuilt.catalog.quantities import parse_tokens
 
         try:

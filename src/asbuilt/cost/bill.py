@@ -179,7 +179,12 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
     """
     held = find_dtype(dtype)
     if held.block > 1:
-        raise InputError("a cache takes a plain format", field="kv-dtype", value=dtype, allowed="fp32, bf16, fp8, ...")
+        raise InputError(
+            "not a format for caches",
+            field="kv-dtype",
+            value=dtype,
+            allowed="a format without blocks, such as fp32, bf16 or fp8",
+        )
     everything = [r for _, part in walk(spec) for r in part.remembers()]
     remembered = [r for r in everything if r.of == "sequence"]
     growing = [r for r in remembered if r.grows]

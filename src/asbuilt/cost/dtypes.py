@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from asbuilt.dtypes import BLOCKS, PLAIN, short_name
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.part import Weight
 
 # A row whose length is no multiple of 256 falls back to blocks of 32, as llama.cpp's quantiser does; what fits neither
@@ -59,4 +59,4 @@ def dtype(name: str) -> Dtype:
         block, nbytes = BLOCKS[key]
         return Dtype(key, block, Fraction(nbytes))
     known = sorted(PLAIN) + sorted(BLOCKS)
-    raise InputError("unknown dtype", field="dtype", value=name, allowed=", ".join(known), fix=near(key, known))
+    raise InputError("unknown dtype", field="dtype", value=name, allowed=one_of(known), fix=near(key, known))

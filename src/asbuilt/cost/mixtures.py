@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from asbuilt.cost.dtypes import dtype
 from asbuilt.cost.folded import Held
 from asbuilt.dtypes import BLOCKS, PLAIN
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.experts import MixtureOfExperts
 from asbuilt.spec.head import Head
@@ -202,7 +202,7 @@ def format_name(name: str) -> str:
     except InputError as error:
         known = [*sorted(PLAIN), *sorted(BLOCKS), *MIXTURES]
         raise InputError(
-            "unknown dtype", field="dtype", value=name, allowed=", ".join(known), fix=near(name.lower()[:80], known)
+            "unknown dtype", field="dtype", value=name, allowed=one_of(known), fix=near(name.lower()[:80], known)
         ) from error
 
 
@@ -218,7 +218,7 @@ def held(spec: Part, name: str, *, joined: bool = False) -> Held:
         return lambda path, weight, owner: plain.nbytes(weight)
     if not isinstance(spec, Model) or spec.encoder is not None or spec.n_vocab == 0:
         raise InputError(
-            "this mixture is stated for whole models of text without an encoder",
+            "this mixture applies only to text models without an encoder",
             field="dtype",
             value=name,
             fix="name one format, such as q4_k or q8_0",

@@ -1,6 +1,6 @@
-"""What a model is and what it costs, from its description alone: `asbuilt.describe(model)`.
+"""A model's structure and costs, from its description alone: `asbuilt.describe(model)`.
 
-The command `asbuilt describe` prints the same object; its figures are folds over what the parts declare (`bill`).
+The command `asbuilt describe` prints the same object; its figures are folds over the parts' declarations (`bill`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["Description", "describe"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Description:
-    """A model's bill at `batch` sequences of `seq` tokens; everything in it is worked out when it is first asked for.
+    """A model's costs at `batch` sequences of `seq` tokens, computed on first use.
 
-    It prints as the command does, and shows itself as tables in a notebook.
+    Prints as the command does, and displays as tables in a notebook.
     """
 
     source: Source
@@ -58,17 +58,17 @@ class Description:
         )
 
     def document(self) -> dict[str, Any]:
-        """Returns the document that `asbuilt describe --json` prints: plain data, whose keys only ever get more."""
+        """Returns the document that `asbuilt describe --json` prints: plain data, whose keys are never removed."""
         return self._document
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Numbers of parameters: `total`, `active` per token, and one of each kind of part."""
+        """Parameter counts: `total`, `active` per token, and one for each kind of part."""
         return self._document["parameters"]
 
     @property
     def flops(self) -> dict[str, int | float]:
-        """FLOPs per token, the mean of `seq`: `forward_per_token`, `training_per_token`, ..."""
+        """FLOPs per token, averaged over `seq`: `forward_per_token`, `training_per_token`, ..."""
         return self._document["flops"]
 
     @property
@@ -83,15 +83,15 @@ class Description:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The bill by path, equal blocks folded: `blocks.0-31.attention.body`, its figures those of one of them."""
+        """The costs by path, equal blocks folded: `blocks.0-31.attention.body`, with the figures of one of them."""
         from asbuilt.cost import Row
 
         return tuple(Row(**row) for row in self._document["rows"])
 
     def at(self, path: str) -> Row:
-        """Returns the row of a path, as it is printed or of one block of those that it stands for.
+        """Returns the row of a path, either as printed or for a single block that the row covers.
 
-        Raises InputError for a path without a row, with those that are near.
+        Raises InputError, with similar paths, for a path without a row.
         """
         for row in self.rows:
             if row.path == path or matches(row.path, path):
@@ -103,14 +103,14 @@ class Description:
                 "has no row of its own", field="path", value=path, fix=f"it is counted in the row of {held.path}"
             )
         known = [row.path for row in self.rows]
-        raise InputError("no row of that path", field="path", value=path, fix=near(path, known))
+        raise InputError("no row has this path", field="path", value=path, fix=near(path, known))
 
     def tables(self) -> list[plain.Table]:
-        """Returns the answer as tables."""
+        """Returns the description as tables."""
         return [item for item in tables.printed(self._document) if isinstance(item, plain.Table)]
 
     def markdown(self) -> str:
-        """Returns the tables for a document."""
+        """Returns the tables as Markdown."""
         return plain.markdown(self.tables())
 
     def __str__(self) -> str:
@@ -133,18 +133,19 @@ def describe(
     kv_dtype: object = None,
     allow_unread: Sequence[str] = (),
 ) -> Description:
-    """Returns what a model is and what it costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run.
+    """Returns a model's structure and costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run.
 
-    `model` is a spec, a built model, a source, a catalogue name or a path. `seq` None is 1024 tokens, or the context if
-    less; an image is as many tokens as it is. `dtype` is of weights and activations, a block format too; `kv_dtype`
-    None is `dtype` where that is a float of 16 bits or more, else bf16. Raises InputError for what is none of these.
+    `model` is a spec, a built model, a source, a catalogue name or a path. `seq` None means 1024 tokens, or the context
+    length if shorter; an image model has its own number. `dtype` is that of weights and activations, or a block format;
+    `kv_dtype` None means `dtype` if that is a float of 16 bits or more, else bf16. Raises InputError for invalid
+    values.
     """
     from asbuilt.checkpoint.given import source_of
 
     source = source_of(model, allow_unread=allow_unread)
     for name, value, least in (("seq", 1 if seq is None else seq, 1), ("batch", batch, 1), ("images", images, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_SIZE:
-            raise InputError("must be a whole number", field=name, value=value, allowed=f"{least} to 2^31-1")
+            raise InputError(field=name, value=value, allowed=f"a whole number from {least} to 2^31-1")
     weights = short_name(dtype)
     return Description(
         source=source,

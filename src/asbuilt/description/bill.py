@@ -1,4 +1,4 @@
-"""What `describe` says of a model, as plain data: the keys of its JSON document, which only ever get more."""
+"""The JSON document of `describe` as plain data; its keys are never removed."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 WEIGHT_DTYPES = ("fp32", "bf16", "fp8", "int8", "int4", *BLOCKS)
 DEFAULT_SEQ = 1024
 CONVENTIONS = {
-    "flops": "a product (a,b)x(b,c) is 2abc FLOPs; training is forward with full scores, and twice that backward",
-    "scores": "scores and mixing with every key, masked ones too; forward_per_token_causal leaves masked pairs out",
-    "lookup": "looking up an embedding multiplies nothing; its table counts among the parameters",
+    "flops": "a product (a,b)x(b,c) counts 2abc FLOPs; training is forward with full scores, plus twice that backward",
+    "scores": "attention over every key, masked ones too; forward_per_token_causal skips masked pairs",
+    "lookup": "an embedding lookup costs no FLOPs; its table counts towards the parameters",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
-    "parameters": "as built: tied tensors once; active: what one token uses; parameters_stored: as the file holds them",
-    "defaults": "sizes that config.json does not say, as transformers' class has them",
-    "notes": "keys of config.json that transformers does not read, and other programs do",
-    "active_parameters": "of experts those that a token is sent to; with the input tables, whole, or without those of "
-    "which a token looks up a row and multiplies none, as many model cards count",
-    "quantization": "how config.json, or hf_quant_config.json beside it, says that the weights are packed; a stored "
-    "byte then counts as one number; packed: what `plan serve` makes of that",
-    "stored_extra": "held by a checkpoint beside the parameters as built: buffers, which no training step moves, and "
-    "layers that predict tokens further on, which no pass runs; scales: of 8-bit weights, where config.json says so; "
-    "less positions that are computed and not stored",
-    "encoder": "reads as many tokens as the sequence has, before its first one; FLOPs per token are of both stacks, "
-    "divided by the decoder's tokens; cache bytes_per_source_token is for each token that it read",
-    "cache": "the semantic minimum, and the bytes of the cache object that generation allocates; of one sequence; "
-    "expanded: if every head's keys and values were kept, not the latents that hold them",
-    "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is what the file holds",
-    "activations": "kept by one training forward pass with fused attention; weights and gradients not counted",
-    "pooler": "where there is one its product, once per sequence and only if asked for, is in no figure of FLOPs",
-    "decode": "one step of one token per sequence; weights read once, the cache read and written, activations left "
-    "out; none where tokens see those after them",
+    "parameters": "as built: tied tensors once; active: used by one token; parameters_stored: as stored in the file",
+    "defaults": "sizes missing from config.json, taken from transformers' class",
+    "notes": "keys of config.json that transformers ignores, but other programs read",
+    "active_parameters": "only the experts that a token is routed to; with the whole input embedding, or without "
+    "tables that a token only looks up, as many model cards count",
+    "quantization": "how the weights are packed according to config.json, or hf_quant_config.json beside it; a stored "
+    "byte then counts as one number; packed: as `plan serve` counts it",
+    "stored_extra": "stored in a checkpoint besides the parameters as built: buffers, which are not trained, and "
+    "layers for multi-token prediction, which no pass runs; scales: those of 8-bit weights, if config.json states "
+    "them; minus positions that are computed rather than stored",
+    "encoder": "reads as many tokens as the sequence has, once before decoding; FLOPs per token cover both stacks, "
+    "divided by the decoder's tokens; cache bytes_per_source_token is per token that the encoder read",
+    "cache": "the theoretical minimum, and the bytes of the cache object that generation allocates; for one sequence; "
+    "expanded: if every head's keys and values were cached instead of the latents",
+    "weights": "in block formats vectors stay fp32, as in GGUF files; stored_bytes is as in the file",
+    "activations": "saved for backward by one forward pass with fused attention, without weights and gradients",
+    "pooler": "its product runs once per sequence and only on request, so no FLOPs figure includes it",
+    "decode": "one step of one token per sequence; weights are read once, the cache is read and written, activations "
+    "are not counted; none for bidirectional attention",
 }
 
 
 def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str, images: int = 0) -> dict[str, Any]:
-    """Returns the whole bill of a model at `batch` sequences of `seq` tokens, with so many images in each.
+    """Returns all costs of a model at `batch` sequences of `seq` tokens, each with `images` images.
 
-    Raises InputError for a dtype that is none, for stored tensors that are not those of the description, and for images
-    that the model does not see or that do not go into the text.
+    Raises InputError for an unknown dtype, for stored tensors that do not match the description, and for images that
+    the model does not read or that do not fit in the text.
     """
     spec = source.spec
     _require_images(spec, seq, images)
@@ -101,22 +101,22 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
 
 
 def _require_images(spec: Model, seq: int, images: int) -> None:
-    """Raises InputError for images that the model does not see, or whose tokens are more than the text has."""
+    """Raises InputError for images that the model does not read, or that take more tokens than the text has."""
     if images and spec.vision is None:
-        raise InputError("this model sees no images beside a text", field="images", value=images, allowed="0")
+        raise InputError("this model does not read images beside a text", field="images", value=images, allowed="0")
     taken = images * spec.vision.n_tokens if isinstance(spec.vision, Vision) else 0
     if taken > seq:
         raise InputError(
-            f"these images take {taken} tokens",
+            f"the images take {taken} tokens",
             field="images",
             value=images,
-            allowed=f"what {seq} tokens hold",
+            allowed=f"few enough to fit in {seq} tokens",
             fix="raise --seq",
         )
 
 
 def _stored(source: Source) -> tuple[int | None, int | None]:
-    """Returns numbers and bytes that the file holds, having held its names and shapes against the description."""
+    """Returns the numbers and bytes stored in the file, after checking its names and shapes against the description."""
     if not source.has_weights:
         return None, None
     from asbuilt.checkpoint.load import Contents, stored_bytes, stored_parameters
@@ -128,14 +128,14 @@ def _stored(source: Source) -> tuple[int | None, int | None]:
     else:
         readable = packed is None or reads_packed(source.family, packed)
     if readable:
-        Contents(source)  # what cannot be read can still be described
+        Contents(source)  # weights that cannot be read can still be described
     return stored_parameters(source), stored_bytes(source)
 
 
 def _packed(source: Source) -> dict[str, Any] | None:
-    """What is made of packed weights: their format and bytes as a plan counts them, or why it cannot.
+    """Returns the format and bytes of packed weights as a plan counts them, or why it cannot.
 
-    Nothing of a GGUF file: what that holds is counted as stored.
+    None for a GGUF file, whose tensors are counted as stored.
     """
     if source.reading.quantization is None:
         return None
@@ -153,21 +153,21 @@ def _packed(source: Source) -> dict[str, Any] | None:
 
 
 def _weight_bytes(spec: Model) -> dict[str, int]:
-    """As `cost.weight_bytes` for each format; equal weights are counted first, since the blocks repeat them."""
+    """Returns `cost.weight_bytes` for each format; equal weights are grouped, since blocks repeat them."""
     held = Counter(weight for _, weight, _ in weights(spec))
     formats = [cost.dtype(name) for name in WEIGHT_DTYPES]
     return {f.name: math.ceil(sum(n * f.nbytes(weight) for weight, n in held.items())) for f in formats}
 
 
 def length(spec: Model, seq: int | None) -> int:
-    """Returns how many tokens a description is for: those asked for, else 1024 or the context; an image has its own."""
+    """Returns the sequence length of a description: as given, else 1024 or the context; an image has its own."""
     if spec.n_vocab == 0:
         return spec.max_positions
     return min(DEFAULT_SEQ, spec.max_positions) if seq is None else seq
 
 
 def activation_dtype(dtype: str) -> str:
-    """Returns the dtype of activations: weights in 8 bits or fewer still multiply activations in bf16."""
+    """Returns the dtype of activations: weights of 8 bits or fewer are multiplied with bf16 activations."""
     name = cost.format_name(dtype)
     return name if name in TORCH_NAMES else "bf16"
 
@@ -216,7 +216,7 @@ def _activations(spec: Model, run: Pass, dtype: str) -> dict[str, Any]:
 
 
 def _decode(spec: Model, seq: int, batch: int, held: Held, kv_dtype: str) -> dict[str, Any]:
-    """The step that makes the sequences `seq` tokens long."""
+    """Returns the costs of the decode step that extends the sequences to `seq` tokens."""
     bill = cost.moved(spec, Pass(tokens=1, batch=batch, past=seq - 1), held, kv_dtype)
     weights = {kind: nbytes for kind, nbytes in bill.weights.items() if nbytes}
     return {
@@ -242,7 +242,7 @@ def _row(row: cost.Row) -> dict[str, Any]:
 
 
 def distinct(spec: Model) -> list[tuple[Block, list[int]]]:
-    """Returns each kind of block once, with the numbers of the layers that are of this kind."""
+    """Returns each distinct block once, with the indices of its layers."""
     found: dict[Block, list[int]] = {}
     for i, block in enumerate(spec.blocks):
         found.setdefault(block, []).append(i)
@@ -250,20 +250,20 @@ def distinct(spec: Model) -> list[tuple[Block, list[int]]]:
 
 
 def _stacks(spec: Model) -> list[tuple[Model, str]]:
-    """Returns the encoder, where there is one, and the model itself, each with the path of its blocks."""
+    """Returns the encoder, if any, and the model itself, each with the path of its blocks."""
     return [*([] if spec.encoder is None else [(spec.encoder, "encoder.blocks")]), (spec, "blocks")]
 
 
 def _shapes(spec: Model, block: Block, where: list[int], seq: int, path: str) -> dict[str, Any]:
-    """The way of one token's vector through a block, `seq - 1` others being cached, or read at once by an encoder."""
+    """Returns the shapes of one token's vector through a block, with `seq - 1` other tokens in its context."""
     steps = _steps(block, Pass(tokens=1, past=seq - 1), "", spec.d_model)
     return {"path": path, "blocks": where, "count": len(where), "seq": seq, "steps": list(steps)}
 
 
 def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str, Any]]:
-    """In the order of the data: what lies inside a part comes between its products with weights and its scores.
+    """Yields the steps in order of computation: a part's children come between its weight products and its scores.
 
-    But a router comes first.
+    A router comes first.
     """
     products = part.multiplies(run)
     first_scores = next((i for i, product in enumerate(products) if product.weight is None), len(products))
@@ -281,11 +281,11 @@ def _steps(part: Part, run: Pass, path: str, d_model: int) -> Iterator[dict[str,
     for product in products[first_scores:]:
         yield _product(path, product)
     if isinstance(part, Branch):
-        yield _step(path, "added to the stream", [d_model], None, [d_model])
+        yield _step(path, "residual add", [d_model], None, [d_model])
 
 
 def _product(path: str, product: Product) -> dict[str, Any]:
-    """(a,b)x(b,c), once per head where there are several."""
+    """Returns the step of a product (a,b)x(b,c), per head if there are several."""
     heads = [product.n] if product.n > 1 else []
     rows = [product.a] if product.a > 1 else []
     left, right = [*heads, *rows, product.b], [product.b, product.c]
@@ -293,12 +293,12 @@ def _product(path: str, product: Product) -> dict[str, Any]:
 
 
 def _whole(part: Part, run: Pass, path: str) -> Iterator[dict[str, Any]]:
-    """Parts that change numbers and multiply nothing."""
+    """Yields the steps of parts without products."""
     rows = [run.rows] if run.rows > 1 else []
     if isinstance(part, RMSNorm | LayerNorm):
         yield _step(path, type(part).__name__, [*rows, part.d], None, [*rows, part.d])
     elif isinstance(part, Rotary):
-        yield _step(path, "turns queries and keys", [part.d_rotary], None, [part.d_rotary])
+        yield _step(path, "RoPE applied to q and k", [part.d_rotary], None, [part.d_rotary])
 
 
 def _step(

@@ -1,4 +1,4 @@
-"""What `describe` prints of its document: lines and tables, in the order in which they are read."""
+"""The lines and tables that `describe` prints, in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from asbuilt.shown import defaults_line, number, ranges, shape, size
 from asbuilt.tables import Table
 
-# of the block formats, those that models are mostly published in; the document has all
+# the block formats that models are mostly published in; the document has all
 SHOWN = ("fp32", "bf16", "fp8", "int8", "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0")
 FLOPS = {
-    "products_per_token": "products with weights",
-    "scores_per_token": "scores and mixing, in full",
-    "scores_per_token_causal": "scores and mixing, masked pairs skipped",
+    "products_per_token": "weight products",
+    "scores_per_token": "attention, full scores",
+    "scores_per_token_causal": "attention, masked pairs skipped",
     "forward_per_token": "forward, full scores",
     "forward_per_token_causal": "forward, masked pairs skipped",
     "training_per_token": "training, full scores",
@@ -29,7 +29,7 @@ ROW = {
 
 
 def printed(bill: dict[str, Any]) -> Iterator[str | Table]:
-    """Yields the lines and tables of a document; a line is empty where a blank line comes before the next."""
+    """Yields the lines and tables of a document; an empty line is a separator."""
     yield headline(bill)
     if bill["defaults"]:
         yield defaults_line(bill["defaults"])
@@ -39,7 +39,7 @@ def printed(bill: dict[str, Any]) -> Iterator[str | Table]:
     yield from memory(bill)
     yield rows(bill)
     yield from map(shapes, bill["shapes"])
-    yield Table("Conventions", ("of", "what is meant"), list(bill["conventions"].items()))
+    yield Table("Conventions", ("term", "meaning"), list(bill["conventions"].items()))
 
 
 def headline(bill: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def headline(bill: dict[str, Any]) -> str:
 
 
 def parameters(bill: dict[str, Any]) -> Table:
-    """Returns the parameters by kind of part, in all, per token, and as stored."""
+    """Returns the parameters by kind of part, in total, active per token, and as stored."""
     counts = bill["parameters"]
     kinds = [(kind, n) for kind, n in counts.items() if n and kind not in ("total", "active")]
     rows = [(kind, n, f"{n / counts['total']:.1%}") for kind, n in [*kinds, ("total", counts["total"])]]
@@ -59,15 +59,15 @@ def parameters(bill: dict[str, Any]) -> Table:
         rows.append(("active per token", counts["active"], f"{counts['active'] / counts['total']:.1%}"))
         without = bill["active_parameters"]["without_tables"]
         if without != counts["active"]:
-            rows.append(("the same without the input tables", without, f"{without / counts['total']:.1%}"))
-    rows += [(f"stored beside them: {what}", n, "") for what, n in bill["stored_extra"].items() if n]
+            rows.append(("active, without input embeddings", without, f"{without / counts['total']:.1%}"))
+    rows += [(f"also stored: {what}", n, "") for what, n in bill["stored_extra"].items() if n]
     if bill["parameters_stored"] != counts["total"]:
         rows.append(("as stored in the file", bill["parameters_stored"], ""))
     return Table("Parameters", ("kind", "number", "share"), rows)
 
 
 def weights(bill: dict[str, Any]) -> Iterator[str | Table]:
-    """Yields the bytes of the weights by dtype, and a line where they are packed in a way that is not planned."""
+    """Yields the bytes of the weights by dtype, and a line if their packing is not supported by plans."""
     shown = [*SHOWN, *({bill["dtype"]} - {*SHOWN})]
     rows = [(name, bill["weight_bytes"][name], size(bill["weight_bytes"][name])) for name in shown]
     if bill["stored_bytes"] is not None:
@@ -78,13 +78,13 @@ def weights(bill: dict[str, Any]) -> Iterator[str | Table]:
     yield Table("Weights", ("dtype", "bytes", "size"), rows)
     if packed is not None and packed["problem"] is not None:
         yield ""
-        yield f"The weights are packed in a way that is not planned: {packed['problem']}"
+        yield f"Plans do not support the packing of these weights: {packed['problem']}"
 
 
 def flops(bill: dict[str, Any]) -> Table:
     """Returns the FLOPs of one token."""
     found = bill["flops"]
-    title = f"FLOPs per token, mean of {number(found['seq'])}"
+    title = f"FLOPs per token, averaged over {number(found['seq'])}"
     return Table(title, ("", "FLOPs"), [(name, found[key]) for key, name in FLOPS.items()])
 
 
@@ -93,53 +93,53 @@ def memory(bill: dict[str, Any]) -> Iterator[str | Table]:
     seq = number(bill["seq"])
     if bill["decode"] is None:
         yield ""
-        yield "No cache and no decode step: tokens see those after them, so a text is read whole."
+        yield "No cache and no decode step: attention is bidirectional."
     else:
         yield cache(bill)
         yield decode(bill["decode"], f"at {seq} tokens, weights {bill['dtype']}, cache {bill['cache']['dtype']}")
     saved = bill["activations"]
     kept = [
-        ("saved, no checkpointing", saved["saved_bytes"]),
-        ("saved, every block checkpointed", saved["checkpointed_bytes"]),
-        ("of the largest block, while it runs again", saved["largest_block_bytes"]),
-        ("saved by the loss", saved["loss_bytes"]),
+        ("saved for backward, no checkpointing", saved["saved_bytes"]),
+        ("saved for backward, every block checkpointed", saved["checkpointed_bytes"]),
+        ("of the largest block, while it is recomputed", saved["largest_block_bytes"]),
+        ("saved for backward by the loss", saved["loss_bytes"]),
         ("logits", bill["logits_bytes"]),
     ]
     yield _bytes(f"Activations of {number(bill['batch'])} x {seq} tokens, {saved['dtype']}", kept)
 
 
 def cache(bill: dict[str, Any]) -> Table:
-    """Returns the bytes of the cache, per token and of the sequences."""
+    """Returns the bytes of the cache, per token and for the sequences."""
     found = bill["cache"]
     rows = [("per token", found["bytes_per_token"])]
     if found["bytes_per_token_expanded"] != found["bytes_per_token"]:
-        rows.append(("per token, were keys and values kept", found["bytes_per_token_expanded"]))
+        rows.append(("per token, if keys and values were cached", found["bytes_per_token_expanded"]))
     if found["bytes_per_source_token"]:
-        rows.append(("per token that the encoder read", found["bytes_per_source_token"]))
+        rows.append(("per encoder token", found["bytes_per_source_token"]))
     if found["window_bytes"]:
-        rows.append(("per token once windows are full", found["bytes_per_token_unbounded"]))
+        rows.append(("per token, once windows are full", found["bytes_per_token_unbounded"]))
         rows.append(("full windows", found["window_bytes"]))
-    rows.append((f"a sequence of {number(bill['seq'])}", found["bytes_at_seq"]))
+    rows.append((f"one sequence of {number(bill['seq'])} tokens", found["bytes_at_seq"]))
     if bill["batch"] > 1:
-        rows.append((f"{number(bill['batch'])} of them", found["bytes_at_seq_batch"]))
+        rows.append((f"{number(bill['batch'])} sequences", found["bytes_at_seq_batch"]))
     return _bytes(f"Cache, {found['dtype']}", rows)
 
 
 def decode(found: dict[str, Any], where: str) -> Table:
-    """Returns the bytes that one decode step moves."""
+    """Returns the memory traffic of one decode step."""
     moved = [(f"weights: {kind}", nbytes) for kind, nbytes in found["weight_bytes"].items()]
     moved += [("embedding rows", found["lookup_bytes"]), ("cache", found["cache_bytes"])]
     return _bytes(f"Bytes moved by one decode step {where}", [*moved, ("total", found["total_bytes"])])
 
 
 def rows(bill: dict[str, Any]) -> Table:
-    """Returns the bill by path, equal blocks folded."""
-    title = "By part; figures are of one of `count` equal parts"
+    """Returns the costs by path, equal blocks folded."""
+    title = "By part; figures are for one of `count` equal parts"
     return Table(title, tuple(ROW.values()), [[row[key] for key in ROW] for row in bill["rows"]], drop=("part",))
 
 
 def shapes(way: dict[str, Any]) -> Table:
-    """Returns one token's way through a kind of block."""
+    """Returns the shapes of one token's vector through a distinct block."""
     block = way["path"].removesuffix("s").replace(".", " ")
     title = f"One token's vector through {block} {ranges(way['blocks'])}, {number(way['seq'])} tokens in context"
     rows = [

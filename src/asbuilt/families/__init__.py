@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.families.shared.common import QUANTIZATION
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
@@ -46,7 +46,7 @@ def _family(name: object, field: str = "family") -> Family:
             "missing" if name is None else "unknown family",
             field=field,
             value=name,
-            allowed=", ".join(FAMILIES),
+            allowed=one_of(FAMILIES),
             fix=_instead(name),
         )
     return import_module(f"{__name__}.{name}").FAMILY
@@ -75,7 +75,7 @@ def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] =
     supported, and for an allowed key that is absent or that the family does read.
     """
     if not isinstance(config, dict):
-        raise InputError("not a JSON object", field=name, value=config)
+        raise InputError(field=name, value=config, allowed="a JSON object")
     read = _family(config.get("model_type"), f"{name}: model_type").read
     reading, inner = _passing_over(read, config, name, allow_unread), config.get("text_config")
     packed = _packing(config, name)
@@ -93,7 +93,7 @@ def _passing_over(
     reading = read(kept, name)
     for key in allow_unread:
         if _reads(read, kept, key, name):
-            raise InputError("the family reads this key, so it cannot be passed over", field="allow-unread", value=key)
+            raise InputError("the family reads this key, so it cannot be ignored", field="allow-unread", value=key)
     return reading
 
 
@@ -103,7 +103,7 @@ def _packing(config: dict[str, Any], name: str) -> dict[str, Any] | None:
         said = config.get(key)
         if said is not None:
             if not isinstance(said, dict):
-                raise InputError("not a JSON object", field=f"{name}: {key}", value=said)
+                raise InputError(field=f"{name}: {key}", value=said, allowed="a JSON object")
             return said
     return None
 
@@ -117,7 +117,9 @@ def _without(config: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the config without what is at `path`; raises InputError where there is nothing."""
     first, *rest = _split(config, path)
     if first not in config or (rest and not isinstance(config[first], dict)):
-        raise InputError("not in the config", field="allow-unread", value=path, fix=near(first, config, cutoff=SLIP))
+        raise InputError(
+            "no such key in the config", field="allow-unread", value=path, fix=near(first, config, cutoff=SLIP)
+        )
     if not rest:
         return {key: value for key, value in config.items() if key != first}
     return {**config, first: _without(config[first], ".".join(rest))}
@@ -178,7 +180,7 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
         names = found.packed[quantization["quant_method"]]
     if names is None:
         raise InputError(
-            f"weights packed so are not read in {family}",
+            f"this quantisation is not supported for {family}",
             field="quantization_config.quant_method",
             value=quantization and quantization.get("quant_method"),
             fix="use the unquantised checkpoint, or a GGUF file",
@@ -239,7 +241,7 @@ def _architecture(file: GGUFFile, name: str) -> gguf.Architecture:
         raise _no_gguf(said, field)
     known = dict.fromkeys(one.name for one in gguf.ARCHITECTURES)
     problem = "missing" if said is None else "unknown architecture"
-    raise InputError(problem, field=field, value=said, allowed=", ".join(known), fix=_instead(said))
+    raise InputError(problem, field=field, value=said, allowed=one_of(known), fix=_instead(said))
 
 
 def _no_gguf(family: str, field: str) -> InputError:

@@ -77,7 +77,7 @@ def read_labels(reader: ConfigReader) -> int:
     if named is None:
         return reader.size("num_labels", default=2, null=2, most=MOST_LABELS)
     if not isinstance(named, dict) or not named:
-        raise reader.error("id2label", "not allowed", value=named, allowed="an object with a name for each label")
+        raise reader.error("id2label", value=named, allowed="an object with a name for each label")
     return reader.size("num_labels", default=len(named), null=len(named), least=len(named), most=len(named))
 
 

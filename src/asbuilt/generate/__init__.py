@@ -1,4 +1,4 @@
-"""Running a built model: caches, sampling, decoding, text as it comes.
+"""Running a built model: prefill, sampling, decoding, streamed text.
 
 The package is itself callable: `asbuilt.generate(model, text)`.
 """

@@ -1,4 +1,4 @@
-"""What a model is computed in: as stored, or in float32 where this processor is much faster at that and it fits."""
+"""The compute dtype: as stored, or float32 where this CPU is much faster with it and it fits in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from asbuilt.kernels.memory import memory
 from asbuilt.shown import size
 from asbuilt.spec import Model, Pass
 
-# A narrow dtype is left only where float32 takes less than this share of its time: it takes twice the memory.
+# float32 replaces a narrow dtype only if it takes less than this fraction of the time: it takes twice the memory.
 MUCH = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """The dtype, why it is that one, the bytes that the request takes in it, and what the person should know."""
+    """The dtype, the reason for it, the bytes that the request needs in it, and a warning for the user."""
 
     dtype: torch.dtype
     why: str
@@ -31,9 +31,9 @@ class Compute:
 def request_bytes(
     model: Model, prompt_tokens: int, new_tokens: int, dtype: torch.dtype, chunk: int | None, source: int | None
 ) -> int:
-    """Returns the bytes of one request beside the weights: its cache, and the busiest pass of its prefill.
+    """Returns the bytes of one request besides the weights: its cache, and the peak of its prefill passes.
 
-    `source` counts what an encoder reads, where there is one.
+    `source` is the number of tokens that an encoder reads, if there is one.
     """
     last = min(chunk or prompt_tokens, prompt_tokens)
     run = Pass(tokens=last, past=prompt_tokens - last, source=source, logits="last", width=dtype.itemsize)
@@ -48,13 +48,13 @@ def choose(
     new_tokens: int,
     needs: Callable[[torch.dtype], int],
 ) -> Compute:
-    """Returns what to compute a request in on the CPU; `needs` says how many bytes it takes in a dtype.
+    """Returns the compute dtype of a request on the CPU; `needs(dtype)` is the number of bytes that it needs.
 
-    What was asked for is obeyed. Where a narrow dtype is stored, a product of each dtype is timed, and float32 taken
-    where the request would run in less than 0.8 of the time and its memory is free.
+    A requested dtype is used. If a narrow dtype is stored, a product of each dtype is timed, and float32 is chosen
+    if the request would run in less than 0.8 of the time and the memory is free.
     """
     dtype = stored if asked is None else asked
-    why = "as stored" if asked is None else "as asked"
+    why = "as stored" if asked is None else "as requested"
     if dtype not in rows.NARROW:
         return Compute(dtype=dtype, why=why, needed=needs(dtype))
     name = str(dtype).removeprefix("torch.")
@@ -62,10 +62,10 @@ def choose(
     narrow, wide = (found.seconds(prompt_tokens, new_tokens) for found in tried)
     if wide > MUCH * narrow:
         return Compute(dtype=dtype, why=why, needed=needs(dtype))
-    faster = f"{narrow / wide:.1f} times as fast as {name} on this processor"
+    faster = f"{narrow / wide:.1f} times as fast as {name} on this CPU"
     if asked is not None:
         return Compute(
-            dtype=dtype, why=why, needed=needs(dtype), warning=f"{name} as asked, though float32 is {faster}"
+            dtype=dtype, why=why, needed=needs(dtype), warning=f"{name} as requested, although float32 is {faster}"
         )
     needed, have = needs(torch.float32), machine.free()
     if have is not None and needed > have:

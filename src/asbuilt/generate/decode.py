@@ -1,7 +1,7 @@
 """Prefill and decode: prompts in, one token per row and step out.
 
-A row that stops leaves the batch, cache and all, so that it costs nothing more. Shapes: batch B, tokens T,
-vocabulary V.
+A row that stops is removed from the batch together with its cache, so that it costs nothing more. Shapes: batch B,
+tokens T, vocabulary V.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.cache import Cache
@@ -40,17 +40,16 @@ def generate(
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
-    Where the model has an encoder it reads the prompts, and every row's text begins with `start`. A row stops after one
-    of `eos_ids`, which it still gives, after `max_new_tokens`, or where its context is full; that is logged beforehand.
-    `prefill_chunk` bounds the tokens of one prefill pass, an encoder's excepted. Rows that share one `sampling` share
-    its seed. Raises InputError, before anything runs, for what the model cannot take; and at the step at which logits
-    are no numbers.
+    If the model has an encoder, it reads the prompts, and every row's text begins with `start`. A row stops after one
+    of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
+    `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. Rows that share one `sampling` share its
+    seed. Raises InputError for invalid input before anything runs, and at the step at which logits are not finite.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
         _require_whole("prefill_chunk", prefill_chunk, 1)
     if kernel not in get_args(Kernel):
-        raise InputError("unknown kernel", field="kernel", value=kernel, allowed=", ".join(get_args(Kernel)))
+        raise InputError("unknown kernel", field="kernel", value=kernel, allowed=one_of(get_args(Kernel)))
     check_start(model.spec, start)
     for prompt in prompts:
         check_prompt(model.spec, prompt)
@@ -58,7 +57,12 @@ def generate(
     rows = _Rows(begun=[list(start)] * len(prompts), sources=prompts) if read else _Rows(begun=prompts)
     requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
     if len(requests) != len(prompts):
-        raise InputError("not one per prompt", field="sampling", value=len(requests), allowed=str(len(prompts)))
+        raise InputError(
+            "there must be one per prompt",
+            field="sampling",
+            value=len(requests),
+            allowed=f"{len(prompts)}, the number of prompts",
+        )
     rooms = [room(model.spec, len(begun), max_new_tokens) for begun in rows.begun]
     for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
         log.warning(note)
@@ -67,69 +71,71 @@ def generate(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """What the rows' texts begin with, and what an encoder reads for each of them, where there is one."""
+    """The first tokens of the rows' texts, and the encoder's input for each row, if there is an encoder."""
 
     begun: list[list[int]]
     sources: list[list[int]] | None = None
 
     def keep(self, rows: list[int]) -> _Rows:
-        """Returns these rows."""
+        """Returns only these rows."""
         sources = None if self.sources is None else [self.sources[row] for row in rows]
         return _Rows(begun=[self.begun[row] for row in rows], sources=sources)
 
     @property
     def longest_source(self) -> int:
-        """Tokens of the longest source; 0 where there is none."""
+        """Tokens of the longest source; 0 without sources."""
         return max(map(len, self.sources or [[]]))
 
 
 def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
-    """Raises InputError unless the prompt is a list of the model's own token ids that its context can hold.
+    """Raises InputError unless the prompt is a list of token ids of the model that fits in its context.
 
-    Where the model has an encoder, that one's: it reads the prompt. It raises one too for a model that cannot continue
-    a text.
+    If the model has an encoder, the encoder reads the prompt, so its context counts. Raises InputError too for a model
+    that does not generate.
     """
     if not model.decodes or model.head is None:
-        why = "its tokens see those after them" if not model.decodes else "it has no head"
-        reads = "" if model.n_vocab == 0 else "asbuilt embed compares sentences by such a model"
-        raise InputError(f"continues no text: {why}", field="MODEL", value=model.name, fix=reads)
+        why = "its attention is bidirectional" if not model.decodes else "it has no head"
+        reads = "" if model.n_vocab == 0 else "`asbuilt embed` computes sentence similarity with such a model"
+        raise InputError(f"does not generate: {why}", field="MODEL", value=model.name, fix=reads)
     require_text(model)
     _check_tokens(model if model.encoder is None else model.encoder, prompt, "prompt", "there is nothing to continue")
 
 
 def check_start(model: spec.Model, start: Sequence[int]) -> None:
-    """Raises InputError unless a model with an encoder, and no other, is told what its text begins with."""
+    """Raises InputError unless `start` is given exactly if the model has an encoder."""
     if model.encoder is not None:
-        _check_tokens(model, start, "start", "a text written beside another begins with a token")
+        _check_tokens(model, start, "start", "a decoder's text begins with at least one token")
     elif len(start) > 0:
-        raise InputError("has no encoder: the prompt is what its text begins with", field="start", value=list(start))
+        raise InputError(
+            "the model has no encoder, so its text begins with the prompt", field="start", value=list(start)
+        )
 
 
 def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str) -> None:
     n_vocab = stack.n_vocab
     if len(tokens) == 0:
-        raise InputError(f"empty: {why}", field=field, allowed="at least one token")
+        raise InputError(f"is empty: {why}", field=field, allowed="at least one token")
     if len(tokens) > stack.max_positions:
         raise InputError(
-            "longer than the context, in tokens",
+            "longer than the context",
             field=field,
             value=len(tokens),
-            allowed=f"at most max_positions = {stack.max_positions}",
+            allowed=f"at most max_positions = {stack.max_positions} tokens",
             fix="shorten it",
         )
     for token in tokens:
         if type(token) is not int or not 0 <= token < n_vocab:
             raise InputError(
-                "not a token id of this model", field=field, value=token, allowed=f"whole numbers below {n_vocab}"
+                "not a token id of this model", field=field, value=token, allowed=f"a whole number below {n_vocab}"
             )
 
 
 def require_text(model: spec.Model) -> None:
-    """Raises InputError for a model that reads images alone, or gives no next token."""
+    """Raises InputError for a model that reads only images, or does not predict the next token."""
     if not isinstance(model.head, spec.Head | spec.TiedHead):
         made = "labels" if isinstance(model.head, Classifier) else "vectors"
         raise InputError(
-            f"gives {made}, not the next token",
+            f"predicts {made}, not the next token",
             field="MODEL",
             value=model.name,
             allowed="a model with a language model's head",
@@ -138,47 +144,47 @@ def require_text(model: spec.Model) -> None:
 
 def _require_whole(field: str, value: object, low: int) -> None:
     if type(value) is not int or value < low:
-        raise InputError("out of range", field=field, value=value, allowed=f"a whole number of at least {low}")
+        raise InputError(field=field, value=value, allowed=f"a whole number of at least {low}")
 
 
 def room(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> int:
-    """Returns how many tokens may follow: `max_new_tokens`, or what the context leaves."""
+    """Returns how many tokens may follow: `max_new_tokens`, or the rest of the context if that is less."""
     return min(max_new_tokens, model.max_positions - prompt_tokens)
 
 
 def clip_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> str:
-    """Says why fewer than `max_new_tokens` may follow; empty where all may."""
+    """Returns why fewer than `max_new_tokens` may follow; empty if all may."""
     left = room(model, prompt_tokens, max_new_tokens)
     if left == max_new_tokens:
         return ""
     return (
         f"max_new_tokens clipped from {max_new_tokens} to {left}: "
-        f"the prompt has {prompt_tokens} tokens, and the context holds {model.max_positions}"
+        f"the prompt has {prompt_tokens} tokens, the context {model.max_positions}"
     )
 
 
 def notes(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> list[str]:
-    """Returns what a person should know of a request beforehand: that it is clipped, that texts are read again."""
+    """Returns notes on a request for the user: that it is clipped, or that text will be processed again."""
     said = clip_note(model, prompt_tokens, max_new_tokens), reread_note(model, prompt_tokens, max_new_tokens)
     return [note for note in said if note]
 
 
 def reread_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> str:
-    """Says that the text may grow past a length where what is cached has to be read again; empty where it may not."""
-    last = prompt_tokens + max(0, room(model, prompt_tokens, max_new_tokens) - 1)  # the last token is never read
+    """Returns a note if the text may outgrow a length at which the cache must be recomputed; empty otherwise."""
+    last = prompt_tokens + max(0, room(model, prompt_tokens, max_new_tokens) - 1)  # the last token is never fed back
     rotaries = rotaries_by_length(model)
     if not read_again(rotaries, prompt_tokens, last):
         return ""
     growing = [r.scaling for r in rotaries if isinstance(r.scaling, DynamicNTK)]
     if growing:
         start = max(prompt_tokens, min(scaling.original_context for scaling in growing))
-        return f"dynamic NTK: past {start} tokens every new token changes all angles, and reads the whole text again"
+        return f"dynamic NTK: beyond {start} tokens every new token changes all RoPE angles: the text is recomputed"
     at = min(
         r.scaling.original_context
         for r in rotaries
         if isinstance(r.scaling, LongRope) and r.scaling.original_context >= prompt_tokens
     )
-    return f"past {at} tokens other rotary factors hold: a text that gets there is read once more"
+    return f"beyond {at} tokens other RoPE factors apply: a text that gets there is recomputed once"
 
 
 @torch.inference_mode()
@@ -235,11 +241,11 @@ def prefill(
     chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Tensor:
-    """Fills an empty cache with the prompts, at most `chunk` tokens of each at once; returns the next logits (B, V).
+    """Fills an empty cache with the prompts, at most `chunk` tokens of each at a time; returns the next logits (B, V).
 
-    An encoder reads `sources` whole, padded on the right, before the first of them.
-    Shorter prompts are padded on the left, so that all last tokens are in the last chunk. Chunks in which nothing is
-    padded are passed without a mask, which for prompts of one length are all of them.
+    An encoder first reads all of `sources`, padded on the right. Shorter prompts are padded on the left, so that all
+    last tokens are in the last chunk. Chunks without padding need no mask; for prompts of equal length that is every
+    chunk.
     """
     lengths = [len(prompt) for prompt in prompts]
     longest, padding = max(lengths), max(lengths) - min(lengths)
@@ -260,7 +266,7 @@ def prefill(
 
 
 def padded_sources(sources: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
-    """Returns what a model takes of sources: them (B, S), and which tokens are real where they differ in length."""
+    """Returns a model's arguments for sources: the tokens (B, S), and which are valid if the lengths differ."""
     lengths = torch.tensor([len(source) for source in sources])
     longest = int(lengths.max())
     source_BS = torch.tensor([[*source] + [0] * (longest - len(source)) for source in sources])

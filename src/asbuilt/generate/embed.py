@@ -1,7 +1,7 @@
-"""Sentences as vectors: what a model makes of each, pooled over its tokens, so that nearness is likeness.
+"""Sentence embeddings: a model's hidden states, pooled over tokens into one vector per sentence.
 
-Reimers & Gurevych 2019 (arXiv 1908.10084), section 3: mean pooling over real tokens; what lies beside the weights says
-which pooling a model was trained with (`asbuilt.generate.pooling`).
+Reimers & Gurevych 2019 (arXiv 1908.10084), section 3: mean pooling over valid tokens; the files beside the weights
+state which pooling a model was trained with (`asbuilt.generate.pooling`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asbuilt.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-BATCH = 32  # sentences read at once, those of like length together
+BATCH = 32  # sentences per batch, sorted by length
 
 
 def embed(
@@ -37,11 +37,11 @@ def embed(
     prompt: str | None = None,
     prompt_name: str | None = None,
 ) -> Tensor:
-    """Returns one vector for each sentence (n, d_model) in float32; products of normalised ones are cosines.
+    """Returns one vector per sentence (n, d_model) in float32; dot products of normalised ones are cosines.
 
-    `pooling` None means what the folder says, else the normalised mean. Each sentence is read behind `prompt`, or the
-    folder's prompt of that name, by default the one it names itself. Raises InputError for a model that does not say
-    how it makes vectors or has no tokenizer, for sentences that are none, and for vectors that are not finite.
+    `pooling` None means that of the folder, else the normalised mean. `prompt` is prepended to each sentence, or the
+    folder's prompt named `prompt_name`, or the folder's default prompt. Raises InputError for a model that does not
+    state its pooling or has no tokenizer, for invalid sentences, and for vectors that are not finite.
     """
     source = as_source(source)
     _check(source, sentences)
@@ -60,22 +60,21 @@ def embed(
 def _check(source: Source, sentences: Sequence[str]) -> None:
     spec = source.spec
     if spec.n_vocab == 0:
-        raise InputError("reads images", field="MODEL", value=source.name, allowed="an encoder of texts")
+        raise InputError("reads images", field="MODEL", value=source.name, allowed="a text encoder")
     pools = source.kind == "folder" and source.path is not None and os.path.lexists(source.path / LIST)
     if spec.encoder is not None or (spec.decodes and not pools):
         raise InputError(
-            "continues texts, and does not read them as a whole",
+            "is a causal language model, not a sentence encoder",
             field="MODEL",
             value=source.name,
-            allowed=f"a folder of an encoder, such as all-MiniLM-L6-v2's, or one with a {LIST} that says "
-            "how vectors are made",
+            allowed=f"an encoder's folder, such as all-MiniLM-L6-v2, or one with a {LIST} that states the pooling",
         )
-    headers(source)  # says so where there are no weights
+    headers(source)  # raises if there are no weights
     if isinstance(sentences, str) or len(sentences) == 0:
-        raise InputError("no sentences", field="sentences", allowed="a list of at least one text")
+        raise InputError(field="sentences", allowed="a list of at least one string")
     for i, sentence in enumerate(sentences):
         if not isinstance(sentence, str) or not sentence.strip():
-            raise InputError("nothing to read", field=f"sentences.{i}", value=sentence, allowed="a text")
+            raise InputError(field=f"sentences.{i}", value=sentence, allowed="a string that is not empty")
 
 
 def _check_ids(source: Source, ids: list[list[int]]) -> None:
@@ -83,16 +82,16 @@ def _check_ids(source: Source, ids: list[list[int]]) -> None:
         beyond = next((id_ for id_ in row if id_ >= source.spec.n_vocab), None)
         if beyond is not None:
             raise InputError(
-                "the tokenizer gives an id that the model's table has not",
+                "the tokenizer returned an id outside the model's vocabulary",
                 field=f"sentences.{i}",
                 value=beyond,
-                allowed=f"ids below {source.spec.n_vocab}",
+                allowed=f"below {source.spec.n_vocab}",
             )
 
 
 @torch.inference_mode()
 def embed_ids(model: Model, ids: Sequence[Sequence[int]], pooling: Pooling, skip: int = 0) -> Tensor:
-    """Returns one vector for each list of token ids, in their order, the first `skip` left out of it.
+    """Returns one vector for each list of token ids, in order, excluding the first `skip` tokens from pooling.
 
     Raises InputError for vectors that are not finite.
     """
@@ -115,35 +114,35 @@ def _pooled(model: Model, rows: list[Sequence[int]], pooling: Pooling, skip: int
     states_BTM = model.states(tokens_BT, valid_BT=None if bool(valid_BT.all()) else valid_BT)
     valid_BT[:, :skip] = False
     if not bool(valid_BT.any(1).all()):
-        raise InputError("the prompt leaves no token to pool", field="prompt", fix="give a shorter prompt")
+        raise InputError("the prompt leaves no token to pool", field="prompt", fix="shorten it")
     return pooling.vectors(states_BTM, valid_BT)
 
 
 def _said(text: str, pooling: Pooling) -> str:
-    """Returns what is read of a text: without spaces around it, as sentence-transformers has it."""
+    """Returns the text as it is encoded: stripped of surrounding spaces, as in sentence-transformers."""
     return text.strip().lower() if pooling.lower else text.strip()
 
 
 def _ids(tokenizer: Tokenizer, sentence: str, limit: int) -> list[int]:
-    """The sentence's ids, wrapped as the model expects; a longer one loses its end, but not what closes it."""
+    """Returns the sentence's ids with special tokens; a long one is truncated, but keeps its closing tokens."""
     opening, plain, closing = tokenizer.wrapped(sentence)
     room = limit - len(opening) - len(closing)
     if room < 1:
         raise InputError(
-            "what the tokenizer puts around a text leaves no room for it",
+            "the tokenizer's special tokens leave no room for the text",
             field="sentences",
             value=len(opening) + len(closing),
             allowed=f"fewer than {limit} tokens",
         )
     if not plain:
-        raise InputError("the tokenizer has no token for this text", field="sentences", value=sentence)
+        raise InputError("the tokenizer returned no token for this text", field="sentences", value=sentence)
     if len(plain) > room:
         n = len(opening) + len(plain) + len(closing)
-        log.warning(f"a text of {n} tokens is cut to {limit}, which is what the model reads")
+        log.warning(f"a text of {n} tokens is truncated to the model's {limit}")
     return opening + plain[:room] + closing
 
 
 def _prompt_length(tokenizer: Tokenizer, prompt: str) -> int:
-    """How many tokens of a text are its prompt's: those of the prompt alone, less a closing one."""
+    """Returns how many tokens of a text belong to its prompt: those of the prompt alone, minus a closing one."""
     ids = [id_ for part in tokenizer.wrapped(prompt) for id_ in part]
     return len(ids) - (len(ids) > 0 and tokenizer.is_special(ids[-1]))

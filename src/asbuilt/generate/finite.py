@@ -1,4 +1,4 @@
-"""One check for what a model gives: numbers, or a message that says where they end and the likely cause."""
+"""One check of a model's outputs: finite, or a message with the place and the likely cause."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from asbuilt.nn.model import Model
 
 
 def require_logits(logits_BV: Tensor, model: Model, after: tuple[int, ...]) -> None:
-    """Raises InputError unless each row has a largest logit: none NaN, none infinite, not all of them -inf.
+    """Raises InputError if a row has a NaN or +inf logit, or only -inf ones.
 
-    Single logits of -inf are tokens that are never chosen. `after[b]` is how many tokens row b had read.
+    Single logits of -inf are tokens that are never chosen. `after[b]` is how many tokens row b has processed.
     """
-    largest_B = logits_BV.amax(-1)  # NaN where any is
+    largest_B = logits_BV.amax(-1)  # NaN if any logit is
     if not bool(largest_B.isfinite().all()):
         row = int(largest_B.isfinite().int().argmin())
         beside = f" of prompt {row}" if len(after) > 1 else ""
@@ -23,7 +23,7 @@ def require_logits(logits_BV: Tensor, model: Model, after: tuple[int, ...]) -> N
 
 
 def require_vectors(vectors_BM: Tensor, model: Model, names: list[str]) -> None:
-    """Raises InputError where a vector holds NaN or an infinite number; `names[b]` says what vector b was made of."""
+    """Raises InputError if a vector has NaN or infinite values; `names[b]` is what vector b represents."""
     whole_B = vectors_BM.isfinite().all(-1)
     if not bool(whole_B.all()):
         row = int(whole_B.int().argmin())
@@ -33,16 +33,16 @@ def require_vectors(vectors_BM: Tensor, model: Model, names: list[str]) -> None:
 
 def _error(field: str, where: str, value: float, model: Model) -> InputError:
     cause, fix = _cause(model)
-    return InputError(f"not finite numbers {where}: {cause}", field=field, value=value, fix=fix)
+    return InputError(f"not finite {where}: {cause}", field=field, value=value, fix=fix)
 
 
 def _cause(model: Model) -> tuple[str, str]:
-    """Returns what has most likely led to it, and what to do; looks through the weights, for it is needed once."""
+    """Returns the most likely cause and its fix; scanning all weights is acceptable, since it happens once."""
     for path, tensor in stored_tensors(model).items():
         if not bool(tensor.isfinite().all()):
-            return f"{path} holds numbers that are not finite", "the checkpoint is damaged: download or convert it anew"
+            return f"{path} has values that are not finite", "the checkpoint is corrupt: download or convert it again"
     dtype = model.dtype
     if dtype == torch.float32:
-        return "all weights are finite, and float32 overflowed", "check that config.json belongs to the weights"
+        return "all weights are finite, and float32 overflowed", "check that config.json matches the weights"
     name = str(dtype).removeprefix("torch.")
-    return f"all weights are finite, and {name} overflowed on the way", "compute in float32 (--dtype fp32)"
+    return f"all weights are finite, and {name} overflowed", "compute in float32 (--dtype fp32)"

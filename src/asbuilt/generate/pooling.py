@@ -1,8 +1,8 @@
-"""How states become a sentence's vector, as the folders of sentence-transformers say it, and the sum itself.
+"""Pooling hidden states into a sentence vector, as configured by folders of sentence-transformers.
 
-`modules.json` lists the steps, a folder each; `sentence_bert_config.json` says how many tokens are read, and
-`config_sentence_transformers.json` what is put in front of a text. Both spellings of the pooling are read: the booleans
-of before 5.4 and `pooling_mode`. What else a list may name is refused, code of the folder's own first of all.
+`modules.json` lists the modules, one folder each; `sentence_bert_config.json` states how many tokens are read, and
+`config_sentence_transformers.json` the prompts. Both spellings of the pooling mode are read: the booleans used before
+version 5.4, and `pooling_mode`. Any other module is refused, above all code in the folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.checkpoint.safetensors import Reader, read_folder
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import read_json, read_object
 
 LARGEST_FILE = 2**20
@@ -28,7 +28,7 @@ LIMITS = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 Mode = Literal["first", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
-# Their names, those of before 5.4 too, in the order in which the vectors of several are laid side by side.
+# Their names, and those before 5.4, in the order in which the vectors of several modes are concatenated.
 MODES: dict[str, Mode] = {
     "cls": "first",
     "max": "max",
@@ -60,7 +60,7 @@ STEPS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A linear map behind the pooling, its weights in a folder, and what is done to what comes out."""
+    """A linear layer after the pooling, with its weights in a folder, and its activation."""
 
     folder: Path
     d_in: int
@@ -69,7 +69,7 @@ class Dense:
     activation: str
 
     def __call__(self, vectors_BM: Tensor) -> Tensor:
-        """Returns (B, d_out); InputError where the folder's weights are not as said."""
+        """Returns (B, d_out); raises InputError if the folder's weights do not have the stated shapes."""
         reader, stored = None, read_folder(self.folder)
         shapes = {"linear.weight": (self.d_out, self.d_in)} | ({"linear.bias": (self.d_out,)} if self.bias else {})
         found = {name: tensor.shape for name, tensor in stored.items()}
@@ -85,11 +85,11 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """How a text is read and becomes a vector: by default the normalised mean over its tokens.
+    """How a text is encoded and pooled: by default the normalised mean over its tokens.
 
-    `modes` are laid side by side; `steps` follow one after the other. Of a text `max_tokens` are read, in small letters
-    if `lower`, behind the prompt of the name that is asked for; without `include_prompt` the prompt is read and left
-    out of the vector.
+    The vectors of all `modes` are concatenated; `steps` follow in sequence. A text is truncated to `max_tokens`,
+    lowercased if `lower`, and preceded by the requested prompt; without `include_prompt` the prompt is read but not
+    pooled.
     """
 
     modes: tuple[Mode, ...] = ("mean",)
@@ -102,29 +102,29 @@ class Pooling:
 
     @property
     def how(self) -> str:
-        """The modes as one name."""
+        """The modes joined into one name."""
         return "+".join(self.modes)
 
     @property
     def normalise(self) -> bool:
-        """Whether vectors come out with length 1."""
+        """Whether the vectors have length 1."""
         return "normalise" in self.steps[-1:]
 
     def prompt(self, name: str | None = None) -> str:
-        """Returns the prompt of that name, by default the folder's; InputError for a name that it has not."""
+        """Returns the prompt of this name, by default the folder's; raises InputError for an unknown name."""
         name = self.default_prompt if name is None else name
         if name is not None and name not in self.prompts:
             raise InputError(
-                "the folder has no such prompt",
+                "unknown prompt",
                 field="prompt-name",
                 value=name,
-                allowed=", ".join(self.prompts) or "none",
+                allowed=one_of(self.prompts or ["left out: the folder has none"]),
                 fix=near(name, self.prompts),
             )
         return "" if name is None else self.prompts[name]
 
     def vectors(self, states_BTM: Tensor, valid_BT: Tensor) -> Tensor:
-        """Returns one vector for each row, of the tokens that are valid; the first token of a row counts as its 1st."""
+        """Returns one vector per row, pooled over valid tokens; weights count positions from 1."""
         made = torch.cat([_POOL[mode](states_BTM, valid_BT) for mode in self.modes], -1)
         for step in self.steps:
             made = F.normalize(made, dim=-1) if step == "normalise" else step(made)
@@ -159,9 +159,9 @@ _POOL: dict[Mode, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def read_pooling(folder: Path | None, d_model: int | None = None) -> Pooling:
-    """Returns what a folder's files say, the normalised mean where they say nothing.
+    """Returns the pooling that a folder's files configure, by default the normalised mean.
 
-    Raises InputError for a step that is not known, and for widths that do not fit each other or `d_model`.
+    Raises InputError for an unknown module, and for widths that do not match each other or `d_model`.
     """
     if folder is None:
         return Pooling()
@@ -176,10 +176,10 @@ def _steps(folder: Path, width: int | None) -> dict[str, Any]:
         kind = _kind(folder, module)
         if (kind == "Transformer") is not (number == 0):
             raise InputError(
-                "out of order",
+                "modules out of order",
                 field=f"{folder.name}/{LIST}",
                 value=kind,
-                allowed="Transformer first, and what follows it",
+                allowed="Transformer first, then the others",
             )
         if kind == "Pooling":
             modes, include = _pooling(folder / _inside(folder, module.get("path")) / "config.json", width)
@@ -195,28 +195,28 @@ def _steps(folder: Path, width: int | None) -> dict[str, Any]:
 def _list(path: Path) -> list[Any]:
     said = read_json(path, LARGEST_FILE)
     if not isinstance(said, list):
-        raise InputError("not a list of modules", field=str(path), value=said)
+        raise InputError(field=str(path), value=said, allowed="a list of modules")
     return said
 
 
-def _kind(folder: Path, module: Any) -> str:  # noqa: ANN401  what JSON can hold
+def _kind(folder: Path, module: Any) -> str:  # noqa: ANN401  any JSON value
     said = module.get("type") if isinstance(module, dict) else module
     kind = said.rsplit(".", 1)[-1] if isinstance(said, str) and said.startswith(OURS) else said
     if kind not in STEPS:
         raise InputError(
-            "unknown step",
+            "unknown module",
             field=f"{folder.name}/{LIST}",
             value=kind,
-            allowed=", ".join(STEPS),
-            fix="code of a folder is never run",
+            allowed=one_of(STEPS),
+            fix="code in a model folder is never run",
         )
     return kind
 
 
 def _inside(folder: Path, path: object) -> str:
-    """A folder's name that stays in `folder`."""
+    """Returns the name of a folder inside `folder`."""
     if not isinstance(path, str) or Path(path).name != path or path in ("", ".", ".."):
-        raise InputError("not a folder's name", field=f"{folder.name}/{LIST}: path", value=path)
+        raise InputError(field=f"{folder.name}/{LIST}: path", value=path, allowed="the name of a folder")
     return path
 
 
@@ -224,7 +224,7 @@ def _pooling(path: Path, width: int | None) -> tuple[tuple[Mode, ...], bool]:
     said = read_object(path, LARGEST_FILE)
     strange = [key for key in said if key.startswith("pooling_mode") and key not in ("pooling_mode", *OLDER)]
     if strange:
-        raise InputError("unknown pooling", field=str(path), value=strange, allowed=", ".join(OLDER))
+        raise InputError("unknown pooling", field=str(path), value=strange, allowed=one_of(OLDER))
     older = [name for key, name in OLDER.items() if _flag(said, key, False, path)]
     chosen = said.get("pooling_mode", older or ["mean"])
     chosen = [chosen] if isinstance(chosen, str) else chosen
@@ -233,17 +233,17 @@ def _pooling(path: Path, width: int | None) -> tuple[tuple[Mode, ...], bool]:
         or not chosen
         or not all(isinstance(name, str) and name in MODES for name in chosen)
     ):
-        raise InputError("unknown pooling", field=f"{path}: pooling_mode", value=chosen, allowed=", ".join(MODES))
+        raise InputError("unknown pooling", field=f"{path}: pooling_mode", value=chosen, allowed=one_of(MODES))
     stated = next((said[key] for key in WIDTHS if key in said), None)
     if None not in (width, stated) and stated != width:
-        raise InputError("not the model's width", field=f"{path}: {WIDTHS[0]}", value=stated, allowed=f"{width}")
+        raise InputError(field=f"{path}: {WIDTHS[0]}", value=stated, allowed=f"{width}, the width of the model")
     return tuple(MODES[name] for name in chosen), _flag(said, "include_prompt", True, path)
 
 
 def _flag(said: dict[str, Any], key: str, default: bool, path: Path) -> bool:
     value = said.get(key, default)
     if not isinstance(value, bool):
-        raise InputError("not allowed", field=f"{path}: {key}", value=value, allowed="true or false")
+        raise InputError(field=f"{path}: {key}", value=value, allowed="true or false")
     return value
 
 
@@ -253,19 +253,19 @@ def _dense(folder: Path, width: int | None) -> Dense:
     widths = [said.get(key) for key in ("in_features", "out_features")]
     if not all(type(n) is int and 0 < n < 2**24 for n in widths) or (width is not None and widths[0] != width):
         raise InputError(
-            "widths that do not fit",
+            "the widths do not match",
             field=str(path),
             value=widths,
-            allowed=f"in_features {'a whole number' if width is None else width}",
+            allowed=f"such that in_features is {'a whole number' if width is None else width}",
         )
     activation = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
         raise InputError(
-            "unknown activation", field=f"{path}: activation_function", value=activation, allowed=", ".join(ACTIVATIONS)
+            "unknown activation", field=f"{path}: activation_function", value=activation, allowed=one_of(ACTIVATIONS)
         )
     for key in ("module_input_name", "module_output_name"):
         if said.get(key) not in (None, "sentence_embedding"):
-            raise InputError("not allowed", field=f"{path}: {key}", value=said[key], allowed="sentence_embedding")
+            raise InputError(field=f"{path}: {key}", value=said[key], allowed="sentence_embedding")
     bias = _flag(said, "bias", True, path)
     return Dense(folder=folder, d_in=widths[0], d_out=widths[1], bias=bias, activation=activation)  # type: ignore[arg-type]
 
@@ -276,7 +276,7 @@ def _limits(path: Path | None) -> dict[str, Any]:
     said = read_object(path, LARGEST_FILE)
     most = said.get("max_seq_length")
     if most is not None and not (type(most) is int and most >= 1):
-        raise InputError("not allowed", field=f"{path}: max_seq_length", value=most, allowed="a whole number from 1")
+        raise InputError(field=f"{path}: max_seq_length", value=most, allowed="a whole number of at least 1")
     return {"max_tokens": most, "lower": _flag(said, "do_lower_case", False, path)}
 
 
@@ -284,9 +284,7 @@ def _prompts(path: Path) -> dict[str, Any]:
     said = read_object(path, LARGEST_FILE) if os.path.lexists(path) else {}
     prompts, name = said.get("prompts") or {}, said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise InputError("not allowed", field=f"{path}: prompts", value=prompts, allowed="texts by name")
+        raise InputError(field=f"{path}: prompts", value=prompts, allowed="an object of strings")
     if name is not None and name not in prompts:
-        raise InputError(
-            "names no prompt", field=f"{path}: default_prompt_name", value=name, allowed=", ".join(prompts) or "null"
-        )
+        raise InputError(field=f"{path}: default_prompt_name", value=name, allowed=one_of([*prompts, "null"]))
     return {"prompts": prompts, "default_prompt": name}

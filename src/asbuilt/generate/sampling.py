@@ -1,7 +1,7 @@
-"""Choosing the next token: what a request asks for, the transforms of the logits, and the draw.
+"""Sampling the next token: a request's settings, the transforms of the logits, and the draw.
 
-Each transform is a function of its own and equals the transformers processor of the same name; a kept logit keeps its
-value, a dropped one becomes -inf. Shapes: batch B, vocabulary V.
+Each transform is a separate function and equals the transformers processor of the same name; kept logits are unchanged,
+dropped ones become -inf. Shapes: batch B, vocabulary V.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from asbuilt.errors import InputError
 
 NEVER = -math.inf
-# Top-p sorts only so many of the likeliest where these reach p: sorting a vocabulary takes 5 ms, finding these 0.3 ms.
+# Top-p sorts only this many of the most likely tokens if they reach p: sorting a vocabulary takes 5 ms, these 0.3 ms.
 CANDIDATES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How one request chooses its tokens; temperature 0 is greedy, None leaves a transform out.
+    """How one request samples its tokens; temperature 0 is greedy, None disables a transform.
 
-    Raises InputError for a value out of its range. Equal seeds and equal logits give equal tokens, whatever else runs.
+    Raises InputError for a value out of range. Equal seeds and equal logits give equal tokens, whatever else runs.
     """
 
     temperature: float = 0.0
@@ -35,7 +35,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # beyond these bounds float32 logits overflow, and the probabilities are no longer numbers
+        # beyond these bounds float32 logits overflow, and the probabilities become NaN
         if self.temperature != 0:
             _require("temperature", self.temperature, 1e-6, 10**6, other="0 (greedy), or ")
         _require("repetition_penalty", self.repetition_penalty, 1e-3, 1000)
@@ -49,15 +49,15 @@ class Sampling:
 
 def _require(field: str, value: float, low: float, high: float, *, whole: bool = False, other: str = "") -> None:
     number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not (number and low <= value <= high):  # not so for NaN either
+    if not (number and low <= value <= high):  # false for NaN too
         allowed = f"{other}{'a whole number' if whole else 'a number'} from {low} to {high}"
-        raise InputError("out of range", field=field, value=value, allowed=allowed)
+        raise InputError(field=field, value=value, allowed=allowed)
 
 
 def penalise_repetition(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
-    """Returns the logits with those of seen tokens moved down: l / penalty, or l * penalty where l < 0.
+    """Returns the logits with those of seen tokens lowered: l / penalty, or l * penalty where l < 0.
 
-    Keskar et al. 2019 (arXiv 1909.05858), with the change of sign for negative logits that transformers made.
+    Keskar et al. 2019 (arXiv 1909.05858), with transformers' treatment of negative logits.
     """
     penalised = torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty)
     return torch.where(seen_BV, penalised, logits_BV)
@@ -69,21 +69,21 @@ def divide_by_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
 
 
 def keep_top_k(logits_BV: Tensor, k: int) -> Tensor:
-    """Returns the logits with those below the k-th largest dropped; what ties with the k-th stays."""
+    """Returns the logits with those below the k-th largest dropped; ties with the k-th are kept."""
     kth = logits_BV.topk(min(k, logits_BV.shape[-1])).values[..., -1:]
     return logits_BV.masked_fill(logits_BV < kth, NEVER)
 
 
 def keep_top_p(logits_BV: Tensor, p: float) -> Tensor:
-    """Returns the logits with the smallest dropped whose probabilities together reach at most 1 - p.
+    """Returns the logits with the smallest ones dropped, as long as their total probability is at most 1 - p.
 
-    Holtzman et al. 2019 (arXiv 1904.09751). The largest always stays. Sums are in the logits' dtype, so that over a
-    large vocabulary rounding decides about tokens within about 1e-6 of the limit.
+    Holtzman et al. 2019 (arXiv 1904.09751). The largest is always kept. Sums are in the logits' dtype, so over a large
+    vocabulary rounding decides about tokens within about 1e-6 of the threshold.
     """
     if logits_BV.shape[-1] > CANDIDATES:
         probabilities, order = logits_BV.softmax(-1).topk(CANDIDATES)
         below = 1 - probabilities.sum(-1, keepdim=True)
-        if bool((below <= 1 - p).all()):  # the limit lies among the candidates
+        if bool((below <= 1 - p).all()):  # the threshold lies among the candidates
             drop = below + probabilities.flip(-1).cumsum(-1) <= 1 - p
             drop[..., -1] = False
             kept = logits_BV.gather(-1, order).masked_fill(drop.flip(-1), NEVER)
@@ -95,13 +95,13 @@ def keep_top_p(logits_BV: Tensor, p: float) -> Tensor:
 
 
 def keep_min_p(logits_BV: Tensor, p: float) -> Tensor:
-    """Returns the logits with tokens less likely than p times the likeliest dropped (arXiv 2407.01082)."""
+    """Returns the logits without tokens less than p times as likely as the most likely (arXiv 2407.01082)."""
     probabilities = logits_BV.softmax(-1)
     return logits_BV.masked_fill(probabilities < p * probabilities.amax(-1, keepdim=True), NEVER)
 
 
 def transform(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Returns the logits to draw from: temperature, then top-k, top-p and min-p, each where it is asked for."""
+    """Returns the logits to sample from: temperature, then top-k, top-p and min-p, each if enabled."""
     logits_BV = divide_by_temperature(logits_BV, sampling.temperature)
     if sampling.top_k is not None:
         logits_BV = keep_top_k(logits_BV, sampling.top_k)
@@ -113,22 +113,22 @@ def transform(logits_BV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Returns, for each row, the token in whose share of the cumulative probability `uniform_B` (0 to 1) falls.
+    """Returns, for each row, the token at which the cumulative probability exceeds `uniform_B` (0 to 1).
 
-    Raises InputError where the logits give no probabilities.
+    Raises InputError if the logits do not define probabilities.
     """
     cumulative = logits_BV.softmax(-1).cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     if not bool(total.isfinite().all()):
-        raise InputError("not finite numbers", field="logits", fix="run the model in float32, or check its weights")
-    # searching to the right skips tokens of no probability
+        raise InputError("not finite", field="logits", fix="run the model in float32, or check its weights")
+    # searching to the right skips tokens of zero probability
     return torch.searchsorted(cumulative, uniform_B[:, None].to(total.device) * total, right=True)[:, 0]
 
 
 class Sampler:
-    """Chooses one token for each row of a batch, a request's settings and random numbers being its row's own.
+    """Samples one token per row of a batch; each row has its own settings and random numbers.
 
-    A row takes one number per token from its own generator, on the CPU so that a seed means the same on every device.
+    A row draws one number per token from its own generator, on the CPU so that a seed means the same on every device.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Sampler:
         self._group()
 
     def _group(self) -> None:
-        """Rows of equal settings are transformed together; a batch of only greedy rows needs no groups at all."""
+        """Groups rows with equal settings, to transform them together; a batch of only greedy rows needs no groups."""
         groups: dict[Sampling, list[int]] = {}
         for row, request in enumerate(self._requests):
             groups.setdefault(replace(request, seed=0), []).append(row)
@@ -157,7 +157,7 @@ class Sampler:
         self._greedy = all(r.temperature == 0 and r.repetition_penalty == 1 for r in groups)
 
     def keep(self, rows: list[int]) -> None:
-        """Goes on with these rows only, in this order."""
+        """Continues with only these rows, in this order."""
         self._requests = [self._requests[row] for row in rows]
         self._generators = [self._generators[row] for row in rows]
         if self._seen_BV is not None:
@@ -167,7 +167,7 @@ class Sampler:
     def __call__(self, logits_BV: Tensor) -> Tensor:
         """Returns the chosen tokens (B); raises InputError as `draw` does."""
         if self._greedy:
-            return logits_BV.max(-1).indices  # as argmax, in less than half its time
+            return logits_BV.max(-1).indices  # equals argmax, in less than half the time
         chosen_B = torch.empty(len(logits_BV), dtype=torch.long, device=logits_BV.device)
         for settings, rows in self._groups:
             chosen_B[rows] = self._choose(logits_BV[rows], settings, rows)
@@ -181,6 +181,6 @@ class Sampler:
         if settings.repetition_penalty != 1 and self._seen_BV is not None:
             logits_BV = penalise_repetition(logits_BV, self._seen_BV[rows], settings.repetition_penalty)
         if settings.temperature == 0:
-            return logits_BV.max(-1).indices  # as argmax, in less than half its time
+            return logits_BV.max(-1).indices  # equals argmax, in less than half the time
         uniform = [torch.rand((), generator=self._generators[row], dtype=torch.float64) for row in rows]
         return draw(transform(logits_BV, settings), torch.stack(uniform))

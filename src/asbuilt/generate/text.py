@@ -1,4 +1,4 @@
-"""Text as it comes: one request's tokens decoded, held back where a stop string may begin, and accounted for."""
+"""Streamed text: one request's tokens decoded, and held back while they may begin a stop string."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ FinishReason = Literal["eos", "stop", "length"]
 
 
 class StopFilter:
-    """Lets text through up to the first stop string to be complete, which never appears, not even in part.
+    """Passes text through up to the first complete stop string, which is never shown, not even in part.
 
-    What could be the beginning of a stop string is held back, so the result does not depend on how the text was cut.
+    Text that could begin a stop string is held back, so the result does not depend on how the text arrives.
     Raises InputError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         for stop in stops:
             if not isinstance(stop, str) or not stop:
-                raise InputError("not a stop string", field="stop", value=stop, allowed="strings that are not empty")
+                raise InputError(field="stop", value=stop, allowed="strings that are not empty")
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """Returns what may be shown now; nothing once stopped."""
+        """Returns the text that may be shown now; empty once stopped."""
         if self.stopped:
             return ""
         text = self._held + text
-        # the first to end, not to begin: it is found before the other is known to be there
+        # the stop string that ends first, not the one that begins first: it is complete before the other one is
         ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if ends:
             self.stopped, self._held = True, ""
@@ -46,23 +46,23 @@ class StopFilter:
         return text[:safe]
 
     def _beginning(self, text: str) -> int:
-        """How many characters at the end of `text` may begin a stop string."""
+        """Returns how many characters at the end of `text` may begin a stop string."""
         longest = max(map(len, self._stops), default=0)
         sizes = range(min(longest - 1, len(text)), 0, -1)
         return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
     def finish(self) -> str:
-        """Returns what was held back for a stop string that did not come."""
+        """Returns the text held back for a stop string that did not come."""
         held, self._held = self._held, ""
         return held
 
 
 class Completion(Iterator[str]):
-    """Iterates over pieces of text; afterwards `text`, `tokens` and `finish_reason` say what came of it.
+    """Iterates over pieces of text; afterwards `text`, `tokens` and `finish_reason` hold the result.
 
-    `tokens` are all that were generated, an ending one and those of a stop string included; `note` says why fewer
-    tokens were allowed than asked for, or that the text may be read again, and is empty otherwise. Leaving early leaves
-    `finish_reason` None.
+    `tokens` are all generated tokens, including an end token and those of a stop string; `note` tells why fewer tokens
+    were allowed than requested, or that the text may be recomputed, and is empty otherwise. If iteration is abandoned,
+    `finish_reason` stays None.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Completion(Iterator[str]):
     ) -> Iterator[str]:
         stream, reason = tokenizer.stream(), "length"
         for (token,) in steps:
-            assert token is not None  # of one row, and its last step is the last step
+            assert token is not None  # a single row: its last step is the last step
             self.tokens.append(token)
             if token in eos_ids:
                 reason = "eos"
@@ -118,10 +118,10 @@ def complete(
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Completion:
-    """Returns the model's answer to a text, token ids or chat messages, to be iterated over as it comes.
+    """Returns the model's completion of a text, token ids or chat messages, as an iterator over pieces of text.
 
-    It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template puts behind an
-    answer), before the first of the `stop` strings, or at `max_new_tokens`. The answer of a model with an encoder
+    It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template writes after an
+    answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder
     begins after `start`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
     """
     read = model.spec.encoder is not None
@@ -144,14 +144,14 @@ def complete(
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:
-    """Returns the ids of a prompt: a text with what the tokenizer puts around it (bos), a chat in its template."""
+    """Returns the ids of a prompt: a text with the tokenizer's special tokens (bos), or a chat in its template."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, wrap=True)
     if is_chat(prompt):
         return encode_chat(tokenizer, cast(list[dict[str, Any]], prompt))
-    return cast(list[int], prompt)  # whatever is no token id in it, `generate` refuses
+    return cast(list[int], prompt)  # `generate` refuses whatever in it is not a token id
 
 
 def is_chat(prompt: str | list[int] | list[dict[str, Any]]) -> bool:
-    """Says whether the prompt is messages."""
+    """Returns whether the prompt is a list of messages."""
     return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(item, dict) for item in prompt)

@@ -1,4 +1,4 @@
-"""Looking inside a built model: what flows where, by path."""
+"""Looking inside a built model: activations by path."""
 
 from asbuilt.inspect.diff import Difference, diff
 from asbuilt.inspect.reference import diff_transformers, first_divergence

@@ -1,4 +1,4 @@
-"""Two models on one text: the first path at which their activations part, and by how much."""
+"""Two models on one text: the first path at which their activations diverge, and by how much."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Difference:
     relative: float | None
 
     def beyond(self, tolerance: float) -> bool:
-        """Whether this is more than `tolerance`; other shapes always are, and so is what is no number."""
+        """Returns whether the difference exceeds `tolerance`; different shapes and NaN always do."""
         return self.relative is None or not self.relative <= tolerance
 
 
 def diff(first: Model, second: Model, tokens_BT: Tensor) -> list[Difference]:
-    """Returns the difference at every path that both have, in the order of computation, the logits last (path "")."""
+    """Returns the difference at every path that both have, in order of computation, the logits last (path "")."""
     a, b = activations(first, tokens_BT), activations(second, tokens_BT)
     return [Difference(path=path, relative=relative(a[path], b[path])) for path in a if path in b]
 
@@ -34,5 +34,5 @@ def relative(a: Tensor, b: Tensor) -> float | None:
         return None
     a, b = a.double(), b.double()
     largest = b.abs().masked_fill(b.isinf(), 0).max().item()
-    distance = (a - b).abs().masked_fill(a == b, 0).max().item()  # hidden scores are -inf on both sides
+    distance = (a - b).abs().masked_fill(a == b, 0).max().item()  # masked scores are -inf on both sides
     return distance / largest if largest else distance

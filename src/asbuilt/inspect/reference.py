@@ -1,7 +1,7 @@
-"""The same taps on a folder that transformers runs: what its modules give, under the paths of ours that mean the same.
+"""The same taps on a folder run by transformers: its modules' outputs, under the corresponding asbuilt paths.
 
-No list of names says which module is which: the folder's own tensors do. A module of ours and one of theirs that hold
-the same tensors, all of them and no others, are taken for the same.
+Modules are matched by the folder's tensors rather than by a list of names: an asbuilt module and a transformers module
+that hold exactly the same tensors correspond.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from asbuilt.nn.model import Model
 
 
 def diff_transformers(model: Model, folder: Path, family: str, tokens_BT: Tensor) -> list[Difference]:
-    """Returns the differences between our `model` and what transformers makes of the checkpoint `folder`.
+    """Returns the differences between asbuilt's `model` and transformers' model of the checkpoint `folder`.
 
-    In the order of our computation, the logits last (path ""), of all places that both have. Raises InputError where
-    transformers is not installed, or cannot run the folder.
+    They cover all paths that both have, in the order of asbuilt's computation, the logits last (path ""). Raises
+    InputError if transformers is not installed, or cannot run the folder.
     """
     reference = _load(folder)
     ours, theirs = ([name for name, _ in side.named_modules()] for side in (model, reference))
@@ -40,10 +40,10 @@ def diff_transformers(model: Model, folder: Path, family: str, tokens_BT: Tensor
 
 
 def first_divergence(found: list[Difference], tolerance: float) -> Difference | None:
-    """Returns the first difference that later ones do not take back; None where the logits agree.
+    """Returns the first difference from which the models do not converge again; None if the logits agree.
 
-    A place may mean something else on the other side (an embedding before it is scaled, a router's scores before the
-    softmax): what the next block reads is then the same all the same.
+    An output may be taken at another point on the other side (an embedding before scaling, a router's scores before the
+    softmax) although the next block's input is the same.
     """
     if not found or not found[-1].beyond(tolerance):
         return None
@@ -57,15 +57,15 @@ def first_divergence(found: list[Difference], tolerance: float) -> Difference | 
 
 
 def _block(path: str) -> str:
-    """The block that a path lies in; empty outside of blocks."""
+    """Returns the block that a path belongs to; empty outside the blocks."""
     stem, found, rest = path.rpartition("blocks.")
     return f"{stem}{found}{rest.partition('.')[0]}" if found else ""
 
 
 def matched(table: Table, ours: Iterable[str], theirs: Iterable[str], base: str = "model.") -> dict[str, str]:
-    """Returns our path -> their module's name, for every two modules that hold the same tensors of the table.
+    """Returns asbuilt path -> transformers module, for all pairs that hold the same tensors of the table.
 
-    Names may be written in any of the table's ways, or lie in the module `base` although they do not say so.
+    Names may have any of the table's spellings, and may omit the prefix of the module `base`.
     """
     known = set(theirs)
     entries = max(_spelled(table, base), key=lambda entries: sum(_place(entry, known).count(".") for entry in entries))
@@ -81,13 +81,13 @@ def matched(table: Table, ours: Iterable[str], theirs: Iterable[str], base: str 
 
 
 def _spelled(table: Table, base: str) -> list[tuple[Entry, ...]]:
-    """The table's entries in every way that its family's files begin their names, with and without a first word."""
+    """Returns the table's entries in every spelling of its family's files, with and without the first word."""
     ways = [(), *table.spellings, ((table.prefix, ""),), (("", base),)]
     return [respelled(table.entries, way) for way in ways]
 
 
 def _place(entry: Entry, known: set[str]) -> str:
-    """The innermost of their modules that all the entry's tensors lie in; empty where it is the whole model."""
+    """Returns the innermost transformers module with all the entry's tensors; empty if that is the whole model."""
     name = _common([name.rpartition(".")[0] for name in entry.names])
     while name and name not in known:
         name = name.rpartition(".")[0]
@@ -95,7 +95,7 @@ def _place(entry: Entry, known: set[str]) -> str:
 
 
 def _common(names: list[str]) -> str:
-    """The beginning that all names share, in whole words."""
+    """Returns the common prefix of all names, in whole words."""
     words = zip(*(name.split(".") for name in names), strict=False)
     return ".".join(same[0] for same in takewhile(lambda at: len(set(at)) == 1, words))
 
@@ -104,7 +104,7 @@ def _within(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-def _load(folder: Path) -> Any:  # noqa: ANN401  # a class that is looked up by name
+def _load(folder: Path) -> Any:  # noqa: ANN401  # the class is looked up by name
     try:
         import transformers
     except ImportError as error:
@@ -129,17 +129,17 @@ def _load(folder: Path) -> Any:  # noqa: ANN401  # a class that is looked up by 
 
 @contextmanager
 def _theirs(folder: Path) -> Iterator[None]:
-    """What transformers finds wrong with a folder has an exception of its own each time; here it is one message."""
+    """Turns the various exceptions of transformers about a folder into one InputError."""
     try:
         yield
     except Exception as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"transformers cannot run it: {said}", field="MODEL", value=str(folder)) from error
+        raise InputError(f"transformers cannot run this model: {said}", field="MODEL", value=str(folder)) from error
 
 
 @torch.inference_mode()
 def _activations(model: Any, places: dict[str, str], tokens_BT: Tensor) -> dict[str, Tensor]:  # noqa: ANN401
-    """What the modules at `places` give, by our paths; the logits' path is empty."""
+    """Returns the outputs of the modules at `places`, by asbuilt paths; the logits' path is empty."""
     seen: dict[str, Tensor] = {}
 
     def keep(path: str, module: nn.Module, args: object, output: Any) -> None:  # noqa: ANN401

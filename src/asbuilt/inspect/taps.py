@@ -1,4 +1,4 @@
-"""Taps: what every module of one forward pass gives, by path, in the order in which it is computed."""
+"""Taps: every module's output in one forward pass, by path, in order of computation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from asbuilt.nn.model import Model
 
 
 def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
-    """Returns the output of each module that gives one tensor, keyed by path; the logits' path is empty.
+    """Returns the output of each module that returns one tensor, keyed by path; the logits' path is empty.
 
-    The reference attention runs, so that two models differ by what they are and not by the kernel. An encoder reads
-    the same tokens.
+    The reference attention is used, so that differences come from the models rather than from the kernel. An encoder
+    reads the same tokens.
     """
     seen: dict[str, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""Running what was built, the measured figure beside the predicted one.
+"""Measuring built models: each measured figure beside the predicted one.
 
 The package is itself callable: `asbuilt.measure(model)`.
 """

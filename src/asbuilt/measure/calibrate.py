@@ -1,7 +1,7 @@
-"""What this machine can do, kept in a cache between runs: measured by `micro`, which never runs the model.
+"""This machine's speed, cached between runs: measured by `micro`, which never runs the model in question.
 
-A machine is not always as fast as it was: it may have been busy when it was calibrated, or be busy now. So what is
-kept also holds how long a small model's step and prefill took then, and it is used only where they take as long now.
+A machine's speed varies: it may have been busy when it was calibrated, or be busy now. So the cache also stores how
+long a small model's step and prefill took then, and is used only if they take as long now.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table
 Say = Callable[[str], None]
 
 VERSION = 11
-# How many times slower or faster a probe may be than when the machine was calibrated: as a predicted speed may miss by.
+# How many times slower or faster a probe may be than at calibration: the tolerance of a predicted speed.
 DRIFT = 1.2
-LOOKS = 4  # before it is believed: a neighbour may take a machine for seconds
+LOOKS = 4  # probes before a drift is believed: other processes may slow a machine down for seconds
 LARGEST = 1 << 20  # bytes of a calibration file; one takes 20 kB
 
 
 def machine() -> dict[str, str | int | float]:
-    """Returns what identifies this machine and the software that runs on it."""
+    """Returns what identifies this machine and its software."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
@@ -65,9 +65,9 @@ def _memory() -> int:
 
 
 def cache_path() -> Path | None:
-    """Returns where this machine's calibration is kept: `$XDG_CACHE_HOME/asbuilt`, else `~/.cache/asbuilt`.
+    """Returns the folder of the cached calibration: `$XDG_CACHE_HOME/asbuilt`, else `~/.cache/asbuilt`.
 
-    None without a home. A relative XDG_CACHE_HOME is ignored, as its specification asks.
+    None without a home directory. A relative XDG_CACHE_HOME is ignored, as its specification demands.
     """
     said = Path(os.environ.get("XDG_CACHE_HOME") or "")
     try:
@@ -79,9 +79,9 @@ def cache_path() -> Path | None:
 
 
 def calibrate(*, refresh: bool = False, say: Say = lambda text: None, warn: Say = lambda text: None) -> Calibration:
-    """Returns this machine's calibration: the kept one where the machine still runs at that speed, else a fresh one.
+    """Returns this machine's calibration: the cached one if the machine still runs at that speed, else a fresh one.
 
-    Takes a few seconds, or half a minute where it measures anew. `say` hears of progress, `warn` of what the user
+    Takes a few seconds, or half a minute for a fresh one. `say` is called with progress, `warn` with what the user
     should know: a cache that cannot be used, or a machine whose speed changes faster than it can be measured.
     """
     path = cache_path()
@@ -91,20 +91,20 @@ def calibrate(*, refresh: bool = False, say: Say = lambda text: None, warn: Say 
         drift = drift_now(kept)
         if drift <= DRIFT:
             return kept
-        say(f"this machine's speed differs {drift:.2f} times from when it was calibrated")
+        say(f"this machine's speed has changed by a factor of {drift:.2f} since it was calibrated")
     say("calibrating this machine")
     with torch.inference_mode():
         fresh = micro.measured(machine())
     drift = drift_now(fresh)
     if drift > DRIFT:
-        warn(f"this machine's speed changed {drift:.2f} times while it was calibrated: speeds may be missed by as much")
+        warn(f"this machine's speed changed by a factor of {drift:.2f} during calibration: speeds may be as far off")
     elif path is not None:
         _write(path, fresh, warn)
     return fresh
 
 
 def drift_now(calibration: Calibration) -> float:
-    """Returns how many times slower or faster the machine is than when it was calibrated, at best of a few looks."""
+    """Returns how many times slower or faster the machine is than at calibration, the best of a few probes."""
     drifts = []
     with torch.inference_mode():
         probe = micro.Probe()
@@ -116,7 +116,7 @@ def drift_now(calibration: Calibration) -> float:
 
 
 def _read(path: Path, warn: Say) -> Calibration | None:
-    """Returns the calibration kept in a file, None where there is none or it is none; says so in the second case."""
+    """Returns the calibration in a file, None if there is no file or, with a warning, if it is invalid."""
     try:
         path.lstat()
     except OSError:
@@ -124,12 +124,12 @@ def _read(path: Path, warn: Say) -> Calibration | None:
     try:
         return _calibration(read_object(path, LARGEST))
     except (InputError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        warn(f"{path} is no calibration of this machine: it is measured anew")
+        warn(f"{path} is not a calibration of this machine: calibrating again")
         return None
 
 
 def _calibration(plain: dict[str, Any]) -> Calibration:
-    """Returns a calibration of plain data; raises one of the exceptions above for anything else."""
+    """Returns the calibration that plain data describe; raises one of the exceptions above for anything else."""
     rates = {name: _rates(kinds) for name, kinds in plain.pop("rates").items()}
     found = Calibration(rates=rates, **plain)
     probes = {"reading", *(f"{name} {kind}" for name in DTYPES for kind in micro.KINDS)}
@@ -163,7 +163,7 @@ def _table(plain: dict[str, Any], axes: tuple[tuple[int, ...], ...]) -> Table:
 
 def _require(right: bool) -> None:
     if not right:
-        raise ValueError("no calibration")
+        raise ValueError("not a calibration")
 
 
 def _require_positive(*numbers: float) -> None:
@@ -171,7 +171,7 @@ def _require_positive(*numbers: float) -> None:
 
 
 def _write(path: Path, fresh: Calibration, warn: Say) -> None:
-    """Keeps a calibration: written aside, then renamed. A cache that cannot be written to costs one in every run."""
+    """Writes a calibration atomically. Without a writable cache, every run calibrates again."""
     aside = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,4 +182,4 @@ def _write(path: Path, fresh: Calibration, warn: Say) -> None:
     except OSError as error:
         if aside is not None:
             aside.unlink(missing_ok=True)
-        warn(f"the calibration cannot be kept in {path.parent} ({error.strerror}): it is measured in every run")
+        warn(f"the calibration cannot be cached in {path.parent} ({error.strerror}): every run calibrates again")

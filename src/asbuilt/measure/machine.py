@@ -1,4 +1,4 @@
-"""The measured machine, in the words of the catalogue: what `--gpu this` means."""
+"""The measured machine as a catalogue entry: what `--gpu this` means."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def this_machine(
     say: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Machine:
-    """Returns this machine as calibrated: read bandwidth, and the rates of products of matrices."""
+    """Returns this machine as calibrated: its read bandwidth and its rates of matrix products."""
     return from_calibration(asdict(calibrate(refresh=refresh, say=say, warn=warn)))

@@ -1,10 +1,10 @@
-"""Micro-benchmarks of library calls, and of what Python takes between them.
+"""Micro-benchmarks of library calls, and of Python's overhead between them.
 
-Products and attention are timed at a grid of sizes that belong to no model, in turn, with operands that come from
-memory. Small calls are timed between products that read whole matrices: where the processor's caches are full of
-weights they take several times what they take in a loop of their own. What Python does between the calls is what a
-stack of the commonest parts, in sizes of its own, takes beyond its calls. Times are lower quartiles, as the measured
-ones are, since a shared machine is slower than itself half of the time.
+Products and attention are timed on a grid of sizes that belong to no model, in rotation, with operands read from
+memory. Small calls are timed between products that read whole matrices: with the CPU's caches full of weights they take
+several times as long as in a loop of their own. Python's overhead is the time of a stack of the most common parts, in
+sizes of its own, minus the time of its calls. Times are lower quartiles, as the measured ones are, since a shared
+machine is slowed down much of the time.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from asbuilt.measure.trace import trace
 from asbuilt.nn import build
 from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNorm, Rotary, TokenEmbedding
 
-# Rounds in which every call of a grid is made once.
+# Rounds, in each of which every call of a grid is made once.
 DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
-# Of the stack whose step is timed: tokens before it, steps, and prefills of as many tokens.
+# Of the probe stack: cached tokens, timed steps, and timed prefills of as many tokens.
 PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 32, 5
-KINDS = "decode", "prefill", "product"  # of what a probe times in each dtype, beside reading
-# (layers, width) of the stacks whose steps are timed, from one that stays in a cache to one that is read from memory.
+KINDS = "decode", "prefill", "product"  # what a probe times in each dtype, besides reading memory
+# (layers, width) of the stacks whose steps are timed, from one that fits in cache to one that is read from memory.
 STACKS, STACK_STEPS = ((12, 256), (16, 512), (20, 768)), 16
-LEAST = 0.1  # of a time is left where more than that was to be taken off it: clocks and neighbours do not keep still
-# Operands come from so many bytes, one after the other: more than a process gets of most processors' caches.
+LEAST = 0.1  # the least fraction of a time that subtractions leave, since clocks and other processes add noise
+# Operands come in sequence from this many bytes: more than a process gets of most CPUs' caches.
 MEMORY = 300 * 2**20
-NUMBERS = 768, 2**20  # that work on single numbers is timed with
-ROW = 512  # of which so many are one row of a softmax
+NUMBERS = 768, 2**20  # sizes at which elementwise operations are timed
+ROW = 512  # numbers in one row of a softmax
 # (outputs, inputs); (rows, inputs, outputs); (heads, tokens, width); (heads of the cache, cached tokens, width)
 VECTOR = ((256, 1024, 4096, 32768), (128, 512, 2048))
 MATRIX = ((2, 16, 128, 512), (128, 512, 2048), (128, 1024, 4096))
@@ -48,7 +48,7 @@ ATTENTION_READ = ((1, 4, 16), (16, 256, 2048), (32, 128))
 GRIDS = {"vector": VECTOR, "matrix": MATRIX, "attention": ATTENTION, "attention_read": ATTENTION_READ}
 
 Work = Callable[[], object]
-# The first of each is timed on many numbers too.
+# The first of each is timed on large tensors too.
 LINES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
     "view": (lambda x: x.view(-1, 8), lambda x: x.unsqueeze(0), lambda x: x[:4]),
     "arithmetic": (lambda x: x * x, lambda x: x + x, lambda x: x.roll(8, -1), lambda x: x * 0.5),
@@ -64,13 +64,13 @@ LINES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
 
 
 class _Memory:
-    """Tensors out of a block that is gone through from end to end, and then anew: none is found in a near cache."""
+    """Tensors from a block that is cycled through from end to end, so that none is in a near cache."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.block, self.end = torch.ones(MEMORY // dtype.itemsize, dtype=dtype), 0
 
     def take(self, *shape: int) -> Tensor:
-        """Returns the next tensor of that shape; its numbers are ones."""
+        """Returns the next tensor of this shape, filled with ones."""
         size = math.prod(shape)
         self.end = size if self.end + size > len(self.block) else self.end + size
         return self.block[self.end - size : self.end].view(shape)
@@ -84,20 +84,20 @@ def measured(machine: Mapping[str, str | int | float]) -> Calibration:
     others, probe = timing.Others(), Probe()
     looks, rates = [probe()], {}
     for name, dtype in DTYPES.items():
-        found = _rates(dtype)  # the memory that its operands came from is free again
+        found = _rates(dtype)  # the memory of its operands is free again
         rates[name] = replace(found, between=_between(found, dtype))
         looks.append(probe())
-    # an idle machine may be fast for seconds, and a neighbour slow it down for as long: the middle one of each
+    # an idle machine may be fast for seconds, and other processes slow it for as long: take the median of each
     probes = {name: statistics.median(look[name] for look in looks) for name in looks[0]}
     read = MEMORY / probes["reading"]
     return Calibration(dict(machine), read_bandwidth=read, rates=rates, probes=probes, others=others.share())
 
 
 class Probe:
-    """Called, it returns the seconds of reading memory, and in each dtype of a stack's decode step and prefill and of
-    a large product, whose units a neighbour may share where small ones hardly use them.
+    """A callable that returns the seconds of reading memory, and in each dtype of a stack's decode step and prefill and
+    of a large product, whose execution units other processes may share while small ones hardly use them.
 
-    They say how fast the machine is now: taken when it is calibrated, and again before the calibration is used.
+    They tell how fast the machine is: probed at calibration, and again before the calibration is used.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Probe:
 
 
 def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Prepare | None = None) -> list[float]:
-    """Returns each call's time, made once in every round, after an untimed call where one is to come before it."""
+    """Returns each call's time, made once per round, after the untimed call `before` if given."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds + 1):
         for call, kept in zip(calls, times, strict=True):
@@ -134,7 +134,7 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
 
 
 def stack(layers: int = 12, width: int = 256) -> Model:
-    """Returns a model of the commonest parts in sizes of its own: small, so that products are the shorter part."""
+    """Returns a small model of the most common parts, so that products take the smaller share of its time."""
     heads, norm = width // 64, RMSNorm(d=width)
     attention = Attention(d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64))
     ffn = GatedMLP(d_model=width, d_ff=3 * width, activation="silu")
@@ -149,7 +149,7 @@ def stack(layers: int = 12, width: int = 256) -> Model:
 
 
 def _between(rates: Rates, dtype: torch.dtype) -> Table:
-    """Returns how many times longer than alone small calls take within the step of each stack."""
+    """Returns how many times longer small calls take within the step of each stack than alone."""
     found = {}
     for layers, width in STACKS:
         model = build(stack(layers, width), dtype=dtype).eval()
@@ -189,19 +189,19 @@ def _rates(dtype: torch.dtype) -> Rates:
         attention=Table(ATTENTION, tuple(attention)),
         attention_read=Table(ATTENTION_READ, tuple(read)),
         lines=lines,
-        between=Table(((1, 2),), (1.0, 1.0)),  # until it is known
+        between=Table(((1, 2),), (1.0, 1.0)),  # measured below
         product_rate=2 * math.prod(axis[-1] for axis in MATRIX) / product[-1],
         row_rate=math.prod(axis[-1] for axis in VECTOR) * dtype.itemsize / row[-1],
     )
 
 
 def _one_after_another(x: Tensor, works: Sequence[Callable[[Tensor], object]]) -> Prepare:
-    """The same numbers each time: what a small call works on has just been written."""
+    """Uses the same tensor each time: a small call works on what has just been written."""
     return lambda memory: lambda: [work(x) for work in works]
 
 
 def _just_written(shape: tuple[int, int], work: Callable[[Tensor], object]) -> Prepare:
-    """Work on ones that a product has written, as in a model: from memory they may be read at a fifth of its speed."""
+    """Works on the output of a product, as in a model: reading it from memory could be five times slower."""
     rows, columns = shape
 
     def prepare(memory: _Memory) -> Work:
@@ -228,7 +228,7 @@ def _attention(heads: int, tokens: int, width: int) -> Prepare:
 
 
 def _attention_read(heads: int, keys: int, width: int) -> Prepare:
-    """Three queries for each head of the cache, as where heads share their keys and values."""
+    """Three queries per head of the cache, as in grouped-query attention."""
 
     def prepare(memory: _Memory) -> Work:
         q, k, v = (memory.take(1, heads, tokens, width) for tokens in (3, keys, keys))

@@ -1,4 +1,4 @@
-"""What is known of a machine's speed: tables and lines from which the time of a library call is read off."""
+"""A machine's speed: tables and lines from which the time of a library call is looked up."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds of a call at the grid of its sizes, the last axis fastest."""
+    """The seconds of a call on a grid of its sizes, the last axis varying fastest."""
 
     axes: tuple[tuple[int, ...], ...]
     seconds: tuple[float, ...]
 
     def at(self, *sizes: float) -> float:
-        """Returns the predicted time: log-linear in each size, level below the grid, going on as its last cell above.
+        """Returns the predicted time: log-linear in each size, constant below the grid, extrapolated above.
 
-        ln t = sum over the cell's corners of ln t(corner), weighted by how near the sizes' logarithms are.
+        ln t is interpolated multilinearly between the cell's corners, in the logarithms of the sizes.
         """
         places = [_place(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
         logarithm = 0.0
@@ -51,19 +51,19 @@ class Table:
 
 
 def _place(axis: tuple[int, ...], size: float) -> tuple[int, float]:
-    """Returns the cell of an axis, and how far into it the size lies; beyond 1 above the last."""
+    """Returns the cell of an axis, and the size's relative position in it; above 1 beyond the last."""
     cell = max(0, min(len(axis) - 2, sum(edge <= size for edge in axis) - 1))
     return cell, max(0.0, math.log(max(size, 1) / axis[cell]) / math.log(axis[cell + 1] / axis[cell]))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """One dtype: tables of one row times a matrix, of products, of attention and of one token's; lines by bytes.
+    """The speeds of one dtype: tables of one row times a matrix, of products and of attention; lines by bytes.
 
-    The lines are of work on single numbers by the name of its function, "arithmetic" for all that have none of their
-    own, and "view" for calls that only look. `between` is how many times longer the starts of those lines are within a
-    model, with what Python does between calls, by the bytes of matrices that the step reads: what they need is found in
-    a near cache after a few, and in memory after many. `product_rate` is that of the largest product, in FLOP/s;
+    The lines are for elementwise operations, by function name; "arithmetic" is for all without a line of their own, and
+    "view" for calls that touch no data. `between` is how many times longer the constant parts of those lines take
+    within a model, Python's overhead included, by the bytes of matrices that the step reads: after a few bytes, what
+    they need is in a near cache, after many, in memory. `product_rate` is that of the largest product, in FLOP/s;
     `row_rate` that of one row times the largest matrix, in bytes of the matrix per second.
     """
 
@@ -77,9 +77,9 @@ class Rates:
     row_rate: float
 
     def slowed(self, nbytes: float) -> float:
-        """Returns how many times longer small calls take in a step that reads so many bytes of matrices.
+        """Returns how many times longer small calls take in a step that reads `nbytes` of matrices.
 
-        Level beyond both ends: where all comes from memory, more of it makes nothing slower.
+        Constant beyond both ends: once everything comes from memory, more bytes slow nothing down.
         """
         return self.between.at(min(nbytes, self.between.axes[0][-1]))
 
@@ -88,9 +88,9 @@ class Rates:
 class Calibration:
     """The machine, its read bandwidth in bytes/s, and rates by dtype.
 
-    `probes` are the seconds of reading memory, and of a small model's decode step and prefill, when the machine was
-    calibrated: taken again later, they tell whether it still runs at that speed. `others` is the share of the
-    processors that other processes took meanwhile, None where the system does not tell.
+    `probes` are the seconds of reading memory, and of a small model's decode step and prefill, at calibration: probed
+    again later, they tell whether the machine still runs at that speed. `others` is the fraction of the CPUs that other
+    processes used meanwhile, None if the system does not report it.
     """
 
     machine: dict[str, str | int | float]
@@ -100,10 +100,10 @@ class Calibration:
     others: float | None
 
     def drift(self, now: Mapping[str, float]) -> float:
-        """Returns how many times slower, or faster, the machine is by the probe that changed most; 1 is unchanged."""
+        """Returns how many times slower or faster the machine is, by the probe that changed most; 1 means unchanged."""
         return max(max(now[name] / then, then / now[name]) for name, then in self.probes.items())
 
 
 def quarter(times: list[float]) -> float:
-    """Returns what a quarter of the times stay below: the machine as it mostly is when its neighbours let it."""
+    """Returns the lower quartile of the times: the machine's speed with little interference."""
     return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]

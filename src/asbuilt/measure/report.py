@@ -1,4 +1,4 @@
-"""The table: every figure predicted from the description and the calibration, then measured on the built model."""
+"""The report: every figure predicted from the description and the calibration, then measured on the built model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from asbuilt.spec import model as spec_model
 from asbuilt.spec.part import Pass
 from asbuilt.tables import Table, escaped, html, joined
 
-# What a prediction may miss by: nothing where a byte is a byte, and what is left to the library or to the machine.
+# Tolerances: zero for exact counts, and what depends on the library or the machine otherwise.
 SAVED, MEMORY, TIME = 0.01, 0.03, 0.20
-# Bytes that the library may take beside, where they are more than that: it packs operands of products of narrow numbers
-# into room of its own. With AVX-512 that is 0.2 MB; with AMX 0.9 MB for a model of 22 MB, and 1.8 MB for one of 288 MB.
+# Bytes that the library may use in addition, if more than the tolerance: it repacks operands of products in narrow
+# dtypes. With AVX-512 that is 0.2 MB; with AMX 0.9 MB for a model of 22 MB, and 1.8 MB for one of 288 MB.
 SCRATCH = 2**20
 PREFILL, PROMPT, STEPS = 512, 128, 64
-# Speeds are lower quartiles of so many rounds of both, each a lower quartile of so many prefills, and of STEPS steps:
-# as the calibration's times are, which say what the machine does where no neighbour takes it.
+# Speeds are lower quartiles over ROUNDS, each a lower quartile over that many prefills and over STEPS steps, as the
+# calibration's times are: the machine's speed without interference.
 ROUNDS, PREFILLS = 4, 3
-BUSY = 0.1  # of the processors, taken by other processes: from here on it is said
+BUSY = 0.1  # fraction of the CPUs used by other processes, from which on a note is printed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +41,24 @@ class Row:
 
     @property
     def error(self) -> float:
-        """How far the measured figure lies from the predicted one, as a fraction."""
+        """The relative error of the prediction, measured / predicted - 1."""
         if self.predicted == self.measured:
             return 0.0
         return self.measured / self.predicted - 1 if self.predicted else float("inf")
 
     @property
     def ok(self) -> bool:
-        """Whether that is within the tolerance."""
+        """Whether the error is within the tolerance."""
         return abs(self.error) <= self.tolerance
 
     @property
     def difference(self) -> str:
-        """The error as it is printed."""
+        """The error as printed."""
         return "0" if self.predicted == self.measured else f"{self.error:+.2%}"
 
     @property
     def verdict(self) -> str:
-        """Says whether the figure is within its tolerance, and plainly where it is not."""
+        """Whether the figure is within its tolerance, in words."""
         if not self.tolerance:
             return "exact" if self.ok else "MISSED: should be exact"
         return f"within {self.tolerance:.0%}" if self.ok else f"MISSED: should be within {self.tolerance:.0%}"
@@ -77,15 +77,15 @@ class Row:
 
     @property
     def timed(self) -> bool:
-        """Whether the figure is a speed, which other work on the machine can spoil."""
+        """Whether the figure is a speed, which other work on the machine can distort."""
         return self.unit == "tokens/s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The rows, the machine they were measured on, and what a reader of the speeds should know of it.
+    """The rows, the machine they were measured on, and notes on its speed.
 
-    It prints as the command does, and shows itself as a table in a notebook.
+    Prints as the command does, and displays as a table in a notebook.
     """
 
     model: str
@@ -96,12 +96,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every figure that is no speed is within its tolerance."""
+        """Whether every figure other than a speed is within its tolerance."""
         return all(row.ok for row in self.rows if not row.timed)
 
     @property
     def title(self) -> str:
-        """The model and the machine on one line."""
+        """The model and the machine in one line."""
         machine = self.machine.machine
         return f"{self.model} in {self.dtype} on {machine['processor']}, {machine['threads']} threads"
 
@@ -141,10 +141,10 @@ def measure(
     say: Say = lambda text: None,
     warn: Say = lambda text: None,
 ) -> Report:
-    """Returns the table for a built model in float32 or bfloat16 on the CPU.
+    """Returns the report for a built model in float32 or bfloat16 on the CPU.
 
-    Every figure is predicted before it is measured; the calibration never runs the model. `say` hears of progress,
-    `warn` of a calibration cache that cannot be used. Raises KeyError for a dtype that is not calibrated.
+    Every figure is predicted before it is measured; the calibration never runs the model. `say` is called with
+    progress, `warn` with problems of the calibration cache. Raises KeyError for a dtype that is not calibrated.
     """
     dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
     exact = tuple(counted(model, say=say))
@@ -153,7 +153,7 @@ def measure(
 
 
 def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
-    """Yields the rows that are no speeds: what is counted, not timed, whatever else the machine does meanwhile."""
+    """Yields the rows that are counted rather than timed, and do not depend on the machine's load."""
     spec, width = model.spec, model.dtype.itemsize
     dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
     tokens = min(PREFILL, spec.max_positions)
@@ -183,7 +183,7 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Timed:
-    """Seconds of a prefill and of a decode step: predicted, measured; how far the machine was from its calibration."""
+    """Seconds of a prefill and a decode step, predicted and measured, and the machine's drift from its calibration."""
 
     machine: Calibration
     predicted: tuple[float, float]
@@ -197,12 +197,11 @@ def _timed(
 ) -> tuple[Calibration, tuple[Row, ...], tuple[str, ...]]:
     """Returns the calibration, the speeds that it predicts beside those measured, and notes on the machine.
 
-    Where the machine's speed changed between the two, both are taken again, once: it is not asked whether the
-    prediction was met.
+    If the machine's speed changed in between, both are repeated once, regardless of whether the prediction was met.
     """
     found = _predicted_and_measured(model, dtype, calibrate(refresh=refresh, say=say, warn=warn), say)
     if found.drift > DRIFT:
-        say(f"this machine's speed changed {found.drift:.2f} times meanwhile")
+        say(f"this machine's speed changed by a factor of {found.drift:.2f} meanwhile")
         found = _predicted_and_measured(model, dtype, calibrate(refresh=True, say=say, warn=warn), say)
     tokens, prompt, _ = _sizes(model.spec)
     predicted, measured = found.predicted, found.measured
@@ -221,13 +220,13 @@ def _predicted_and_measured(model: Model, dtype: str, machine: Calibration, say:
 
 
 def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
-    """Returns the tokens of a prefill, the prompt before decoding, and the steps decoded."""
+    """Returns the tokens of a prefill, of the prompt before decoding, and the number of decode steps."""
     context = spec.max_positions
     return min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
 
 
 def _predicted_seconds(spec: spec_model.Model, dtype: str, machine: Calibration) -> tuple[float, float]:
-    """Returns the seconds of a prefill and of a decode step halfway, by the calls each makes."""
+    """Returns the predicted seconds of a prefill and of a decode step halfway, from their library calls."""
     tokens, prompt, steps = _sizes(spec)
     prefill = trace(spec, tokens=tokens, past=0, dtype=DTYPES[dtype])
     decode = trace(spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[dtype])
@@ -246,10 +245,10 @@ def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
 
 def _notes(found: _Timed) -> Iterator[str]:
     if found.drift > DRIFT:
-        yield f"the machine's speed changed {found.drift:.2f} times while this was measured"
+        yield f"the machine's speed changed by a factor of {found.drift:.2f} while this was measured"
     for share, doing in ((found.machine.others, "it was calibrated"), (found.others, "speeds were measured")):
         if share is not None and share >= BUSY:
-            yield f"other processes took {share:.0%} of the processors while {doing}"
+            yield f"other processes used {share:.0%} of the CPUs while {doing}"
 
 
 def _row(figure: str, unit: str, predicted: float, measured: float, tolerance: float = 0.0) -> Row:

@@ -1,4 +1,4 @@
-"""Measuring the built model: its parameters, its FLOPs, its cache, what autograd keeps, its peak memory, its speed."""
+"""Measuring a built model: parameters, FLOPs, cache, tensors saved by autograd, peak memory, speed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from asbuilt.spec import Classifier, PatchEmbedding, Vision, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce itself on stderr
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's banner on stderr
 
 
 def parameters(model: Model) -> int:
-    """Returns the number of parameters as built, each counted once however many names it has."""
+    """Returns the number of parameters as built, shared ones counted once."""
     formats = {path: weight.format for path, weight, _ in weights(model.spec) if weight.format is not None}
     built = {id(p): (path, p) for path, p in built_parameters(model).items()}
     return sum(_numbers(p, formats.get(path)) for path, p in built.values())
@@ -45,9 +45,9 @@ def weight_bytes(model: Model) -> int:
 
 
 def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0) -> int:
-    """Returns what PyTorch's counter sees of one forward pass on the meta device, with the reference attention.
+    """Returns the FLOPs that PyTorch counts in one forward pass on the meta device, with the reference attention.
 
-    The counter knows no fused attention on a CPU, and never halves a causal one.
+    The counter does not support fused attention on a CPU, and never halves causal attention.
     """
     model = build(description, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -60,14 +60,14 @@ def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0)
 
 
 def source_of(model: Model, ids: Tensor) -> dict[str, Tensor]:
-    """Returns what an encoder reads beside `ids`, a copy of them; nothing where there is no encoder."""
+    """Returns the encoder's input, a copy of `ids`; empty if there is no encoder."""
     return {} if model.encoder is None else {"source_BS": ids.clone()}
 
 
 def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns what a model of tokens `ids` (B, T) reads, and what beside: a source, and so many images of each text.
+    """Returns a model's input for tokens `ids` (B, T), and its other inputs: a source, and `images` images per text.
 
-    Their placeholders come first. A model of patches reads B images instead.
+    The images' placeholders come first. An image model's input is B images instead.
     """
     embedding, vision = model.spec.embedding, model.spec.vision
     if isinstance(embedding, PatchEmbedding):
@@ -103,9 +103,9 @@ def saved_bytes(
     images: int = 0,
     pooled: bool = False,
 ) -> tuple[int, int]:
-    """Returns the bytes autograd keeps of one training step: (by the model, by the loss), each storage once.
+    """Returns the bytes that autograd saves in one training step, (by the model, by the loss), each storage once.
 
-    Without a head there is no loss; `pooled` is a pass that ends in the pooler.
+    Without a head there is no loss; with `pooled` the pass ends in the pooler.
     """
     ids = torch.arange(batch * tokens).remainder(model.spec.n_vocab or 1).view(batch, tokens)
     ids, beside = given(model, ids, images)
@@ -117,7 +117,7 @@ def saved_bytes(
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept.setdefault(storage.data_ptr(), tensor)  # held, so that no address is used twice
+            kept.setdefault(storage.data_ptr(), tensor)  # kept alive, so that no address is reused
         return tensor
 
     def total() -> int:
@@ -133,7 +133,7 @@ def saved_bytes(
 
 
 def _loss(model: Model, logits: Tensor, ids: Tensor) -> Tensor | None:
-    """Cross-entropy of each token with the next one, or of each image with some label; None without logits."""
+    """Returns the cross-entropy of next tokens, or of each image with some label; None without logits."""
     if isinstance(model.spec.head, Classifier):
         return F.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
     if not isinstance(model.spec.head, spec.Head | spec.TiedHead):
@@ -142,7 +142,7 @@ def _loss(model: Model, logits: Tensor, ids: Tensor) -> Tensor | None:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Returns the most bytes that PyTorch's allocator had given out at once during `work`, beyond those before it."""
+    """Returns the peak bytes of PyTorch's allocator during `work`, beyond those allocated before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
@@ -155,15 +155,15 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def prefill_peak(model: Model, tokens: int) -> int:
-    """Returns the peak bytes of a prefill: weights, the cache that it fills, and what the pass needs to work."""
+    """Returns the peak bytes of a prefill: weights, the cache that it fills, and working memory."""
     ids = _some_tokens(model, tokens)
     with torch.inference_mode():
-        _prefill(model, ids)  # what is found out once for all, such as which kernel is faster, takes room too
+        _prefill(model, ids)  # one-time work, such as choosing the faster kernel, allocates memory too
         return weight_bytes(model) + peak_bytes(lambda: _prefill(model, ids))
 
 
 def prefill_seconds(model: Model, tokens: int, repeats: int = 7) -> float:
-    """Returns the lower quartile of the times of a prefill, its cache allocated each time, after one not counted."""
+    """Returns the lower quartile of the times of a prefill with a fresh cache, after one warm-up."""
     ids = _some_tokens(model, tokens)
     with torch.inference_mode():
         _prefill(model, ids)
@@ -171,7 +171,7 @@ def prefill_seconds(model: Model, tokens: int, repeats: int = 7) -> float:
 
 
 def decode_seconds(model: Model, prompt: int, steps: int) -> float:
-    """Returns the lower quartile of the times of a decode step, greedy, after a prompt of `prompt` tokens."""
+    """Returns the lower quartile of the times of a greedy decode step after a prompt of `prompt` tokens."""
     with torch.inference_mode():
         cache, logits = _prefill(model, _some_tokens(model, prompt), room=steps)
         times = []

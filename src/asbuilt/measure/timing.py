@@ -1,4 +1,4 @@
-"""The clock that everything here is timed by, and how much of the machine other processes took meanwhile."""
+"""The clock for all timings, and the share of the machine that other processes use."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Read as `timing.clock()`, so that a test can put another in its place.
+# Called as `timing.clock()`, so that a test can replace it.
 clock: Callable[[], float] = time.perf_counter
 
 STAT = Path("/proc/stat")
-# Of a line of /proc/stat: user, nice, system, irq, softirq and steal; idle and iowait lie between, guests are in user.
+# Columns of /proc/stat: user, nice, system, irq, softirq and steal, without idle and iowait; user includes guests.
 BUSY_FIELDS = (1, 2, 3, 6, 7, 8)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Returns the seconds that `work` takes, once."""
+    """Returns the seconds of one call of `work`."""
     start = clock()
     work()
     return clock() - start
 
 
 class Others:
-    """What processes other than this one took of the processors that it may use, since this was made."""
+    """The CPU time that other processes have used, on the CPUs available to this one, since its construction."""
 
     def __init__(self) -> None:
         self.start, self.busy, self.own = time.perf_counter(), _busy_seconds(), _own_seconds()
 
     def share(self) -> float | None:
-        """Returns their share, 0 to 1; None where the system does not tell."""
+        """Returns their share, 0 to 1; None if the system does not report it."""
         elapsed, busy = time.perf_counter() - self.start, _busy_seconds()
         if busy is None or self.busy is None or elapsed <= 0:
             return None
@@ -49,7 +49,7 @@ def _processors() -> set[int]:
 
 
 def _busy_seconds() -> float | None:
-    """Returns the seconds for which the processors that this process may use were busy since the machine started."""
+    """Returns the busy seconds, since boot, of the CPUs available to this process."""
     try:
         lines = [line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu")]
         ticks = os.sysconf("SC_CLK_TCK")

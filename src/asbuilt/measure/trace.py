@@ -1,6 +1,6 @@
-"""The calls that one forward pass makes, found by running the built model on the meta device: no data, no arithmetic.
+"""The library calls of one forward pass, found by running the built model on the meta device: no data, no arithmetic.
 
-From them and a calibration comes the predicted time. The trace is as true of a part added tomorrow as of today's.
+They and a calibration give the predicted time. Nothing in the trace depends on which parts exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asbuilt.spec.model import Model
 Work = Literal["vector", "matrix", "attention", "attention_read", "numbers"]
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 BIASED = ("addmm", "baddbmm")
-# Functions of single numbers that have a line of their own, and the line of each.
+# Elementwise functions with a line of their own, and the name of that line.
 LINES = {
     "silu": "silu",
     "gelu": "gelu",
@@ -38,13 +38,13 @@ LINES = {
     "cos": "sin",
     "softplus": "exp",
 }
-# Queries for each head of the cache up to which attention is bound by reading the cache.
+# Queries per head of the cache up to which attention is bound by reading the cache.
 FEW_QUERIES = 16
 
 
 @dataclass(frozen=True)
 class Call:
-    """One library call: its kind, its amount, the sizes by which its table is read, or the line of its function.
+    """One library call: its kind, its amount, and the sizes to look up in its table or the line of its function.
 
     The amount is in bytes (of the matrix for one row, of the cache for one token's attention), or in FLOPs for products
     of more rows and for attention; views have none. `matrix` is the bytes of a product's matrix.
@@ -59,30 +59,30 @@ class Call:
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps every call below autograd."""
+    """Records every call below autograd."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        """Runs the call and writes it down."""
+        """Runs the call and records it."""
         out = func(*args, **(kwargs or {}))
         self.calls.append(_classify(func, args, kwargs or {}, out))
-        if func.overloadpacket.__name__ in BIASED:  # the result starts out as the bias of every row
+        if func.overloadpacket.__name__ in BIASED:  # the result is initialised with the bias of every row
             self.calls.append(Call("bias", "numbers", 2 * out.nbytes))
         return out
 
 
 class WholeAttention(TorchFunctionMode):
-    """Takes fused attention as one call, as it is on a device that has the kernel; the meta device would unroll it."""
+    """Records fused attention as one call, as on a device that has the kernel; the meta device would decompose it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        """Writes attention down and returns an empty result of its shape; passes everything else on."""
+        """Records attention and returns an empty result of its shape; passes everything else on."""
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         q, k, v = args[:3]
@@ -104,7 +104,7 @@ def _classify(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     if name in PRODUCTS:
         a, b = tensors[-2:]
         inside, wide = b.shape[-2:]
-        if a.shape[-2] == 1:  # a stack of them reads a stack of matrices
+        if a.shape[-2] == 1:  # a batched product reads a stack of matrices
             return Call(name, "vector", b.nbytes, (b.numel() // inside, inside), matrix=b.nbytes)
         return Call(name, "matrix", 2 * a.numel() * wide, (a.numel() // inside, inside, wide), matrix=b.nbytes)
     if _is_view(func):
@@ -142,14 +142,14 @@ class Trace:
         return sum(call.matrix for call in self.calls)
 
     def work(self, rates: Rates) -> float:
-        """Returns the seconds that follow from sizes: products and attention by their tables, the rest by bytes."""
+        """Returns the seconds that depend on sizes: products and attention by their tables, the rest by bytes."""
         return sum(
             call.amount / rates.lines[call.line].rate if call.work == "numbers" else _table(call, rates)
             for call in self.calls
         )
 
     def starts(self, rates: Rates) -> float:
-        """Returns the seconds that small calls take however little they work on, as they were timed alone."""
+        """Returns the constant part of the seconds of small calls, as timed alone."""
         return sum(rates.lines[call.line].start for call in self.calls if call.work == "numbers")
 
 
@@ -159,8 +159,8 @@ def _table(call: Call, rates: Rates) -> float:
 
 
 def trace(spec: Model, *, tokens: int, past: int, batch: int = 1, dtype: torch.dtype) -> Trace:
-    """Returns the trace of `tokens` new tokens after `past` cached ones, logits for the last, as generation runs it."""
-    with torch.inference_mode(False), torch.no_grad():  # inference mode would hide what a call consists of
+    """Returns the trace of `tokens` new tokens after `past` cached ones, with logits of the last, as in generation."""
+    with torch.inference_mode(False), torch.no_grad():  # inference mode would hide the parts of a call
         return _trace(spec, tokens, past, batch, dtype)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.kernels import packed
 from asbuilt.kernels.rows import linear
 from asbuilt.spec import linear as spec
@@ -88,7 +88,7 @@ def parameter(weight: Weight) -> nn.Parameter:
         return nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned and not weight.frozen)
     if weight.format not in packed.EXPANDED:
         raise InputError(
-            "cannot be computed with yet", field="format", value=weight.format, allowed=", ".join(packed.EXPANDED)
+            "cannot be computed with yet", field="format", value=weight.format, allowed=one_of(packed.EXPANDED)
         )
     return nn.Parameter(torch.empty(weight.stored_shape, dtype=torch.uint8), requires_grad=False)
 

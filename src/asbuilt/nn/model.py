@@ -112,7 +112,9 @@ class Model(nn.Module):
             self.read(source_BS, source_valid_BS, step)
         if images is not None:
             if self.vision is None:
-                raise InputError("this model has no vision", field="images", value=tuple(images.shape), allowed="none")
+                raise InputError(
+                    "this model does not read images", field="images", value=tuple(images.shape), allowed="none"
+                )
             assert isinstance(self.vision, Vision | Contrast)
             images = self.vision.images(images)
             if isinstance(self.vision, Vision):

@@ -42,7 +42,7 @@ def module(part: Part, path: str) -> nn.Module:
     made = registered(type(part))
     if made is None:
         raise InputError(
-            "no module computes this part",
+            "no module is registered for this part",
             field=path or "spec",
             value=type(part).__name__,
             fix="register one: asbuilt.nn.registry.computes(PartType)",

@@ -58,9 +58,7 @@ class PatchEmbedding(PartModule):
         size = (self.part.channels, self.part.image_size, self.part.image_size)
         if pixels.ndim not in (4, 5) or tuple(pixels.shape[-3:]) != size:
             allowed = f"(N, {size[0]}, {size[1]}, {size[2]}), or (B, n, ...) for n images of each text"
-            raise InputError(
-                "not images of this model's size", field="images", value=tuple(pixels.shape), allowed=allowed
-            )
+            raise InputError("wrong image size", field="images", value=tuple(pixels.shape), allowed=allowed)
         return pixels.flatten(0, -4) if pixels.ndim == 5 else pixels
 
 
@@ -181,14 +179,14 @@ class Vision(nn.Module):
         counts = places.sum(1).tolist()
         if sum(counts) != images * n or any(count % n for count in counts):
             raise InputError(
-                "not as many placeholders as the images need",
+                "wrong number of image placeholders",
                 field="tokens",
                 value=counts,
                 allowed=f"{n} of token {self.part.placeholder} for each of {images} images",
             )
         at = places.nonzero()[:, 1].view(-1, n)
         if self.part.both_ways and n > 1 and not bool((at.diff(dim=1) == 1).all()):
-            raise InputError("placeholders of an image stand apart", field="tokens", allowed=f"{n} in a row")
+            raise InputError("the placeholders of an image are not adjacent", field="tokens", allowed=f"{n} in a row")
 
 
 @computes(vision.Contrast)

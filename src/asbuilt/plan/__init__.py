@@ -1,6 +1,6 @@
-"""What a machine holds, how fast it goes and what training takes, from the declarations of the parts; no torch.
+"""Planning of serving and training: capacity, speed and cost on machines, from the parts' declarations; no torch.
 
-`serve/` and `train/` are two readers of one view of a device (`devices.py`). The package is itself callable:
+`serve/` and `train/` read the same view of a device (`devices.py`). The package is itself callable:
 `asbuilt.plan(model, gpu)`.
 """
 

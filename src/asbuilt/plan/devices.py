@@ -1,4 +1,4 @@
-"""One device's view of a model under one placement: its counted tree, and what its pipeline stages hold of that."""
+"""One device's view of a model under one placement: its counted tree, and the part of it that each stage holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asbuilt.spec.part import Kernel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Known:
-    """What is known of a model once it was looked at: its census, what cannot be planned of it, and its devices."""
+    """Cached results about a model: its census, what cannot be planned, and its devices by placement."""
 
     spec: Model
     census: Census
@@ -28,7 +28,7 @@ class Known:
     shards: dict[tuple[int, int], Part | InputError] = field(default_factory=dict)
 
     def shard(self, tensor: int, expert: int = 1) -> Part | InputError:
-        """Returns what one of so many devices has of the census, or why the model cannot be divided so."""
+        """Returns one device's share of the census, or the InputError if it cannot be divided like this."""
         key = (tensor, expert)
         if key not in self.shards:
             small = self.census.small
@@ -39,7 +39,7 @@ class Known:
         return self.shards[key]
 
     def tree(self, layout: Placement) -> Node:
-        """Returns the counted tree of the census under a placement; raises InputError where it cannot be divided so."""
+        """Returns the counted tree of the census under a placement; raises InputError if it does not divide."""
         if layout.sharding not in self.trees:
             own = self.shard(*layout.sharding)
             if isinstance(own, InputError):
@@ -49,15 +49,15 @@ class Known:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The kinds of the blocks, one after the other."""
+        """The kind of each block, in order."""
         return self.census.order.get("blocks") or tuple(range(len(getattr(self.spec, "blocks", ())) or 1))
 
     def divides(self, tensor: int, expert: int = 1) -> bool:
-        """Whether the degrees divide the model."""
+        """Returns whether the degrees divide the model."""
         return isinstance(self.shard(tensor, expert), Part)
 
 
-# The root's children that lie behind the blocks.
+# The root's children after the blocks.
 ABOVE = ("norm", "head")
 _known: dict[int, Known] = {}
 MOST_KNOWN = 32
@@ -66,9 +66,9 @@ MOST_RUNS = 1000
 
 
 def known(spec: Model) -> Known:
-    """Returns what is known of this very object; the last few models that were asked for are kept."""
+    """Returns the cached results for this spec object; the last few models are cached."""
     found = _known.get(id(spec))
-    if found is None:  # the model is kept with it, so that no other one gets its id
+    if found is None:  # the model is kept alive, so that its id is not reused
         small = census(spec)
         found = Known(spec=spec, census=small, unplanned=tuple(_unplanned(small.small)))
         if len(_known) >= MOST_KNOWN:
@@ -78,14 +78,14 @@ def known(spec: Model) -> Known:
 
 
 def degrees(spec: Model, most: int) -> list[int]:
-    """Returns the tensor parallel degrees that heads, hidden numbers and vocabulary allow."""
+    """Returns the tensor parallel degrees that heads, hidden widths and vocabulary allow."""
     found = known(spec)
     return [degree for degree in range(1, most + 1) if found.divides(degree)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceStage:
-    """What one device of a pipeline stage holds; `held` keeps what was counted."""
+    """What one device of a pipeline stage holds; `held` caches counts."""
 
     stage: Stage
     folds: Folded
@@ -94,16 +94,16 @@ class DeviceStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Device:
-    """What the devices of one copy hold: the stages, and the part of the model that one device has (blocks once)."""
+    """The devices of one copy of the model: its stages, and one device's part of the model (distinct blocks once)."""
 
     stages: tuple[DeviceStage, ...]
     own: Part
     _peak_bytes: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
 
     def peak_bytes(self, chunk: int, context: int, kernel: Kernel, width: int) -> int:
-        """Returns the most bytes alive at once while a sequence is prefilled chunk by chunk, logits for its last token.
+        """Returns the peak bytes while a sequence is prefilled chunk by chunk, with logits of its last token.
 
-        That is while the last chunk is, with all the tokens before it; or the first one, before which an encoder runs.
+        The peak is in the last chunk, after all other tokens; or in the first one, before which an encoder runs.
         """
         key = (min(chunk, context), context, kernel, width)
         if key not in self._peak_bytes:
@@ -143,7 +143,7 @@ def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
 
 
 def _times(found: Census, stage: Stage) -> Callable[[str], int]:
-    """How often a stage has each of the root's children: its blocks, and at the ends what lies outside them."""
+    """Returns how often a stage has each of the root's children: its blocks, and at the ends the parts outside them."""
     others = {name: Counter(order) for name, order in found.order.items() if name != "blocks"}
     blocks = dict(stage.blocks)
 
@@ -158,26 +158,26 @@ def _times(found: Census, stage: Stage) -> Callable[[str], int]:
 
 
 def unplanned(spec: Model) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns (path, part, figure, why) for parts of which a figure cannot be planned, equal blocks once."""
+    """Returns (path, part, figure, reason) for parts with a figure that cannot be planned, equal blocks once."""
     return known(spec).unplanned
 
 
 def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
-    """A part within another of its kind is that one's affair: what it caches and where it works is declared there."""
+    """Yields (path, part, figure, reason); a part inside another of its kind is covered by the outer part."""
     if getattr(small, "head", small) is None:
-        yield "", type(small).__name__, "decode", "it has no head, so it makes no tokens"
+        yield "", type(small).__name__, "decode", "it has no head, so it does not generate"
     whole, step = Pass(tokens=2), Pass(tokens=1, past=8)
     for path, part, run in _outermost(small, step):
         mixes = part.kind in ("attention", "ssm") and any(p.weight is None for p in part.multiplies(run))
         if mixes and not part.remembers():
-            yield path, type(part).__name__, "decode", "it remembers nothing, so tokens cannot be made one by one"
+            yield path, type(part).__name__, "decode", "it has no cache, so it cannot decode"
     for path, part, run in _outermost(small, whole):
         if part.multiplies(run) and not memory(part).peak_bytes(run):
-            yield path, type(part).__name__, "activations", "it does not declare the room it works in"
+            yield path, type(part).__name__, "activations", "it does not declare its working memory"
 
 
 def _outermost(small: Part, run: Pass) -> Iterator[tuple[str, Part, Pass]]:
-    """Yields what has a part in the run and lies directly in no part of its own kind."""
+    """Yields the parts that run and are not directly inside a part of their own kind."""
     kinds: dict[str, Kind] = {}
     for path, part, seen in runs(small, run):
         kinds[path] = part.kind

@@ -1,4 +1,4 @@
-"""Every line of a plan as a person would derive it aloud: the formula, the numbers put in, the result."""
+"""The derivation of every line of a plan: the formula, the formula with numbers, the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asbuilt.shown import line
 
 
 def explain(lines: Iterable[Line]) -> Iterator[str]:
-    """Yields the text lines that derive each of `lines`, in their order; machines' names and sources are strangers'."""
+    """Yields the text that derives each of `lines`, escaped since machines' names and sources are untrusted."""
     for derived in lines:
         yield from map(line, _derivation(derived))
 

@@ -1,4 +1,4 @@
-"""One line of a plan: a figure, the formula it comes from, and the numbers that were put in."""
+"""One line of a plan: a figure, its formula, and the numbers in it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PLACE = re.compile(r"\{([^{}]+)\}")
 class Line:
     """A figure of a plan.
 
-    `formula` is arithmetic (+ − × / min max floor ceil) over places such as `{weights}`, each a key of `numbers`, and
-    putting the numbers in gives `value`. `source` says where constants come from that no declaration gives. `note` is
-    what a person should know beside it.
+    `formula` is arithmetic (+ − × / min max floor ceil) over placeholders such as `{weights}`, the keys of `numbers`,
+    and evaluates to `value`. `source` is the source of constants that are not declared. `note` is a remark for the
+    user.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Line:
 
     @property
     def figures(self) -> str:
-        """The formula with the numbers put in."""
+        """The formula with numbers substituted."""
         return PLACE.sub(lambda place: written(self.numbers[place[1]]), self.formula)
 
 
 def written(value: Number) -> str:
-    """Returns 8,030,261,248 or 0.9: no digit lost that a person would calculate with."""
+    """Returns 8,030,261,248 or 0.9: the number without loss of precision."""
     return number(value, 9)
 
 
@@ -58,6 +58,6 @@ def figure(line: Line) -> str:
 
 
 def total(name: str, lines: Mapping[str, Number], **more: str) -> Line:
-    """Returns the line that adds up `lines`, name by name."""
+    """Returns the line that is the sum of `lines`."""
     formula = " + ".join(f"{{{key}}}" for key in lines) or "0"
     return Line(name=name, value=sum(lines.values()), formula=formula, numbers=dict(lines), **more)

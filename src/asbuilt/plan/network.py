@@ -1,4 +1,4 @@
-"""What joins the devices, and how long what they send takes."""
+"""The links between devices, and the time of their communication."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from asbuilt.catalog.machine import Machine
 
-# Devices of one machine that are joined by fast links: tensor parallelism is not chosen wider than that.
+# Devices per node, connected by fast links: tensor parallelism is not chosen wider than this.
 NODE = 8
-# Bytes/s of one device to those of other nodes: an adapter of 400 Gb/s each.
+# Bytes/s of one device to other nodes: a 400 Gb/s adapter each.
 NETWORK = 50e9
-# Bytes/s within a node where the machine's row names no link: the bus that every accelerator sits on.
+# Bytes/s within a node if no link is known for the machine: the bus of every accelerator.
 LINK = 32e9
-LINK_SOURCE = f"{LINK / 1e9:g} GB/s where the machine's row names no link: PCIe 4 x16"
+LINK_SOURCE = f"{LINK / 1e9:g} GB/s if no link is known for the machine: PCIe 4 x16"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What joins `gpus` GPUs: `link` bytes/s one way within a node of `node` of them, `between` per GPU across nodes.
+    """The links of `gpus` GPUs: `link` bytes/s one way within a node of `node` GPUs, `between` per GPU across nodes.
 
-    `host` is the way to the CPU's memory. `named` says where each figure comes from.
+    `host` is the bandwidth to host memory. `named` has the source of each figure.
     """
 
     gpus: int
@@ -32,16 +32,16 @@ class Network:
     named: dict[str, str]
 
     def bandwidth(self, size: int, stride: int) -> float:
-        """Bytes/s of a ring of `size` ranks that stand `stride` apart: as slow as its slowest link."""
+        """Returns bytes/s of a ring of `size` ranks, `stride` apart: those of its slowest link."""
         return self.link if self.inside(size, stride) else min(self.link, self.between)
 
     def inside(self, size: int, stride: int) -> bool:
-        """Whether every such ring stays within a node: groups of a size that does not divide the node straddle two."""
+        """Returns whether every such ring lies within a node; groups whose size does not divide the node span two."""
         span = size * stride
         return self.gpus <= self.node or self.node % span == 0
 
     def source(self, size: int, stride: int) -> str:
-        """Where that figure comes from."""
+        """Returns the source of that bandwidth."""
         return self.named["link" if self.inside(size, stride) else "between"]
 
 
@@ -53,9 +53,9 @@ def joining(
     host: float = math.inf,
     sources: Mapping[str, str] | None = None,
 ) -> Network:
-    """Returns what joins so many of a machine: its own link, or the bus where its row names none.
+    """Returns the network of several such machines: their own link, or the bus if none is known.
 
-    `sources` say where the other figures come from.
+    `sources` are the sources of the other figures.
     """
     link = LINK if machine.link is None else machine.link.bandwidth
     source = LINK_SOURCE if machine.link is None else f"{machine.link.kind}, {machine.source}"
@@ -65,13 +65,13 @@ def joining(
 
 
 def unlinked(machine: Machine) -> str:
-    """What is said of a machine without a link of which several are planned."""
+    """Returns the warning for a plan with several machines without a known link."""
     return f"no link is known for {machine.name}: {LINK / 1e9:g} GB/s are assumed, PCIe 4 x16 (--gpu NAME,link=300GB/s)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What one device sends in one step for one kind of parallelism, and how long that takes at the link's rate."""
+    """The bytes one device sends per step for one kind of parallelism, and their time at the link's rate."""
 
     bytes: int
     seconds: float
@@ -80,5 +80,5 @@ class Traffic:
 
 
 def ring(size: int) -> float:
-    """The share of a tensor that each rank sends in one all-gather or one reduce-scatter: (n-1)/n."""
+    """Returns the share of a tensor that each rank sends in an all-gather or a reduce-scatter: (n-1)/n."""
     return (size - 1) / size

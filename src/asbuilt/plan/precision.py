@@ -1,4 +1,4 @@
-"""How weights are stored and multiplied: plain formats, GGUF blocks, and what quantisers store, with their scales."""
+"""How weights are stored and multiplied: plain dtypes, GGUF blocks, and quantised formats with their scales."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from functools import lru_cache
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.dtypes import PLAIN, TORCH_NAMES
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.families.shared.packing import QUANTISED_KINDS
 from asbuilt.spec.part import Part, Weight
 
 GROUPED = re.compile(r"(int4|int8|fp8):([0-9]{1,6})", re.IGNORECASE)
 SMALLEST_GROUP = 8
-# What one group of g numbers takes beside them. int4: a scale of 16 bits and a zero point of 4, as AWQ and GPTQ store;
-# int8: a scale of 16 bits; fp8: one float32 scale for a square of g by g numbers, as DeepSeek-V3 stores.
+# Extra bytes of a group of g numbers. int4: a scale of 16 bits and a zero point of 4, as in AWQ and GPTQ; int8: a scale
+# of 16 bits; fp8: one float32 scale for a square of g by g numbers, as in DeepSeek-V3.
 SCALES = {"int4": Fraction(5, 2), "int8": Fraction(2)}
 SQUARE_SCALE = Fraction(4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """A way to hold weights: `held` gives a weight's bytes; products run at `compute`, activations are `activation`."""
+    """A format of weights: `held` returns a weight's bytes; products run at `compute`, activations are `activation`."""
 
     name: str
     activation: str
@@ -39,12 +39,12 @@ class Precision:
         return int(PLAIN[self.activation])
 
 
-@lru_cache(maxsize=64)  # one object for one name: what is known of a model is kept by it
+@lru_cache(maxsize=64)  # one object per name: it is a key of the cached results of a model
 def precision(name: str) -> Precision:
-    """Returns the format of that name: as `cost.dtype` takes it, or int4:128, int8:128, fp8:128 with scales by group.
+    """Returns the format of this name: one of `cost.dtype`, or int4:128, int8:128, fp8:128 with scales per group.
 
-    Weights of 8 bits and fewer are widened to bf16 to be multiplied; fp8 is multiplied as it is where the machine can.
-    Raises InputError for a name that is none.
+    Weights of 8 bits and fewer are converted to bf16 for products; fp8 is multiplied directly if the machine can.
+    Raises InputError for an unknown name.
     """
     if grouped := GROUPED.fullmatch(name):
         return _grouped(grouped[1].lower(), int(grouped[2]))
@@ -61,7 +61,7 @@ def precision(name: str) -> Precision:
 def _grouped(base: str, group: int) -> Precision:
     if group < SMALLEST_GROUP:
         raise InputError(
-            "too small a group", field="dtype", value=f"{base}:{group}", allowed=f"{SMALLEST_GROUP} or more"
+            "group too small", field="dtype", value=f"{base}:{group}", allowed=f"at least {SMALLEST_GROUP}"
         )
     scale = SQUARE_SCALE / group**2 if base == "fp8" else SCALES[base] / group
     each = PLAIN[base] + scale
@@ -72,7 +72,7 @@ def _grouped(base: str, group: int) -> Precision:
         matrix = weight.role == "matrix" and owner.kind in QUANTISED_KINDS
         return weight.size * (each if matrix else PLAIN["bf16"])
 
-    note = "matrices of attention and feed-forward with their scales; embeddings, head, routers, norms, biases in bf16"
+    note = "attention and feed-forward matrices with their scales; embeddings, head, routers, norms, biases in bf16"
     return Precision(
         name=f"{base}:{group}", activation="bf16", compute="fp8" if base == "fp8" else "bf16", held=held, note=note
     )
@@ -82,6 +82,6 @@ def cache_bytes(name: str) -> Fraction | int:
     """Returns the bytes of one cached number; raises InputError for a format with blocks."""
     found = find_dtype(name)
     if found.block > 1:
-        raise InputError("a cache takes a plain format", field="kv-dtype", value=name, allowed=", ".join(PLAIN))
+        raise InputError("not a format for caches", field="kv-dtype", value=name, allowed=one_of(PLAIN))
     nbytes = found.block_bytes
     return nbytes.numerator if nbytes.denominator == 1 else nbytes

@@ -1,7 +1,7 @@
-"""Weights as they are stored: as a config's quantization_config packs them, as a GGUF file holds them, or as a mixture.
+"""The stored formats of weights: by a config's quantization_config, in a GGUF file, or as a mixture.
 
-What a config says is a stranger's: a way of packing that is not known is refused by name, and so is a key that would
-change what is counted. `families/shared/packing.py` says which modules are left out.
+A config is untrusted: unknown packings are refused by name, and so are keys that would change the counts.
+`families/shared/packing.py` determines which modules are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture
 from asbuilt.dtypes import GGUF_FLOATS, TRAINED, short_name
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.families import gguf_table
 from asbuilt.families.shared.packing import FIELD, QUANTISED_KINDS, holding, left_out, listed, modules
 from asbuilt.families.shared.patterns import matched
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Weight], Fraction]
 QUANTISED = "quantised"
-SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, of a float32 one, of an int32
-# Keys that pack some modules in another way than the rest, or weights sparsely, where they hold anything.
+SCALE, FLOAT, INDEX = 2, 4, 4  # bytes of a 16-bit scale, a float32 scale, and an int32
+# Keys that, if not empty, pack some modules differently from the rest, or weights sparsely.
 CHANGING = ("dynamic", "modules_in_block_to_quantize", "sparsity_config", "extra_config")
 LARGEST_GROUP = 2**16
-MOST_RULES = 64  # each is looked for among all modules
-NOTHING = "the model's description says nothing of packed weights"
+MOST_RULES = 64  # each is matched against all modules
+NOTHING = "the model has no quantization_config"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How modules are packed: by `named` patterns, the rest of attention and feed-forward by `rule`, None for plain.
+    """How modules are packed: by `named` patterns, the rest of attention and feed-forward by `rule`, None if plain.
 
-    `heads` and `tables` say that heads and embeddings are packed by `rule` too, `vision` that what becomes of images
-    is. `compute` is what products run at, None for what activations are in; `note` is added to the plan's.
+    `heads`, `tables` and `vision` tell whether heads, embeddings and the vision part are packed by `rule` too.
+    `compute` is the precision of products, None for that of activations; `note` is added to the plan's.
     """
 
     method: str
@@ -61,10 +61,10 @@ class Packing:
 def quantised(
     spec: Model, said: Mapping[str, Any] | None, dtype: str | None, family: str, *, text: bool = False
 ) -> Precision:
-    """Returns the precision of weights that are stored as `said`, the rest in `dtype`; `text` is said of those alone.
+    """Returns the precision of weights packed according to `said`, the rest in `dtype`; `text` is the text model's.
 
-    Norms and biases stay plain, routers, embeddings and heads too unless `said` packs them, and so do the modules that
-    it leaves out. Raises InputError for a way of packing that is not known, naming it.
+    Norms, biases and left-out modules are not packed; routers, embeddings and heads only if `said` packs them. Raises
+    InputError naming an unknown packing.
     """
     if said is None:
         raise InputError(NOTHING, field="dtype", value=QUANTISED, fix="name a format, such as --dtype int4:128")
@@ -74,7 +74,7 @@ def quantised(
     rules = _assigned(packing, said, names)
 
     def nbytes(path: str, weight: Weight, owner: Part) -> Fraction:
-        """The mean over the modules that hold a weight: of a stack of experts some may be left out."""
+        """Returns the mean over the modules of a weight: some experts of a stack may be left out."""
         if len(weight.shape) < 2 or weight.role not in ("matrix", "table"):
             return plain.nbytes(weight)
         usual = packing.rule if _usual(packing, path, owner, weight) else None
@@ -83,7 +83,7 @@ def quantised(
         return sum(parts, Fraction(0)) / len(found)
 
     activation = plain.name if plain.name in TRAINED else "bf16"
-    note = f"as {FIELD} says: {packing.method}; the rest and modules that are left out in {plain.name}"
+    note = f"by {FIELD}: {packing.method}; the rest and left-out modules in {plain.name}"
     return Precision(
         name=f"{QUANTISED} ({packing.method})",
         activation=activation,
@@ -94,7 +94,7 @@ def quantised(
 
 
 def mixed(spec: Model, name: str, family: str = "") -> Precision:
-    """Returns the precision of that name: of `precision`, and of a file type of llama.cpp, a mixture such as q4_k_m."""
+    """Returns the precision of this name: one of `precision`, or a file type of llama.cpp, a mixture such as q4_k_m."""
     found = find_mixture(name)
     if found is None:
         return precision(name)
@@ -103,14 +103,14 @@ def mixed(spec: Model, name: str, family: str = "") -> Precision:
         activation="bf16",
         compute="bf16",
         held=_averaged(spec, holding(family, spec, name)),
-        note="the mixture of formats that llama.cpp's quantiser makes of this file type",
+        note="the mixture of formats that llama.cpp's quantiser writes for this file type",
     )
 
 
 def published(source: Source) -> Precision | None:
-    """Returns the precision that a model's weights are published in, None where they are plain numbers.
+    """Returns the precision in which a model's weights are published, None if they are not quantised.
 
-    That is what a GGUF file holds, or what a config says, or a file beside it. Raises InputError as `quantised`.
+    It is that of a GGUF file, a config, or a file beside it. Raises InputError as `quantised` does.
     """
     reading = source.reading
     if source.gguf is not None:
@@ -126,7 +126,7 @@ def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
     for entry in gguf_table(family, spec, file.tensors).entries:
         missing = next((name for name in entry.names if name not in file.tensors), None)
         if missing is not None:
-            raise InputError("not in the file", field=f"{file.path}: {missing}")
+            raise InputError("missing tensor", field=f"{file.path}: {missing}")
         stored = sum(file.tensors[name].nbytes for name in entry.names)
         whole = sum(sizes[path] for path in entry.paths)
         held |= {path: Fraction(stored * sizes[path], whole) for path in entry.paths}
@@ -136,13 +136,13 @@ def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
         name="as stored",
         activation=plain,
         compute=plain,
-        note="the formats that the GGUF file holds",
+        note="the formats in the GGUF file",
         held=_averaged(spec, lambda path, weight, owner: held[path]),
     )
 
 
 def _averaged(spec: Model, nbytes: Held) -> Held:
-    """The mean over the layers that a part stands for in the census, should they be packed in different ways."""
+    """Returns the mean over the layers that share a part of the census, since their packing may differ."""
     order, sums, counts = known(spec).census.order, dict[str, Fraction](), dict[str, int]()
     for path, weight, owner in weights(spec):
         key = _in_census(path, order)
@@ -159,7 +159,7 @@ def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> bool:
-    """Whether the rule for all is one for this weight."""
+    """Returns whether the general rule applies to this weight."""
     if path.startswith("vision.") and not packing.vision:
         return False
     if weight.role == "table":
@@ -168,14 +168,14 @@ def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> bool:
 
 
 def _assigned(packing: Packing, said: Mapping[str, Any], held: Mapping[str, tuple[str, ...]]) -> dict[str, Rule | None]:
-    """The rules of modules that are named: None for those that are left out."""
+    """Returns the rules of named modules: None for those that are left out."""
     names = [name for found in held.values() for name in found]
     rules: dict[str, Rule | None] = {}
     for patterns, rule in packing.named:
         found = matched(patterns, names, FIELD)
         if not found:
             raise InputError(
-                "names no module of this model",
+                "matches no module of this model",
                 field=FIELD,
                 value=patterns[0],
                 fix="name a format, such as --dtype fp8",
@@ -185,20 +185,20 @@ def _assigned(packing: Packing, said: Mapping[str, Any], held: Mapping[str, tupl
 
 
 def read_packing(said: Mapping[str, Any]) -> Packing:
-    """Returns how a quantization_config packs weights; raises InputError naming what is not known of it."""
+    """Returns how a quantization_config packs weights; raises InputError naming what is not supported."""
     method = _method(said)
     if method not in METHODS:
         raise InputError(
-            "weights packed so cannot be planned",
+            "plans do not support this quantisation",
             field=f"{FIELD}.quant_method",
             value=said.get("quant_method"),
-            allowed=", ".join(METHODS),
+            allowed=one_of(METHODS),
             fix=near(str(method)[:80], METHODS) or "name a format, such as --dtype fp8",
         )
     for key in CHANGING:
         if said.get(key) and not _dense(said[key]):
             raise InputError(
-                "modules packed in different ways so cannot be planned",
+                "plans do not support modules with different packings given this way",
                 field=f"{FIELD}.{key}",
                 value=said[key],
                 fix="name a format, such as --dtype int4:128",
@@ -207,12 +207,12 @@ def read_packing(said: Mapping[str, Any]) -> Packing:
 
 
 def _dense(value: object) -> bool:
-    """Whether it is compressed-tensors' word that nothing is sparse."""
+    """Returns whether this is compressed-tensors' marker for no sparsity."""
     return isinstance(value, dict) and value.get("format") == "dense"
 
 
 def _method(said: Mapping[str, Any]) -> str | None:
-    """The method that is named, or that the other keys tell."""
+    """Returns the method, as named or inferred from the other keys."""
     method = said.get("quant_method")
     if method is not None:
         return method.lower() if isinstance(method, str) else None
@@ -228,17 +228,17 @@ def _method(said: Mapping[str, Any]) -> str | None:
 def _whole(said: Mapping[str, Any], key: str, default: int | None, least: int, most: int) -> int:
     value = said.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not (least <= value <= most):
-        raise InputError("not allowed", field=f"{FIELD}.{key}", value=value, allowed=f"{least} to {most}")
+        raise InputError(field=f"{FIELD}.{key}", value=value, allowed=f"{least} to {most}")
     return value
 
 
 def _of_a_row(said: Mapping[str, Any]) -> int:
-    """Numbers of a row that share a scale; -1 for all of them."""
+    """Returns how many numbers of a row share a scale; -1 for all of them."""
     return -1 if said.get("group_size") == -1 else _whole(said, "group_size", 128, 1, LARGEST_GROUP)
 
 
 def _grouped(bits: int, group: int = -1, *, zeros: Fraction | int = 0, scale: int = SCALE, whole: int = 0) -> Rule:
-    """Numbers of `bits`; for each `group` of a row (all of it where -1) a scale and `zeros` bytes; `whole` a matrix."""
+    """Returns a rule: `bits` a number, a scale and `zeros` bytes a `group` of a row (-1: all), `whole` a matrix."""
 
     def nbytes(weight: Weight) -> Fraction:
         inside = weight.shape[-1]
@@ -249,7 +249,7 @@ def _grouped(bits: int, group: int = -1, *, zeros: Fraction | int = 0, scale: in
 
 
 def _tiled(rows: int, columns: int) -> Rule:
-    """Eight bits, and a float32 scale for each tile, those at the edges too."""
+    """Returns a rule: eight bits per number, and a float32 scale per tile, including those at the edges."""
 
     def nbytes(weight: Weight) -> Fraction:
         *stacked, out, inside = weight.shape
@@ -264,7 +264,7 @@ def _gptq(said: Mapping[str, Any]) -> Packing:
     grouped = _grouped(bits, _of_a_row(said), zeros=Fraction(bits, 8))
 
     def rule(weight: Weight) -> Fraction:
-        """Beside scales and zero points, to which group each column belongs."""
+        """Adds the group index of each column to scales and zero points."""
         return grouped(weight) + INDEX * weight.size // math.prod(weight.shape[-2:-1])
 
     return Packing(method="gptq", heads=said.get("lm_head") is True, vision=False, rule=rule)
@@ -282,20 +282,20 @@ def _auto_round(said: Mapping[str, Any]) -> Packing:
 
 
 def _mlx(said: Mapping[str, Any]) -> Packing:
-    """Every matrix and table, with a scale and a bias of 16 bits for each group."""
+    """Packs every matrix and table, with a scale and a bias of 16 bits per group."""
     if said.get("mode") not in (None, "affine"):
-        raise InputError("not planned", field=f"{FIELD}.mode", value=said["mode"], allowed="affine")
+        raise InputError("not supported", field=f"{FIELD}.mode", value=said["mode"], allowed="affine")
     rule = _grouped(_whole(said, "bits", None, 2, 8), _whole(said, "group_size", None, 8, LARGEST_GROUP), zeros=SCALE)
     if any(isinstance(value, dict) for value in said.values()):
-        raise InputError("layers packed otherwise cannot be planned", field=FIELD, value="mlx")
+        raise InputError("plans do not support layers with different packings", field=FIELD, value="mlx")
     return Packing(method="mlx", rule=rule, heads=True, tables=True)
 
 
 def _fp8(said: Mapping[str, Any]) -> Packing:
-    """One float32 scale for each block, or for the whole matrix where no block is said."""
+    """One float32 scale per block, or per matrix if no block size is given."""
     if said.get("quant_algo") is not None or "quantized_layers" in said:
         raise InputError(
-            "packed in two ways at once",
+            "two packings at once",
             field=f"{FIELD}.quant_algo",
             value=said.get("quant_algo"),
             allowed="quant_method fp8 alone, or modelopt",
@@ -307,7 +307,7 @@ def _by_block(block: object) -> Rule:
     if block is None:
         return _grouped(8, scale=0, whole=FLOAT)
     if not isinstance(block, list) or len(block) != 2 or not all(is_whole(n) and 0 < n <= LARGEST_GROUP for n in block):
-        raise InputError("not allowed", field=f"{FIELD}.weight_block_size", value=block, allowed="two whole numbers")
+        raise InputError(field=f"{FIELD}.weight_block_size", value=block, allowed="two whole numbers")
     return _tiled(*block)
 
 
@@ -320,7 +320,7 @@ def _mxfp4(said: Mapping[str, Any]) -> Packing:
 
 
 def _bitsandbytes(said: Mapping[str, Any]) -> Packing:
-    """4 bits with a float32 for each 64 numbers, that one itself in 8 bits where doubly quantised; 8 bits by row."""
+    """4 bits with a float32 per 64 numbers, itself in 8 bits if doubly quantised; or 8 bits with scales per row."""
     if said.get("load_in_4bit") is True:
         double = said.get("bnb_4bit_use_double_quant") is True
         scale = Fraction(1, 64) + Fraction(FLOAT, 64 * 256) if double else Fraction(FLOAT, 64)
@@ -328,8 +328,8 @@ def _bitsandbytes(said: Mapping[str, Any]) -> Packing:
     return Packing(method="bitsandbytes", compute="int8", rule=_grouped(8, scale=FLOAT))
 
 
-# Microscaling formats have a scale of 8 bits for each 32 numbers (OCP MX v1.0); NVFP4 one of 8 bits for each 16 and a
-# float32 for the matrix. With fp8 and NVFP4 activations a matrix has a float32 for those too.
+# Microscaling formats have an 8-bit scale per 32 numbers (OCP MX v1.0); NVFP4 has an 8-bit scale per 16 numbers and a
+# float32 per matrix. With fp8 and NVFP4 activations a matrix has a float32 for those too.
 MXFP4 = _grouped(4, 32, scale=1)
 ALGORITHMS: dict[str, tuple[Callable[[int], Rule], str | None]] = {
     "FP8": (lambda group: _grouped(8, scale=0, whole=2 * FLOAT), "fp8"),
@@ -348,15 +348,15 @@ ALGORITHMS: dict[str, tuple[Callable[[int], Rule], str | None]] = {
 
 
 def _modelopt(said: Mapping[str, Any]) -> Packing:
-    """NVIDIA's modelopt: one algorithm for all but what is left out, or an algorithm for each layer by name."""
+    """NVIDIA's modelopt: one algorithm for all modules that are not left out, or one per named layer."""
     cached = said.get("kv_cache_quant_algo")
-    note = f"the cache is meant to be in {cached}: --kv-dtype" if isinstance(cached, str) else ""
+    note = f"the published cache dtype is {cached}: --kv-dtype" if isinstance(cached, str) else ""
     layers = said.get("quantized_layers")
     if layers is None:
         name, rule, compute = _algorithm(said)
         return Packing(method=f"modelopt {name}", rule=rule, compute=compute, note=note)
     if not isinstance(layers, dict) or not layers:
-        raise InputError("not a table of layers", field=f"{FIELD}.quantized_layers", value=layers)
+        raise InputError(field=f"{FIELD}.quantized_layers", value=layers, allowed="an object of layers")
     found: dict[tuple[str, int], list[str]] = {}
     for layer, own in layers.items():
         own = own if isinstance(own, dict) else {}
@@ -377,9 +377,7 @@ def _modelopt(said: Mapping[str, Any]) -> Packing:
 
 def _require_few(rules: int, key: str) -> None:
     if rules > MOST_RULES:
-        raise InputError(
-            "too many ways of packing", field=f"{FIELD}.{key}", value=rules, allowed=f"{MOST_RULES} at most"
-        )
+        raise InputError("too many packings", field=f"{FIELD}.{key}", value=rules, allowed=f"at most {MOST_RULES}")
 
 
 def _group(said: Mapping[str, Any]) -> int:
@@ -390,10 +388,10 @@ def _algorithm(said: Mapping[str, Any]) -> tuple[str, Rule, str | None]:
     name = said.get("quant_algo")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise InputError(
-            "weights packed so cannot be planned",
+            "plans do not support this quantisation",
             field=f"{FIELD}.quant_algo",
             value=name,
-            allowed=", ".join(ALGORITHMS),
+            allowed=one_of(ALGORITHMS),
             fix=near(str(name)[:80], ALGORITHMS),
         )
     make, compute = ALGORITHMS[name]
@@ -401,10 +399,10 @@ def _algorithm(said: Mapping[str, Any]) -> tuple[str, Rule, str | None]:
 
 
 def _compressed(said: Mapping[str, Any]) -> Packing:
-    """compressed-tensors: a rule for each group of modules, which are named, or all linear maps."""
+    """compressed-tensors: a rule per group of modules, either named or all linear maps."""
     groups = said.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
-        raise InputError("not a table of groups", field=f"{FIELD}.config_groups", value=groups)
+        raise InputError(field=f"{FIELD}.config_groups", value=groups, allowed="an object of groups")
     _require_few(len(groups), "config_groups")
     usual, named, computes = None, list[tuple[tuple[str, ...], Rule]](), set[str | None]()
     for group in groups.values():
@@ -427,10 +425,10 @@ def _compressed(said: Mapping[str, Any]) -> Packing:
 
 
 def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
-    """Bytes and what is multiplied in, of one group's weights."""
+    """Returns the rule of one group's weights, and the precision of its products."""
     rule = group.get("weights")
     if not isinstance(rule, dict):
-        raise InputError("not a rule for weights", field=f"{FIELD}.weights", value=rule)
+        raise InputError(field=f"{FIELD}.weights", value=rule, allowed="an object")
     bits, strategy = _whole(rule, "num_bits", 8, 2, 8), rule.get("strategy") or "tensor"
     zeros = Fraction(bits, 8) if rule.get("symmetric") is False else 0
     compute = None
@@ -444,13 +442,13 @@ def _strategy(group: Mapping[str, Any]) -> tuple[Rule, str | None]:
         return _by_block(rule.get("block_structure")), compute
     if strategy not in ("group", "tensor_group"):
         raise InputError(
-            "not planned",
+            "not supported",
             field=f"{FIELD}.strategy",
             value=strategy,
-            allowed="tensor, channel, block, group, tensor_group",
+            allowed="tensor, channel, block, group or tensor_group",
         )
     size = _whole(rule, "group_size", None, 1, LARGEST_GROUP)
-    if strategy == "tensor_group":  # NVFP4: scales of 8 bits, and a float32 for the matrix, and for its activations
+    if strategy == "tensor_group":  # NVFP4: 8-bit scales, and a float32 each for the matrix and its activations
         return _grouped(bits, size, scale=1, whole=2 * FLOAT if compute else FLOAT), compute
     scale = 1 if rule.get("scale_dtype") == "torch.uint8" else SCALE
     return _grouped(bits, size, zeros=zeros, scale=scale), compute

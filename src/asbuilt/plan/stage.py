@@ -1,4 +1,4 @@
-"""Pipeline stages: which blocks each holds, and whether it holds what comes before or after them too."""
+"""Pipeline stages: which blocks each holds, and whether it also holds the parts before or after them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Pipeline stage `number` of `pp`: how often it has each kind of block; `count` stages are alike."""
+    """Pipeline stage `number` of `pp`: how often it has each kind of block; `count` stages are equal."""
 
     number: int
     pp: int
@@ -18,17 +18,17 @@ class Stage:
 
     @property
     def first(self) -> bool:
-        """Whether it holds what comes before the blocks."""
+        """Whether it holds the parts before the blocks."""
         return self.number == 0
 
     @property
     def last(self) -> bool:
-        """Whether it holds what comes after the blocks: the head, and in training the loss."""
+        """Whether it holds the parts after the blocks: the head, and the loss in training."""
         return self.number == self.pp - 1
 
 
 def every_stage(order: Sequence[int], pp: int) -> Iterator[Stage]:
-    """Yields the stages of blocks of the kinds in `order`: as even as can be, the first ones with one more block."""
+    """Yields the stages of blocks of the kinds in `order`, as even as possible; the first ones have one more block."""
     each, rest = divmod(len(order), pp)
     start = 0
     for number in range(pp):
@@ -38,7 +38,7 @@ def every_stage(order: Sequence[int], pp: int) -> Iterator[Stage]:
 
 
 def stages(order: Sequence[int], pp: int) -> list[Stage]:
-    """Returns the stages that differ, with how many there are: of those that hold the same, the first one."""
+    """Returns the distinct stages with their counts: of equal ones, the first."""
     found: dict[tuple[bool, bool, frozenset[tuple[int, int]]], Stage] = {}
     for stage in every_stage(order, pp):
         key = (stage.first, stage.last, frozenset(stage.blocks))

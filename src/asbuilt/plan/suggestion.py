@@ -1,4 +1,4 @@
-"""What to change where a plan does not meet what is asked of it."""
+"""A change that is suggested if a plan does not meet its requirements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """One thing to change, and the options that change it; `fits` says whether it is enough by itself.
+    """One change and its options; `fits` tells whether it suffices by itself.
 
-    Of serving `users` says how many there are then, of training `per_device_bytes` and `step_seconds` what it takes.
+    For serving, `users` is the resulting number of users; for training, `per_device_bytes` and `step_seconds` are the
+    resulting costs.
     """
 
     change: str

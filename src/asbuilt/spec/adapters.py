@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TypeVar
 
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Lora, Map, Mapped
 from asbuilt.spec.part import Part, walk
@@ -28,7 +28,7 @@ def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = 
                 "no matrix of a block has this name",
                 field="targets",
                 value=target,
-                allowed=", ".join(known),
+                allowed=one_of(known),
                 fix=near(target, known),
             )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import parse_json
 from asbuilt.spec import experts, linear, mixer
 from asbuilt.spec.part import KINDS, Part
@@ -96,7 +96,7 @@ def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: di
                 f"no part that {kind.__name__} has here",
                 field=f"{where}.{name}",
                 value=values[name] if data is None else data[name],
-                allowed=", ".join(sorted(part.__name__ for part in _parts_in(hint))),
+                allowed=one_of(sorted(part.__name__ for part in _parts_in(hint))),
             )
 
 
@@ -112,7 +112,7 @@ def register_part(kind: type[Part]) -> None:
     if PARTS.get(name, kind) is not kind and name not in OUTSIDE:
         raise InputError("is the name of a part of ours", field="part", value=name, fix="choose another")
     if kind.kind not in KINDS:
-        raise InputError("is no kind of part", field=f"{name}.kind", value=kind.kind, allowed=", ".join(KINDS))
+        raise InputError("is no kind of part", field=f"{name}.kind", value=kind.kind, allowed=one_of(KINDS))
     if not hasattr(kind, "d_model") and "d_model" not in {field.name for field in fields(kind)}:
         raise InputError("has no d_model, the width of the stream", field="part", value=name, fix="give it one")
     if kind not in PARTS.values():

@@ -132,7 +132,7 @@ class Model(Part):
             if not few:
                 n = len(found) if isinstance(found, tuple) else found
                 least = "1" if field == "blocks" else "none"
-                raise InputError("not allowed", field=f"Model.{field}", value=n, allowed=f"{least} to {MOST_BLOCKS}")
+                raise InputError(field=f"Model.{field}", value=n, allowed=f"{least} to {MOST_BLOCKS}")
         self._require_one_width()
         self._require_head()
         for predictor in self.predictors:

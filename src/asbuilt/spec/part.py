@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from asbuilt.dtypes import BLOCKS
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec import edit
 
 Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other"]
@@ -366,7 +366,7 @@ def require(part: Part, field: str, ok: bool, allowed: str, fix: str = "") -> No
     """Raises InputError naming `field` of `part` unless `ok`."""
     if not ok:
         name = type(part).__name__
-        raise InputError("not allowed", field=f"{name}.{field}", value=getattr(part, field), allowed=allowed, fix=fix)
+        raise InputError(field=f"{name}.{field}", value=getattr(part, field), allowed=allowed, fix=fix)
 
 
 # A dimension beyond this is a mistake or an attack: no published model has a vector or a table of 2^31 rows.
@@ -417,4 +417,4 @@ def require_format(part: Part, name: str, width: int) -> None:
 
 def require_choice(part: Part, name: str, allowed: tuple[str, ...]) -> None:
     """Raises InputError unless the named field is one of `allowed`."""
-    require(part, name, getattr(part, name) in allowed, ", ".join(allowed))
+    require(part, name, getattr(part, name) in allowed, one_of(allowed))

@@ -1,7 +1,7 @@
-"""Chat templates: messages to the text, and the ids, that a model was trained on.
+"""Chat templates: from messages to the prompt text and token ids that a model was trained on.
 
-A template comes with the model and is rendered under limits of fuel, time, memory and output (`template_worker`); the
-messages come from whoever talks to the model, and cannot put a control token into the ids.
+A template comes with the model and is rendered under limits of fuel, time, memory and output (`template_worker`);
+messages come from the user, and cannot inject a control token into the ids.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from asbuilt.text.tokenizer import Tokenizer
 from asbuilt.text.worker import Request, Worker, WorkerError
 
 MAX_CHARS = 4_000_000
-# Of processor time and memory, for the template itself and for each byte of messages and template.
+# Limits of CPU time and memory: a base amount, and an amount per byte of messages and template.
 SECONDS, SECONDS_PER_BYTE = 0.8, 1e-6
 MEMORY, MEMORY_PER_BYTE = 64 << 20, 48
 MOST_CONTROLS = 1 << 16
 LONGEST_CONTROL = 256  # characters of a control token; the longest published has 42
-# Unicode keeps these 32 code points from ever being characters, so one of them may stand inside a text as a mark.
+# Unicode guarantees that these 32 code points are never characters, so one can serve as a mark inside a text.
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-MOST_TRIED = 16  # alternatives at one place
+MOST_TRIED = 16  # alternatives at one position
 QUESTION, ANSWER = "asbuilt asks", "asbuilt answers"
 
 _worker = Worker("template_worker", "the template")
@@ -39,13 +39,13 @@ def render(
     tools: list[dict[str, Any]] | None = None,
     max_chars: int = MAX_CHARS,
 ) -> str:
-    """Returns the text that a chat template makes of the messages, as transformers' `apply_chat_template` does.
+    """Returns the messages rendered by a chat template, as by transformers' `apply_chat_template`.
 
     `named` are the special tokens that the model has, `bos_token` and so on. Raises InputError for a template that
     fails, complains, runs out of its limits, or writes over `max_chars`.
     """
     context = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
-    # A token that the model lacks is left out, not null: templates ask whether it is defined.
+    # A special token that the model lacks is undefined, not null: templates test whether it is defined.
     said = {"template": template, "context": dict(named or {}) | context, "max_chars": max_chars}
     try:
         nbytes = len(template) + len(json.dumps(context))
@@ -57,7 +57,7 @@ def render(
             )
         )
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"messages and tools must be what JSON can hold: {error}", field="messages") from error
+        raise InputError(f"messages and tools must be valid JSON: {error}", field="messages") from error
     except WorkerError as error:
         raise InputError(str(error), field="chat template") from error
 
@@ -69,7 +69,7 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Returns the ids of a chat; only what the template itself wrote becomes control tokens.
+    """Returns the ids of a chat; only control tokens that the template itself wrote become control tokens.
 
     Nothing is put around it: a template that wants a bos token writes it. A control token spelled out in a message or
     a tool is broken with a mark before rendering, so the template's own are told from it afterwards. Not covered: a
@@ -95,7 +95,7 @@ def encode_chat(
 
 
 def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the control token that the chat template puts behind an answer, none where it puts none.
+    """Returns the control token that the chat template writes after an answer, if any.
 
     Fine-tunes often end a turn with another token than the one that their vocabulary calls the end of a text. Where
     the last answer of a chat has none behind it, the one between an answer and the next question is meant.
@@ -106,7 +106,7 @@ def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
     for messages in (chat, [*chat, chat[0]]):
         try:
             text = render(tokenizer.chat_template, messages, named=tokenizer.named, add_generation_prompt=False)
-        except InputError:  # a template may refuse such a chat; whatever is wrong with it is said of the real one
+        except InputError:  # a template may refuse this probe; a real problem will be reported for the real chat
             continue
         _, answered, rest = text.partition(ANSWER)
         found = _first_added(tokenizer, rest.partition(QUESTION)[0]) if answered else None
@@ -116,7 +116,7 @@ def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _first_added(tokenizer: Tokenizer, text: str) -> int | None:
-    """Returns the first control token in the text, or else an added token that the text begins with."""
+    """Returns the first control token in the text, otherwise an added token that the text starts with."""
     control = _any_of(tuple(token.content for token in tokenizer.special_tokens.values())).search(text)
     added = _any_of(tuple(token.content for token in tokenizer.added_tokens.values())).match(text.lstrip())
     found = control or added
@@ -125,7 +125,7 @@ def _first_added(tokenizer: Tokenizer, text: str) -> int | None:
 
 @lru_cache(maxsize=8)
 def _any_of(texts: tuple[str, ...], shortest: bool = False) -> re.Pattern[str]:
-    """Returns a pattern for the longest of the texts that lies at a place, or the shortest, as a tree of their letters.
+    """Returns a pattern for the longest (or shortest) of the texts at a position, built as a trie of their letters.
 
     One after the other, thousands of them would each be tried at every place of a long message.
     """
@@ -134,7 +134,7 @@ def _any_of(texts: tuple[str, ...], shortest: bool = False) -> re.Pattern[str]:
     tree: dict[str, Any] = {}
     for text in texts:
         if len(text) > LONGEST_CONTROL:
-            raise InputError("a control token is too long", value=text, allowed=f"{LONGEST_CONTROL} characters")
+            raise InputError("a control token is too long", value=text, allowed=f"at most {LONGEST_CONTROL} characters")
         branch = tree
         for letter in text:
             if shortest and "" in branch:
@@ -147,11 +147,11 @@ def _any_of(texts: tuple[str, ...], shortest: bool = False) -> re.Pattern[str]:
     try:
         return re.compile(_behind(tree) if tree else "(?!)")  # (?!) matches nowhere
     except RecursionError as error:
-        raise InputError("control tokens begin alike too often", field="tokenizer") from error
+        raise InputError("too many control tokens share a prefix", field="tokenizer") from error
 
 
 def _behind(tree: dict[str, Any]) -> str:
-    """Returns the pattern of what may follow where a tree's branches part."""
+    """Returns the pattern of what may follow a node of the trie."""
     branches = [(letter, re.escape(letter) + _behind(inner)) for letter, inner in tree.items() if letter]
     if not branches:
         return ""
@@ -161,7 +161,7 @@ def _behind(tree: dict[str, Any]) -> str:
 
 
 def _one_of(branches: list[tuple[str, str]]) -> str:
-    """Returns a choice between patterns that begin with different letters, in groups, each asked for as a whole."""
+    """Returns an alternation of patterns with different first letters, in groups that are tested as a whole."""
     if len(branches) <= MOST_TRIED:
         return "(?:" + "|".join(pattern for _, pattern in branches) + ")"
     size = -(-len(branches) // MOST_TRIED)
@@ -171,7 +171,7 @@ def _one_of(branches: list[tuple[str, str]]) -> str:
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401  what JSON can hold
-    """Returns the value with every text in it changed, keys too: a tool's parameter names are its caller's text."""
+    """Returns the value with every string in it changed, keys too, since users choose a tool's parameter names."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -186,26 +186,26 @@ def _unused_mark(said: Any) -> str:  # noqa: ANN401
     _map_text(said, lambda text: used.update(text) or text)
     free = next((mark for mark in MARKS if mark not in used), None)
     if free is None:
-        raise InputError("the messages use every code point that is reserved for marks", field="messages")
+        raise InputError("the messages use every code point reserved for internal marks", field="messages")
     return free
 
 
 def _break(text: str, control: re.Pattern[str], mark: str) -> str:
-    """Puts the mark behind the first character of every control token in the text, of overlapping ones too.
+    """Inserts the mark after the first character of every control token in the text, including overlapping ones.
 
     Inside, not in front: a template that cuts or trims at a token would otherwise lay the mark beside its own.
     """
     pieces, at = [], 0
     while found := control.search(text, at):
         if len(found[0]) == 1:
-            raise InputError("a message holds a control token of one character", field="messages", value=found[0])
+            raise InputError("a message contains a control token of one character", field="messages", value=found[0])
         pieces += [text[at : found.start() + 1], mark]
         at = found.start() + 1
     return "".join([*pieces, text[at:]])
 
 
 def _encode_broken(tokenizer: Tokenizer, text: str, control: re.Pattern[str], mark: str) -> list[int]:
-    """Returns the ids of a text in which every control token that is whole is the template's, and broken ones are not.
+    """Returns the ids of a text in which intact control tokens are the template's and broken ones are the user's.
 
     The control tokens are taken out here, and the text between them, its marks removed, is encoded as plain text.
     """

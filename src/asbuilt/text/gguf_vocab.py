@@ -13,15 +13,15 @@ from asbuilt.errors import InputError
 from asbuilt.text.pretokenizers import pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
-MAX_PIECE = 512  # characters of a token whose merges are rebuilt; SentencePiece itself stops at 16
-MOST_ADDED = 1 << 16  # tokens that are found in a text before it is cut; Gemma 3 has 6,415
-MOST_LETTERS = 1 << 22  # of them all; Gemma's 256,000 have 1.8 million
+MAX_PIECE = 512  # characters of a token whose merges are reconstructed; SentencePiece's own limit is 16
+MOST_ADDED = 1 << 16  # tokens that are matched before pre-tokenization; Gemma 3 has 6,415
+MOST_LETTERS = 1 << 22  # characters in total; Gemma's 256,000 tokens have 1.8 million
 SPACE = "▁"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What the `tokenizer.ggml.*` keys of a file say, checked against each other; ids are positions in `tokens`."""
+    """The `tokenizer.ggml.*` keys of a file, checked for consistency; ids are positions in `tokens`."""
 
     model: str
     pre: str
@@ -46,10 +46,10 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     n = len(tokens)
     if len(set(tokens)) != n:
         twice = next(token for token, seen in _repeats(tokens) if seen)
-        raise InputError("a token is listed twice", field=read.key("tokens"), value=twice)
+        raise InputError("duplicate token", field=read.key("tokens"), value=twice)
     spm = model == "llama"
     pre = pre_tokenizer(read.one("pre", str, "default")) if model == "gpt2" else None
-    # SentencePiece files that name no special ids mean its defaults; a byte-level file that names none has none.
+    # Without special ids, a SentencePiece file uses SentencePiece's defaults, and a byte-level file has none.
     ids = {name: read.token(f"{name}_token_id", n) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
     usual = {"unknown": 0, "bos": 1, "eos": 2} if spm else {}
     ids |= {name: id_ for name, id_ in usual.items() if ids[name] is None and id_ < n}
@@ -71,7 +71,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
 
 
 class _Reader:
-    """Looks up `tokenizer.ggml.*` and checks what it finds; `None` as a default means that the key must be there."""
+    """Reads and validates `tokenizer.ggml.*` keys; a default of None means that the key is required."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.metadata = file.metadata
@@ -83,7 +83,7 @@ class _Reader:
     def one(self, name: str, kind: type, default: Any) -> Any:  # noqa: ANN401  of type `kind`
         value = self.metadata.get(self.key(name), default)
         if value is None:
-            raise InputError("the file has no such key, so it holds no usable tokenizer", field=self.key(name))
+            raise InputError("missing, so the file has no usable tokenizer", field=self.key(name))
         if type(value) is not kind:
             raise InputError("wrong type", field=self.key(name), value=value, allowed=kind.__name__)
         return value
@@ -92,10 +92,10 @@ class _Reader:
         values = self.one(name, list, default)
         wrong = next((value for value in values if type(value) is not kind), None)
         if wrong is not None:
-            raise InputError("wrong type of element", field=self.key(name), value=wrong, allowed=kind.__name__)
+            raise InputError("wrong element type", field=self.key(name), value=wrong, allowed=kind.__name__)
         if length is not None and len(values) != length:
             raise InputError(
-                "lengths disagree", field=self.key(name), value=len(values), allowed=f"{length}, as tokens"
+                "wrong length", field=self.key(name), value=len(values), allowed=f"{length}, the number of tokens"
             )
         return values
 
@@ -123,7 +123,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     make = makers.get(vocabulary.model)
     if make is None:
         key, known = "tokenizer.ggml.model", ", ".join(makers)
-        raise InputError("tokenizer model is not supported", field=key, value=vocabulary.model, allowed=known)
+        raise InputError("unsupported tokenizer", field=key, value=vocabulary.model, allowed=known)
     tokenizer = make(vocabulary)
     _add_tokens(tokenizer, vocabulary)
     _add_template(tokenizer, vocabulary)
@@ -138,7 +138,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-    # `add_space_prefix` is a matter of SentencePiece; GGUF readers do not look at it here.
+    # `add_space_prefix` belongs to SentencePiece; GGUF readers ignore it here.
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
@@ -168,7 +168,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Returns the pairs of normal tokens that join into a normal token, the best score first.
+    """Returns the pairs of normal tokens that merge into a normal token, best score first.
 
     SentencePiece joins whichever neighbours make the token of the best score; a list of merges in the order of that
     score does the same, except where two splits of one token overlap in the text, when SentencePiece takes the left.
@@ -177,11 +177,16 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     score = {token: value for token, type_, value in scored if type_ == NORMAL}
     longest = max(map(len, score), default=0)
     if longest > MAX_PIECE:
-        raise InputError("a token is too long", field="tokenizer.ggml.tokens", value=longest, allowed=f"{MAX_PIECE}")
+        raise InputError(
+            "a token is too long",
+            field="tokenizer.ggml.tokens",
+            value=longest,
+            allowed=f"at most {MAX_PIECE} characters",
+        )
     letters = sum(map(len, score))
     if letters > MOST_LETTERS:
         raise InputError(
-            "tokens are too long together",
+            "the tokens are too long in total",
             field="tokenizer.ggml.tokens",
             value=letters,
             allowed=f"at most {MOST_LETTERS:,} characters",
@@ -192,7 +197,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Declares the tokens that are found in a text before it is cut; only the special ones are hidden when decoding."""
+    """Declares the tokens that are matched before pre-tokenization; decoding hides only the special ones."""
     typed = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
     special = [token for token, type_ in typed if type_ in (CONTROL, UNKNOWN) and token]
     plain = [token for token, type_ in typed if type_ == USER_DEFINED and token]
@@ -208,13 +213,13 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _add_template(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Has `bos` and `eos` put around a text by the tokenizer itself, where the file asks for it."""
+    """Makes the tokenizer add `bos` and `eos`, if the file asks for it."""
     first = vocabulary.bos if vocabulary.add_bos else None
     last = vocabulary.eos[0] if vocabulary.add_eos and vocabulary.eos else None
     ends = {vocabulary.tokens[id_]: id_ for id_ in (first, last) if id_ is not None}
     if not ends:
         return
-    # A token's own text may hold ':' or ' ', which the template reads as its syntax, so it goes by another name.
+    # A token's text may contain ':' or ' ', which are syntax in the template, so it gets another name.
     specials = [{"id": f"T{id_}", "ids": [id_], "tokens": [token]} for token, id_ in ends.items()]
     left = [] if first is None else [f"T{first}"]
     right = [] if last is None else [f"T{last}"]

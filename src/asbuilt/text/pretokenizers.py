@@ -1,7 +1,8 @@
-"""The published split patterns of byte-level BPE tokenizers, by the name that `tokenizer.ggml.pre` gives them.
+"""The published split patterns of byte-level BPE tokenizers, by their names in `tokenizer.ggml.pre`.
 
-A text is cut by the first pattern, each piece by the next, and no merge crosses a cut. The patterns are those of the
-models' own `tokenizer.json`; where GGUF readers replace one because their engine lacks a feature, the original is used.
+A text is split by the first pattern, each piece by the next, and no merge crosses a split. The patterns are those of
+the models' own `tokenizer.json`; where GGUF readers replace one because their engine lacks a feature, the original is
+used here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _cl100k(digits: str) -> str:
 
 
 def _o200k(digits: str, suffix: str) -> str:
-    """Words are cut where lower case turns into upper case; `suffix` keeps a contraction with its word."""
+    """Splits words where lower case changes to upper case; `suffix` keeps a contraction with its word."""
     lead, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     words = f"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
@@ -28,11 +29,11 @@ def _o200k(digits: str, suffix: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """How a text is prepared: `patterns` one after the other, and what goes with them in the published tokenizers."""
+    """How a text is pre-tokenized: `patterns` in sequence, and the settings of the published tokenizers."""
 
     patterns: tuple[str, ...]
-    nfc: bool = False  # the text is brought to Unicode's composed form first
-    ignore_merges: bool = False  # a piece that is itself a token is taken whole, whatever the merges say
+    nfc: bool = False  # the text is normalised to NFC first
+    ignore_merges: bool = False  # a piece that is itself a token is kept, whatever the merges
     add_bos: bool = False  # unless the file says otherwise
 
 
@@ -47,7 +48,7 @@ _DEEPSEEK = (
     + _TAIL,
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    # What GGUF readers fall back to for a file that names none, as files of before April 2024 do.
+    # The fallback of GGUF readers for files that name none, written before April 2024.
     "default": PreTokenizer(patterns=(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "exaone4"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
@@ -65,7 +66,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """Returns the split patterns of that name; InputError, with the known names, for one that is not listed."""
+    """Returns the pre-tokenizer of this name; raises InputError, listing the known names, for an unknown one."""
     found = PRE_TOKENIZERS.get(name)
     if found is None:
         known = ", ".join(PRE_TOKENIZERS)

@@ -1,4 +1,4 @@
-"""What published chat templates take from Python and minijinja lacks: methods of strings and lists, `%`, a few filters.
+"""Python features that published chat templates use and minijinja lacks: string and list methods, `%`, some filters.
 
 Jinja hands a template's strings to Python, and templates use what strings can do there. minijinja knows the commonest
 methods; calls of the others are rewritten to calls of a function, `a.b.rsplit('-', 1)[0]` to
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Those of minijinja's own that treat every argument as Python does stay its own: strip, upper, replace, items ...
+# minijinja's own methods that handle every argument as Python does are kept: strip, upper, replace, items ...
 OF_STRINGS = frozenset(
     {
         "capitalize",
@@ -92,9 +92,9 @@ KEYWORDS = frozenset({"and", "or", "not", "in", "is", "if", "else", "elif", "for
 
 @dataclass
 class _Level:
-    """Where, in what is written, begin the operand that is being read and the chain of `* / // %` that it ends."""
+    """Where in the output the current operand begins, and the chain of `* / // %` that it ends."""
 
-    start: int = 0  # of what these brackets belong to
+    start: int = 0  # of the expression that these brackets belong to
     operand: int | None = None
     chain: int | None = None
     percent: bool = False  # the right side of a `%` is being read
@@ -110,7 +110,7 @@ class _Level:
 
 
 def python_calls(source: str) -> str:
-    """Returns the template with Python's methods and `%` as calls; what stands outside of its expressions as it is."""
+    """Returns the template with Python's methods and `%` rewritten as calls; text outside expressions is unchanged."""
     written: list[str] = []
     at = 0
     while opening := OPENING.search(source, at):
@@ -124,9 +124,9 @@ def python_calls(source: str) -> str:
 
 
 def _rewrite(source: str, at: int, statement: bool, written: list[str]) -> int:
-    """Rewrites one expression or statement up to its end, which is returned."""
+    """Rewrites one expression or statement and returns the position of its end."""
     levels = [_Level()]
-    last = "if" if statement else ""  # the token before; a statement's own name is none of its values
+    last = "if" if statement else ""  # the previous token; a statement's own name is not an operand
     first = statement
     while found := TOKEN.match(source, at):
         level, text, kind = levels[-1], found[0], _kind(found)
@@ -175,7 +175,7 @@ def _operand(level: _Level, last: str, text: str, written: list[str]) -> None:
     elif last in ("|", "is"):
         level.operand = None
     else:
-        if _ends_operand(last):  # two side by side: `set x`
+        if _ends_operand(last):  # two adjacent words: `set x`
             level.part(written)
         level.operand = len(written)
         level.chain = level.operand if level.chain is None else level.chain
@@ -222,9 +222,9 @@ class _Formatter(string.Formatter):
 
 
 def call(value: Any, method: str, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-    """Returns what Python's method of that name gives."""
+    """Returns the result of Python's method of this name."""
     if method in CHANGING and isinstance(value, (list, dict)):
-        raise ValueError(f"{method} would change a {type(value).__name__} in place, which no template may")
+        raise ValueError(f"{method} would change a {type(value).__name__} in place, which templates may not do")
     if method not in METHODS.get(type(value), ()):
         raise ValueError(f"unknown method: {type(value).__name__} has no method named {method}")
     if method in ("format", "format_map"):
@@ -233,41 +233,41 @@ def call(value: Any, method: str, *arguments: Any, **named: Any) -> Any:  # noqa
 
 
 def percent(left: Any, right: Any) -> Any:  # noqa: ANN401
-    """Returns Python's `left % right`: a remainder, or a text filled in."""
+    """Returns Python's `left % right`: a remainder, or a formatted string."""
     return left % right
 
 
 class Cycler:
-    """Jinja's `cycler`: one of its values after the other, and from the first again."""
+    """Jinja's `cycler`: iterates over its values in a loop."""
 
     def __init__(self, *values: Any) -> None:  # noqa: ANN401
         self._values, self._at = values, 0
 
     @property
     def current(self) -> Any:  # noqa: ANN401
-        """The value that is next."""
+        """The next value."""
         return self._values[self._at]
 
     def next(self) -> Any:  # noqa: ANN401
-        """Returns a value and goes on."""
+        """Returns the current value and advances."""
         value = self.current
         self._at = (self._at + 1) % len(self._values)
         return value
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Restarts from the first value."""
         self._at = 0
 
 
 def cycler(*values: Any) -> Cycler:  # noqa: ANN401
-    """Returns a Cycler; ValueError without values."""
+    """Returns a Cycler; raises ValueError without values."""
     if not values:
         raise ValueError("at least one item has to be provided")
     return Cycler(*values)
 
 
 def to_int(value: Any, default: int = 0, base: int = 10) -> int:  # noqa: ANN401
-    """Jinja's `int`: the whole number, or the default where there is none."""
+    """Jinja's `int`: the integer, or the default if the value is not one."""
     try:
         return int(value, base) if isinstance(value, str) else int(value)
     except (TypeError, ValueError):
@@ -278,12 +278,12 @@ def to_int(value: Any, default: int = 0, base: int = 10) -> int:  # noqa: ANN401
 
 
 def escape(value: Any) -> str:  # noqa: ANN401
-    """Jinja's `escape`: what HTML would read as its own is spelled out."""
+    """Jinja's `escape`: escapes HTML's special characters."""
     return html.escape(str(value), quote=False).replace("'", "&#39;").replace('"', "&#34;")
 
 
 def truncate(text: str, length: int = 255, killwords: bool = False, end: str = "...", leeway: int = 5) -> str:
-    """Jinja's `truncate`: the text cut to a length, at a space unless `killwords`."""
+    """Jinja's `truncate`: shortens the text to a length, at a space unless `killwords`."""
     if len(text) <= length + leeway:
         return text
     cut = text[: length - len(end)]
@@ -293,7 +293,7 @@ def truncate(text: str, length: int = 255, killwords: bool = False, end: str = "
 def wordwrap(
     text: str, width: int = 79, break_long_words: bool = True, wrapstring: str = "\n", break_on_hyphens: bool = True
 ) -> str:
-    """Jinja's `wordwrap`: lines of at most that width."""
+    """Jinja's `wordwrap`: wraps lines to a width."""
     lines = (
         wrapstring.join(
             textwrap.wrap(
@@ -321,6 +321,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "wordwrap": wordwrap,
 }
 TESTS: dict[str, Callable[..., bool]] = {
-    # a text and a dict too, since both have a length and can be indexed
+    # strings and dicts too, since both have a length and can be indexed
     "sequence": lambda value: isinstance(value, (str, list, tuple, dict)),
 }

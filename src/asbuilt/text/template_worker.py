@@ -1,7 +1,7 @@
-"""Renders chat templates in a process of its own, because a template is a stranger's program.
+"""Renders chat templates in a separate process, because a template is an untrusted program.
 
-Fuel ends endless loops, but not a join that asks for all memory at once, and such a request ends the process that makes
-it (`asbuilt.text.worker`), which is asked by `asbuilt.text.chat`.
+Fuel stops endless loops, but not a join that allocates all memory at once; that kills only this process
+(`asbuilt.text.worker`), which `asbuilt.text.chat` calls.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import minijinja
 from asbuilt.text.template_python import FILTERS, GLOBALS, TESTS, python_calls
 from asbuilt.text.worker import serve
 
-FUEL = 10_000_000  # steps, and a share of the bytes that filters and joins build
-# transformers marks what the assistant said with this tag; what it encloses is rendered all the same.
+FUEL = 10_000_000  # steps, and part of the bytes that filters and joins build
+# transformers marks the assistant's text with this tag; its contents are rendered as usual.
 GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 def _tojson(value: Any, indent: int | None = None, **how: Any) -> str:  # noqa: ANN401
-    """Writes JSON as transformers has its templates do: unlike Jinja's own, `<` and `é` stay as they are."""
+    """Writes JSON as in transformers' templates: unlike in Jinja's own filter, `<` and `é` are not escaped."""
     allowed = {"ensure_ascii": False, "sort_keys": False, "separators": None} | how
     return json.dumps(value, indent=indent, **allowed)
 
 
 def _raise(message: str) -> None:
-    raise ValueError(f"the template says: {message}")
+    raise ValueError(f"the template raised: {message}")
 
 
 def _now(form: str) -> str:
@@ -55,15 +55,15 @@ def _answer(request: dict[str, Any]) -> str:
     except MemoryError:
         raise
     except Exception as error:
-        said = str(error).split("\n", 1)[0]  # the line and what failed; the excerpt of the source below is dropped
+        said = str(error).split("\n", 1)[0]  # the line and the error, without the source excerpt below
         raise ValueError(
-            "the template broke the engine, or its memory limit" if said.startswith("panic") else said
+            "the template crashed the engine or exceeded its memory limit" if said.startswith("panic") else said
         ) from error
     if len(text) > request["max_chars"]:
-        raise ValueError(f"the template wrote {len(text)} characters; allowed are {request['max_chars']}")
+        raise ValueError(f"the template wrote {len(text)} characters; at most {request['max_chars']} are allowed")
     return text
 
 
 def main() -> None:
-    """Answers until the input closes."""
+    """Answers requests until the input closes."""
     serve(_answer)

@@ -1,10 +1,9 @@
-"""One tokenizer for all sources: `tokenizer.json` with what lies beside it, and the vocabulary of a GGUF file.
+"""One tokenizer class for all sources: `tokenizer.json` with the files beside it, and the vocabulary of a GGUF file.
 
-A tokenizer.json is a stranger's, and is read in a process of its own within limits; a GGUF's vocabulary becomes a
-tokenizer of our own making, here. Two things are done that the library underneath leaves to its caller. Text is only
-text: a control token written out in it (`<|im_end|>`) becomes the ids of those characters unless `special=True`. And
-decoding is a concatenation of bytes, one piece per id, so that a stream gives exactly the text that decoding everything
-at once would give.
+A tokenizer.json is untrusted and runs in a separate process within limits; from a GGUF's vocabulary a tokenizer is
+built in this process. Two guarantees go beyond the underlying library. Text is only text: a control token spelled out
+in it (`<|im_end|>`) is encoded as ordinary characters unless `special=True`. And decoding concatenates bytes, one piece
+per id, so that streaming yields exactly the text of decoding all ids at once.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ TEMPLATE, OLD_TEMPLATE, OLD_SPECIALS = "chat_template.jinja", "chat_template.jso
 MODEL_CONFIG = "config.json"
 LARGEST_CONFIG, LARGEST_TEMPLATE = 1 << 24, 1 << 20  # bytes
 SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
-CODE = ("auto_map", "custom_code")  # what would have transformers run code of the folder
-# transformers' class of this name puts nothing around a text, whatever its tokenizer.json says.
+CODE = ("auto_map", "custom_code")  # keys that make transformers run code from the folder
+# transformers' class of this name adds no special tokens to a text, whatever its tokenizer.json says.
 UNWRAPPED = "GPTNeoXTokenizer"
 
 
 @dataclass(frozen=True)
 class Added:
-    """A token that is found in a text before anything else: its text, and whether it swallows spaces beside it."""
+    """A token that is matched before pre-tokenization: its text, and whether it absorbs adjacent spaces."""
 
     content: str
     special: bool
@@ -50,7 +49,7 @@ class Added:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Returns GPT-2's character for each byte: itself where it prints, otherwise the next from U+0100 on."""
+    """Returns GPT-2's character for each byte: the byte itself if printable, otherwise the next from U+0100 on."""
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in prints]
     return {chr(byte): byte for byte in prints} | {chr(256 + index): byte for index, byte in enumerate(rest)}
@@ -67,15 +66,15 @@ class Stream(Protocol):
         ...
 
     def finish(self) -> str:
-        """Returns what was held back, with U+FFFD for bytes that became no character."""
+        """Returns the text held back, with U+FFFD for incomplete characters."""
         ...
 
 
 class Tokenizer:
-    """Text to ids and back. `bos_id` and `eos_ids` are None and empty where the model has none.
+    """Text to ids and back. `bos_id` is None and `eos_ids` empty if the model has none.
 
-    `add_bos` says that a text begins with `bos_id`; `encode` adds it, and whatever else goes around a text, only with
-    `wrap=True`. `named` are the special tokens' texts by the names that templates use (`bos_token`).
+    `add_bos` tells whether a text begins with `bos_id`; `encode` adds it, like all special tokens around a text, only
+    with `wrap=True`. `named` maps the names that templates use (`bos_token`) to the special tokens' texts.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Tokenizer:
 
     @contextmanager
     def _trying(self, problem: str) -> Iterator[None]:
-        """Turns what the library raises, bare Exception for whatever displeases it and panics too, into InputError."""
+        """Turns whatever the library raises, bare Exceptions and panics included, into InputError."""
         try:
             yield
         except (InputError, AssertionError):
@@ -119,9 +118,9 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Reads `tokenizer.json`, or the folder that holds it, and the configurations and template beside it.
+        """Reads `tokenizer.json`, or the folder that contains it, with the configs and chat template beside it.
 
-        Raises InputError for a file that is missing or is no tokenizer, or takes too much to read.
+        Raises InputError for a file that is missing, is not a tokenizer, or exceeds the limits.
         """
         path = Path(path)
         path = path / TOKENIZER if path.is_dir() else path
@@ -129,7 +128,7 @@ class Tokenizer:
         if nbytes > LARGEST_FILE:
             raise InputError("too large", field=str(path), value=nbytes, allowed=f"at most {LARGEST_FILE:,} bytes")
         config = _object(path.with_name(CONFIG))
-        if "added_tokens_decoder" not in config:  # as transformers has it
+        if "added_tokens_decoder" not in config:  # as transformers does
             config |= _specials(path.parent)
         chat, tools = _templates(path.parent, config)
         found = cls(Distant(path, nbytes), chat_template=chat, tool_template=tools, config=config, name=str(path))
@@ -138,7 +137,7 @@ class Tokenizer:
         return found
 
     def _name_ends(self, folder: Path) -> None:
-        """Finds bos and all that ends a text, by the tokenizer and by the configurations beside it."""
+        """Finds bos and all end tokens, from the tokenizer and the configs beside it."""
         bos, eos = (self.named.get(name) for name in ("bos_token", "eos_token"))
         self.bos_id = None if bos is None else self._inner.id(bos)
         own = () if eos is None else (self._inner.id(eos),)
@@ -148,11 +147,11 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Tokenizer:
-        """Builds the tokenizer that a GGUF file's metadata describe; InputError where they are unusable."""
+        """Builds the tokenizer that a GGUF file's metadata describe; raises InputError if they are unusable."""
         vocabulary = read_vocabulary(file)
         template = file.metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
-            raise InputError("wrong type", field="tokenizer.chat_template", value=template, allowed="str")
+            raise InputError(field="tokenizer.chat_template", value=template, allowed="a string")
         return cls(
             build(vocabulary),
             bos_id=vocabulary.bos,
@@ -164,7 +163,7 @@ class Tokenizer:
 
     @property
     def max_tokens(self) -> int | None:
-        """How long a text the tokenizer's configuration allows, None where it does not say, or says a huge number."""
+        """The longest text that the tokenizer's config allows; None if it is not stated, or is a huge placeholder."""
         said = self._config.get("model_max_length")
         return said if type(said) is int and 0 < said < 2**31 else None
 
@@ -176,27 +175,27 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False, wrap: bool = False) -> list[int]:
         """Returns the ids of a text.
 
-        With `special`, control tokens written in the text become those tokens; without, they are only characters, and
-        InputError is raised in the rare vocabulary that cannot spell one otherwise. With `wrap`, the tokenizer adds
-        what it puts around a text (bos, or [CLS] and [SEP]). InputError too for a text that the tokenizer cannot read,
-        or not within its limits.
+        With `special`, control tokens in the text become those tokens; without, they are ordinary characters, and
+        InputError is raised for the rare vocabulary that cannot spell one otherwise. With `wrap`, the special tokens
+        around a text are added (bos, or [CLS] and [SEP]). Raises InputError too for a text that the tokenizer cannot
+        encode within its limits.
         """
         return self._encode(text, special, wrap)[0]
 
     def wrapped(self, text: str) -> tuple[list[int], list[int], list[int]]:
-        """Returns the ids of `encode(text, wrap=True)` in three parts: what opens the text, its own, what closes it."""
+        """Returns the ids of `encode(text, wrap=True)` in three parts: opening tokens, the text, closing tokens."""
         ids, wrapping = self._encode(text, False, True)
         start = next((at for at in range(len(ids)) if at not in wrapping), len(ids))
         end = next((at for at in range(len(ids), start, -1) if at - 1 not in wrapping), start)
         return ids[:start], ids[start:end], ids[end:]
 
     def _encode(self, text: str, special: bool, wrap: bool) -> tuple[list[int], frozenset[int]]:
-        """Returns the ids, and at which places the wrapping put one."""
+        """Returns the ids, and the positions of those that wrapping added."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InputError("the text holds lone surrogates, which no encoding has", value=text) from error
-        # The switch of special tokens belongs to the shared object, hence the lock; switching costs nothing.
+            raise InputError("the text has lone surrogates, which cannot be encoded", value=text) from error
+        # The setting for special tokens belongs to the shared object, hence the lock; switching it costs nothing.
         with self._trying("cannot read the text"), self._lock:
             ids, places = self._inner.encode(text, special, wrap and self._wraps)
         wrapping = frozenset(places)
@@ -205,21 +204,21 @@ class Tokenizer:
         return ids, wrapping
 
     def _refuse_control(self, ids: list[int], wrapping: frozenset[int]) -> None:
-        """Raises InputError where the text itself, and not the wrapping, came out as a control token."""
+        """Raises InputError if the text itself, rather than the wrapping, was encoded as a control token."""
         for at, id_ in enumerate(ids):
             if id_ in self._special and at not in wrapping and id_ != self._unknown:
                 text = self._special[id_].content
-                raise InputError("the vocabulary cannot write this as plain text, only as a control token", value=text)
+                raise InputError("the vocabulary can encode this only as a control token", value=text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Returns the text of the ids, U+FFFD for bytes that are no character; ids without a token give nothing."""
+        """Returns the text of the ids, with U+FFFD for invalid bytes; ids without a token are skipped."""
         stream = self.stream(skip_special=skip_special)
         if isinstance(stream, _LibraryStream):
             return stream.whole(list(ids))
         return "".join([stream.push(id_) for id_ in ids]) + stream.finish()
 
     def stream(self, *, skip_special: bool = True) -> Stream:
-        """Returns a decoder for ids that come one by one."""
+        """Returns a streaming decoder."""
         if self._kind is None:
             return _LibraryStream(self._decode, skip_special)
         return _ByteStream(self, skip_special)
@@ -229,7 +228,7 @@ class Tokenizer:
             return self._inner.decode(ids, skip_special)
 
     def _piece(self, id_: int) -> bytes:
-        """Returns the bytes that one id adds to a text, nothing for an id without a token."""
+        """Returns the bytes that one id adds to a text, empty for an id without a token."""
         found = self._pieces.get(id_)
         if found is None:
             token = self.token(id_)
@@ -237,7 +236,7 @@ class Tokenizer:
         return found
 
     def is_special(self, id_: int) -> bool:
-        """Says whether the id is a control token, which decoding leaves out unless asked."""
+        """Returns whether the id is a control token, which decoding skips by default."""
         return id_ in self._special
 
     @property
@@ -247,23 +246,23 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> dict[int, Added]:
-        """The tokens that are found in a text before anything else, control tokens among them, by id."""
+        """The tokens that are matched before pre-tokenization, control tokens included, by id."""
         return self._added
 
     def token(self, id_: int | None) -> str | None:
-        """Returns the token's own text (for a template's `bos_token`), None where there is none."""
+        """Returns the token's own text (for a template's `bos_token`), None if there is none."""
         if id_ is None:
             return None
         with self._trying("not a tokenizer"):
             return self._inner.token(id_)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `tokenizer.json` and `tokenizer_config.json`, which transformers loads, with the chat template."""
+        """Writes `tokenizer.json`, `tokenizer_config.json` and the chat template, which transformers can load."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         kept = {key: value for key, value in self._config.items() if key not in (*CODE, "chat_template")}
         config = {"clean_up_tokenization_spaces": False} | kept
-        # The class named in the file that was read may build a tokenizer of its own and ignore tokenizer.json.
+        # The class named in the original file may build its own tokenizer and ignore tokenizer.json.
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos}
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
@@ -272,7 +271,7 @@ class Tokenizer:
 
 
 class _ByteStream:
-    """Joins the bytes of each id and lets through what has become characters."""
+    """Concatenates the bytes of each id and returns complete characters."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
@@ -288,13 +287,13 @@ class _ByteStream:
         return self._text(b"", final=True)
 
     def _text(self, piece: bytes, final: bool) -> str:
-        if self._strip and piece:  # SentencePiece puts one space in front of a text, which is not the text's
+        if self._strip and piece:  # SentencePiece prepends one space, which does not belong to the text
             piece, self._strip = piece.removeprefix(b" "), False
         return self._decoder.decode(piece, final)
 
 
 class _LibraryStream:
-    """For decoders that are no concatenation (WordPiece): decodes all so far, and lets through what is new."""
+    """For decoders that do not concatenate (WordPiece): decodes all ids so far, and returns what is new."""
 
     def __init__(self, decode: Callable[[list[int], bool], str], skip_special: bool) -> None:
         self._decode, self._skip, self._ids, self._said = decode, skip_special, [], ""
@@ -315,7 +314,7 @@ class _LibraryStream:
 
 
 def _decoder_kind(decoder: dict[str, Any] | None) -> str | None:
-    """Returns how tokens become bytes: 'bytes', 'metaspace', 'metaspace-strip'; None for any other decoder."""
+    """Returns how tokens map to bytes: 'bytes', 'metaspace' or 'metaspace-strip'; None for any other decoder."""
     said = decoder or {}
     steps = said.get("decoders", [said])
     known = {"ByteLevel": "bytes", "Replace": "space", "ByteFallback": "fallback", "Fuse": "", "Strip": "strip"}
@@ -334,7 +333,7 @@ def _decoder_kind(decoder: dict[str, Any] | None) -> str | None:
 
 def _token_bytes(token: str, kind: str) -> bytes:
     if kind == "bytes":
-        # A token outside the alphabet of bytes was added as it stands, with its spaces.
+        # A token outside the byte alphabet was added verbatim, with its spaces.
         outside = any(character not in BYTE_OF for character in token)
         return token.encode() if outside else bytes(BYTE_OF[character] for character in token)
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -357,30 +356,29 @@ def _text_of(said: Any) -> str | None:  # noqa: ANN401  a string, or an object w
 
 
 def _named(config: dict[str, Any]) -> dict[str, str]:
-    """Returns the special tokens of a configuration by name: bos_token, pad_token, image_token ..."""
+    """Returns the special tokens of a config by name: bos_token, pad_token, image_token ..."""
     texts = {name: _text_of(said) for name, said in config.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _specials(folder: Path) -> dict[str, Any]:
-    """Returns the names of special tokens in the file that older folders keep them in."""
+    """Returns the special tokens from the file that older folders have."""
     return {name: said for name, said in _object(folder / OLD_SPECIALS).items() if name.endswith("_token")}
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Returns the chat template, and the one for chats with tools where that is another."""
+    """Returns the chat template, and the separate one for chats with tools, if any."""
     if os.path.lexists(folder / TEMPLATE):
         return read_text(folder / TEMPLATE, LARGEST_TEMPLATE), None
     said = config.get("chat_template")
     if said is None:
         said = _object(folder / OLD_TEMPLATE).get("chat_template")
-    if not isinstance(said, list):  # several by name, as older files have them
+    if not isinstance(said, list):  # several named templates, as in older files
         return _template(said), None
     named = {}
     for entry in said:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise InputError(
-                "not a named template",
                 field=f"{folder / CONFIG}: chat_template",
                 value=entry,
                 allowed='{"name": ..., "template": ...}',
@@ -391,12 +389,12 @@ def _templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | 
 
 def _template(said: Any) -> str | None:  # noqa: ANN401
     if said is not None and not isinstance(said, str):
-        raise InputError("not a template", field="chat_template", value=said, allowed="a text")
+        raise InputError(field="chat_template", value=said, allowed="a string")
     return said
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object of a file, an empty one where there is no file."""
+    """Returns the JSON object in a file, empty if the file does not exist."""
     return read_object(path, LARGEST_CONFIG, finite=False) if os.path.lexists(path) else {}
 
 

@@ -1,7 +1,8 @@
-"""The `tokenizers` library, and the process in which it reads a stranger's tokenizer.json (`asbuilt.text.worker`).
+"""The `tokenizers` library, and the process in which it runs an untrusted tokenizer.json (`asbuilt.text.worker`).
 
-A file of a few lines can double a text forty times, hold a pattern that tries every split of it, or trip an assertion
-of the library. `Engine` is what asbuilt needs of the library, over plain values, here or there.
+A file of a few lines can double a text forty times, contain a pattern that backtracks exponentially, or trip an
+assertion in the library. `Engine` is the part of the library that asbuilt needs, with plain values as arguments and
+results, in either process.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ LARGEST_FILE = 1 << 26  # bytes; the largest published is 34 MB
 MOST_ENTRIES = 1 << 20  # tokens, and merges; XLM-V has 901,629 of the first, Gemma 3 514,906 of the second
 LARGEST_ID = 1 << 32
 
-# Measured: SmolLM2's file takes 26 bytes and 0.08 µs for each of its own, XLM-V's 41 and 0.2.
+# Measured per byte of the file: SmolLM2's takes 26 bytes and 0.08 µs, XLM-V's 41 bytes and 0.2 µs.
 LOAD_MEMORY, LOAD_MEMORY_PER_BYTE = 48 << 20, 48
 LOAD_SECONDS, LOAD_SECONDS_PER_BYTE = 0.8, 4e-7
-# Of a text, a token takes about 150 bytes, and a character can be four tokens.
+# A token of a text takes about 150 bytes, and a character can be four tokens.
 TEXT_MEMORY, TEXT_MEMORY_PER_BYTE = 48 << 20, 1200
 TEXT_SECONDS, TEXT_SECONDS_PER_BYTE = 0.8, 1e-5
 
 
 class Engine:
-    """A tokenizer of the library in this process. Each method may raise, with a message for a person."""
+    """A tokenizer of the library in this process. Any method may raise, with a message for the user."""
 
     def __init__(self, inner: Tokenizer) -> None:
         inner.no_padding()
@@ -49,7 +50,7 @@ class Engine:
 
     def _unknown(self) -> int | None:
         model = self.inner.model
-        if isinstance(model, Unigram):  # which has the id in its state only, in front of the vocabulary
+        if isinstance(model, Unigram):  # which has the id only in its state, before the vocabulary
             return json.loads(model.__getstate__().partition(b',"vocab"')[0] + b"}").get("unk_id")
         token = getattr(model, "unk_token", None)
         return None if token is None else self.inner.token_to_id(token)
@@ -59,7 +60,7 @@ class Engine:
         return max(self.inner.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: str, special: bool, wrap: bool) -> tuple[list[int], list[int]]:
-        """Returns the ids, and at which places the wrapping put one."""
+        """Returns the ids, and the positions of those that wrapping added."""
         self.inner.encode_special_tokens = not special
         encoding = self.inner.encode(text, add_special_tokens=wrap)
         mask = encoding.special_tokens_mask if wrap else []
@@ -83,7 +84,7 @@ class Engine:
 
 
 class Distant:
-    """A tokenizer.json in a process of its own; each method raises WorkerError where it fails or takes too much."""
+    """A tokenizer.json in a separate process; each method raises WorkerError if it fails or exceeds its limits."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         load = Request(
@@ -96,12 +97,12 @@ class Distant:
         self._load = load
 
     def _ask(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401
-        """Asks for what grows with the file."""
+        """Sends a request whose limits grow with the file."""
         said = {"method": method, "arguments": arguments}
         return self._worker.ask(Request(said=said, seconds=self._load.seconds, memory=self._load.memory))
 
     def _ask_of(self, nbytes: int, method: str, *arguments: Any) -> Any:  # noqa: ANN401
-        """Asks for what grows with a text of so many bytes."""
+        """Sends a request whose limits grow with a text of `nbytes` bytes."""
         return self._worker.ask(
             Request(
                 said={"method": method, "arguments": arguments},
@@ -147,9 +148,9 @@ Library = Engine | Distant
 
 
 def load(path: Path, nbytes: int) -> Engine:
-    """Returns the tokenizer of a file of so many bytes; raises InputError, and whatever the library raises."""
+    """Returns the tokenizer of a file of `nbytes` bytes; raises InputError, and whatever the library raises."""
     text = read_text(path, nbytes)
-    # Each token follows a colon or a bracket, as do merges, so this can only count too many.
+    # Each token follows a colon or a bracket, as do merges, so this is an upper bound.
     entries = max(text.count(":"), text.count("["))
     if entries > MOST_ENTRIES + MOST_ENTRIES // 8:
         raise InputError("too many tokens or merges", value=entries, allowed=f"at most {MOST_ENTRIES:,}")
@@ -157,7 +158,7 @@ def load(path: Path, nbytes: int) -> Engine:
 
 
 def main() -> None:
-    """Loads the file that a request names, and answers the others with the methods of the last that was loaded."""
+    """Loads the file that a request names, and answers other requests with the methods of the last loaded one."""
     engine: list[Engine] = []
 
     def answer(request: dict[str, Any]) -> Any:  # noqa: ANN401

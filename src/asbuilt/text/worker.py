@@ -1,8 +1,8 @@
-"""Strangers' programs and tables, chat templates and tokenizers, at work in a process of their own, within limits.
+"""Runs untrusted chat templates and tokenizers in a separate process, within limits.
 
-What such a file asks for is known only when it has been tried: a join that wants all memory, a pattern that tries every
-split of a text, a table that trips an assertion of the library. So a child process tries it, and the system ends the
-child where it uses too much: a line of JSON in, a line of JSON out, until its input closes.
+The cost of such a file is known only by trying: a join may need all memory, a pattern may backtrack exponentially, a
+table may trip an assertion in the library. So a child process tries it, and the system kills the child if it exceeds
+its limits. The protocol is one line of JSON in and one line of JSON out, until the input closes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 START = "import sys; sys.path.insert(0, sys.argv[1]); from asbuilt.text import {0}; del sys.path[0]; {0}.main()"
 MOST_SAID = 400
-# Seconds by the clock that a child may take for each of processor time: others may have the processor, or it hangs.
+# Wall-clock seconds that a child may take per second of CPU time: the CPU may be busy, or the child may hang.
 WAIT = 60
 ENDED_BY_TIME = tuple(getattr(signal, name, None) for name in ("SIGPROF", "SIGXCPU"))
 ENDED_BY_MEMORY = tuple(getattr(signal, name, None) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGKILL"))
 
 
 class WorkerError(Exception):
-    """A request that failed: what the child said of it, or what it died of."""
+    """A request that failed: the child's error message, or its cause of death."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked, and the processor time and bytes that it may take.
+    """A request, and the CPU time and memory that it may take.
 
-    The bytes are beyond those of the child at its start, or after the last request that `keeps` what it makes: what
-    others leave behind, a library's cache say, counts among the next one's.
+    The memory is counted beyond that of the child at its start, or after the last request that `keeps` its result; what
+    other requests leave behind, such as a library's cache, counts towards the next one.
     """
 
     said: dict[str, Any]
@@ -48,9 +48,9 @@ class Request:
 
 
 class Worker:
-    """The child process: started when first needed, asked by one thread at a time, replaced when it dies.
+    """The child process: started on first use, used by one thread at a time, replaced when it dies.
 
-    `what` names the stranger's file in messages. `begin` is asked of each new child before anything else.
+    `what` names the untrusted file in messages. `begin` is the first request to each new child.
     """
 
     def __init__(self, module: str, what: str, begin: Request | None = None) -> None:
@@ -59,8 +59,8 @@ class Worker:
         self._lock = threading.Lock()
         self._close = weakref.finalize(self, lambda: None)
 
-    def ask(self, request: Request) -> Any:  # noqa: ANN401  what JSON can hold
-        """Returns the answer; raises WorkerError where there is none."""
+    def ask(self, request: Request) -> Any:  # noqa: ANN401  any JSON value
+        """Returns the answer; raises WorkerError if there is none."""
         with self._lock:
             process = self._process or self._start()
             return self._exchange(process, request)
@@ -77,7 +77,7 @@ class Worker:
             answer = process.stdout.readline()
         except BrokenPipeError:
             pass
-        except BaseException:  # Ctrl-C while it works: its answer must not be taken for the next one's
+        except BaseException:  # Ctrl-C during a request: its answer must not be mistaken for the next one's
             process.kill()
             self.close()
             raise
@@ -87,8 +87,8 @@ class Worker:
         return said["answer"]
 
     def _start(self) -> subprocess.Popen[str]:
-        # -P keeps the folder we stand in off the import path. A panic in Rust that may print its backtrace reads the
-        # library's symbols for it, and where no memory is left for them it waits for itself without end.
+        # -P keeps the current directory off the import path. A Rust panic that prints a backtrace loads the library's
+        # symbols, and deadlocks if there is no memory left for them.
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-c", START.format(self._module), str(ROOT)],
             stdin=subprocess.PIPE,
@@ -110,20 +110,20 @@ class Worker:
     def _cause_of_death(self, request: Request) -> str:
         code = self.close()
         if -code in ENDED_BY_TIME:
-            return f"{self._what} took more than {request.seconds:.1f} s of processor time"
+            return f"{self._what} took more than {request.seconds:.1f} s of CPU time"
         if -code == getattr(signal, "SIGALRM", None):
             return f"{self._what} was not ready after {WAIT * request.seconds:.0f} s"
         if -code in ENDED_BY_MEMORY:
             return f"{self._what} asked for more than {request.memory >> 20} MiB of memory"
-        return f"the process that tries {self._what} ended with code {code}"
+        return f"the process that runs {self._what} ended with code {code}"
 
     @property
     def pid(self) -> int | None:
-        """The child's number, None while there is none."""
+        """The child's process id, None if there is no child."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> int:
-        """Ends the child, if there is one, and returns its exit code."""
+        """Ends the child, if any, and returns its exit code."""
         process, self._process = self._process, None
         return 0 if process is None else _end(process)
 
@@ -142,11 +142,13 @@ def _end(process: subprocess.Popen[str]) -> int:
 
 
 def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
-    """Answers requests until the input closes; a signal or a failed allocation ends the process, and the asker sees it.
+    """Answers requests until the input closes; a signal or a failed allocation ends the process, as the parent notices.
 
-    Whatever an answer raises is its error, a panic of a library in Rust too, which is no Exception.
+    Whatever `answer` raises is returned as an error, including a Rust panic, which is not an Exception.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asker's, who ends this process by closing its input
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the parent, which ends this process by closing its input
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -160,7 +162,7 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
         except MemoryError:
             said = {"error": f"it asked for more than {request['memory'] >> 20} MiB of memory"}
         except BaseException as error:
-            # a stranger's message may be a megabyte
+            # an untrusted message may be megabytes long
             said = {"error": (str(error).strip() or type(error).__name__)[:MOST_SAID]}
         _limit(0, -1)
         held = _held() if request["keeps"] else held
@@ -168,11 +170,10 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def _limit(seconds: float, memory: int, held: int | None = None, wait: float = 0) -> None:
-    """Limits processor time, memory beyond `held`, and time by the clock, from here on.
+    """Limits CPU time, memory beyond `held`, and wall-clock time, from now on.
 
-    No limits are memory -1, memory where it is not known what is held, and 0 seconds.
-
-    Where the system knows no such limit (Windows; macOS has none of memory), what the libraries bound is all there is.
+    Memory -1, unknown `held` memory and 0 seconds mean no limit. Where the system has no such limits (Windows; macOS
+    has none of memory), only the libraries' own bounds apply.
     """
     with contextlib.suppress(AttributeError, ValueError, OSError):
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -186,7 +187,8 @@ def _limit(seconds: float, memory: int, held: int | None = None, wait: float = 0
 
 
 def _held() -> int | None:
-    """Returns the bytes of data that this process holds, as the limit counts them; None where it is not known."""
+    """Returns the bytes of data of this process, as the limit counts them; None if unknown."""
+
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -153,7 +153,7 @@ def rope_factors(file: GGUFFile, n: int, name: str = "rope_freqs.weight") -> tup
         return None
     field = f"{file.path}: {name}"
     if tensor.type != "F32" or tensor.shape != (n,):
-        raise InputError("not allowed", field=field, value=(tensor.type, tensor.shape), allowed=f"F32 of shape ({n},)")
+        raise InputError(field=field, value=(tensor.type, tensor.shape), allowed=f"F32 of shape ({n},)")
     try:
         with open_regular(file.holder(tensor)) as data:
             data.seek(tensor.offset)
@@ -161,7 +161,7 @@ def rope_factors(file: GGUFFile, n: int, name: str = "rope_freqs.weight") -> tup
     except (OSError, struct.error) as error:
         raise InputError(f"cannot be read: {error}", field=field) from error
     if not all(math.isfinite(x) and x > 0 for x in factors):
-        raise InputError("not allowed", field=field, value=factors, allowed="finite numbers above 0")
+        raise InputError(field=field, value=factors, allowed="finite numbers above 0")
     return tuple(map(shortest, factors))
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from asbuilt.dtypes import STORED_FLOATS
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import Activation, Model, Part
 from asbuilt.spec.part import MOST_BLOCKS
@@ -115,7 +115,7 @@ def _check_architectures(reader: ConfigReader, heads: tuple[str, ...]) -> None:
         return  # the causal language model is meant
     named = reader.config["architectures"]
     if not isinstance(named, list) or len(named) != 1 or named[0] not in heads:
-        allowed = ", ".join(f'["{head}"]' for head in heads)
+        allowed = one_of(f'["{head}"]' for head in heads)
         raise reader.error("architectures", "another head is not read", value=named, allowed=allowed)
 
 
@@ -144,7 +144,7 @@ def read_layer_types(
 def divide(reader: ConfigReader, total: int, key: str, parts: int, parts_key: str) -> int:
     """Returns total / parts; raises InputError naming both keys where that leaves a remainder."""
     if total % parts:
-        raise reader.error(parts_key, "not allowed", value=parts, allowed=f"a divisor of {key} = {total}")
+        raise reader.error(parts_key, value=parts, allowed=f"a divisor of {key} = {total}")
     return total // parts
 
 

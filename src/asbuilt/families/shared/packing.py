@@ -65,7 +65,7 @@ def block_scales(family: str, spec: Model, quantization: Mapping[str, Any] | Non
         return 0
     tile = quantization[BLOCK]
     if not isinstance(tile, list) or len(tile) != 2 or not all(is_whole(n) and n > 0 for n in tile):
-        raise InputError("not allowed", field=f"{FIELD}.{BLOCK}", value=tile, allowed="[rows, columns]")
+        raise InputError(field=f"{FIELD}.{BLOCK}", value=tile, allowed="[rows, columns]")
     shapes = dict(_stored_matrices(family, spec))
     plain = left_out(quantization, shapes)
     return sum(

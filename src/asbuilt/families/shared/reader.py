@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from asbuilt import files
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec import Model
 from asbuilt.spec.part import LARGEST_SIZE
 
@@ -90,7 +90,7 @@ class ConfigReader:
     def __init__(self, config: object, where: str, prefix: str = "", within: ConfigReader | None = None) -> None:
         if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
             field = f"{where}: {prefix.rstrip('.')}" if prefix else where
-            raise InputError("not a JSON object", field=field, value=config)
+            raise InputError(field=field, value=config, allowed="a JSON object")
         self.config: dict[str, Any] = config
         self.where, self.prefix = where, prefix
         self.known: set[str] = set()
@@ -101,14 +101,16 @@ class ConfigReader:
         self.names: dict[str, str] = {}  # what a key is for -> how it was spelled
         self._usual: dict[str, tuple[int, int | None]] = {}
 
-    def error(self, key: str, problem: str, *, value: object = None, allowed: str = "", fix: str = "") -> InputError:
+    def error(
+        self, key: str, problem: str = "", *, value: object = None, allowed: str = "", fix: str = ""
+    ) -> InputError:
         """Returns the InputError that names `key` and the file."""
         return InputError(problem, field=f"{self.where}: {self.prefix}{key}", value=value, allowed=allowed, fix=fix)
 
     def require(self, key: str, ok: bool, allowed: str) -> None:
         """Raises InputError naming `key` and its value unless `ok`: for what one key must be beside another."""
         if not ok:
-            raise self.error(key, "not allowed", value=self.config.get(key), allowed=allowed)
+            raise self.error(key, value=self.config.get(key), allowed=allowed)
 
     def given(self, key: str) -> bool:
         """Returns whether `key` is there and not null."""
@@ -136,7 +138,7 @@ class ConfigReader:
         if value is None and not isinstance(null, Unset):
             return null
         if not ok(value):
-            raise self.error(name, "not allowed", value="null" if value is None else value, allowed=allowed)
+            raise self.error(name, value="null" if value is None else value, allowed=allowed)
         return cast(T, value)  # `ok` has seen to it
 
     def size(
@@ -196,7 +198,7 @@ class ConfigReader:
     def choice(self, *keys: str, choices: Mapping[str, T], default: str | Unset = REQUIRED) -> T:
         """Returns what `choices` makes of the value; `default` is one of its names."""
         ok: Callable[[Any], bool] = lambda x: isinstance(x, str) and x in choices  # noqa: E731
-        return choices[self._get(keys, default, REFUSED, ok, ", ".join(choices))]
+        return choices[self._get(keys, default, REFUSED, ok, one_of(choices))]
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         """Returns a list of `length` finite numbers above 0."""
@@ -291,8 +293,8 @@ def same(a: object, b: object) -> bool:
 
 
 def say(values: tuple[object, ...]) -> str:
-    """Returns the values as JSON would write them."""
-    return ", ".join(json.dumps(value) for value in values)
+    """Returns the values as JSON writes them, as a choice."""
+    return one_of(json.dumps(value) for value in values)
 
 
 def load_config_file(path: str | Path) -> dict[str, Any]:

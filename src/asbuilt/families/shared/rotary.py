@@ -81,7 +81,7 @@ def _width(reader: ConfigReader, inner: ConfigReader | None, key: str, d_head: i
     d_rotary = int(d_head * fraction)
     if d_rotary < 2 or d_rotary % 2:
         allowed = f"an even part of the {d_head} numbers of a head"
-        raise reader.error(key, "not allowed", value=fraction, allowed=allowed)
+        raise reader.error(key, value=fraction, allowed=allowed)
     return d_rotary
 
 

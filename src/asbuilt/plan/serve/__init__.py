@@ -1,4 +1,4 @@
-"""Serving: what machines hold of a model, how many users, how fast, and what to change."""
+"""Serving plans: whether a model fits, how many users, how fast, and what to change."""
 
 from asbuilt.plan.serve.conventions import Conventions
 from asbuilt.plan.serve.plan import ServePlan, serve

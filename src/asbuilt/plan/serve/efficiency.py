@@ -1,4 +1,4 @@
-"""What share of the roofs a measured run reached, from what `asbuilt measure --json` printed."""
+"""The efficiency of a measured run relative to the roofline, from the output of `asbuilt measure --json`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DECODE, PREFILL = re.compile(r"decode after (\d{1,9}) tokens"), re.compile(r"pre
 
 
 def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[float, float]:
-    """Returns the shares of bandwidth and of rate that a `measure` run of this model reached on its own machine.
+    """Returns the fractions of bandwidth and FLOP rate that a `measure` run of this model reached on its machine.
 
-    Decode says what of the bandwidth, prefill what of the rate; a share above 1 is 1. Raises InputError for a run of
-    another model, and for what is no such document.
+    Decode determines the bandwidth, prefill the rate; values above 1 become 1. Raises InputError for a run of another
+    model, and for any other document.
     """
     measured = document.get("model") if isinstance(document, Mapping) else None
     if measured != name:
-        raise InputError("measured of another model", field="efficiency", value=measured, allowed=name)
+        raise InputError("measured on another model", field="efficiency", value=measured, allowed=name)
     machine = from_calibration(document.get("machine") or {})
     dtype = precision(str(document.get("dtype")))
     decode, prefill = _row(document, DECODE), _row(document, PREFILL)
@@ -46,7 +46,7 @@ def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[
 
 
 def _row(document: Mapping[str, Any], pattern: re.Pattern[str]) -> tuple[int, float]:
-    """Tokens and measured tokens/s of the row that the pattern names."""
+    """Returns the tokens and measured tokens/s of the row that matches the pattern."""
     rows = document.get("rows")
     for row in rows if isinstance(rows, list) else []:
         found = pattern.fullmatch(str(row.get("figure"))) if isinstance(row, Mapping) else None
@@ -54,5 +54,8 @@ def _row(document: Mapping[str, Any], pattern: re.Pattern[str]) -> tuple[int, fl
         if found and isinstance(speed, int | float) and 0 < speed < 1e12 and int(found[1]) > 0:
             return int(found[1]), float(speed)
     raise InputError(
-        "no such row", field="efficiency: rows", value=pattern.pattern, fix="it is what `asbuilt measure --json` prints"
+        "no such row",
+        field="efficiency: rows",
+        value=pattern.pattern,
+        fix="give the output of `asbuilt measure --json`",
     )

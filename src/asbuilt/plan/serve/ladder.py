@@ -1,4 +1,4 @@
-"""From the card to the users: memory, reserve, weights, activations, logits, workspace, cache, tokens, users."""
+"""The memory ladder: memory, reserve, weights, activations, logits, workspace, cache, tokens, users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DECLARED = "declared by the parts"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Capacity:
-    """What one device of a layout holds beside its weights; every figure is per device unless it says otherwise."""
+    """What one device of a placement holds besides its weights; figures are per device unless stated otherwise."""
 
     spec: Model
     machine: Machine
@@ -36,12 +36,12 @@ class Capacity:
 
     @cached_property
     def device(self) -> Device:
-        """The stages, and what one device has of the model."""
+        """The stages, and one device's part of the model."""
         return device(self.spec, self.layout, self.precision)
 
     @cached_property
     def alone(self) -> Folded:
-        """The folds of the whole model, as if one device had it."""
+        """The folds of the whole model on one device."""
         return device(self.spec, Placement(), self.precision).stages[0].folds
 
     @cached_property
@@ -51,22 +51,22 @@ class Capacity:
 
     @cached_property
     def memory(self) -> int:
-        """Bytes of one device, by convention."""
+        """Memory of one device in bytes, by convention."""
         return self.machine.memory_bytes(self.conventions.memory)
 
     @cached_property
     def reserve(self) -> int:
-        """Bytes that are left to others."""
+        """Bytes that are not used."""
         return math.ceil(self.memory * (1 - self.conventions.utilisation) + self.conventions.reserve)
 
     def activations(self, context: int) -> int:
-        """The most bytes alive while a sequence is prefilled chunk by chunk."""
+        """Returns the peak bytes while a sequence is prefilled chunk by chunk."""
         kernel = "engine" if self.conventions.kernel == "engine" else "fused"
         return self.device.peak_bytes(self.chunk, context, kernel, self.precision.width)
 
     @cached_property
     def logits(self) -> int:
-        """Bytes per sequence of its logits in the activations' dtype, a float32 copy of them, and probabilities."""
+        """Bytes per sequence of logits in the activations' dtype, their float32 copy, and probabilities."""
         one = Pass(tokens=1, width=self.precision.width)
         return cost.logits_bytes(self.spec, one) // self.precision.width * (self.precision.width + SAMPLER_BYTES)
 
@@ -78,27 +78,27 @@ class Capacity:
         return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
 
     def fixed(self, stage: DeviceStage, context: int) -> int:
-        """Bytes that are taken whatever the number of users of `context` tokens."""
+        """Returns the bytes needed regardless of the number of users of `context` tokens."""
         weights = stage.folds.total_bytes
         if self.conventions.overhead is not None:
             return self.reserve + weights + math.ceil(self.conventions.overhead)
         return self.reserve + weights + self.activations(context) + self.workspace
 
     def scratch(self, stage: DeviceStage) -> int:
-        """Bytes of logits and sampler per sequence."""
+        """Returns the bytes of logits and sampler per sequence."""
         return self.logits if stage.stage.last and self.conventions.overhead is None else 0
 
     def numbers(self, stage: DeviceStage, context: int) -> int:
-        """Cached numbers of one sequence in this stage, as the engine holds them: paged or not, windows held or not."""
+        """Returns the cached numbers of one sequence in this stage, paged and windowed by convention."""
         block = self.conventions.block_size if self.conventions.page else 1
         return held_numbers(stage, context, block, whole=self.conventions.windows == "full")
 
     def per_user(self, stage: DeviceStage, context: int) -> int:
-        """Cache bytes of one sequence of `context` tokens in this stage."""
+        """Returns the cache bytes of one sequence of `context` tokens in this stage."""
         return math.ceil(self.numbers(stage, context) * self.kv_bytes)
 
     def in_group(self, stage: DeviceStage, context: int) -> int | float:
-        """Sequences that a group of attention holds in this stage, rounded by convention; infinite without a cache."""
+        """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""
         left = self.memory - self.fixed(stage, context)
         each = self.per_user(stage, context) + self.scratch(stage)
         if left < 0:
@@ -108,26 +108,26 @@ class Capacity:
         return left // each if self.conventions.count == "floor" else int(Fraction(left, each) + Fraction(1, 2))
 
     def tightest(self, context: int) -> DeviceStage:
-        """The stage that holds the fewest sequences."""
+        """Returns the stage that fits the fewest sequences."""
         if len(self.device.stages) == 1:
             return self.device.stages[0]
         return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s, context)))
 
     def holds_weights(self, context: int) -> bool:
-        """Whether every stage has room for what is taken whatever the number of users."""
+        """Returns whether every stage fits what it needs regardless of users."""
         return all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
 
     def users(self, context: int) -> int | float:
-        """Sequences of `context` tokens that all devices hold together."""
+        """Returns how many sequences of `context` tokens fit on all devices together."""
         return self.in_group(self.tightest(context), context) * self.layout.replicas
 
     def weight_bytes(self) -> int:
-        """Bytes of the heaviest device's weights."""
+        """Weight bytes of the fullest device."""
         return max(stage.folds.total_bytes for stage in self.device.stages)
 
 
 def held_numbers(stage: DeviceStage, context: int, block: int, *, whole: bool) -> int:
-    """Returns the numbers that pages of `block` tokens hold of one sequence in a stage."""
+    """Returns the cached numbers of one sequence in a stage, in pages of `block` tokens."""
     key = (context, block, whole)
     if key not in stage.held:
         if len(stage.held) > 1000:
@@ -137,9 +137,9 @@ def held_numbers(stage: DeviceStage, context: int, block: int, *, whole: bool) -
 
 
 def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool) -> int:
-    """Returns for how many tokens an engine with pages of `block` tokens keeps `r`, a window whole where asked.
+    """Returns for how many tokens an engine with pages of `block` tokens stores `r`; with `whole`, beyond its window.
 
-    A window of w tokens lies over at most ceil((w-1)/block) + 1 pages, of which the first is partly left behind.
+    A window of w tokens spans at most ceil((w-1)/block) + 1 pages, the first of which is only partly needed.
     """
     longest = r.tokens_kept(ENDLESS)
     pages = math.ceil(tokens / block)
@@ -151,7 +151,7 @@ def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool) -> int:
 
 
 def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
-    """Returns the lines from device memory to cache of a device of the tightest stage, `users` in its group."""
+    """Returns the lines from device memory to cache for a device of the tightest stage, with `users` in its group."""
     stage = capacity.tightest(context)
     lines = [_memory(capacity), _reserve(capacity), _weights(capacity, stage)]
     if capacity.conventions.overhead is not None:
@@ -171,7 +171,7 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
     names = [*numbers]
     formula = f"{{{names[0]}}}" + "".join(f" − {{{name}}}" for name in names[1:])
     left = numbers[names[0]] - sum(numbers[name] for name in names[1:])
-    note = "" if left >= 0 else "nothing is left: it does not fit"
+    note = "" if left >= 0 else "negative: it does not fit"
     return (*lines, Line(name="cache budget", value=left, formula=formula, numbers=numbers, note=note))
 
 
@@ -200,7 +200,7 @@ def _reserve(capacity: Capacity) -> Line:
         value=capacity.reserve,
         formula="ceil({device memory} × (1 − {utilisation}) + {kept free})",
         numbers={"device memory": capacity.memory, "utilisation": c.utilisation, "kept free": c.reserve},
-        source="utilisation: an assumption, as engines default"
+        source="utilisation: an assumption, the default of engines"
         if c.utilisation == UTILISATION
         else "utilisation: given",
     )
@@ -224,7 +224,7 @@ def _weights(capacity: Capacity, stage: DeviceStage) -> Line:
 
 
 def _activations(capacity: Capacity, context: int) -> Line:
-    """The kernel is named: a library's that keeps the scores takes many times what an engine's does."""
+    """Returns the line, which names the kernel: one that stores scores needs many times the memory of a fused one."""
     busiest, tokens = capacity.activations(context), min(capacity.chunk, context)
     after = f" after {context - tokens:,}" if context > tokens else ""
     kernel = MEANING["kernel"][capacity.conventions.kernel]
@@ -247,7 +247,7 @@ def _logits(capacity: Capacity, stage: DeviceStage, users: int) -> Line:
         value=users * each,
         formula="{sequences} × {vocabulary} × {bytes}",
         numbers=numbers,
-        source="bytes: logits as activations are, a float32 copy, probabilities; an assumption",
+        source="bytes: logits in the activations' dtype, a float32 copy, probabilities; an assumption",
     )
 
 
@@ -306,13 +306,13 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
                     "rounding": half,
                     "groups": many,
                 },
-                note="room for users: the cache budget with no user's logits taken off",
+                note="room for users: the cache budget before any user's logits are subtracted",
             )
         )
     return tuple(lines)
 
 
 def cached_tokens(capacity: Capacity, stage: DeviceStage, context: int, budget: int) -> int:
-    """Returns how many tokens the cache budget holds, in sequences of `context` tokens."""
+    """Returns how many tokens fit in the cache budget, in sequences of `context` tokens."""
     each = capacity.per_user(stage, context)
     return max(0, budget) * context // each if each else 0

@@ -1,4 +1,4 @@
-"""Backwards: the largest context, the largest batch, the smallest card and count, and what to change."""
+"""The inverse questions: the largest context and batch, the smallest card and count, and what to change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def largest(holds: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number up to `most` for which `holds`, which is true up to some number; 0 where for none."""
+    """Returns the largest number up to `most` for which `holds`, a monotonic predicate; 0 if there is none."""
     if most < 1 or not holds(1):
         return 0
     if holds(most):
@@ -35,9 +35,9 @@ def largest(holds: Callable[[int], bool], most: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What an answer has to meet: so many sequences, a step and a first token within so many seconds, None for any.
+    """The requirements: a number of sequences, and limits in seconds for a step and a first token, None for no limit.
 
-    `prompt` is how many tokens the first token comes after, None for a chunk.
+    `prompt` is the number of tokens before the first token, None for one chunk.
     """
 
     users: int
@@ -47,27 +47,27 @@ class Goal:
 
     @property
     def timed(self) -> bool:
-        """Whether a time is asked for."""
+        """Whether there is a time limit."""
         return self.latency is not None or self.first_token is not None
 
     def prompt_at(self, roofline: Roofline, context: int) -> int:
-        """Tokens of the prompt, of sequences of `context` tokens."""
+        """Returns the tokens of the prompt, for sequences of `context` tokens."""
         return min(context, roofline.capacity.chunk if self.prompt is None else self.prompt)
 
     def in_time(self, roofline: Roofline, context: int, users: int) -> bool:
-        """Whether the step of `users` sequences and the first token of one are within their targets."""
+        """Returns whether the step of `users` sequences and the first token of one meet their targets."""
         if self.latency is not None and roofline.decode(users, context).seconds > self.latency:
             return False
         prompt = self.prompt_at(roofline, context)
         return self.first_token is None or roofline.prefill(prompt).seconds <= self.first_token
 
     def met(self, roofline: Roofline, context: int) -> bool:
-        """Whether the users fit and are served in time."""
+        """Returns whether the users fit and are served within the targets."""
         return roofline.capacity.users(context) >= self.users and self.in_time(roofline, context, self.users)
 
 
 def most_users(roofline: Roofline, goal: Goal, context: int) -> int:
-    """Returns the most sequences of `context` tokens, up to MOST_USERS, that fit and are served in time."""
+    """Returns the largest number of sequences of `context` tokens, up to MOST_USERS, that fit within the targets."""
     room = int(min(roofline.capacity.users(context), MOST_USERS))
     return largest(lambda users: goal.in_time(roofline, context, users), room) if goal.timed else room
 
@@ -78,7 +78,7 @@ def largest_context(roofline: Roofline, goal: Goal, most: int) -> int:
 
 
 def smallest_count(roofline: Roofline, goal: Goal, context: int) -> int | None:
-    """Returns the smallest of COUNTS of this machine on which the goal is met, laid out as without options."""
+    """Returns the smallest of COUNTS of this machine that meets the goal with the default placement."""
     for count in COUNTS:
         found = _with_gpus(roofline, count)
         if found is not None and goal.met(found, context):
@@ -100,7 +100,7 @@ def _changed(roofline: Roofline, **changes: Any) -> Roofline:  # noqa: ANN401  f
 
 
 def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
-    """Returns the accelerator of the catalogue with the least memory that alone meets the goal."""
+    """Returns the accelerator with the least memory in the catalogue that meets the goal alone."""
     for machine in _by_memory(roofline.conventions.memory):
         alone = _changed(roofline, machine=machine, layout=Placement())
         if _rated(alone) and goal.met(alone, context):
@@ -109,7 +109,7 @@ def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | Non
 
 
 def _rated(roofline: Roofline) -> bool:
-    """Whether a rate is known of the machine at the precision."""
+    """Returns whether the machine's rate at this precision is known."""
     try:
         return bool(roofline.rates)
     except InputError:
@@ -118,16 +118,16 @@ def _rated(roofline: Roofline) -> bool:
 
 @cache
 def _by_memory(convention: MemoryConvention) -> list[Machine]:
-    """The catalogue's accelerators, the least memory first, the fastest of equals."""
+    """Returns the catalogue's accelerators by ascending memory, and by speed if equal."""
     rows = [machine for machine in machines.MACHINES.values() if machine.kind == "accelerator"]
     return sorted(rows, key=lambda machine: (machine.memory_bytes(convention), -machine.bandwidth))
 
 
 def suggest(roofline: Roofline, goal: Goal, context: int) -> tuple[Suggestion, ...]:
-    """Returns what to change where the goal is not met, best first.
+    """Returns suggestions if the goal is not met, best first.
 
-    What meets it comes before what does not. Among those, what costs the model least comes first: a narrower
-    cache, narrower weights, then more devices, another card, a shorter context, fewer users.
+    Changes that suffice come before those that do not. Among them, the order is by impact: a narrower cache, narrower
+    weights, then more devices, another card, a shorter context, fewer users.
     """
     found = [*_narrower(roofline, goal, context), *_more(roofline, goal, context), *_less(roofline, goal, context)]
     return tuple(sorted(found, key=lambda s: not s.fits))
@@ -138,7 +138,7 @@ def _suggestion(change: str, option: str, roofline: Roofline, goal: Goal, contex
     users = most_users(roofline, goal, context) if holds else 0
     weights = f"weights {roofline.capacity.weight_bytes() / 1e9:,.1f} GB a device"
     in_time = " within the targets" if goal.timed else ""
-    effect = f"{weights}, {users:,} users of {context:,} tokens{in_time}" if holds else f"{weights}: still too much"
+    effect = f"{weights}, {users:,} users of {context:,} tokens{in_time}" if holds else f"{weights}: still does not fit"
     return Suggestion(change=change, option=option, fits=users >= goal.users, users=users, effect=effect)
 
 

@@ -1,8 +1,8 @@
-"""Which degrees serving takes where they are not given: as much tensor parallelism as a node and the model allow."""
+"""The default placement of serving: as much tensor parallelism as a node and the model allow."""
 
 from __future__ import annotations
 
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.families.shared.reader import is_whole
 from asbuilt.plan.devices import Known, degrees, known
 from asbuilt.plan.network import NODE
@@ -16,15 +16,15 @@ MOST_DEGREE = 1024
 def place(
     spec: Model, *, gpus: int | None, tp: int | None, pp: int | None, ep: int | None, node: int = NODE
 ) -> Placement:
-    """Returns the placement that the given degrees make, the others chosen.
+    """Returns the placement with the given degrees, the others chosen.
 
-    Without `tp`, tensor parallelism takes as many of the devices as it can within one `node`; what it leaves over
-    becomes pipeline stages, or copies where there are more devices than layers. Raises InputError naming the degree
-    that does not fit the model or the number of devices.
+    Without `tp`, tensor parallelism uses as many devices as it can within one `node`; the rest become pipeline stages,
+    or copies if there are more devices than layers. Raises InputError naming a degree that does not suit the model or
+    the number of devices.
     """
     for name, value in (("gpus", gpus), ("tp", tp), ("pp", pp), ("ep", ep)):
         if value is not None and not (is_whole(value) and 1 <= value <= MOST_GPUS):
-            raise InputError("out of bounds", field=name, value=value, allowed=f"1 to {MOST_GPUS:,}")
+            raise InputError(field=name, value=value, allowed=f"1 to {MOST_GPUS:,}")
     experts, found = ep or 1, known(spec)
     _require_experts(found, experts)
     if tp is None:
@@ -40,7 +40,7 @@ def place(
     else:
         _require_tensor(found, tp)
     if max(tp, experts) % min(tp, experts):
-        raise InputError("does not go with tp", field="ep", value=experts, allowed=f"a divisor or a multiple of {tp}")
+        raise InputError("does not match tp", field="ep", value=experts, allowed=f"a divisor or a multiple of {tp}")
     width = max(tp, experts)
     if isinstance(refused := found.shard(tp, experts), InputError):
         raise refused
@@ -50,7 +50,7 @@ def place(
     every = gpus or width * stages
     if every % (stages * width):
         raise InputError(
-            "does not hold whole copies of the model",
+            "is not a whole number of copies of the model",
             field="gpus",
             value=every,
             allowed=f"a multiple of {stages * width}, pp {stages} x max(tp {tp}, ep {ep})",
@@ -66,13 +66,13 @@ def _stages(found: Known, gpus: int, width: int) -> int:
 def _require_tensor(found: Known, tp: int) -> None:
     error = found.shard(tp)
     if isinstance(error, InputError):
-        allowed = ", ".join(map(str, degrees(found.spec, MOST_DEGREE)))
+        allowed = one_of(map(str, degrees(found.spec, MOST_DEGREE)))
         raise InputError(
-            "the model cannot be divided so",
+            "does not divide the model",
             field="tp",
             value=tp,
             allowed=allowed,
-            fix=f"{error.field} = {error.value} is not {error.allowed}",
+            fix=f"{error.field} = {error.value} must be {error.allowed}",
         ) from error
 
 
@@ -84,4 +84,4 @@ def _require_experts(found: Known, ep: int) -> None:
         raise InputError("the model has no experts", field="ep", value=ep, allowed="1")
     if any(n % ep for n in numbers):
         allowed = [d for d in range(1, max(numbers) + 1) if all(n % d == 0 for n in numbers)]
-        raise InputError("does not divide the experts", field="ep", value=ep, allowed=", ".join(map(str, allowed)))
+        raise InputError("does not divide the experts", field="ep", value=ep, allowed=one_of(map(str, allowed)))

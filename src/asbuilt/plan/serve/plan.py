@@ -1,4 +1,4 @@
-"""What a machine holds of a model and how fast it serves it: one call, one typed result."""
+"""Serving plans: one call, one typed result."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ LARGEST_CONTEXT = 10**9
 LARGEST_USERS = limits.MOST_USERS
 USUAL_CONTEXT = 8192
 SWEEP = tuple(2**i for i in range(11))
-# What changes how many there are, and what changes how fast they are.
+# The conventions that affect the number of users, and those that affect speed.
 OF_USERS, OF_SPEED = ("memory", "windows", "count", "kernel"), ("embedding", "flops", "scores")
-# Beyond this share of difference another convention's answer is printed.
+# Another convention's answer is printed if it differs by more than this fraction.
 MATTERS = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """One prompt alone: the least seconds to the first token, and what binds."""
+    """One prompt alone: the minimum seconds to the first token, and the bottleneck."""
 
     prompt: int
     seconds: float
@@ -50,7 +50,7 @@ class Prefill:
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """One step of `batch` sequences at the context: the least seconds, the most tokens/s, what binds, either roof."""
+    """One step of `batch` sequences at the context: minimum seconds, maximum tokens/s, bottleneck, either roof."""
 
     batch: int
     seconds_per_step: float
@@ -65,7 +65,7 @@ class Decode:
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """Bytes of one sequence's cache over all devices of a copy: the least there must be, our object, a paged engine."""
+    """Bytes of one sequence's cache on all devices of a copy: theoretical minimum, asbuilt's, a paged engine's."""
 
     minimum: int
     object: int
@@ -74,7 +74,7 @@ class Caches:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """What another setting of one convention would answer, where that differs."""
+    """The answer with another setting of one convention, if different."""
 
     switch: str
     value: str
@@ -85,7 +85,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was asked, checked; `users` None for as many as there may be."""
+    """The validated question; `users` None means as many as fit."""
 
     name: str
     context: int
@@ -95,11 +95,11 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServePlan:
-    """The whole answer; `document` is it as plain data, `tables` as tables, `explain` as a derivation.
+    """A serving plan; `document` returns it as plain data, `tables` as tables, `explain` as a derivation.
 
     `users` are those that fit and are served within the targets, `users_that_fit` those that memory alone allows.
-    `refused` lists (path, part, figure, why) for what cannot be planned; the figures concerned are None. What answers
-    further questions (limits, sweep, suggestions) is worked out when it is asked for.
+    `refused` lists (path, part, figure, reason) for what cannot be planned; those figures are None. Answers to further
+    questions (limits, sweep, suggestions) are computed on first use.
     """
 
     asked: Asked
@@ -120,7 +120,7 @@ class ServePlan:
 
     @property
     def capacity(self) -> Capacity:
-        """What was laid out where."""
+        """The capacity of the placement."""
         return self.roofline.capacity
 
     @property
@@ -130,12 +130,12 @@ class ServePlan:
 
     @property
     def layout(self) -> Placement:
-        """How the model lies over devices."""
+        """The placement of the model on devices."""
         return self.capacity.layout
 
     @property
     def precision(self) -> Precision:
-        """How weights are held."""
+        """The format of the weights."""
         return self.capacity.precision
 
     @property
@@ -150,29 +150,29 @@ class ServePlan:
 
     @property
     def wanted(self) -> int:
-        """How many users are asked for."""
+        """The number of users asked for, 1 by default."""
         return self.asked.goal.users
 
     @cached_property
     def largest_context(self) -> int | None:
-        """The most tokens per sequence that the model allows at which the users fit, within the targets."""
+        """The largest context, within the model's, at which the users fit within the targets."""
         if self.users is None:
             return None
         return limits.largest_context(self.roofline, self.asked.goal, self.capacity.spec.max_positions)
 
     @property
     def largest_batch(self) -> int | None:
-        """The most sequences that fit and are served within the targets."""
+        """The largest number of sequences that fit and are served within the targets."""
         return self.users
 
     @cached_property
     def smallest_count(self) -> int | None:
-        """The fewest of this machine on which the users fit within the targets, of those tried."""
+        """The smallest number of this machine, of those tried, on which the users fit within the targets."""
         return None if self.users is None else limits.smallest_count(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def smallest_card(self) -> str | None:
-        """The name of the card with the least memory that alone holds the users and serves them within the targets."""
+        """The name of the card with the least memory that alone serves the users within the targets."""
         card = None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
         return None if card is None else card.name
 
@@ -183,43 +183,43 @@ class ServePlan:
 
     @cached_property
     def sweep(self) -> tuple[Decode, ...]:
-        """Steps of growing batches."""
+        """Decode steps at growing batch sizes."""
         return () if self.users is None else tuple(_decode(self.roofline, batch, self.context) for batch in SWEEP)
 
     @cached_property
     def knee(self) -> int | None:
-        """The smallest batch from which FLOPs take as long as bytes."""
+        """The smallest batch that is compute-bound, None if every batch is memory-bound."""
         return None if self.users is None else self.roofline.knee(self.context)
 
     @cached_property
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """What to change where the users do not fit or are not served in time, best first."""
+        """What to change if the users do not fit within the targets, best first."""
         return () if self.users is None or self.fits else limits.suggest(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """What other conventions would answer, where that differs."""
+        """The answers with other conventions, if different."""
         return () if self.decode is None else _alternatives(self.roofline, self.asked, self.users or 0, self.decode)
 
     def document(self) -> dict[str, Any]:
-        """Returns the answer as plain data: keys only ever get more."""
+        """Returns the plan as plain data, whose keys are never removed."""
         return report.document(self)
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """Every figure with its derivation, in the order a person would derive them aloud."""
+        """Every figure with its derivation, in logical order."""
         return (*self.ladder, *self.counted, *report.time_lines(self))
 
     def explain(self) -> str:
-        """Returns every formula with its numbers put in."""
+        """Returns every formula with its numbers."""
         return "\n".join(explain(self.lines))
 
     def tables(self) -> list[render.Table]:
-        """Returns the answer as tables."""
+        """Returns the plan as tables."""
         return report.tables(self)
 
     def markdown(self) -> str:
-        """Returns the tables for a document."""
+        """Returns the tables as Markdown."""
         return render.markdown(self.tables())
 
     def _repr_html_(self) -> str:
@@ -258,13 +258,12 @@ def serve(
     compute_efficiency: float = 1.0,
     conventions: Conventions | None = None,
 ) -> ServePlan:
-    """Returns what `gpu` holds of `model` and how fast it serves it; nothing is run.
+    """Returns the plan of serving `model` on `gpu`; nothing is run.
 
-    `model` is a description or a catalogue name, `gpu` a machine or what `--gpu` takes. `users` is how many sequences
-    are wanted, None for as many as there is room for; `context` is in tokens, 8,192 or the model's if that is less.
-    `dtype` None is how the catalogue's model is published, bf16 for a description.
-    Targets are in seconds, and every answer honours them: users, largest batch and context, smallest card and count.
-    Raises InputError naming the argument that is wrong.
+    `model` is a description or a catalogue name, `gpu` a machine or a value of `--gpu`. `users` is the number of
+    sequences, None for as many as fit; `context` is in tokens, by default 8,192 or the model's if shorter. `dtype` None
+    means as published for a catalogue model, bf16 for a description. Targets are in seconds, and every answer honours
+    them: users, largest batch and context, smallest card and count. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model
@@ -272,11 +271,11 @@ def serve(
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
     if spec.n_vocab == 0 and context != spec.max_positions:
         raise InputError(
-            "an image has as many tokens as it has", field="context", value=context, allowed=str(spec.max_positions)
+            "the number of tokens of an image is fixed", field="context", value=context, allowed=str(spec.max_positions)
         )
     _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT))
     _require(prompt=(1 if prompt is None else prompt, context), users=(1 if users is None else users, LARGEST_USERS))
-    if not decodes(spec):  # every token sees every other: there is nothing to read piece by piece
+    if not decodes(spec):  # attention is bidirectional: there is no prefill in chunks
         chunk = max(chunk, context)
     _require_positive(latency_target=latency_target, first_token_target=first_token_target)
     _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
@@ -309,23 +308,23 @@ def _precision(spec: Model, dtype: str | None, row: Entry | None) -> Precision:
 def _require(**bounds: tuple[int, int]) -> None:
     for field, (value, most) in bounds.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise InputError("out of bounds", field=field, value=value, allowed=f"a whole number from 1 to {most:,}")
+            raise InputError(field=field, value=value, allowed=f"a whole number from 1 to {most:,}")
 
 
 def _require_positive(**values: float | None) -> None:
     for field, value in values.items():
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError("out of bounds", field=field, value=value, allowed="a time above 0")
+            raise InputError(field=field, value=value, allowed="a time above 0")
 
 
 def _require_share(**values: float) -> None:
     for field, value in values.items():
         if not 0 < value <= 1:
-            raise InputError("out of bounds", field=field, value=value, allowed="above 0, at most 1")
+            raise InputError(field=field, value=value, allowed="above 0 and at most 1")
 
 
 def decodes(spec: Model) -> bool:
-    """Whether the model makes tokens one by one, as what remembers what it has read does."""
+    """Returns whether the model generates token by token, which requires a cache or state."""
     return not any(figure == "decode" for _, _, figure, _ in unplanned(spec))
 
 
@@ -391,7 +390,7 @@ def _targets(goal: limits.Goal, prefill: Prefill, decode: Decode | None) -> dict
 
 
 def _caches(capacity: Capacity, context: int) -> Caches:
-    """Of the whole model, so a cache that devices hold several times counts once."""
+    """Returns the caches of the whole model: a cache that is replicated on devices counts once."""
     alone = replace(capacity, layout=Placement()).device.stages[0]
     numbers, block = alone.folds.cache_numbers(context), capacity.conventions.block_size
     paged = held_numbers(alone, context, block, whole=capacity.conventions.windows == "full")
@@ -424,14 +423,14 @@ def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
     capacity = roofline.capacity
     if asked.context > capacity.spec.max_positions:
         yield (
-            f"{asked.context:,} tokens are beyond the model's context of {capacity.spec.max_positions:,}: "
-            "what it costs is right, what it says there is not to be relied on"
+            f"{asked.context:,} tokens exceed the model's context of {capacity.spec.max_positions:,}: "
+            "the costs are right, but the model's output there is unreliable"
         )
     for (_, used), wanted in zip(
         roofline.rates, (capacity.precision.compute, capacity.precision.activation), strict=True
     ):
         if used != wanted:
-            yield f"{capacity.machine.name} has no rate of its own for {wanted}: products run at its {used} rate"
+            yield f"{capacity.machine.name} has no {wanted} rate: products run at its {used} rate"
     if capacity.layout.per_copy > 1 and capacity.machine.link is None:
         yield unlinked(capacity.machine)
     yield from _across_nodes(roofline)
@@ -441,6 +440,6 @@ def _across_nodes(roofline: Roofline) -> Iterator[str]:
     layout, network = roofline.capacity.layout, roofline.network
     wide, speed = layout.wide, f"{network.between / 1e9:g} GB/s a device (--node, --network)"
     if not network.inside(wide, 1):
-        yield f"{wide} devices share each layer, in several nodes of {network.node}: their network is {speed}"
+        yield f"{wide} devices share each layer across several nodes of {network.node}: the network has {speed}"
     elif not network.inside(layout.pp, wide):
-        yield f"pipeline stages lie in several nodes of {network.node}: their network is {speed}"
+        yield f"pipeline stages span several nodes of {network.node}: the network has {speed}"

@@ -1,4 +1,4 @@
-"""A serving plan as plain data, as tables for people, documents and notebooks, and the lines that derive its times."""
+"""A serving plan as plain data and as tables, and the lines that derive its times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
 
 
 def _layout(plan: ServePlan) -> dict[str, int]:
-    """The degrees; `replicas` are copies of the whole model."""
+    """Returns the degrees; `replicas` are copies of the whole model."""
     names = ("gpus", "tp", "pp", "ep")
     return {name: getattr(plan.layout, name) for name in names} | {"replicas": plan.layout.copies}
 
@@ -79,7 +79,7 @@ def _components_of(run: Run) -> list[dict[str, Any]]:
 
 
 def _run(run: Run) -> dict[str, Any]:
-    """What the seconds are made of; `rows` tokens a run, of which a step makes `times`."""
+    """Returns the breakdown of a pass of `rows` tokens, which a step runs `times` times."""
     return {
         "memory_seconds": run.memory_seconds,
         "compute_seconds": run.compute_seconds,
@@ -104,7 +104,7 @@ def _decode(step: Decode) -> dict[str, Any]:
 
 
 def tables(plan: ServePlan) -> list[Table]:
-    """Returns the answer first, then how it comes about."""
+    """Returns the answer first, then its derivation."""
     found = [
         _answer(plan),
         suggestions(plan),
@@ -121,8 +121,8 @@ def tables(plan: ServePlan) -> list[Table]:
 
 
 def _verdict(plan: ServePlan) -> str:
-    """A model that makes no tokens has no users to fit, which is not to be read as a card that is too small."""
-    return "not asked: it makes no tokens" if plan.users is None else "yes" if plan.fits else "no"
+    """Returns "not asked" for a model that does not generate, since it has no users to fit."""
+    return "not applicable: it does not generate" if plan.users is None else "yes" if plan.fits else "no"
 
 
 def _answer(plan: ServePlan) -> Table:
@@ -140,12 +140,12 @@ def _answer(plan: ServePlan) -> Table:
                 "none of the counts tried" if plan.smallest_count is None else f"{plan.smallest_count:,}",
             ),
         ]
-    rows.append((f"time to first token at least, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
+    rows.append((f"minimum time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
         rows += [
-            (f"time per token at least, batch {plan.decode.batch:,}", _time(plan.decode)),
+            (f"minimum time per token, batch {plan.decode.batch:,}", _time(plan.decode)),
             (
-                "tokens/s at most, and for each user",
+                "maximum tokens/s, total and per user",
                 f"{number(plan.decode.tokens_per_second, 4)}, {number(plan.decode.tokens_per_second_per_user, 4)}",
             ),
         ]
@@ -158,17 +158,17 @@ def _users(plan: ServePlan) -> str:
 
 def _most(plan: ServePlan) -> str:
     most = plan.roofline.capacity.spec.max_positions
-    return f"{plan.largest_context:,}" + (" (all that the model was made for)" if plan.largest_context == most else "")
+    return f"{plan.largest_context:,}" + (" (the model's maximum)" if plan.largest_context == most else "")
 
 
 def _missed(plan: ServePlan) -> str:
     missed = [name for name, met in plan.targets.items() if not met]
-    return f": {' and '.join(missed)} beyond the target" if missed else ""
+    return f": {' and '.join(missed)} above the target" if missed else ""
 
 
 def _time(timed: Any) -> str:  # noqa: ANN401
     seconds = getattr(timed, "seconds_per_step", None) or timed.seconds
-    return f"{time(seconds)}, {timed.bound} binds"
+    return f"{time(seconds)}, {timed.bound}-bound"
 
 
 def _ladder(plan: ServePlan) -> Table:
@@ -182,15 +182,15 @@ def _ladder(plan: ServePlan) -> Table:
     for line in plan.counted:
         value = size(line.value) if line.unit == "bytes" else line.unit
         rows.append((line.name, int(line.value), value, "; ".join(filter(None, (line.symbols, line.note)))))
-    return Table("From the card to the users, one device", ("line", "value", "", "from"), rows, drop=("from",))
+    return Table("Memory of one device", ("line", "value", "", "from"), rows, drop=("from",))
 
 
 def _components(plan: ServePlan) -> Table:
     timed = plan.decode or plan.prefill
     run, what = timed.run, f"one prefill of {plan.prefill.prompt:,} tokens"
     if plan.decode is not None:
-        many = f", {run.times} of them a step" if run.times > 1 else ""
-        what = f"one decode run of {run.rows:,} sequences at {plan.context:,} tokens{many}"
+        many = f", {run.times} per step" if run.times > 1 else ""
+        what = f"one decode pass of {run.rows:,} sequences at {plan.context:,} tokens{many}"
     rows: list[tuple[Cell, ...]] = [
         (c.kind, c.stored, c.weights + c.lookups, c.cache, round(c.flops / run.rows), time(c.seconds), c.bound)
         for c in run.components
@@ -203,11 +203,11 @@ def _components(plan: ServePlan) -> Table:
         "weight bytes moved",
         "cache bytes moved",
         "FLOPs per token",
-        "time at least",
+        "minimum time",
         "bound",
     )
     return Table(
-        f"Stored, moved and multiplied on one device in {what}",
+        f"Bytes, FLOPs and time on one device in {what}",
         columns,
         rows,
         drop=("bytes stored", "FLOPs per token", "cache bytes moved"),
@@ -225,11 +225,11 @@ def _times(plan: ServePlan) -> Table:
                 time(run.link_seconds) if run.link_seconds else "",
             )
             rows.append((name, *roofs, time(run.seconds), time(run.overlapped_seconds), timed.bound))
-    columns = ("", "bytes / bandwidth", "FLOPs / rate", "links", "component by component", "all at once", "bound")
+    columns = ("", "bytes / bandwidth", "FLOPs / rate", "links", "sum of components", "fully overlapped", "bound")
     (rate, precision), _ = plan.roofline.rates
     where = f"{number(plan.roofline.bandwidth / 1e9, 6)} GB/s, {number(rate / 1e12, 6)} TFLOP/s in {precision}"
-    title = f"Theoretical minimum (floor) of the time, at {where}"
-    return Table(title, columns, rows, drop=("all at once", "links"))
+    title = f"Theoretical minimum of the time, at {where}"
+    return Table(title, columns, rows, drop=("fully overlapped", "links"))
 
 
 def _sweep(plan: ServePlan) -> Table:
@@ -246,8 +246,8 @@ def _sweep(plan: ServePlan) -> Table:
         )
         for s in plan.sweep
     ]
-    knee = "at no batch do FLOPs take as long as bytes" if plan.knee is None else f"the knee is at {plan.knee:,}"
-    columns = ("batch", "step at least", "bytes", "FLOPs", "tokens/s at most", "for each user", "bound", "fits")
+    knee = "memory-bound at every batch size" if plan.knee is None else f"compute-bound from {plan.knee:,} (the knee)"
+    columns = ("batch", "minimum step time", "bytes", "FLOPs", "maximum tokens/s", "per user", "bound", "fits")
     return Table(f"Decode by batch: {knee}", columns, rows, drop=("FLOPs", "bytes"))
 
 
@@ -257,21 +257,21 @@ def _caches(plan: ServePlan) -> Table:
     c, block, kv = plan.caches, plan.conventions.block_size, plan.capacity.kv_dtype
     rows: list[tuple[Cell, ...]] = [
         (
-            "the least there must be",
+            "theoretical minimum",
             c.minimum,
             size(c.minimum),
-            f"in {kv}; windows hold their window",
+            f"in {kv}; sliding-window layers cache only their window",
         ),
-        ("our cache object", c.object, size(c.object), f"in {plan.precision.activation}, which it is kept in"),
+        ("asbuilt's cache", c.object, size(c.object), f"in {plan.precision.activation}, its dtype"),
         ("a paged engine", c.paged, size(c.paged), f"in {kv}, pages of {block} tokens"),
     ]
     return Table(f"Cache of one sequence of {plan.context:,} tokens, whole model", ("", "bytes", "size", "how"), rows)
 
 
 def suggestions(plan: ServePlan) -> Table:
-    """Returns what to change; no rows where the users fit."""
+    """Returns what to change; no rows if the users fit."""
     rows: list[tuple[Cell, ...]] = [
-        (s.change, s.option, "fits" if s.fits else "not enough", s.effect) for s in plan.suggestions
+        (s.change, s.option, "fits" if s.fits else "insufficient", s.effect) for s in plan.suggestions
     ]
     return Table("What to change, best first", ("change", "option", "", "effect"), rows)
 
@@ -281,21 +281,25 @@ def _alternatives(plan: ServePlan) -> Table:
         (f"--{a.switch} {a.value}", f"{a.users:,}", number(a.tokens_per_second, 4), a.meaning)
         for a in plan.alternatives
     ]
-    title = "Conventions that matter here: what another one would answer"
+    title = "Conventions that matter here, and the answers with others"
     return Table(title, ("convention", "users", "tokens/s", "meaning"), rows)
 
 
 def _assumed(plan: ServePlan) -> Table:
-    """Returns what no declaration and no data sheet says, with the option that says otherwise."""
+    """Returns the assumptions, each with the option that changes it."""
     c, capacity = plan.conventions, plan.capacity
     rows: list[tuple[Cell, ...]] = [
         ("times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
-        ("memory", f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used", "--memory, --memory-utilisation"),
+        (
+            "memory",
+            f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used",
+            "--memory, --memory-utilisation",
+        ),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
         (
             "several nodes",
-            f"{c.node} devices a node; from one to another {c.network / 1e9:g} GB/s a device, where not all are in one",
+            f"{c.node} devices per node; {c.network / 1e9:g} GB/s per device between nodes",
             "--node, --network",
         ),
     ]
@@ -303,31 +307,31 @@ def _assumed(plan: ServePlan) -> Table:
 
 
 def notes(plan: ServePlan) -> Table:
-    """Returns warnings, and what is refused."""
+    """Returns warnings and refusals."""
     rows: list[tuple[Cell, ...]] = [("warning", warning) for warning in plan.warnings]
     rows += [(f"refused: {figure}", f"{path or 'model'} ({part}): {why}") for path, part, figure, why in plan.refused]
     return Table("Notes", ("", ""), rows)
 
 
 def compare(plans: Sequence[ServePlan]) -> Table:
-    """Returns one line for each plan."""
+    """Returns one row per plan."""
     columns = (
         "model",
         "machine",
         "layout",
         "fits",
-        "weights a device, GB",
+        "weights per device, GB",
         "users",
         "largest context",
         "first token",
         "batch",
         "time per token",
         "tokens/s",
-        "for each user",
+        "per user",
         "bound",
     )
-    less = ("bound", "layout", "batch", "largest context", "weights a device, GB", "first token", "tokens/s")
-    title = f"{len(plans)} plans; times are theoretical minima (floors)"
+    less = ("bound", "layout", "batch", "largest context", "weights per device, GB", "first token", "tokens/s")
+    title = f"{len(plans)} plans; times are theoretical minima"
     return Table(title, columns, [_compared(plan) for plan in plans], drop=less)
 
 
@@ -361,7 +365,7 @@ def _or_dash(value: int | None) -> str:
 
 
 def time_lines(plan: ServePlan) -> Iterator[Line]:
-    """Yields the lines of prefill and decode: each component, the whole, and tokens/s."""
+    """Yields the lines of prefill and decode: each component, the total, and tokens/s."""
     yield from _run_lines(plan, f"prefill of {plan.prefill.prompt:,}", plan.prefill.run)
     if plan.decode is not None:
         step = plan.decode
@@ -373,7 +377,7 @@ def time_lines(plan: ServePlan) -> Iterator[Line]:
             unit="tokens/s",
             formula="{batch} / {time of a step}",
             numbers={"batch": step.batch, "time of a step": step.seconds_per_step},
-            note="the most there can be",
+            note="theoretical maximum",
         )
 
 
@@ -393,13 +397,13 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
             "score rate": score_rate,
         }
         formula = "max({bytes} / {bandwidth}, {product FLOPs} / {rate} + {score FLOPs} / {score rate})"
-        note = f"{c.bound} binds"
+        note = f"{c.bound}-bound"
         if c.seconds > max(c.memory_seconds, c.compute_seconds) * (
             1 + 1e-12
-        ):  # of some chunks one, of others the other
+        ):  # some chunks are memory-bound, others compute-bound
             formula = "{bytes} / {bandwidth} + {product FLOPs} / {rate} + {score FLOPs} / {score rate}"
             numbers |= zip(("bytes", "product FLOPs", "score FLOPs"), c.binding, strict=True)
-            note = "bytes of the chunks in which they bind, FLOPs of the others"
+            note = "bytes of the memory-bound chunks, FLOPs of the others"
         yield Line(
             name=f"{name}: {c.kind}",
             value=c.seconds,
@@ -417,5 +421,5 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
         unit="seconds",
         formula=formula,
         numbers={"times": run.times, **parts, "links": run.link_seconds},
-        note="theoretical minimum (floor)",
+        note="theoretical minimum",
     )

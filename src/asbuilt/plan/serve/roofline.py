@@ -1,4 +1,4 @@
-"""How fast: each component takes the longer of its bytes over the bandwidth and its FLOPs over the rate."""
+"""The roofline: each component takes the longer of its bytes over the bandwidth and its FLOPs over the rate."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from asbuilt.plan.serve.ladder import Capacity
 from asbuilt.spec import Kind, Pass
 
 Bound = Literal["memory", "compute", "link"]
-# A prompt of more chunks than this is reckoned in this many longer ones.
+# A prompt of more chunks than this is computed as this many longer ones.
 MOST_CHUNKS = 64
 LARGEST_BATCH = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One kind of part on one device in one run or more: bytes stored and moved, FLOPs, seconds by either roof.
+    """One kind of part on one device in one or more passes: bytes stored and moved, FLOPs, seconds by either roof.
 
-    `seconds` add up the longer of the two of each run; `binding` are the bytes, the FLOPs with weights and those of
-    scores that take them.
+    `seconds` is the sum over passes of the longer of the two; `binding` are the bytes, product FLOPs and score FLOPs
+    that determine it.
     """
 
     kind: Kind
@@ -43,27 +43,27 @@ class Component:
 
     @property
     def moved(self) -> int:
-        """All bytes moved."""
+        """Total bytes moved."""
         return self.weights + self.lookups + self.cache
 
     @property
     def flops(self) -> float:
-        """All FLOPs: with weights, and of scores and mixing."""
+        """Total FLOPs: of products with weights, and of attention scores and weighted sums."""
         return self.products + self.scores
 
     def and_then(self, other: Component, times: int) -> Component:
-        """The same kind in one run, and in so many like another; what is stored is stored once."""
+        """Returns the sum of this and `times` passes like `other`; stored bytes count once."""
         sums = {name: getattr(self, name) + times * getattr(other, name) for name in ADDED}
         binding = tuple(a + times * b for a, b in zip(self.binding, other.binding, strict=True))
         return replace(self, **sums, binding=binding)
 
     @property
     def bound(self) -> Bound:
-        """Which of the two is longer in all."""
+        """The longer of the two in total."""
         return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
 
 
-# What adds up from run to run.
+# The fields that are summed over passes.
 ADDED = ("weights", "lookups", "cache", "products", "scores", "memory_seconds", "compute_seconds", "seconds")
 
 
@@ -85,7 +85,7 @@ def _nothing(kind: Kind) -> Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of `rows` tokens on one device, made `times` times: its components, and the seconds its links take."""
+    """One pass of `rows` tokens on one device, run `times` times: its components, and the seconds of its links."""
 
     components: tuple[Component, ...]
     link_seconds: float
@@ -94,27 +94,27 @@ class Run:
 
     @property
     def memory_seconds(self) -> float:
-        """All bytes over the bandwidth."""
+        """Total bytes over the bandwidth."""
         return self.times * sum(c.memory_seconds for c in self.components)
 
     @property
     def compute_seconds(self) -> float:
-        """All FLOPs over the rate."""
+        """Total FLOPs over the rate."""
         return self.times * sum(c.compute_seconds for c in self.components)
 
     @property
     def seconds(self) -> float:
-        """Components one after the other, each at its own roof, and the links."""
+        """The sum of components, each at its own roof, and links."""
         return self.times * sum(c.seconds for c in self.components) + self.link_seconds
 
     @property
     def overlapped_seconds(self) -> float:
-        """The lower bound in all, with everything done at once."""
+        """The lower bound with everything fully overlapped."""
         return max(self.memory_seconds, self.compute_seconds, self.link_seconds)
 
     @property
     def bound(self) -> Bound:
-        """What takes longest in all."""
+        """The bottleneck: what takes longest in total."""
         roofs: dict[Bound, float] = {
             "memory": self.memory_seconds,
             "compute": self.compute_seconds,
@@ -125,7 +125,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Roofline:
-    """The times of a capacity's device; the efficiencies are shares of bandwidth and rate that are reached."""
+    """The times of a capacity's device; the efficiencies are the fractions of bandwidth and rate that are reached."""
 
     capacity: Capacity
     bandwidth_efficiency: float = 1.0
@@ -143,24 +143,24 @@ class Roofline:
 
     @cached_property
     def rates(self) -> tuple[tuple[float, str], tuple[float, str]]:
-        """FLOP/s and their precision: of products with weights, and of scores."""
+        """FLOP/s and precision: of products with weights, and of scores."""
         machine, precision = self.capacity.machine, self.capacity.precision
         (weights, a), (scores, b) = machine.rate(precision.compute), machine.rate(precision.activation)
         return (weights * self.compute_efficiency, a), (scores * self.compute_efficiency, b)
 
     @cached_property
     def _charged(self) -> int | None:
-        """Parameters that are charged 2 FLOPs each, None where the declared products are."""
+        """Parameters that count 2 FLOPs each, None if the declared products are counted."""
         if self.conventions.flops == "declared":
             return None
         active = round(self.capacity.alone.active_parameters)
         return active if self.conventions.flops == "2n" else round(active, -max(0, len(str(active)) - 3))
 
     def decode(self, users: int, context: int) -> Run:
-        """Returns the step in which `users` sequences of all copies together reach `context` tokens.
+        """Returns the step in which `users` sequences on all copies reach `context` tokens.
 
-        Stages work on as many portions of the batch as there are stages, one after the other, so a step takes the
-        slowest stage's time once for each portion.
+        The batch is divided into as many parts as there are stages, so a step takes the slowest stage's time once per
+        part.
         """
         layout = self.capacity.layout
         group = math.ceil(users / (layout.replicas))
@@ -169,7 +169,7 @@ class Roofline:
         return max(runs, key=lambda run: run.seconds)
 
     def prefill(self, prompt: int) -> Run:
-        """Returns the runs of one prompt alone, chunk by chunk, added up; stage after stage."""
+        """Returns the passes of one prompt alone, summed over chunks and stages."""
         chunk = max(self.capacity.chunk, math.ceil(prompt / MOST_CHUNKS))
         total: dict[Kind, Component] = {}
         links = 0.0
@@ -184,7 +184,7 @@ class Roofline:
         return Run(components=components, link_seconds=links, rows=prompt)
 
     def run(self, stage: DeviceStage, run: Pass, times: int) -> Run:
-        """Returns one run of one stage, made `times` times."""
+        """Returns one pass of one stage, run `times` times."""
         steps = stage.folds.step(run, self.capacity.kv_bytes)
         self._read_embedding(stage, steps)
         products, causal, counted = self._products(run), self.conventions.scores == "causal", self._charged is None
@@ -221,7 +221,7 @@ class Roofline:
                     steps[entry.kind].weights += math.ceil(entry.nbytes) * entry.count
 
     def _products(self, run: Pass) -> Fraction | int:
-        """What FLOPs of products are multiplied by, where parameters are charged instead."""
+        """Returns the factor on product FLOPs if parameters are counted instead."""
         if self._charged is None:
             return 1
         whole = sum(step.products for step in self.capacity.alone.step(run, 1).values())
@@ -229,19 +229,20 @@ class Roofline:
 
     @cached_property
     def network(self) -> Network:
-        """What joins the devices."""
+        """The links between the devices."""
         return joining(
             self.capacity.machine, self.capacity.layout.gpus, self.conventions.node, self.conventions.network
         )
 
     def _links(self, stage: DeviceStage, run: Pass) -> float:
-        """Seconds that the links take: sums over tp devices, rows to experts and back, the stream to the next stage.
+        """Returns the seconds of the links: sums over tp devices, rows to experts and back, rows to the next stage.
 
-        Each goes at the link's rate while its group lies within one node, and else at the network's.
+
+        Each runs at the link's rate if its group lies within one node, and otherwise at the network's.
         """
         layout, width = self.capacity.layout, self.capacity.precision.width
         stream, seconds = run.rows * self.capacity.spec.d_model, 0.0
-        if layout.tp > 1:  # a ring passes each number on 2 (tp - 1) / tp times
+        if layout.tp > 1:  # a ring all-reduce sends each number 2 (tp - 1) / tp times
             sums = {".".join(node.path.split(".")[:3]): node.count for node, _ in stage.folds.contracted(run)}
             nbytes = sum(sums.values()) * stream * width * Fraction(2 * (layout.tp - 1), layout.tp)
             seconds += float(nbytes) / self.network.bandwidth(layout.tp, 1)
@@ -253,7 +254,7 @@ class Roofline:
         return seconds
 
     def _to_experts(self, stage: DeviceStage, run: Pass) -> int:
-        """Numbers that come back from the experts: a chosen expert's result for each row."""
+        """Returns the numbers that come back from the experts: a chosen expert's output per row."""
         return sum(
             node.count * product.a * product.c
             for node, seen in stage.folds.root.runs(run)
@@ -262,9 +263,10 @@ class Roofline:
         )
 
     def knee(self, context: int) -> int | None:
-        """Returns the smallest batch from which FLOPs take as long as bytes in all; None where they never do.
+        """Returns the smallest batch that is compute-bound in total; None if every batch is memory-bound.
 
-        Reading the caches grows with the batch as the FLOPs do, so with a long context there is no such batch.
+        Cache reads grow with the batch as fast as FLOPs do, so with a long context there is no such batch.
+
         """
         if self._compute_bound(1, context):
             return 1

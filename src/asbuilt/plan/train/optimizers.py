@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.part import Kind, Weight
 
 # bitsandbytes' 8-bit optimizers (arXiv 2110.02861): one byte per moment, an fp32 scale for every 256 numbers, and
@@ -86,7 +86,7 @@ def optimizer(name: str) -> Callable[[Weight, Kind, int], Pieces]:
             "unknown optimizer",
             field="optimizer",
             value=name,
-            allowed=", ".join(OPTIMIZERS),
+            allowed=one_of(OPTIMIZERS),
             fix=near(name, OPTIMIZERS),
         )
     return OPTIMIZERS[name]

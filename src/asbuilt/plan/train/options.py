@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from asbuilt.dtypes import PLAIN, TRAINED
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
 from asbuilt.plan.train.optimizers import Recipe, optimizer
@@ -181,16 +181,16 @@ NUMBERS = (
 def _require_whole(name: str, value: object) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= LARGEST_SIZE:  # type: ignore[operator]
-        raise InputError("not allowed", field=name, value=value, allowed="a whole number from 1 to 2^31-1")
+        raise InputError(field=name, value=value, allowed="a whole number from 1 to 2^31-1")
 
 
 def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InputError("not allowed", field=name, value=value, allowed=", ".join(allowed))
+        raise InputError(field=name, value=value, allowed=one_of(allowed))
 
 
 def require_number(name: str, value: float | None, above: float, most: float) -> None:
     """Raises InputError naming the option unless its value is None or above one bound and at most the other."""
     if value is not None and not (math.isfinite(value) and above < value <= most):
         low = f"above {above:g}" if above >= 0 else "from 0"
-        raise InputError("not allowed", field=name, value=value, allowed=f"a number {low}, at most {most:g}")
+        raise InputError(field=name, value=value, allowed=f"a number {low}, at most {most:g}")

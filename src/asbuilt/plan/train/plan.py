@@ -14,7 +14,7 @@ from typing import Any
 
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
-from asbuilt.errors import InputError
+from asbuilt.errors import InputError, one_of
 from asbuilt.plan.devices import known
 from asbuilt.plan.lines import Line
 from asbuilt.plan.network import NETWORK, joining
@@ -47,7 +47,7 @@ class Subject:
         if model is None and parameters is not None:
             require_number("parameters", parameters, 0.0, 1e15)
             if parameters < 1:
-                raise InputError("not allowed", field="parameters", value=parameters, allowed="a number from 1")
+                raise InputError(field="parameters", value=parameters, allowed="a number from 1")
         elif not isinstance(model, Model):
             raise InputError(
                 "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
@@ -131,10 +131,10 @@ class Subject:
                 "an image has as many tokens as it has", field="seq", value=o.seq, allowed=str(self.model.max_positions)
             )
         if o.seq % o.cp:
-            allowed = ", ".join(map(str, divisors(o.seq)))
+            allowed = one_of(map(str, divisors(o.seq)))
             raise InputError(f"a context of seq = {o.seq} tokens is divided", field="cp", value=o.cp, allowed=allowed)
         if self.experts % o.ep:
-            allowed = ", ".join(map(str, divisors(self.experts)))
+            allowed = one_of(map(str, divisors(self.experts)))
             said = f"divides {self.experts} experts" if self.experts > 1 else "this model has no experts"
             raise InputError(said, field="ep", value=o.ep, allowed=allowed)
         if self.model is None:
@@ -142,7 +142,7 @@ class Subject:
         elif not self.divides(o.tp):
             allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
             raise InputError(
-                "not every part can be divided so", field="tp", value=o.tp, allowed=", ".join(map(str, allowed))
+                "not every part can be divided so", field="tp", value=o.tp, allowed=one_of(map(str, allowed))
             )
 
     def divides(self, tp: int) -> bool:
@@ -455,7 +455,7 @@ def train(
     known = {field.name for field in fields(Options)}
     for name in changes:
         if name not in known:
-            raise InputError("unknown option", field="options", value=name, allowed=", ".join(sorted(known)))
+            raise InputError("unknown option", field="options", value=name, allowed=one_of(sorted(known)))
     if options is None and "seq" not in changes and spec is not None:
         changes["seq"] = min(Options.seq, spec.max_positions)
     return plan(Subject(spec, parameters), machine, replace(options or Options(), **changes))
