@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, bytes, cache and saved activations, folded from what the parts declare; no torch."""
+"""Parameters, FLOPs, bytes, cache and saved activations, folded from the parts' declarations; no torch."""
 
 from asbuilt.cost.bill import (
     CacheBill,

@@ -1,4 +1,4 @@
-"""What a model costs: folds over what its parts declare, keyed by path. No formula of a model stands here."""
+"""The costs of a model: folds over its parts' declarations, keyed by path. There are no formulas of models here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, runs, stored_wei
 from asbuilt.spec.vision import Classifier, Projection
 
 BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
-# Backward multiplies each product twice more: once for the gradient of either factor.
+# Backward has two more products per product: one for the gradient of each factor.
 TRAINING_FACTOR = 3
 
 
 def exact(value: Fraction | int) -> int | float:
-    """Returns a whole number where `value` is one, else the nearest float."""
+    """Returns an int if `value` is whole, else the nearest float."""
     return int(value) if Fraction(value).denominator == 1 else float(value)
 
 
@@ -46,9 +46,9 @@ def total_parameters(spec: Part) -> int:
 def active_parameters(spec: Part, *, tables: bool = True) -> int:
     """Returns the number of parameters that one token uses: of experts the chosen ones, of tables all rows.
 
-    Shared experts, routers, norms, embedding and head count whole; buffers do not, as they are no parameters. Without
-    `tables` those do not count of which a token looks up a row and multiplies none: many model cards leave them out. A
-    tied head multiplies its table, so that counts.
+    Shared experts, routers, norms, embedding and head count in full; buffers do not, as they are not parameters.
+    Without `tables`, tables that are only looked up do not count, as in many model cards. A tied head multiplies its
+    table, which therefore counts.
     """
     one = Pass(tokens=1)
     multiplied = set() if tables else {product.weight_path for product in products(spec, one)}
@@ -63,9 +63,9 @@ def active_parameters(spec: Part, *, tables: bool = True) -> int:
 
 
 def stored_extra(spec: Part) -> dict[str, int]:
-    """Returns how many numbers a checkpoint holds beside the parameters as built, by what they are.
+    """Returns how many numbers a checkpoint stores besides the parameters as built, by kind.
 
-    Those that are computed it does not hold: they count below zero.
+    Parameters that are computed rather than stored count as negative.
     """
     return {
         "computed": -sum(weight.size for _, weight, _ in weights(spec) if not weight.learned),
@@ -77,7 +77,7 @@ def stored_extra(spec: Part) -> dict[str, int]:
 def weight_bytes(spec: Part, dtype: str | Held) -> int:
     """Returns the bytes of all weights at `dtype`, rounded up.
 
-    It is a plain format, a GGUF block format, a mixture of those such as q4_k_m, or what gives each weight its bytes.
+    It is a plain dtype, a GGUF block format, a mixture such as q4_k_m, or a function that returns a weight's bytes.
     """
     held = find_held(spec, dtype) if isinstance(dtype, str) else dtype
     return math.ceil(sum(held(path, weight, owner) for path, weight, owner in weights(spec)))
@@ -85,14 +85,14 @@ def weight_bytes(spec: Part, dtype: str | Held) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PathProduct:
-    """One product of one run, with the path of the part that multiplies."""
+    """One product of one pass, with the path of its part."""
 
     path: str
     product: Product
 
     @property
     def weight_path(self) -> str | None:
-        """The full path of the weight that is multiplied; None for products of activations."""
+        """The full path of the product's weight; None for products of activations."""
         name = self.product.weight
         if name is None or name.startswith("/"):
             return name and name[1:]
@@ -100,17 +100,17 @@ class PathProduct:
 
 
 def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
-    """Yields every matrix product of one run."""
+    """Yields every matrix product of one pass."""
     for path, part, seen in runs(spec, run):
         yield from (PathProduct(path=path, product=product) for product in part.multiplies(seen))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """FLOPs of one run: with weights, between activations (scores and mixing) in full, and those the mask leaves.
+    """FLOPs of one pass: of weight products, of attention scores and weighted sums in full, and of unmasked pairs.
 
-    `one_gradient` are those of the products of which only one factor needs a gradient (`Product.one_gradient`),
-    `caching` those that only a cache asks for.
+    `one_gradient` are those of products of which only one factor needs a gradient (`Product.one_gradient`), `caching`
+    those needed only with a cache.
     """
 
     products: int
@@ -121,27 +121,27 @@ class Flops:
 
     @property
     def forward(self) -> int:
-        """With full scores, as kernels that do not skip multiply them."""
+        """FLOPs with full scores, as in kernels that do not skip masked pairs."""
         return self.products + self.scores
 
     @property
     def forward_causal(self) -> int:
-        """With masked pairs skipped."""
+        """FLOPs with masked pairs skipped."""
         return self.products + self.scores_causal
 
     @property
     def training(self) -> int:
-        """Forward with full scores, and backward at twice that; at once that where only the weight gets a gradient."""
+        """Forward with full scores, plus twice that for backward, or once if only one factor needs a gradient."""
         return TRAINING_FACTOR * (self.forward - self.caching) - self.one_gradient
 
     @property
     def training_causal(self) -> int:
-        """The same with masked pairs skipped."""
+        """As `training`, with masked pairs skipped."""
         return TRAINING_FACTOR * (self.forward_causal - self.caching) - self.one_gradient
 
 
 def flops(spec: Part, run: Pass) -> Flops:
-    """Returns the FLOPs of one run, 2abc for each product (a,b)x(b,c)."""
+    """Returns the FLOPs of one pass, 2abc for each product (a,b)x(b,c)."""
     all_products = [p.product for p in products(spec, run)]
     scores = [p for p in all_products if p.weight is None]
     return Flops(
@@ -157,10 +157,9 @@ def flops(spec: Part, run: Pass) -> Flops:
 class CacheBill:
     """Cache bytes of one sequence.
 
-    `per_token` grows while every layer still keeps all tokens, `unbounded` once the windows are full; `window` is what
-    full windows hold, `fixed` what does not depend on length. `per_source_token` is for each token that an encoder
-    read; `at_seq` counts these too. `expanded` is what each token would take if every head's keys and values were kept
-    in place of the latents that they are read out of.
+    `per_token` is the growth per token while windows are not full, `unbounded` once they are; `window` is the size of
+    full windows, `fixed` is independent of length. `per_source_token` is per token that an encoder read; `at_seq`
+    includes these. `expanded` is the growth per token if every head's keys and values were cached in place of latents.
     """
 
     per_token: int
@@ -173,9 +172,9 @@ class CacheBill:
 
 
 def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> CacheBill:
-    """Returns the cache bytes of one sequence of `tokens` tokens, at `dtype` (a plain format).
+    """Returns the cache bytes of one sequence of `tokens` tokens in `dtype`, a format without blocks.
 
-    `source` counts the encoder's tokens where there is one; None means as many.
+    `source` is the number of the encoder's tokens, if there is one; None means as many.
     """
     held = find_dtype(dtype)
     if held.block > 1:
@@ -203,10 +202,10 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
 
 
 def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
-    """Returns every tensor autograd keeps in one forward pass, by path and name, shared ones once in each stack."""
+    """Returns every tensor that autograd saves in one forward pass, by path and name, shared ones once per stack."""
     kept: dict[str, Saved] = {}
-    reads: dict[str, str] = {}  # parts that read what another one reads, by path
-    stacks: list[str] = []  # paths of the models around the part at hand
+    reads: dict[str, str] = {}  # parts that share the input of another part, by path
+    stacks: list[str] = []  # paths of the models around the current part
     of_heads: set[str] = set()
     for at, part, seen in runs(spec, run, path):
         stacks = [stack for stack in stacks if at.startswith(stack)]
@@ -226,7 +225,7 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
 
 
 def recomputed_tensors(spec: Part, path: str = "") -> set[str]:
-    """Returns the keys of `saved_tensors` that selective checkpointing drops, for whichever kernel keeps them."""
+    """Returns the keys of `saved_tensors` that selective checkpointing drops, for any kernel."""
     keys: set[str] = set()
     for at, part in walk(spec, path):
         for name in memory(part).recomputes():
@@ -236,7 +235,7 @@ def recomputed_tensors(spec: Part, path: str = "") -> set[str]:
 
 
 def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
-    """Returns what cross-entropy over float32 logits keeps: log-probabilities and targets; nothing without logits."""
+    """Returns what cross-entropy over float32 logits saves: log-probabilities and targets; nothing without logits."""
     rows, classes = _logits(spec, replace(run, logits="all"))
     if not classes:
         return ()
@@ -248,13 +247,13 @@ def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
 
 
 def logits_bytes(spec: Model, run: Pass) -> int:
-    """Returns the bytes of the logits of one run, in the run's dtype; none where there is no head that gives them."""
+    """Returns the bytes of the logits of one pass, in the pass's dtype; 0 without a language head."""
     rows, classes = _logits(spec, run)
     return rows * classes * run.width
 
 
 def _logits(spec: Model, run: Pass) -> tuple[int, int]:
-    """Rows and columns of the logits: of each token, or of each image."""
+    """Returns the rows and columns of the logits: per token, or per image."""
     if run.logits == "pooled":
         return 0, 0
     if isinstance(spec.head, Classifier):
@@ -266,11 +265,11 @@ def _logits(spec: Model, run: Pass) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedBill:
-    """Bytes kept for the backward pass: all of them, without what is recomputed, or only the blocks' inputs.
+    """Bytes saved for the backward pass: all, without recomputed tensors, or only the blocks' inputs.
 
-    `selective` is without what the parts of a block can recompute (`Memory.recomputes`). `checkpointed` counts the
-    blocks' inputs and what lies outside the blocks; `block` is the largest block's own, which is there once while that
-    block runs again.
+    `selective` excludes what the parts of a block can recompute (`Memory.recomputes`). `checkpointed` counts the
+    blocks' inputs and the tensors outside the blocks; `block` is what the largest block saves, held once while it is
+    recomputed.
     """
 
     all: int
@@ -281,7 +280,7 @@ class SavedBill:
 
 
 def saved(spec: Model, run: Pass) -> SavedBill:
-    """Returns the saved bytes of one training step's forward pass; the loss is counted apart."""
+    """Returns the saved bytes of one training step's forward pass; the loss is counted separately."""
     kept = saved_tensors(spec, run)
     own: dict[str, int] = {}
     dropped = sum(kept[key].nbytes(run.width) for key in recomputed_tensors(spec) & kept.keys())
@@ -305,7 +304,7 @@ def saved(spec: Model, run: Pass) -> SavedBill:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Bytes that one step moves, by component: weights read once, cache read and written, table rows looked up."""
+    """Memory traffic of one step, by component: weights read once, cache read and written, table rows looked up."""
 
     weights: dict[Kind, int]
     lookups: int
@@ -313,16 +312,16 @@ class Moved:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The total."""
         return sum(self.weights.values()) + self.lookups + self.cache
 
 
 def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
-    """Returns the bytes that one run moves between memory and the processor, activations left out.
+    """Returns the memory traffic of one pass, without activations.
 
-    A weight is read once however many sequences run, of experts those that are expected to be hit; of a table only the
-    looked-up rows, unless a tied head multiplies it. Cached keys and values are read once per sequence and the new ones
-    written. `dtype` as `weight_bytes` takes it.
+    A weight is read once regardless of the number of sequences, and only the experts that are expected to be used; of a
+    table only the looked-up rows, unless a tied head multiplies it. Cached keys and values are read once per sequence
+    and new ones are written. `dtype` is as in `weight_bytes`.
     """
     held, kv = find_held(spec, dtype) if isinstance(dtype, str) else dtype, find_dtype(kv_dtype).block_bytes
     multiplied = {p.weight_path for p in products(spec, run)}
@@ -346,7 +345,7 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the bill: a part, `count` times where equal neighbours are folded; figures are for one of them."""
+    """One row of the costs: a part, `count` times if equal neighbours are folded; figures are for one of them."""
 
     path: str
     part: str
@@ -358,9 +357,9 @@ class Row:
 
 
 def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
-    """Returns the bill by path, for parts that hold, multiply or remember anything; equal blocks folded.
+    """Returns the costs by path, for parts that hold, multiply or remember anything; equal blocks folded.
 
-    Parts that do not run are there too: they multiply nothing.
+    Parts that do not run are included, without products.
     """
     size = find_dtype(kv_dtype).block_bytes
     lines: list[Row] = []
@@ -387,15 +386,15 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
 def _folded(
     part: Part, run: Pass | None, path: str = "", count: int = 1
 ) -> Iterator[tuple[str, Part, Pass | None, int]]:
-    """Yields (path, part, run, count) as `runs` does, runs of equal blocks as one, `blocks.0-31`.
+    """Yields (path, part, run, count) as `runs` does, with consecutive equal blocks as one, `blocks.0-31`.
 
-    What has no part in the run is there with None.
+    The run is None for parts that do not run.
     """
     yield path, part, run, count
     below = [
         (name, child, None if run is None else part.child_run(name, run))
         for name, child in part.children()
-        if not isinstance(child, Map)  # told with the part whose map it is
+        if not isinstance(child, Map)  # covered by the part whose map it is
     ]
     for _, group in groupby(below, lambda one: one[1:] if isinstance(one[1], Block) else one[0]):
         (name, child, seen), *others = group

@@ -1,4 +1,4 @@
-"""How many bytes a weight takes at a plain dtype, or at a block format of GGUF files."""
+"""The bytes of a weight in a plain dtype, or in a block format of GGUF files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from asbuilt.dtypes import BLOCKS, PLAIN, short_name
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.part import Weight
 
-# A row whose length is no multiple of 256 falls back to blocks of 32, as llama.cpp's quantiser does; what fits neither
-# is kept in fp16.
+# A row whose length is not a multiple of 256 falls back to blocks of 32, as in llama.cpp's quantiser; rows that fit
+# neither stay in fp16.
 FALLBACK = {
     **{name: "iq4_nl" for name in BLOCKS if name.startswith(("iq1_", "iq2_", "iq3_"))},
     "iq4_xs": "iq4_nl",
@@ -27,17 +27,17 @@ FALLBACK = {
 
 @dataclass(frozen=True)
 class Dtype:
-    """A number format; `block` and `block_bytes` are 1 and the size of one number where there are no blocks."""
+    """A number format; without blocks, `block` is 1 and `block_bytes` the size of one number."""
 
     name: str
     block: int
     block_bytes: Fraction
 
     def nbytes(self, weight: Weight) -> Fraction:
-        """Bytes of one weight.
+        """Returns the bytes of one weight.
 
-        Block formats hold matrices and tables row by row; vectors stay in fp32, as GGUF files keep them. A weight that
-        the spec declares as blocks of a format is held as these.
+        Block formats store matrices and tables row by row; vectors stay in fp32, as in GGUF files. A weight that the
+        spec declares as packed has the bytes of its own format.
         """
         if weight.format is not None:
             return Fraction(math.prod(weight.stored_shape))
@@ -51,7 +51,7 @@ class Dtype:
 
 
 def dtype(name: str) -> Dtype:
-    """Returns the format of that name; raises InputError for a name that is none."""
+    """Returns the format of this name; raises InputError for an unknown name."""
     key = short_name(name)
     if key in PLAIN:
         return Dtype(key, 1, PLAIN[key])

@@ -1,8 +1,8 @@
-"""The counted tree of a model as one device has it, and folds over it for those who ask often.
+"""The counted tree of one device's part of a model, and fast folds over it.
 
-`cost.weight_bytes`, `cost.cache`, `cost.moved` and `cost.flops` walk every part of a model; a plan asks for hundreds of
-runs. Here the tree is built once with equal neighbours and cousins counted, each part beside the device's own share of
-it, which changes no figure. Plans of serving fold it here, those of training in `plan/train/shares.py`.
+`cost.weight_bytes`, `cost.cache`, `cost.moved` and `cost.flops` walk every part of a model, but a plan needs hundreds
+of passes. Here the tree is built once with equal parts counted, each part beside the device's share of it, which
+changes no figure. Serving plans fold it here, training plans in `plan/train/shares.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from functools import cached_property
 from asbuilt.spec.part import Kind, Part, Pass, Product, Remembered, Weight
 
 Number = int | Fraction
-# Runs whose step is kept, for each model and layout.
+# Passes whose costs are cached, per model and placement.
 MOST_KEPT = 1000
-# bytes of a weight, from its path, its shape and role, and the part that owns it
+# returns the bytes of a weight from its path, the weight, and the part that owns it
 Held = Callable[[str, Weight, Part], Fraction]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """A part that is there `count` times; `path` is the first one's, `own` is what one device holds of it."""
+    """A part that occurs `count` times; `path` is the first one's, `own` is one device's share of it."""
 
     path: str
     name: str
@@ -34,7 +34,7 @@ class Node:
     children: tuple[Node, ...]
 
     def runs(self, run: Pass) -> Iterator[tuple[Node, Pass]]:
-        """Yields every node with the run as its part sees it, parents first."""
+        """Yields every node with the pass as its part sees it, parents first."""
         yield self, run
         for child in self.children:
             seen = self.own.child_run(child.name, run)
@@ -42,26 +42,26 @@ class Node:
                 yield from child.runs(seen)
 
     def times(self, times: Callable[[str], int]) -> Node:
-        """Returns the node with each of its children `times(name)` times as often, and without those of none."""
+        """Returns the node with the count of each child multiplied by `times(name)`, dropping those with 0."""
         kept = ((child, times(child.name)) for child in self.children)
         return replace(self, children=tuple(child.scaled(n) for child, n in kept if n))
 
     def scaled(self, factor: int) -> Node:
-        """Returns the node with all that is below it `factor` times as often."""
+        """Returns the node with all counts below it multiplied by `factor`."""
         if factor == 1:
             return self
         children = tuple(child.scaled(factor) for child in self.children)
         return replace(self, count=factor * self.count, children=children)
 
     def below(self) -> Iterator[Node]:
-        """Yields every node, parents first, those too that have no part in some runs."""
+        """Yields every node, parents first, including those that do not run in some passes."""
         yield self
         for child in self.children:
             yield from child.below()
 
 
 def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1) -> Node:
-    """Returns the tree below `whole`, of which one device has `own`; equal children of one field are one."""
+    """Returns the tree below `whole`, of which one device has `own`; equal children of one field are merged."""
     groups: dict[tuple[str, Part], list[tuple[str, Part]]] = {}
     for (child_name, child), (_, own_child) in zip(whole.children(), own.children(), strict=True):
         groups.setdefault((child_name.split(".")[0], child), []).append((child_name, own_child))
@@ -75,14 +75,14 @@ def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Census:
-    """A part with equal items of its tuples once, `small`; `order[field][i]` is the item that stands for item i."""
+    """A part with equal items of its tuples merged, `small`; `order[field][i]` is the merged index of item i."""
 
     small: Part
     order: dict[str, tuple[int, ...]]
 
 
 def census(part: Part) -> Census:
-    """Returns the census of `part`: what is the busiest of its items stays so in `small`."""
+    """Returns the census of `part`; maxima over items are the same in `small`."""
     once, order = {}, {}
     for f in fields(part):
         value = getattr(part, f.name)
@@ -95,7 +95,7 @@ def census(part: Part) -> Census:
 
 @dataclass(kw_only=True)
 class RunCost:
-    """What parts of one kind do in one run: bytes of weights, of looked-up rows and of cache; FLOPs."""
+    """The costs of one kind of part in one pass: bytes of weights, looked-up rows and cache; FLOPs."""
 
     weights: int = 0
     lookups: Number = 0
@@ -105,7 +105,7 @@ class RunCost:
     scores_causal: Number = 0
 
     def grown(self, two: RunCost, batch: int) -> RunCost:
-        """Returns the step of `batch` sequences from this one, of one sequence, and that of two; weights stay."""
+        """Returns the cost of `batch` sequences, extrapolated from this one, of one, and that of two; weights stay."""
         more = batch - 1
         return RunCost(
             weights=self.weights,
@@ -118,13 +118,13 @@ class RunCost:
 
     @property
     def nbytes(self) -> int:
-        """All bytes moved."""
+        """Total bytes moved."""
         return self.weights + math.ceil(self.lookups) + math.ceil(self.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One weight of a node: its bytes on this device, each of `count` times; no node where it is another stage's."""
+    """One weight of a node: its bytes on this device, for each of `count`; no node if it is another stage's."""
 
     name: str
     weight: Weight
@@ -136,14 +136,14 @@ class Stored:
 
 
 def _whole(number: Fraction) -> Number:
-    """Whole numbers as int, which is ten times as fast."""
+    """Returns whole numbers as int, which is ten times as fast."""
     return number.numerator if number.denominator == 1 else number
 
 
 class Folded:
-    """The folds over a counted tree, whose weights take the bytes that `held` gives the whole ones.
+    """The folds over a counted tree, with the bytes of weights from `held`.
 
-    Experts are shared out over `expert` devices, which are `groups` groups with batches of their own.
+    Experts are spread over `expert` devices, in `groups` groups with separate batches.
     """
 
     def __init__(self, root: Node, held: Held, *, expert: int = 1, groups: int = 1) -> None:
@@ -154,7 +154,7 @@ class Folded:
 
     @cached_property
     def stored(self) -> list[Stored]:
-        """Every weight, and of another stage's weights those that are multiplied here too."""
+        """Every weight, including another stage's weights that are multiplied here too."""
         found = [entry for node in self.nodes for entry in self._own(node)]
         here = {entry.path for entry in found}
         for path in self.multiplied_elsewhere - here:
@@ -186,7 +186,7 @@ class Folded:
 
     @cached_property
     def multiplied_elsewhere(self) -> set[str]:
-        """Full paths of weights that a part multiplies and another one owns."""
+        """Full paths of weights that one part multiplies and another one owns."""
         return {
             product.weight[1:]
             for node, run in self.root.runs(Pass(tokens=1))
@@ -214,7 +214,7 @@ class Folded:
 
     @cached_property
     def active_parameters(self) -> Number:
-        """Parameters that one token uses, as `cost.active_parameters`; on one device."""
+        """Parameters that one token uses on one device, as in `cost.active_parameters`."""
         one = Pass(tokens=1)
         return sum(
             (
@@ -225,14 +225,14 @@ class Folded:
         )
 
     def cache_numbers(self, tokens: int, kept: Callable[[Remembered, int], int] = Remembered.tokens_kept) -> int:
-        """Returns how many numbers the cache of one sequence holds; `kept` says for how many tokens."""
+        """Returns how many numbers the cache of one sequence has; `kept` returns for how many tokens."""
         return sum(node.count * r.size * kept(r, tokens) for node, r in self.remembered)
 
     def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
-        """Returns what one run moves and multiplies, by kind of part; `kv_bytes` are those of one cached number.
+        """Returns the traffic and FLOPs of one pass, by kind of part; `kv_bytes` are those of one cached number.
 
-        Each sequence more multiplies, looks up and caches as much as the one before it, as the tests prove for every
-        part; of the weights, how many experts are hit depends on the whole batch.
+        Products, lookups and cache grow linearly with the number of sequences, as the tests prove for every part; how
+        many experts are used depends on the whole batch.
         """
         one = replace(run, batch=1)
         if (one, kv_bytes) not in self._of_few:
@@ -251,11 +251,11 @@ class Folded:
 
     @cached_property
     def _chosen(self) -> list[Stored]:
-        """Weights of which a run may read a share."""
+        """Weights of which a pass may read only a share."""
         return [e for e in self.stored if e.node is not None and type(e.node.own).share is not Part.share]
 
     def _without_choice(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
-        """The step without the weights of which it may read a share."""
+        """Returns the costs without the weights of which a pass may read only a share."""
         kinds: list[Kind] = [*(entry.kind for entry in self.stored), *(node.whole.kind for node in self.nodes)]
         steps: dict[Kind, RunCost] = {kind: RunCost() for kind in kinds}
         seen, chosen = dict(self.root.runs(run)), {id(entry) for entry in self._chosen}
@@ -277,7 +277,7 @@ class Folded:
         return steps
 
     def _run_of(self, node: Node, run: Pass) -> Pass:
-        """Experts see the rows of all groups."""
+        """Returns the pass as a node sees it: experts process the rows of all groups."""
         return replace(run, batch=run.batch * self.groups) if self.groups > 1 and node.own.spreads() else run
 
     def _multiply(self, step: RunCost, node: Node, run: Pass) -> None:
@@ -291,7 +291,7 @@ class Folded:
                 step.products += product.flops * share
 
     def contracted(self, run: Pass) -> list[tuple[Node, Product]]:
-        """Returns the products whose inner dimension is divided among devices: their results are to be added."""
+        """Returns the products whose inner dimension is divided over devices, so that their results must be summed."""
         found = []
         for node, seen in self.root.runs(run):
             weights, wholes = node.own.local_weights(), node.whole.local_weights()
@@ -303,7 +303,7 @@ class Folded:
 
 
 def _find(root: Part, path: str) -> tuple[Part, Weight]:
-    """Returns the part and its weight at a full path."""
+    """Returns the part and the weight at a full path."""
     part, rest = root, path
     while rest:
         held = part.holds()

@@ -1,10 +1,10 @@
-"""The file types of llama.cpp as the mixtures of formats that they are: which format Q4_K_M or IQ2_M gives each weight.
+"""The file types of llama.cpp as mixtures of formats: which format Q4_K_M or IQ2_M uses for each weight.
 
-A file type names the format of most weights, and gives more bits to those that are worth them: the head, the values of
-attention, what comes down from the feed-forward part, in some layers or in all. The rules are those of its quantiser
-(llama_tensor_get_type in src/llama-quant.cpp); the tests hold the sums against published files. Types below four bits
-are reckoned as made with an importance matrix, which is how they are published. What a file keeps in float32 stays so
-here: vectors, routers, positions. Latent attention is reckoned as files had it before its keys' part was stored apart.
+A file type names the format of most weights, and spends more bits on important ones: the head, attention values, and
+the down projection, in some or all layers. The rules are those of llama.cpp's quantiser (llama_tensor_get_type in
+src/llama-quant.cpp); the tests compare the sums with published files. Types below four bits are assumed to be made with
+an importance matrix, as published. What a file stores in float32 stays so here: vectors, routers, positions. Latent
+attention is counted as in files before its key part was stored separately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUANTISED_ROLES = ("matrix", "table")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the rules look at: the `i`-th of `n` layers, queries per key head, experts."""
+    """The inputs of the rules: layer `i` of `n`, queries per key head, experts."""
 
     i: int
     n: int
@@ -40,17 +40,17 @@ class Place:
 
     @property
     def early(self) -> bool:
-        """Whether it is in the first eighth."""
+        """Whether the layer is in the first eighth."""
         return self.i < self.n // 8
 
     @property
     def often(self) -> bool:
-        """Whether it is in the first or the last eighth, or each third one between them."""
+        """Whether the layer is in the first or last eighth, or every third one in between."""
         return self.early or self.i >= 7 * self.n // 8 or (self.i - self.n // 8) % 3 == 2
 
     @property
     def grouped(self) -> bool:
-        """Whether four queries or more read one value, which makes values few and their bits cheap."""
+        """Whether four or more queries share one value head, so that values are few and extra bits cheap."""
         return self.groups >= 4
 
 
@@ -79,10 +79,10 @@ def _middle(name: str) -> Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """One file type: the format of most weights, `head` and `table`, and `picks` for the others by what they are.
+    """One file type: the format of most weights, of `head` and `table`, and `picks` for others by slot.
 
-    `table` None is the format of most. With eight experts `o8` gives the output of attention five bits; `low` are the
-    types of fewer than three bits, which have rules of their own for such models.
+    `table` None means the format of most. With eight experts, `o8` uses five bits for the attention output; `low` marks
+    types below three bits, which have special rules for such models.
     """
 
     base: str
@@ -94,7 +94,7 @@ class Mixture:
 
 
 def _low(base: str, table: str, wide: str, o: Pick = lambda place: None) -> Mixture:
-    """A type of fewer than three bits: values in four bits where they are few, the first layers' `down` in `wide`."""
+    """Returns a type below three bits: values in four bits if they are few, the first layers' `down` in `wide`."""
     v: Pick = lambda place: "q4_k" if place.grouped or place.experts >= 4 else wide  # noqa: E731
     return Mixture(base=base, head="q5_k", table=table, picks={"v": v, "down": _early(wide), "o": o}, low=True)
 
@@ -108,7 +108,7 @@ Q2_K = Mixture(
 )
 Q6_K = Mixture(base="q6_k")
 
-# By the names of llama.cpp's file types. Those that are formats too are `mostly_q2_k` and so on, as the file says it.
+# By llama.cpp's names of file types. Those that are also formats are named `mostly_q2_k` and so on, as in files.
 FILE_TYPES: dict[str, Mixture] = {
     "q2_k": Q2_K,
     "q2_k_s": Mixture(base="q2_k", picks={"v": _grouped("q4_k"), "down": _early("q4_k")}),
@@ -173,7 +173,7 @@ FILE_TYPES: dict[str, Mixture] = {
     "tq1_0": Mixture(base="tq1_0", table="q4_k"),
     "tq2_0": Mixture(base="tq2_0", table="q4_k"),
     "mxfp4_moe": Mixture(base="q8_0", head="q8_0", picks={"expert": _always("mxfp4")}),
-    # Published beside those: head and table of the next lower one in eight bits.
+    # Also published: variants with head and table in eight bits.
     "q2_k_l": replace(Q2_K, head="q8_0", table="q8_0"),
     "q3_k_xl": replace(Q3_K_L, head="q8_0", table="q8_0"),
     "q4_k_l": replace(Q4_K_M, head="q8_0", table="q8_0"),
@@ -185,7 +185,7 @@ MIXTURES = {name if name not in BLOCKS else MOSTLY + name: mixture for name, mix
 
 
 def find_mixture(name: str) -> tuple[str, Mixture] | None:
-    """Returns the canonical name and the mixture of a file type, None for a name of none: `q4_0` is the one format."""
+    """Returns the canonical name and the mixture of a file type, None for other names: `q4_0` means the format."""
     key = name.lower()
     plain = key.removeprefix(MOSTLY)
     if plain in MIXTURES:
@@ -194,7 +194,7 @@ def find_mixture(name: str) -> tuple[str, Mixture] | None:
 
 
 def format_name(name: str) -> str:
-    """Returns the canonical name of a format or a mixture; raises InputError for a name of neither."""
+    """Returns the canonical name of a format or a mixture; raises InputError for an unknown name."""
     if found := find_mixture(name):
         return found[0]
     try:
@@ -207,10 +207,10 @@ def format_name(name: str) -> str:
 
 
 def held(spec: Part, name: str, *, joined: bool = False) -> Held:
-    """Returns what gives a weight of the model its bytes, from its path, itself and its part, at a format or a mixture.
+    """Returns a function from (path, weight, part) to the bytes of that weight, for a format or a mixture.
 
-    `joined` says that files of the model keep the queries', keys' and values' maps as one. Raises InputError for a name
-    of neither, and for a mixture of a model that llama.cpp has other rules for.
+    `joined` means that files of the model store q, k and v fused. Raises InputError for an unknown name, and for a
+    mixture of a model for which llama.cpp has other rules.
     """
     found = find_mixture(name)
     if found is None:
@@ -228,7 +228,7 @@ def held(spec: Part, name: str, *, joined: bool = False) -> Held:
 
 
 def _types(spec: Model, mixture: Mixture, joined: bool) -> dict[str, str]:
-    """The format of every weight, by path."""
+    """Returns the format of every weight, by path."""
     slots = {path: _slot(path, weight, owner, joined) for path, weight, owner in weights(spec)}
     layers = {path: int(found[1]) for path in slots if (found := BLOCK.match(path))}
     attending = sorted({layers[path] for path, slot in slots.items() if path in layers and slot in ("v", "qkv")})
@@ -247,8 +247,8 @@ def _types(spec: Model, mixture: Mixture, joined: bool) -> dict[str, str]:
 
 
 def _slot(path: str, weight: Weight, owner: Part, joined: bool) -> str:
-    """What the rules call a weight."""
-    if path.startswith("vision."):  # a file of its own, which is published in 16 bits
+    """Returns the name of a weight in the rules."""
+    if path.startswith("vision."):  # a separate file, published in 16 bits
         return "vision"
     if len(weight.shape) < 2 or weight.role not in QUANTISED_ROLES or owner.kind == "router":
         return "plain"
@@ -276,12 +276,12 @@ def _type(mixture: Mixture, slot: str, place: Place, weight: Weight, layers: int
         return found
     pick = mixture.picks.get(slot)
     chosen = (pick(place) if pick else None) or mixture.base
-    large = layers == 80 and place.groups > 1  # what llama.cpp takes for a 70B
+    large = layers == 80 and place.groups > 1  # llama.cpp's test for a 70B model
     return "q5_k" if slot == "v" and large and not mixture.low and chosen in ("q3_k", "q4_k") else chosen
 
 
 def _of_eight(mixture: Mixture, slot: str) -> str | None:
-    """With eight experts attention is the lesser part, and gets more bits."""
+    """Returns the format with eight experts: attention is then a small part, and gets more bits."""
     if mixture.low:
         return {"k": "q4_k", "o": "q5_k"}.get(slot)
     if slot == "o":

@@ -1,1 +1,1 @@
-"""The few computations that are more than one library call: a plain reference beside each fast path."""
+"""The few computations that need more than one library call: a plain reference beside each fast path."""

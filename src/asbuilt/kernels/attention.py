@@ -13,8 +13,8 @@ from torch import Tensor
 
 from asbuilt.spec.part import Kernel
 
-# "causal": T == S, each token sees itself and those before; None: every key is seen; a tensor of bool: True where a key
-# is seen; of numbers: added to the scores, -inf where a key is hidden. Broadcastable to (B, H or 1, T, S).
+# "causal": T == S, a causal mask; None: no mask; a bool tensor: True where a query attends to a key; a float tensor:
+# added to the scores, -inf where masked. Broadcastable to (B, H or 1, T, S).
 Mask = Tensor | Literal["causal"] | None
 
 
@@ -29,9 +29,9 @@ def attend(
     sinks: Tensor | None = None,
     kernel: Kernel,
 ) -> Tensor:
-    """Returns softmax(scale q k^T, masked) v of shape (B, H, T, width of v): the one place that chooses a kernel.
+    """Returns softmax(scale q k^T, masked) v of shape (B, H, T, width of v): the only place that chooses a kernel.
 
-    The fused kernel knows no soft-capping and no sinks, so these always take the reference.
+    The fused kernel supports neither soft-capping nor sinks, which always use the reference.
     """
     if kernel == "reference" or softcap is not None or sinks is not None:
         return reference(q, k, v, mask, scale, softcap, sinks)
@@ -47,10 +47,10 @@ def reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Returns attention as the textbook writes it, softmax in float32 or wider.
+    """Returns textbook attention, with the softmax in float32 or wider.
 
-    The queries of one group are laid along the token axis, so that grouped keys are never copied. `sinks` (H) are
-    scores that take part in the softmax and have no value.
+    The queries of one group are concatenated along the token axis, so that grouped keys are never copied. `sinks` (H)
+    are scores that take part in the softmax without a value.
     """
     B, H, T, D = q.shape
     K, S = k.shape[1], k.shape[2]
@@ -77,16 +77,16 @@ def _masked(scores: Tensor, mask: Mask) -> Tensor:
 
 
 def _widened(x_BHTD: Tensor, width: int) -> Tensor:
-    """Returns a copy with zeros added, or numbers cut off, at the end of each head; heads of a token lie together."""
+    """Returns a copy padded with zeros or truncated at the end of each head; a token's heads are contiguous."""
     return F.pad(x_BHTD.transpose(1, 2), (0, width - x_BHTD.shape[-1])).transpose(1, 2)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    """Returns the same through `scaled_dot_product_attention`.
+    """Returns the same with `scaled_dot_product_attention`.
 
-    Its `is_causal` is aligned to the top left, right only for T == S; a lone query that sees every key is passed as a
-    short sequence of its group's heads, which spares the kernel from repeating keys. It wants queries, keys and values
-    of one width: the narrower are filled up with zeros, which change no score and are cut off the result.
+    Its `is_causal` is aligned to the top left, which is right only for T == S; a single unmasked query is passed as a
+    short sequence of its group's heads, so that the kernel need not repeat keys. The kernel needs queries, keys and
+    values of one width: narrower ones are padded with zeros, which change no score and are cut off the result.
     """
     D, V = q.shape[-1], v.shape[-1]
     if D < V:

@@ -25,10 +25,9 @@ def grouped_product(
 ) -> Tensor:
     """Returns (R, O): the first counts[0] rows times expert 0's matrix transposed, the next with expert 1's, and so on.
 
-    `bias_EO` adds each expert's own vector. With a `format` the matrices are blocks, expanded one expert after the
-    other. The reference multiplies every group and joins the results. So does training, whose gradient then comes in
-    one piece for all experts. Without gradients each expert that is hit writes to its place, and the others are not
-    read.
+    `bias_EO` is added per expert. With a `format` the matrices are packed, and dequantised one expert at a time. The
+    reference multiplies every group and concatenates the results, as does training, whose gradient is then one tensor
+    for all experts. Without gradients each used expert writes to its place in the output, and the others are not read.
     """
     biases = [None] * len(counts) if bias_EO is None else bias_EO.unbind()
     if kernel == "reference" or torch.is_grad_enabled():
@@ -46,9 +45,9 @@ def grouped_product(
 
 
 def group_counts(chosen: Tensor, n_experts: int) -> list[int]:
-    """Returns how many rows each expert is chosen for.
+    """Returns the number of rows per expert.
 
-    On the meta device nothing is known of what was chosen, and the rows are spread evenly.
+    On the meta device the choices are unknown, and rows are spread evenly.
     """
     if chosen.device.type == "meta":
         each, more = divmod(chosen.numel(), n_experts)

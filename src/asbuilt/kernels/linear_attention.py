@@ -1,6 +1,6 @@
-"""Causal linear attention: by chunks, and token by token as it is defined.
+"""Causal linear attention: chunked, and token by token as in its definition.
 
-Shapes: heads of all rows G, tokens T, head width D; features q, k (G, T, D), values with a one beside them
+Shapes: heads of all rows G, tokens T, head width D; features q, k (G, T, D), values with an appended one
 (G, T, D + 1), a state (G, D, D + 1). Katharopoulos et al. 2020 (arXiv 2006.16236), equations 9 to 12.
 """
 
@@ -13,10 +13,10 @@ from torch import Tensor
 def by_chunks(
     q_GTD: Tensor, k_GTD: Tensor, v_GTW: Tensor, state_GDW: Tensor | None, size: int, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns what each token reads (G, T, D + 1), its last number the sum of weights, and the state after all.
+    """Returns each token's output (G, T, D + 1), whose last number is the sum of weights, and the final state.
 
-    The tokens of a chunk of `size` see each other by masked products, and those before it through the state, which is
-    None where nothing came before. Without `keep` the state after the last chunk is not made.
+    Tokens within a chunk of `size` interact by masked products, and with earlier ones through the state, which is None
+    at the start. Without `keep` the state after the last chunk is not computed.
     """
     made = []
     parts = list(zip(*(x.split(size, 1) for x in (q_GTD, k_GTD, v_GTW)), strict=True))
@@ -31,7 +31,7 @@ def by_chunks(
 
 
 def by_tokens(q_GTD: Tensor, k_GTD: Tensor, v_GTW: Tensor, state_GDW: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the same, token by token: the state takes k v^T in, and the query reads it."""
+    """Returns the same, token by token: k v^T is added to the state, and the query reads it."""
     state = torch.zeros_like(k_GTD[:, 0, :, None] * v_GTW[:, 0, None, :]) if state_GDW is None else state_GDW
     made = []
     for q, k, v in zip(q_GTD.unbind(1), k_GTD.unbind(1), v_GTW.unbind(1), strict=True):

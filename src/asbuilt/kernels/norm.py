@@ -1,4 +1,4 @@
-"""RMSNorm: the library's composite as reference, and a path that keeps only its input and one number per row."""
+"""RMSNorm: the library's composite as reference, and a path that saves only its input and one number per row."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = False) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * gain over the last dimension, the mean in float32 or wider.
 
-    The gain is `weight`, or 1 + `weight` with `offset`, or 1 where there is none.
+    The gain is `weight`, or 1 + `weight` with `offset`, or 1 without a weight.
     """
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
         return RMSNormFunction.apply(x, weight, eps, offset)  # type: ignore[no-any-return]
-    if x.numel() == x.shape[-1] and x.device.type in ("cpu", "meta"):  # meta: a trace sees the calls that a CPU makes
+    if x.numel() == x.shape[-1] and x.device.type in (
+        "cpu",
+        "meta",
+    ):  # meta: a trace must record the calls that a CPU makes
         return one_row(x, weight, eps, offset)
     return normalise(x, weight, eps, offset)[0]
 
 
 def reference(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> Tensor:
-    """Returns the library's RMSNorm, which under autograd keeps two more tensors of x's size."""
+    """Returns the library's RMSNorm, which under autograd saves two more tensors of x's size."""
     return F.rms_norm(x, (x.shape[-1],), _gain(weight, offset), eps)
 
 
 def one_row(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> Tensor:
-    """Returns one normalised vector in three calls, calls being what a norm costs beside a decode step's products."""
+    """Returns one normalised vector in three calls, since calls dominate the cost of a norm in a decode step."""
     length = _number(torch.linalg.vector_norm(x, dtype=_wide(x)))
     rstd = (length * length / x.numel() + eps) ** -0.5
     gain = _gain(weight, offset)
@@ -47,7 +50,7 @@ def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
 def normalise(x: Tensor, weight: Tensor | None, eps: float, offset: bool = False) -> tuple[Tensor, Tensor]:
     """Returns (normalised x, reciprocal root mean square per row) in few passes over memory.
 
-    Not for autograd, which cannot follow what is done in place; `RMSNormFunction` calls it out of autograd's sight.
+    Works in place and therefore not under autograd; `RMSNormFunction` calls it outside of autograd.
     """
     wide = _widen(x)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -70,11 +73,11 @@ def _widen(x: Tensor) -> Tensor:
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """dx = rstd * (g - n * mean(g * n)) with n = x * rstd and g = dy * gain; n is made again, not kept."""
+    """dx = rstd * (g - n * mean(g * n)) with n = x * rstd and g = dy * gain; n is recomputed, not saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, offset: bool) -> Tensor:  # noqa: ANN401
-        """Keeps x, the weight and one number per row."""
+        """Saves x, the weight and one number per row."""
         y, rstd = normalise(x, weight, eps, offset)
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset = offset

@@ -1,8 +1,8 @@
-"""Weights held as blocks of few bits, as GGUF files lay them out: expanded to numbers, a tile of rows at a time.
+"""Packed weights in GGUF's block formats: dequantised one tile of rows at a time.
 
-A block is so many neighbouring numbers of a row, their scales, and their bits: (..., blocks * bytes) as uint8. The
-layouts are those of ggml-common.h; MXFP4 is the Open Compute Project's (Microscaling Formats v1.0, section 5). This is
-the reference: a product expands what it multiplies, forward and backward, and keeps none of it.
+A block is a number of consecutive values of a row with their scales: (..., blocks * bytes) as uint8. The layouts are
+those of ggml-common.h; MXFP4 is the Open Compute Project's (Microscaling Formats v1.0, section 5). This is the
+reference: a product dequantises what it multiplies, forward and backward, and saves none of it.
 
 Shapes: rows N, inputs I, outputs O, bytes of a row of blocks K.
 """
@@ -22,14 +22,14 @@ from asbuilt.kernels.memory.linear import tile_rows
 
 
 def expand(blocks: Tensor, format: str, dtype: torch.dtype) -> Tensor:
-    """Returns the numbers (..., I) of rows of blocks (..., K) in `dtype`; they are computed in float32."""
+    """Returns the values (..., I) of rows of blocks (..., K) in `dtype`, computed in float32."""
     size, nbytes = BLOCKS[format]
     numbers = EXPANDED[format](blocks.reshape(-1, nbytes))
     return numbers.reshape(*blocks.shape[:-1], blocks.shape[-1] // nbytes * size).to(dtype)
 
 
 def look_up(index: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
-    """Returns rows of a table, (*index.shape, I); without a format those of a plain one."""
+    """Returns rows of a table, (*index.shape, I); without a format the table is plain."""
     return F.embedding(index, weight) if format is None else expand(weight[index], format, dtype)
 
 
@@ -44,7 +44,7 @@ def linear(
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b, W expanded again for the gradient of x."""
+    """x W^T + b; W is dequantised again for the gradient of x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, blocks: Tensor, format: str, bias: Tensor | None) -> Tensor:  # noqa: ANN401  # torch's own
@@ -54,7 +54,7 @@ class _Product(torch.autograd.Function):
         made = x.new_empty((*x.shape[:-1], len(blocks)))
         for part, matrix in tiles(blocks, format, x.dtype):
             made[..., part] = plain.linear(x, matrix, None if bias is None else bias[part])
-            del matrix  # before the next one is expanded
+            del matrix  # before the next one is dequantised
         return made
 
     @staticmethod
@@ -71,28 +71,28 @@ class _Product(torch.autograd.Function):
 
 
 def tiles(blocks: Tensor, format: str, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Yields ranges of rows and the numbers of these rows (n, I)."""
+    """Yields ranges of rows and their values (n, I)."""
     n = tile_rows(blocks.shape[-1] // BLOCKS[format][1] * BLOCKS[format][0])
     for start in range(0, len(blocks), n):
         part = slice(start, start + n)
         yield part, expand(blocks[part], format, dtype)
 
 
-# What a block holds, field by field. Each function takes blocks (n, bytes) and returns float32 numbers (n, size).
+# The fields of each block format. Each function maps blocks (n, bytes) to float32 values (n, size).
 
 
 def _halves(raw: Tensor) -> Tensor:
-    """float16 numbers of pairs of bytes, as float32."""
+    """Returns pairs of bytes as float16, converted to float32."""
     return raw.contiguous().view(torch.float16).float()
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    """The lower halves of all bytes, then the upper ones."""
+    """Returns the lower nibbles of all bytes, then the upper ones."""
     return torch.cat((raw & 15, raw >> 4), -1)
 
 
 def _bits(raw: Tensor) -> Tensor:
-    """The bits of some bytes, lowest first, as 0 or 1."""
+    """Returns the bits of the bytes, lowest first, as 0 or 1."""
     return ((raw[..., None] >> torch.arange(8, dtype=torch.uint8, device=raw.device)) & 1).flatten(-2)
 
 
@@ -119,7 +119,7 @@ def _q8_0(raw: Tensor) -> Tensor:
 
 
 def _pairs_of_bits(raw: Tensor, width: int) -> Tensor:
-    """Two bits of each byte, lowest first: `width` bytes give four runs of as many numbers, and then the next bytes."""
+    """Returns two bits of each byte, lowest first: every `width` bytes yield four runs of as many values."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=raw.device)[:, None]
     return ((raw.unflatten(-1, (-1, 1, width)) >> shifts) & 3).flatten(1)
 
@@ -140,7 +140,7 @@ def _q3_k(raw: Tensor) -> Tensor:
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of six bits in twelve bytes."""
+    """Returns eight scales and eight minima of six bits from twelve bytes."""
     first, second, third = packed.split(4, -1)
     scales = torch.cat((first & 63, third & 15 | (first >> 6) << 4), -1)
     least = torch.cat((second & 63, third >> 4 | (second >> 6) << 4), -1)
@@ -148,7 +148,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_eight(raw: Tensor, codes: Tensor) -> Tensor:
-    """Codes of eight groups of 32, with a scale and a minimum each."""
+    """Returns the values of eight groups of 32 codes, with a scale and a minimum each."""
     scales, least = _six_bits(raw[:, 4:16])
     scale, below = _halves(raw[:, :2]) * scales, _halves(raw[:, 2:4]) * least
     return codes.view(-1, 8, 32).float().mul_(scale[..., None]).sub_(below[..., None]).flatten(1)
@@ -171,9 +171,9 @@ def _q6_k(raw: Tensor) -> Tensor:
     return codes.float().sub_(32).view(-1, 16, 16).mul_(scale[..., None]).flatten(1)
 
 
-# The exponent, 127 above the power of two, of the largest one that six times is finite in float32.
+# The largest biased exponent (bias 127) whose power of two times six is finite in float32.
 LARGEST_POWER = 252
-# Where in a block its float16 scales and minima stand.
+# The offsets of a block's float16 scales and minima.
 SCALES = {
     "q4_0": (0,),
     "q4_1": (0, 2),
@@ -189,9 +189,9 @@ SCALES = {
 
 
 def finite(blocks: Tensor, format: str) -> bool:
-    """Returns whether all scales are finite numbers, and so all that the blocks (..., K) expand to.
+    """Returns whether all scales are finite, and with them all values of the blocks (..., K).
 
-    A power of two of MXFP4 counts as finite where six times it is.
+    A power of two of MXFP4 counts as finite if six times it is.
     """
     raw = blocks.reshape(-1, BLOCKS[format][1])
     if format == "mxfp4":
@@ -199,7 +199,7 @@ def finite(blocks: Tensor, format: str) -> bool:
     return all(bool(_halves(raw[:, at : at + 2]).isfinite().all()) for at in SCALES[format])
 
 
-# Twice the sixteen numbers of four bits, so that they are whole: the power of two is one lower.
+# The sixteen 4-bit values times two, so that they are integers; the power of two is one lower.
 DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 

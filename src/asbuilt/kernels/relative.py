@@ -1,4 +1,4 @@
-"""Relative positions in buckets: near distances have one each, far ones share them by the logarithm."""
+"""Relative position buckets: one per near distance, logarithmically spaced ones for far distances."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from asbuilt.spec.positions import RelativeBuckets
 
 
 def buckets(part: RelativeBuckets, ahead: Tensor) -> Tensor:
-    """Returns the bucket of each distance; `ahead` is how many positions the key comes after its query.
+    """Returns the bucket of each distance; `ahead` is the key's position minus the query's.
 
-    Logarithms in float32: where a distance lies on the edge of a bucket their rounding decides, as in published code.
+    Logarithms are in float32: at the edge of a bucket their rounding decides, as in published code.
     """
     first = torch.where(ahead > 0, part.one_way, 0) if part.both_ways else 0
     distance = ahead.abs() if part.both_ways else (-ahead).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Rotary positions: the tables of cos and sin, and turning heads by them."""
+"""RoPE: the tables of cos and sin, and their application to heads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class RopeTables(NamedTuple):
 
 
 def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> RopeTables:
-    """Returns the tables for tokens at `positions_BT`, in sequences of `lengths` tokens each (dynamic scaling asks).
+    """Returns the tables for tokens at `positions_BT`, in sequences of `lengths` tokens each (for dynamic scaling).
 
     Angles are computed in float64, whatever the model's dtype: in float32 cos and sin are off by up to 2e-4 within 4k
-    positions and 9e-3 within 128k, for a frequency's last bit counts once per position. Published code computes them in
-    float32, each with frequencies rounded in its own way: ours in float32 would lie as far from transformers' (2e-4
-    and 8e-3, theta 10^6 and 128 numbers) as the true ones do, so parity loses nothing. The sine carries the sign of its
-    place, so that one turn is x*cos + swap(x)*sin.
+    positions and 9e-3 within 128k, since a frequency's rounding error is multiplied by the position. Published code
+    uses float32, with differently rounded frequencies: float32 here would differ from transformers as much (2e-4 and
+    8e-3, theta 10^6 and width 128) as the exact values do, so parity loses nothing. The sine includes the sign of its
+    place, so that a rotation is x*cos + swap(x)*sin.
     """
     asked = lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
     rows = [rotary.inverse_frequencies(length) for length in asked]
@@ -40,18 +40,18 @@ def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """Returns the dtype for angles: float64, but on Apple's GPUs, which have none."""
+    """Returns the dtype for angles: float64, or float32 on Apple's GPUs, which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _on_grid(side: int, positions_BT: Tensor, n_pairs: int) -> Tensor:
-    """Returns what each pair turns by, (B or 1, T, n_pairs): the column from 1, then the row; 0 after the grid."""
+    """Returns the 2-D positions, (B or 1, T, n_pairs): the column from 1, then the row; 0 after the grid."""
     places = torch.stack((positions_BT % side, positions_BT // side), -1) + 1
     return places.masked_fill((positions_BT >= side**2)[..., None], 0).repeat_interleave(n_pairs // 2, -1)
 
 
 def rotate(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "adjacent"]) -> Tensor:
-    """Returns x with its first d_rotary numbers turned and the rest untouched."""
+    """Returns x with RoPE applied to its first d_rotary numbers and the rest unchanged."""
     d = turn.cos.shape[-1]
     if d == x_BTHD.shape[-1]:
         return _turn(x_BTHD, turn, pairing)

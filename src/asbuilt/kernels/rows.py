@@ -1,8 +1,8 @@
-"""One row times a matrix on a CPU, which decoding is little else than: the library's usual call is not its fastest.
+"""One row times a matrix on a CPU, which dominates decoding: the library's usual call is not its fastest.
 
-For narrow dtypes oneDNN prepares itself anew for every such product, PyTorch's own kernel does not. In float32 a BLAS
-may leave all but one core idle; the same matrix as a batch of pieces is shared out. Which is faster depends on the
-processor, so it is measured, once for each dtype.
+For narrow dtypes oneDNN repeats its setup for every such product, while PyTorch's own kernel does not. In float32 a
+BLAS may use only one core, while the same matrix as a batch of pieces is distributed over all. Which is faster depends
+on the CPU, so it is measured once per dtype.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.backends import mkldnn
 
 NARROW = (torch.bfloat16, torch.float16)
-# Large enough that reading it is the work, as in a model, and enough of them that they do not stay in a near cache.
+# Large enough to be memory-bound, as in a model, and enough of them that they do not stay in a near cache.
 SHAPE, POOL, REPEATS = (2048, 768), 8, 24
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Returns x W^T + b, (..., out) from (..., in), written to `out` if given; a lone float32 row by the faster way."""
+    """Returns x W^T + b, (..., out) from (..., in), written to `out` if given; one float32 row uses the faster way."""
     if x.dtype is torch.float32 and x.numel() == weight.shape[1] and not torch.is_grad_enabled() and _cuts(x, weight):
         n = pieces()
         y = by_pieces(x, weight, n, None if out is None else out.view(n, -1, 1)).view(*x.shape[:-1], -1)
@@ -35,13 +35,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
 
 
 def by_pieces(x: Tensor, weight: Tensor, n: int, out: Tensor | None = None) -> Tensor:
-    """Returns (n, out/n, 1): W x of one row x, the rows of W in `n` pieces, which divide them; into `out` if given."""
+    """Returns (n, out/n, 1): W x of one row x, with the rows of W in `n` equal pieces; written to `out` if given."""
     row = x.reshape(1, 1, -1).expand(n, -1, -1)
     return torch.bmm(weight.view(n, -1, weight.shape[1]), row.transpose(1, 2), out=out)
 
 
 def pieces() -> int:
-    """Returns into how many pieces a matrix is cut: a power of two, no fewer than there are threads."""
+    """Returns into how many pieces a matrix is divided: a power of two, at least the number of threads."""
     return 1 << max(1, (torch.get_num_threads() - 1).bit_length())
 
 
@@ -52,7 +52,7 @@ def _cuts(x: Tensor, weight: Tensor) -> bool:
 
 @contextmanager
 def row_products(dtype: torch.dtype, device: torch.device, rows: int) -> Iterator[None]:
-    """Runs products of `rows` rows with the kernel that is faster for them; the results are as exact."""
+    """Runs products of `rows` rows with the faster kernel; the results are equally accurate."""
     single = rows == 1 and dtype in NARROW and device.type == "cpu" and not torch.is_grad_enabled()
     if single and mkldnn.enabled and own_kernel_is_faster(dtype, torch.get_num_threads()):
         mkldnn.enabled = False
@@ -66,7 +66,7 @@ def row_products(dtype: torch.dtype, device: torch.device, rows: int) -> Iterato
 
 @cache
 def own_kernel_is_faster(dtype: torch.dtype, threads: int) -> bool:
-    """Returns whether PyTorch's own product of one row beats oneDNN's here, from some milliseconds of trying both."""
+    """Returns whether PyTorch's own product of one row beats oneDNN's on this machine, timed in some milliseconds."""
     if not mkldnn.is_available():
         return False
     with torch.inference_mode():
@@ -82,7 +82,7 @@ def own_kernel_is_faster(dtype: torch.dtype, threads: int) -> bool:
 
 @cache
 def pieces_are_faster(threads: int) -> bool:
-    """Returns whether a float32 row is multiplied faster by pieces here, from some milliseconds of trying both."""
+    """Returns whether a float32 row is multiplied faster in pieces on this machine, timed in some milliseconds."""
     with torch.inference_mode():
         x, pool = torch.ones(1, SHAPE[1]), [torch.ones(SHAPE) for _ in range(POOL)]
         return _seconds(x, pool, lambda x, weight: by_pieces(x, weight, pieces())) < _seconds(x, pool)

@@ -1,7 +1,7 @@
-"""How fast this processor multiplies in each dtype, found by trying: one that lacks bf16 instructions emulates them.
+"""The measured speed of products in each dtype on this CPU: without bf16 instructions they are emulated.
 
 With AVX2 alone a product in bf16 takes about six times as long as in float32; with AVX-512 or AMX for bf16 it takes
-half. Reading the weights for a single row is another matter: there a narrow dtype has half the bytes to read.
+half. A product of a single row is different: it is memory-bound, and a narrow dtype has half the bytes to read.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from torch import Tensor
 
 from asbuilt.kernels.rows import POOL, SHAPE, linear, row_products
 
-# Tokens of a prefill that is tried, and how often each product is: a few tens of milliseconds in all.
+# Tokens of the timed prefill, and repetitions of each product: a few tens of milliseconds in total.
 ROWS, ROUNDS = 32, 8
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one matrix for each token of a prefill, and for the one token of a decode step."""
+    """Seconds of one matrix product per token of a prefill, and per decode step."""
 
     prefill: float
     decode: float
 
     def seconds(self, prompt_tokens: int, new_tokens: int) -> float:
-        """Returns what the matrix takes for a whole request; requests are compared by it."""
+        """Returns the matrix's seconds for a whole request, to compare dtypes."""
         return prompt_tokens * self.prefill + new_tokens * self.decode
 
 
 @cache
 def speeds(dtypes: tuple[torch.dtype, ...]) -> tuple[Speed, ...]:
-    """Returns the speed of each dtype on one thread of the CPU, measured once in a process, to be compared.
+    """Returns the speed of each dtype on one CPU thread, measured once per process.
 
-    The dtypes take turns, and the shortest time of each counts: other work on the machine can only add to it. On one
-    thread, since several wait for each other, and on a busy machine for nothing else than that.
+    The dtypes alternate, and the shortest time of each counts, since other work on the machine can only add to it. One
+    thread is used because several would mostly wait for each other on a busy machine.
     """
     with torch.inference_mode(), _one_thread():
         calls = [call for dtype in dtypes for call in _calls(dtype)]
@@ -58,7 +58,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _calls(dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A product of many rows and one of a single row, each time with the next matrix of a pool."""
+    """Returns a product of many rows and one of a single row, each using the next matrix of a pool."""
     pool = [torch.ones(SHAPE, dtype=dtype) for _ in range(POOL)]
     many, one = (torch.ones(rows, SHAPE[1], dtype=dtype) for rows in (ROWS, 1))
 

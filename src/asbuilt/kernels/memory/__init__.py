@@ -1,4 +1,4 @@
-"""What our kernels keep and need, part by part: `memory(part).saves(run)`, `memory(part).peak_bytes(run)`."""
+"""What asbuilt's kernels save and need, per part: `memory(part).saves(run)`, `memory(part).peak_bytes(run)`."""
 
 from asbuilt.kernels.memory.registry import Memory, Saved, Width, memory, memory_of
 

@@ -1,4 +1,4 @@
-"""What our attention kernels keep and need: the fused one, and the reference, which holds all scores."""
+"""What the attention kernels save and need: the fused one, and the reference, which stores all scores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from asbuilt.spec.relative import RelativeProjection
 
 @memory_of(Attention)
 class AttentionMemory(MappedMemory[Attention]):
-    """Memory of `kernels.attention`, with the masks, slopes and buckets that it is given."""
+    """Memory of `kernels.attention`, with its masks, slopes and buckets."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, turned q and k, v, and the mixed values; the kernels differ in what they keep of the scores.
+        """The input, q and k with RoPE applied, v, and the attention output; scores depend on the kernel.
 
-        Fused: one log-sum-exp per query, and the library's own copy of a mask that is not simply causal. Reference:
-        the mask unless it is added, the probabilities (once more where they are cast), and capped scores.
+        Fused: one log-sum-exp per query, and the library's copy of a mask other than causal. Reference: the mask unless
+        it is added, the probabilities (again if they are cast), and capped scores.
         """
         part = self.part
         query, kv = run.rows * part.d_query, run.rows * part.d_kv
@@ -35,7 +35,7 @@ class AttentionMemory(MappedMemory[Attention]):
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
     def recomputes(self) -> tuple[str, ...]:
-        """Whatever is as large as the scores, where a kernel keeps it (Korthikanti et al. 2022, arXiv 2205.05198)."""
+        """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198)."""
         return ("mask", "capped", "probabilities", "probabilities cast")
 
     def of_heads(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class AttentionMemory(MappedMemory[Attention]):
         return ("q_norm", "k_norm")
 
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
-        """How the kernel is told which keys are seen, in a pass over the tokens of a whole sequence."""
+        """Returns the kind of mask in a pass over the tokens of a whole sequence."""
         part = self.part
         if run.kernel == "engine":
             return "none"
@@ -56,9 +56,9 @@ class AttentionMemory(MappedMemory[Attention]):
         return "causal"
 
     def mask_peak(self, run: Pass) -> tuple[str, int, int]:
-        """Returns the mask's name, its bytes for the whole pass, and what making it takes beside: layers may share one.
+        """Returns the mask's name, its bytes for the whole pass, and the extra bytes of building it.
 
-        It is made by the first attention that sees so, once q, k and v are there.
+        It is built by the first layer with this attention pattern, after q, k and v, and shared by the others.
         """
         part = self.part
         kind, pairs = self._mask(run), self._masked(run)
@@ -76,25 +76,25 @@ class AttentionMemory(MappedMemory[Attention]):
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
 
     def _projected(self, run: Pass) -> int:
-        """Bytes of q, k and v."""
+        """Returns the bytes of q, k and v."""
         part = self.part
         return run.rows * (part.d_query + 2 * part.d_kv) * run.width
 
     def _buckets_work(self, buckets: RelativeBuckets, run: Pass) -> int:
-        """Bytes while distances become buckets (int64 and float32 side by side), or when these have their numbers."""
+        """Returns the bytes while distances become buckets (both int64 and float32), or buckets become biases."""
         part = self.part
         looked_up = part.n_heads * run.width * (2 if part.causal else 1) + (10 if part.causal else 17)
         return self._masked(run) * max(46 + 8 * buckets.both_ways + part.causal, looked_up)
 
     def _slopes_work(self, run: Pass) -> int:
-        """Bytes while distances are held to a window, or multiplied in float32, or that is cast to the run's dtype."""
+        """Returns the bytes while distances are clipped, multiplied in float32, or cast to the pass's dtype."""
         part = self.part
         cast = 0 if run.width == 4 else part.n_heads * (4 + run.width) + 9
         seeing = 0 if part.causal or part.window is None else 18
         return self._masked(run) * max(seeing, part.n_heads * 4 + 13, cast)
 
     def _masked(self, run: Pass) -> int:
-        """Numbers of a mask: one for each pair, and for each sequence where images lie elsewhere in each."""
+        """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently."""
         return run.tokens * self.part.keys(run) * (run.batch if run.mutual else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
@@ -123,7 +123,7 @@ class AttentionMemory(MappedMemory[Attention]):
         return (*mask, *capped, probabilities, *cast)
 
     def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
-        """The bucket of every pair, and which pairs are hidden: the same for all layers of a stack that see alike."""
+        """The bucket of every pair, and which pairs are masked: shared by layers with the same attention pattern."""
         part = self.part
         pairs, name = run.tokens * part.keys(run), f"{part.positions} {part.causal} {part.window} {part.chunk}"
         far = part.reach is not None and run.tokens > part.reach
@@ -132,30 +132,30 @@ class AttentionMemory(MappedMemory[Attention]):
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
     def peak_bytes(self, run: Pass) -> int:
-        """q, k, v and q and k normed or turned; beside them what turning takes, or mixed values, scores and the result.
+        """q, k, v, and q and k after norm or RoPE; plus RoPE's temporaries, or attention output, scores and the result.
 
-        Where heads are normed, q and k are turned one after the other, each beside what its norm made.
+        If heads are normalised, RoPE is applied to q and k separately, each beside its norm's output.
         """
         part = self.part
         query, kv = run.rows * part.d_query * run.width, run.rows * part.d_kv * run.width
         projected, result = self._projected(run), run.rows * part.d_model * run.width
         rotary = isinstance(part.positions, Rotary)
         normed = (part.q_norm is not None, part.k_norm is not None)
-        apart = any(normed)  # else q and k are turned at once
+        apart = any(normed)  # otherwise RoPE is applied to q and k at once
         turned = query + kv if rotary or apart else 0
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
         attending = query + run.rows * part.n_heads * max(4, run.width)
-        if self._mask(run) == "bool":  # which the library widens to the run's dtype
+        if self._mask(run) == "bool":  # which the library converts to the pass's dtype
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
             attending = self._reference_peak(run)
         return projected + max(turning, turned + attending, turned + query + result) + self.peak_beside(run)
 
     def _reference_peak(self, run: Pass) -> int:
-        """Scores twice, masked and before, with the mask; or masked and as probabilities, widened where narrow.
+        """Scores twice, before and after masking, with the mask; or masked scores and probabilities, at least float32.
 
-        Capped ones are there three times: before, divided and bent.
+        With capping there are three: the scores, divided, and after tanh.
         """
         part = self.part
         pairs = run.tokens * part.keys(run)
@@ -169,7 +169,7 @@ class AttentionMemory(MappedMemory[Attention]):
         part = self.part
         learned = isinstance(
             part.positions, RelativeBuckets | RelativeProjection
-        )  # fused kernels give no gradient to what is added
+        )  # fused kernels compute no gradient of an added mask
         if run.kernel == "engine":
             return False
         return run.kernel == "reference" or part.softcap is not None or part.sinks or learned

@@ -1,4 +1,4 @@
-"""What cross-attention keeps and needs."""
+"""What cross-attention saves and needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CrossAttentionMemory(MappedMemory[CrossAttention]):
     """Memory of `kernels.attention` without a mask, over the source's keys."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the source, q, k and v, the mixed values, and what the kernel keeps of the scores."""
+        """The input, the source, q, k and v, the attention output, and what the kernel saves of the scores."""
         part = self.part
         query, source = run.rows * part.d_query, run.batch * run.source_tokens
         common = (
@@ -32,7 +32,7 @@ class CrossAttentionMemory(MappedMemory[CrossAttention]):
         return (*common, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)
 
     def peak_bytes(self, run: Pass) -> int:
-        """q, k and v beside the scores, or beside the mixed values and the result."""
+        """q, k and v beside the scores, or beside the attention output and the result."""
         part = self.part
         query, source = run.rows * part.d_query * run.width, run.batch * run.source_tokens
         projected = query + 2 * source * part.d_query * run.width

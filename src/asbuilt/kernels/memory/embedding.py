@@ -1,4 +1,4 @@
-"""What token embeddings keep and need."""
+"""What token embeddings save and need."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from asbuilt.spec.part import Pass
 
 @memory_of(TokenEmbedding)
 class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
-    """Memory of looking tokens up, and of the map behind a narrow table."""
+    """Memory of the lookup, and of the linear map after a narrow table."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, the factor where there is one, and what is looked up where it is multiplied."""
+        """The token ids, the scale if any, and the looked-up rows if they are multiplied."""
         part = self.part
         tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
         scale = () if part.scale == 1.0 else (Saved(name="scale", size=1, divided="none"),)
@@ -21,7 +21,7 @@ class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
         return (tokens, *scale, *rows, *self.maps_keep(run))
 
     def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors, and what they are multiplied to."""
+        """The looked-up rows, and their product."""
         part = self.part
         made = run.rows * (part.d_model + (part.d_table or 0)) * run.width + self.peak_beside(run)
         if part.format is None:
@@ -32,13 +32,13 @@ class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
 
 @memory_of(SharedEmbedding)
 class SharedEmbeddingMemory(Memory[SharedEmbedding]):
-    """Memory of looking tokens up in another's table."""
+    """Memory of the lookup in another part's table."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The token numbers, and the factor where there is one."""
+        """The token ids, and the scale if any."""
         tokens = Saved(name="tokens", size=run.rows, width="int64", shared=True)
         return (tokens,) if self.part.scale == 1.0 else (tokens, Saved(name="scale", size=1, divided="none"))
 
     def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors."""
+        """The looked-up rows."""
         return run.rows * self.part.d_model * run.width

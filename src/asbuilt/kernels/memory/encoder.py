@@ -1,4 +1,4 @@
-"""What the parts that encoders have beside blocks keep and need."""
+"""What the parts of encoders other than blocks save and need."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from asbuilt.spec.part import Pass
 
 @memory_of(TypeEmbedding)
 class TypeEmbeddingMemory(Memory[TypeEmbedding]):
-    """Memory of looking token types up."""
+    """Memory of the lookup of token types."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The type of each token."""
         return (Saved(name="types", size=run.rows, width="int64"),)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The looked-up vectors."""
+        """The looked-up rows."""
         return run.rows * self.part.d_model * run.width
 
 
 @memory_of(HeadTransform)
 class HeadTransformMemory(MappedMemory[HeadTransform]):
-    """Memory of a map, an activation and a norm."""
+    """Memory of a linear map, an activation and a norm."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the activation's input (relu keeps its output instead), the norm's, and its statistics."""
+        """The input, the activation's input (or relu's output), the norm's input, and its statistics."""
         part = self.part
         size = run.rows * part.d_model
         before = () if part.activation == "relu" else (Saved(name="dense", size=size),)
@@ -46,7 +46,7 @@ class HeadTransformMemory(MappedMemory[HeadTransform]):
 
 @memory_of(Pooler)
 class PoolerMemory(MappedMemory[Pooler]):
-    """Memory of a map and a tanh, where the pass asks for it."""
+    """Memory of a linear map and a tanh, if the pass includes the pooler."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input and the result."""
@@ -56,5 +56,5 @@ class PoolerMemory(MappedMemory[Pooler]):
         return (Saved(name="input", size=size), Saved(name="pooled", size=size), *self.maps_keep(run))
 
     def peak_bytes(self, run: Pass) -> int:
-        """tanh's input and output."""
+        """The input and output of tanh."""
         return 2 * run.rows * self.part.d_model * run.width + self.peak_beside(run) if run.logits == "pooled" else 0

@@ -1,4 +1,4 @@
-"""What a mixture of experts keeps and needs: its router, and the grouped product over rows sorted by expert."""
+"""What a mixture of experts saves and needs: its router, and the grouped product over rows sorted by expert."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from asbuilt.spec.part import Pass
 
 @memory_of(Router)
 class RouterMemory(Memory[Router]):
-    """Memory of choosing experts."""
+    """Memory of routing."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, all scores, which were chosen, what they are divided by, and the weights that come out."""
+        """The input, all scores, the chosen experts, the divisor, and the resulting weights."""
         part = self.part
         picked = run.rows * part.top_k
         common = (
@@ -31,7 +31,7 @@ class RouterMemory(Memory[Router]):
         )
 
     def peak_bytes(self, run: Pass) -> int:
-        """Logits and scores of all experts, those they are chosen by, and the chosen ones with their numbers."""
+        """Logits and scores of all experts, the scores used for the choice, and the chosen ones with their indices."""
         part = self.part
         wide = max(4, run.width)
         choosing = wide * (part.correction + (part.groups is not None))
@@ -40,17 +40,16 @@ class RouterMemory(Memory[Router]):
 
 @memory_of(MixtureOfExperts)
 class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
-    """Memory of `kernels.grouped` and of the way there and back."""
+    """Memory of `kernels.grouped`, and of sorting rows by expert and back."""
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
-        """The router and the shared expert read what this part reads."""
+        """The router and the shared expert have the same input as this part."""
         return (("router", ""), ("shared", ""))
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The rows sorted by expert, the way there and back, what a feed-forward of their kind keeps, their results.
+        """The sorted rows, the permutation and its inverse, what a feed-forward of this kind saves, and the results.
 
-        Where inputs are weighed the input is kept, and the results are not. A shared gate keeps what it multiplies and
-        multiplies by.
+        If inputs are weighted, the input is saved instead of the results. A shared gate saves both of its factors.
         """
         part = self.part
         rows, stream = run.rows * part.top_k, run.rows * part.d_model
@@ -71,7 +70,7 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         )
 
     def recomputes(self) -> tuple[str, ...]:
-        """The sorted rows, and what follows from the results of an expert's inward maps, or from what relu kept."""
+        """The sorted rows, and what follows from the results of an expert's input maps, or from relu's output."""
         part = self.part
         if part.gating == "none" and part.activation == "relu":
             return ("rows",)
@@ -80,7 +79,7 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
 
     @property
     def _saved_inside(self) -> tuple[str, ...]:
-        """What each expert keeps, d_ff numbers a row; relu keeps its result instead of what it reads."""
+        """Returns what each expert saves, d_ff numbers per row; for relu its output rather than its input."""
         part = self.part
         if isinstance(part.gating, ClampedGate):
             return ("gate", "up", "gate cut", "up cut", "opened", "hidden")
@@ -88,11 +87,11 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         return (*before, "hidden") if part.gating == "none" else (*before, "activated", "up", "hidden")
 
     def peak_bytes(self, run: Pass) -> int:
-        """The router; or the sorted rows with what they are multiplied to; or the shared expert beside the result.
+        """The router; or the sorted rows with their products; or the shared expert beside the result.
 
-        gate and up stay while their product is multiplied outward. Beside the sorted rows their results are put back in
-        order, weighted and added up. A capacity counts places at every expert: a byte for each, and the sum over the
-        rows so far, which is an int64 and made from another.
+        gate and up stay allocated during the down projection. The results are put back in order, weighted and summed
+        beside the sorted rows. A capacity needs a byte per row and expert, and an int64 running sum computed from
+        another int64 tensor.
         """
         part = self.part
         rows, stream = run.rows * part.top_k, run.rows * part.d_model * run.width

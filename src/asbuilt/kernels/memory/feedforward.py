@@ -1,4 +1,4 @@
-"""What feed-forwards keep and need."""
+"""What feed-forwards save and need."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from asbuilt.spec.part import Pass
 
 @memory_of(MLP)
 class MLPMemory(MappedMemory[MLP]):
-    """Memory of two maps and an activation."""
+    """Memory of two linear maps and an activation."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the activation's input (relu keeps its output instead) and down's input."""
+        """The input, the activation's input (or relu's output) and down's input."""
         part = self.part
         wide = run.rows * part.d_ff
         before = () if part.activation == "relu" else (Saved(name="up", size=wide, divided="width"),)
@@ -25,11 +25,11 @@ class MLPMemory(MappedMemory[MLP]):
         return kept + self.maps_keep(run)
 
     def recomputes(self) -> tuple[str, ...]:
-        """Down's input, from the activation's; not where relu kept only its output."""
+        """Down's input, from the activation's; not for relu, which saves only its output."""
         return () if self.part.activation == "relu" else ("hidden",)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The activation's input and output, quick_gelu's multiplied input too; or its output and the result."""
+        """The activation's input and output, for quick_gelu also its scaled input; or its output and the result."""
         part = self.part
         between = part.d_ff if part.activation == "quick_gelu" else 0
         return run.rows * run.width * (part.d_ff + max(part.d_ff + between, part.d_model)) + self.peak_beside(run)
@@ -37,10 +37,10 @@ class MLPMemory(MappedMemory[MLP]):
 
 @memory_of(GatedMLP)
 class GatedMLPMemory(MappedMemory[GatedMLP]):
-    """Memory of three maps, an activation and a product."""
+    """Memory of three linear maps, an activation and a product."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, the activation's input (relu keeps its output instead), both factors and down's input."""
+        """The input, the activation's input (or relu's output), both factors and down's input."""
         part = self.part
         wide = run.rows * part.d_ff
         before = () if part.activation == "relu" else (Saved(name="gate", size=wide, divided="width"),)
@@ -54,7 +54,7 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         )
 
     def recomputes(self) -> tuple[str, ...]:
-        """Down's input, and the activated gate unless it is all that relu keeps."""
+        """Down's input, and the activated gate unless relu saves nothing else."""
         return ("hidden",) if self.part.activation == "relu" else ("activated", "hidden")
 
     def peak_bytes(self, run: Pass) -> int:

@@ -1,4 +1,4 @@
-"""What heads over the vocabulary keep and need."""
+"""What language heads save and need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
     """Memory of logits."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, at both widths, and the capped logits where they are capped."""
+        """The input, in both widths, and the capped logits if there is a cap."""
         part = self.part
         read = (Saved(name="input", size=run.rows * part.d_model),)
         if part.d_table is not None:
@@ -25,9 +25,9 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
         )
 
     def peak_bytes(self, run: Pass) -> int:
-        """The logits, twice if scaled or shifted, three times if capped, beside what they are of; or the transform.
+        """The logits, twice if scaled or shifted, three times if capped, beside their input; or the transform.
 
-        A matrix of blocks is expanded beside the logits, which are then made once.
+        A packed matrix is dequantised beside the logits, which are then allocated once.
         """
         part = self.part
         times = 3 if part.softcap is not None else 2 if part.scale != 1.0 or part.shift else 1

@@ -1,4 +1,4 @@
-"""What latent attention keeps and needs, expanded or absorbed."""
+"""What latent attention saves and needs, expanded or absorbed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from asbuilt.spec.part import Pass
 
 @memory_of(LatentAttention)
 class LatentAttentionMemory(MappedMemory[LatentAttention]):
-    """Memory of the same kernels where keys and values are read out of latents."""
+    """Memory of the attention kernels with keys and values expanded from latents."""
 
     @property
     def _width(self) -> int:
-        """The fused kernel knows one width, so queries and keys or values are filled up with zeros."""
+        """The single width of the fused kernel, to which q and k or v are padded with zeros."""
         part = self.part
         return max(part.d_head, part.d_value)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """What the maps read, and expanded q, k, v and mixed values as wide as the kernel takes them.
+        """The maps' inputs, and expanded q, k, v and attention output at the kernel's width.
 
-        Of the scores the fused kernel keeps one log-sum-exp per query; the reference the mask, and the probabilities.
+        Of the scores the fused kernel saves one log-sum-exp per query, the reference the mask and the probabilities.
         """
         part = self.part
         heads = run.rows * part.n_heads
@@ -52,13 +52,13 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         return (*kept, *mask, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)
 
     def recomputes(self) -> tuple[str, ...]:
-        """Whatever is as large as the scores, where a kernel keeps it; k and v would take products with weights."""
+        """Tensors as large as the scores, if a kernel saves them; k and v would need products with weights."""
         return ("mask", "probabilities", "probabilities cast")
 
     def peak_bytes(self, run: Pass) -> int:
-        """The busiest of making queries, expanding keys and values, attending, and the result, latents being kept.
+        """The peak of computing queries, expanding keys and values, attention, and the result, with latents allocated.
 
-        What maps down give is one tensor, which stays as long as latents or keys are views of it.
+        The down projections' output is one tensor, which stays allocated while latents or keys are views of it.
         """
         part = self.part
         down, query = part.d_latent + (part.q_rank or 0), part.n_heads * part.d_head
@@ -73,7 +73,7 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         return max(making, norming, kept + max(self._attending(run), result)) + self.peak_beside(run)
 
     def _attending(self, run: Pass) -> int:
-        """Bytes of keys and values, what is filled up with zeros, what comes out, and scores where they are kept."""
+        """Returns the bytes of keys and values, padded tensors, the output, and scores if stored."""
         part = self.part
         heads, seen = run.batch * part.n_heads, run.batch * (run.past + run.tokens) * part.n_heads
         pairs, out = heads * run.tokens * (run.past + run.tokens), run.rows * part.n_heads

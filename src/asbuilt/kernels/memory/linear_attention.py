@@ -1,4 +1,4 @@
-"""What linear attention keeps and needs, chunk by chunk."""
+"""What linear attention saves and needs, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LinearAttentionMemory(MappedMemory[spec.LinearAttention]):
     """Memory of `kernels.linear_attention`."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, q and k and their features, values, masked scores, states read, results, weights, and the mix."""
+        """The input, q and k and their features, values, masked scores, states, results, weights, and the output."""
         part = self.part
         query, wide = run.rows * part.d_query, run.rows * part.n_heads * (part.d_head + 1)
         scores = run.batch * part.n_heads * sum(n * size * size for size, n in part.chunks(run))
@@ -40,17 +40,17 @@ class LinearAttentionMemory(MappedMemory[spec.LinearAttention]):
         return ("q features", "k features", "scores")
 
     def peak_bytes(self, run: Pass) -> int:
-        """q, k and v with their features; or features beside chunks, or beside the results and what they become."""
+        """q, k and v with their features; or features beside chunks, or beside the results and what follows."""
         part = self.part
         query, wide, ones = run.rows * part.d_query, run.rows * (part.d_query + part.n_heads), run.rows * part.n_heads
         held = 2 * query + wide
-        again = held if run.batch > 1 and run.tokens > 1 and part.n_heads > 1 else 0  # laid head by head
+        again = held if run.batch > 1 and run.tokens > 1 and part.n_heads > 1 else 0  # copied head by head
         making = 3 * query + max(3 * query, 2 * query + wide + max(ones, again))
         out = max(wide + ones + query, 2 * query + run.rows * part.d_model)
         return max(making, held + self._chunks_need(run, wide), out) * run.width + self.peak_beside(run)
 
     def _chunks_need(self, run: Pass, wide: int) -> int:
-        """Numbers alive at once in the busiest chunk (first, last full one or rest), or as the results are joined."""
+        """Returns the peak in numbers: in a chunk (the first, last full or partial one), or when joining results."""
         part = self.part
         chunk = spec.CHUNK
         full, rest = divmod(run.tokens, chunk)
@@ -65,7 +65,7 @@ class LinearAttentionMemory(MappedMemory[spec.LinearAttention]):
         return max(busiest, 2 * wide + kept)
 
     def _chunk_needs(self, run: Pass, tokens: int, last: int, before: int) -> int:
-        """Numbers beside the features: results so far, masked scores, those being made, what is read, and states."""
+        """Returns the numbers beside the features: earlier results, masked scores, new results, reads, and states."""
         part = self.part
         heads, wide = run.batch * part.n_heads, part.d_head + 1
         scores, y, state = heads * tokens * tokens, heads * tokens * wide, heads * part.d_head * wide

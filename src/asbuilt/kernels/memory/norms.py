@@ -1,4 +1,4 @@
-"""What norms keep and need."""
+"""What norms save and need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RMSNormMemory(Memory[RMSNorm]):
         )
 
     def peak_bytes(self, run: Pass) -> int:
-        """The result, and a wide copy of the input where the run's dtype is narrow."""
+        """The result, and a float32 copy of the input if the pass's dtype is narrow."""
         numbers = run.rows * self.part.d
         return numbers * (run.width + (4 if run.width < 4 else 0))
 
@@ -29,7 +29,7 @@ class LayerNormMemory(Memory[LayerNorm]):
     """Memory of the library's kernel."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, one mean and one reciprocal per row, in the run's dtype as the library keeps them."""
+        """The input, one mean and one reciprocal per row, in the pass's dtype, as the library saves them."""
         return (
             Saved(name="input", size=run.rows * self.part.d),
             Saved(name="mean", size=run.rows),

@@ -1,4 +1,4 @@
-"""What the projection of relative positions keeps."""
+"""What the projection of relative positions saves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from asbuilt.spec.relative import RelativeProjection
 
 @memory_of(RelativeProjection)
 class RelativeProjectionMemory(Memory[RelativeProjection]):
-    """Memory of `kernels.relative` for weighed distances."""
+    """Memory of projected distances."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Sinusoids, distances of pairs and which are hidden, for all layers; queries, W s(d), and what they give."""
+        """Sinusoids, distances of pairs and the mask, for all layers; queries, W s(d), and their product."""
         part = self.part
         length, query = run.past + run.tokens, run.rows * part.n_heads * part.d_head
         pairs = run.tokens * length

@@ -1,4 +1,4 @@
-"""What patches, towers and projectors keep and need."""
+"""What patches, towers and projectors save and need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PatchEmbeddingMemory(Memory[PatchEmbedding]):
         return (Saved(name="input", size=run.batch * part.n_patches * part.d_patch),)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The patches and their vectors, or these once more beside the class token."""
+        """The patches and their embeddings, or these and a copy with the class token."""
         part = self.part
         made = run.batch * part.n_patches * part.d_model
         beside = run.batch * part.n_tokens * part.d_model if part.class_token != "none" else 0
@@ -39,10 +39,10 @@ class ClassifierMemory(Memory[Classifier]):
 
 @memory_of(Projection)
 class ProjectionMemory(Memory[Projection]):
-    """Memory of one product, and of finding its row."""
+    """Memory of one product, and of finding its token."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, and where it was found."""
+        """The input, and its position."""
         part = self.part
         read = Saved(name="input", size=run.rows * part.d_model)
         found = Saved(name="places", size=2 * run.rows, width="int64")
@@ -55,10 +55,10 @@ class ProjectionMemory(Memory[Projection]):
 
 @memory_of(MLPProjector)
 class MLPProjectorMemory(Memory[MLPProjector]):
-    """Memory of maps with activations between them."""
+    """Memory of linear maps with activations between them."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Every matrix's input, and the activation's, unless relu, which keeps its output."""
+        """Every map's input, and the activation's, except for relu, which saves its output."""
         part = self.part
         rows, between = self._rows(run), part.widths[1:-1]
         before = (
@@ -73,7 +73,7 @@ class MLPProjectorMemory(Memory[MLPProjector]):
         return run.batch * self.part.n_tokens(run.tokens)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The widest two in a row."""
+        """The two widest consecutive tensors."""
         part = self.part
         pairs = zip(part.widths, part.widths[1:], strict=False)
         return self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
@@ -84,12 +84,12 @@ class PooledProjectorMemory(Memory[PooledProjector]):
     """Memory of a mean, a norm and a product."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The normed means."""
+        """The normalised means."""
         part = self.part
         return (Saved(name="input", size=run.batch * part.n_tokens(run.tokens) * part.d_in),)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The means, normed, and the result."""
+        """The normalised means, and the result."""
         part = self.part
         rows = run.batch * part.n_tokens(run.tokens)
         norming = memory(part.norm).peak_bytes(part.child_run("norm", run))
@@ -98,14 +98,14 @@ class PooledProjectorMemory(Memory[PooledProjector]):
 
 @memory_of(Vision)
 class VisionMemory(Memory[Vision]):
-    """Memory of a tower and what takes its patches to the text."""
+    """Memory of a tower and its projector."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """Which tokens of the text are placeholders."""
         return (Saved(name="places", size=run.batch // run.images * run.tokens, width="bool"),)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The tower; or the projector beside what is selected, once more where a class token was left out."""
+        """The tower; or the projector beside the selected tokens, twice if the class token was dropped."""
         part = self.part
         selected = run.batch * part.n_selected * part.tower.d_model * run.width
         projected = memory(part.projector).peak_bytes(part.child_run("projector", run))
@@ -114,10 +114,10 @@ class VisionMemory(Memory[Vision]):
 
 @memory_of(Contrast)
 class ContrastMemory(Memory[Contrast]):
-    """Memory of a tower, and of comparing its vectors with those of texts."""
+    """Memory of a tower, and of comparing its embeddings with those of texts."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """All vectors, the reciprocals of their lengths, these multiplied, the cosines and the factor."""
+        """All embeddings, their reciprocal lengths, the normalised embeddings, the cosines and the scale."""
         part = self.part
         images, texts = run.batch, run.batch // run.images
         sizes = {
@@ -131,7 +131,8 @@ class ContrastMemory(Memory[Contrast]):
         return tuple(Saved(name=name, size=size) for name, size in sizes.items())
 
     def peak_bytes(self, run: Pass) -> int:
-        """The tower; or both kinds of vectors, normed."""
+        """The tower; or both kinds of embeddings, normalised."""
+
         part = self.part
         made = 3 * (run.batch + run.batch // run.images) * part.d_shared * run.width
         return max(memory(part.tower).peak_bytes(part.child_run("tower", run)), made)
