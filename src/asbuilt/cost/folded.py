@@ -290,16 +290,30 @@ class Folded:
             else:
                 step.products += product.flops * share
 
+    @cached_property
+    def _summed(self) -> dict[Node, set[str]]:
+        """Weights of each node whose inner dimension is divided over devices."""
+        found = {}
+        for node in self.nodes:
+            wholes = node.whole.local_weights()
+            names = {
+                name
+                for name, weight in node.own.local_weights().items()
+                if weight.split == "in" and weight.size < wholes[name].size
+            }
+            if names:
+                found[node] = names
+        return found
+
     def contracted(self, run: Pass) -> list[tuple[Node, Product]]:
         """Returns the products whose inner dimension is divided over devices, so that their results must be summed."""
-        found = []
-        for node, seen in self.root.runs(run):
-            weights, wholes = node.own.local_weights(), node.whole.local_weights()
-            for product in node.own.multiplies(seen):
-                weight = weights.get(product.weight or "")
-                if weight is not None and weight.split == "in" and weight.size < wholes[product.weight or ""].size:
-                    found.append((node, product))
-        return found
+        return [
+            (node, product)
+            for node, seen in self.root.runs(run)
+            if node in self._summed
+            for product in node.own.multiplies(seen)
+            if product.weight in self._summed[node]
+        ]
 
 
 def _find(root: Part, path: str) -> tuple[Part, Weight]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from asbuilt.cost.folded import Census, Folded, Node, census, tree
 from asbuilt.errors import InputError
@@ -18,11 +19,10 @@ from asbuilt.spec.part import Kernel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Known:
-    """Cached results about a model: its census, what cannot be planned, and its devices by placement."""
+    """Cached results about a model: its census, its counted trees and its devices by placement."""
 
     spec: Model
     census: Census
-    unplanned: tuple[tuple[str, str, str, str], ...]
     devices: dict[tuple[object, ...], Device] = field(default_factory=dict)
     trees: dict[tuple[int, int], Node] = field(default_factory=dict)
     shards: dict[tuple[int, int], Part | InputError] = field(default_factory=dict)
@@ -47,7 +47,12 @@ class Known:
             self.trees[layout.sharding] = tree(self.census.small, own)
         return self.trees[layout.sharding]
 
-    @property
+    @cached_property
+    def unplanned(self) -> tuple[tuple[str, str, str, str], ...]:
+        """What cannot be planned."""
+        return tuple(_unplanned(self.census.small))
+
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """The kind of each block, in order."""
         return self.census.order.get("blocks") or tuple(range(len(getattr(self.spec, "blocks", ())) or 1))
@@ -69,8 +74,7 @@ def known(spec: Model) -> Known:
     """Returns the cached results for this spec object; the last few models are cached."""
     found = _known.get(id(spec))
     if found is None:  # the model is kept alive, so that its id is not reused
-        small = census(spec)
-        found = Known(spec=spec, census=small, unplanned=tuple(_unplanned(small.small)))
+        found = Known(spec=spec, census=census(spec))
         if len(_known) >= MOST_KNOWN:
             _known.pop(next(iter(_known)), None)
         _known[id(spec)] = found

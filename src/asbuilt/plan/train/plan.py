@@ -108,9 +108,13 @@ class Subject:
             return self.model
         key = (adapters.rank, adapters.targets)
         if key not in self._adapted:
-            text = replace(self.model, vision=None)  # what makes something of images is not trained
+            # equal blocks once; what makes something of images is not trained
+            small, order = known(self.model).census.small, known(self.model).order
+            assert isinstance(small, Model)
+            text = replace(small, vision=None)
             found = adapted(text, adapters.rank, float(adapters.rank), adapters.targets)
-            self._adapted[key] = replace(found, vision=self.model.vision)
+            blocks = tuple(found.blocks[kind] for kind in order)
+            self._adapted[key] = replace(found, blocks=blocks, vision=self.model.vision)
         return self._adapted[key]
 
     def _check_stages(self, o: Options) -> None:
