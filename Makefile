@@ -30,7 +30,7 @@ parity: .venv/.dev  ## ours against transformers, with the table of worst differ
 bench: .venv/.dev  ## decode and prefill beside transformers, in one run
 	$(BIN)/python benchmarks/decode.py
 
-FOLDER ?= measure cost spec kernels/memory plan plan/serve plan/train generate checkpoint text cli catalog description api
+FOLDER ?= measure cost spec kernels/memory plan plan/serve plan/train generate formats checkpoint text cli catalog description api
 SAMPLE ?= 60
 
 mutate: .venv/.dev  ## how many deliberate errors the tests notice: make mutate FOLDER=plan SAMPLE=100

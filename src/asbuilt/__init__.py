@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from asbuilt import catalog, cost, families, spec
     from asbuilt.api.diff import diff
     from asbuilt.api.generate import generate
+    from asbuilt.api.typed import measure, plan
     from asbuilt.checkpoint.convert import convert
     from asbuilt.checkpoint.load import load
     from asbuilt.checkpoint.save import save
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import complete
     from asbuilt.nn.build import build
-    from asbuilt.packages import measure, plan
     from asbuilt.registering import register
     from asbuilt.spec.decoder import decoder
 

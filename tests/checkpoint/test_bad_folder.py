@@ -19,9 +19,10 @@ import asbuilt.nn
 from asbuilt.checkpoint import save as saving
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load, stored_parameters
-from asbuilt.checkpoint.safetensors import Reader, read_folder, read_header
+from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
+from asbuilt.formats.safetensors import read_folder, read_header
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedModel
 
 from asbuilt.checkpoint.convert import convert
-from asbuilt.checkpoint.gguf import read_header
 from asbuilt.checkpoint.load import load, stored_bytes, stored_parameters
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import read_header
 from asbuilt.spec import FrequencyFactors, Llama3Scaling, Rotary, walk
 from asbuilt.text.tokenizer import BYTE_OF
 

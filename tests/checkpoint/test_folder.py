@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load, stored_bytes, stored_parameters
-from asbuilt.checkpoint.safetensors import read_folder, read_header
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.dtypes import STORED_BITS
 from asbuilt.errors import InputError
+from asbuilt.formats.safetensors import read_folder, read_header
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
 

@@ -21,10 +21,11 @@ from gguf import quants
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from asbuilt.checkpoint import gguf as reader
-from asbuilt.checkpoint.gguf import GGUFFile, read_header, read_tensor
+from asbuilt.checkpoint.gguf import BLOCKS_PER_ROW, read_tensor
 from asbuilt.dtypes import GGML_TYPES, GGUF_READABLE
 from asbuilt.errors import InputError
+from asbuilt.formats import gguf as reader
+from asbuilt.formats.gguf import GGUFFile, read_header
 
 TYPES = {kind.name: gguf.GGMLQuantizationType(number) for number, kind in GGML_TYPES.items()}
 BLOCK = {kind.name: (kind.block, kind.nbytes) for kind in GGML_TYPES.values()}
@@ -143,8 +144,8 @@ def test_block_formats_expand_as_the_library_does_row_by_row(kind: str, tmp_path
     n_rows, per_row = 40, 17
     raw = finite_blocks(rng, kind, n_rows * per_row).reshape(n_rows, per_row * nbytes)
     path = written(tmp_path / "q.gguf", lambda w: w.add_tensor("x", raw, raw_dtype=TYPES[kind]))
-    assert n_rows * per_row > reader.BLOCKS_PER_ROW
-    assert n_rows * per_row % reader.BLOCKS_PER_ROW
+    assert n_rows * per_row > BLOCKS_PER_ROW
+    assert n_rows * per_row % BLOCKS_PER_ROW
     with np.errstate(all="ignore"):
         expected = np.concatenate([quants.dequantize(raw[i : i + 1], TYPES[kind]) for i in range(n_rows)])
     file = read_header(path)
@@ -427,7 +428,7 @@ def test_published_file_equals_the_library_s_reading() -> None:
 
 def test_the_header_needs_no_library() -> None:
     code = (
-        "import sys; from asbuilt.checkpoint.gguf import read_header; read_header(sys.argv[1]);"
+        "import sys; from asbuilt.formats.gguf import read_header; read_header(sys.argv[1]);"
         "sys.exit(bool({'torch', 'numpy', 'gguf'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(smollm2())], check=False).returncode == 0

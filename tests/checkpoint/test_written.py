@@ -19,10 +19,10 @@ import torch
 from asbuilt.checkpoint import save as saving
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load
-from asbuilt.checkpoint.safetensors import read_header
 from asbuilt.checkpoint.save import Place, save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
+from asbuilt.formats.safetensors import read_header
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor
 from asbuilt.checkpoint.source import Source
 from asbuilt.description import bill
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, gguf_table, llama, read_config
+from asbuilt.formats.gguf import GGUFFile, GGUFTensor
 from asbuilt.spec import (
     Attention,
     Block,

@@ -14,8 +14,8 @@ from click.testing import Result
 
 import asbuilt.cli.convert
 from asbuilt.checkpoint.load import load
-from asbuilt.checkpoint.safetensors import read_header
 from asbuilt.cli.convert import Bar
+from asbuilt.formats.safetensors import read_header
 
 Run = Callable[..., Result]
 

@@ -15,9 +15,9 @@ from click.testing import Result
 
 from asbuilt import InputError, cost
 from asbuilt.catalog import find
-from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.families import Reading, gguf_table, llama, write_config
+from asbuilt.formats.gguf import GGUFFile, GGUFTensor
 from asbuilt.plan import serve
 from asbuilt.plan.quantised import published
 from asbuilt.spec import Model, Rotary, weights
@@ -167,7 +167,8 @@ def _gguf(types: dict[str, Fraction], family: str = "llama", spec: Model = SPEC)
 
 
 def test_a_gguf_file_s_own_formats() -> None:
-    held = published(_gguf({"ffn_down.weight": Fraction(9, 16), "attn_q.weight": Fraction(17, 16)}))
+    source = _gguf({"ffn_down.weight": Fraction(9, 16), "attn_q.weight": Fraction(17, 16)})
+    held = published(source.reading, source.gguf)
     assert held is not None
     less = 2 * (64 * 160 * Fraction(23, 16) + 64 * 64 * Fraction(15, 16))
     assert serve(SPEC, "l4", dtype=held).weight_bytes == PLAIN - less
@@ -176,13 +177,14 @@ def test_a_gguf_file_s_own_formats() -> None:
     assert broken.gguf is not None
     del broken.gguf.tensors["blk.1.ffn_down.weight"]
     with pytest.raises(InputError, match=r"blk\.1\.ffn_down\.weight: missing tensor"):
-        published(broken)
+        published(broken.reading, broken.gguf)
 
 
 def test_each_of_those_that_lie_in_one_tensor_has_its_share() -> None:
     """GPT-2's file holds q, k and v in one: here at three bytes a number, all else at two."""
     spec = find("gpt2").spec()
-    held = published(_gguf({"attn_qkv.weight": Fraction(3)}, "gpt2", spec))
+    source = _gguf({"attn_qkv.weight": Fraction(3)}, "gpt2", spec)
+    held = published(source.reading, source.gguf)
     assert held is not None
     assert serve(spec, "l4", dtype=held).weight_bytes == 2 * cost.total_parameters(spec) + 12 * 3 * 768 * 768
     path = "blocks.3.attention.body.k.weight"
@@ -205,12 +207,12 @@ def test_what_a_gguf_file_s_numbers_are_multiplied_in(matrices: str, vectors: st
     assert source.gguf is not None
     for name, tensor in source.gguf.tensors.items():
         source.gguf.tensors[name] = replace(tensor, type=matrices if len(tensor.shape) > 1 else vectors)
-    held = published(source)
+    held = published(source.reading, source.gguf)
     assert held is not None
     assert (held.activation, held.compute) == (in_, in_)
     one = source.gguf.tensors["blk.1.ffn_down.weight"]
     source.gguf.tensors[one.name] = replace(one, type="Q4_K")
-    mixed = published(source)
+    mixed = published(source.reading, source.gguf)
     assert mixed is not None
     assert (mixed.activation, mixed.compute) == ("bf16", "bf16")
 

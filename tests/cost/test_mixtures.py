@@ -12,7 +12,7 @@ from asbuilt.cost.mixtures import MIXTURES
 from asbuilt.cost.mixtures import held as find_held
 from asbuilt.dtypes import BLOCKS
 from asbuilt.families import llama, mixtral
-from asbuilt.families.shared.packing import holding
+from asbuilt.packing import holding
 from asbuilt.spec import Model, Rotary, Router, weights
 from asbuilt.spec.part import Weight
 

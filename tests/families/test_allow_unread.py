@@ -15,10 +15,10 @@ from click import Context, Group
 from click.testing import CliRunner
 
 from asbuilt import load, open_model, save
-from asbuilt.checkpoint.gguf import GGUFFile
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, read_gguf
+from asbuilt.formats.gguf import GGUFFile
 
 SMALL: dict[str, Any] = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 50}
 

@@ -21,8 +21,8 @@ from asbuilt.checkpoint.source import open_model
 from asbuilt.description import bill
 from asbuilt.errors import InputError
 from asbuilt.families import load_config_file, read_config, write_config
-from asbuilt.families.shared.packing import block_scales
 from asbuilt.nn import stored_tensors
+from asbuilt.packing import block_scales
 from asbuilt.spec import LatentAttention, MixtureOfExperts, Model
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from asbuilt.catalog import find
-from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_gguf
+from asbuilt.formats.gguf import GGUFFile, GGUFTensor
 from asbuilt.spec import stored_weights
 
 UNTIED = ("output.weight",)

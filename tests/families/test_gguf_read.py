@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt.catalog import find
-from asbuilt.checkpoint.gguf import GGUFFile, GGUFTensor, read_header
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_config, read_gguf, write_config
 from asbuilt.families.gguf.scaling import shortest
+from asbuilt.formats.gguf import GGUFFile, GGUFTensor, read_header
 from asbuilt.spec import (
     Attention,
     FrequencyFactors,

@@ -13,8 +13,8 @@ import pytest
 
 from asbuilt import InputError
 from asbuilt.catalog import find
-from asbuilt.families.shared.packing import block_scales, left_out
 from asbuilt.families.shared.patterns import matched
+from asbuilt.packing import block_scales, left_out
 
 MODULES = ("mlp.gate", "mlp.gate_proj", "mlp.experts.3.down_proj", "self_attn.q_proj", "mlp.shared_expert_gate")
 NAMES = [f"model.layers.{i}.{name}" for i in range(12) for name in MODULES] + ["lm_head", "model.embed_tokens"]

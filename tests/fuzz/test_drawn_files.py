@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import files
 
-from asbuilt.checkpoint import gguf, safetensors
 from asbuilt.errors import InputError
+from asbuilt.formats import gguf, safetensors
 
 
 @pytest.mark.parametrize("kind", files.KINDS)

@@ -47,6 +47,7 @@ BESIDE = {
     "catalog": ["tests/cli/test_machines_cli.py", "tests/cli/test_models.py"],
     "generate": ["tests/cli/test_generate.py"],
     "checkpoint": ["tests/cli/test_convert_cli.py"],
+    "formats": ["tests/checkpoint"],
     "cost": ["tests/cli/test_describe.py"],
     "description": [
         "tests/cli/test_bill.py",

@@ -26,7 +26,7 @@ from ggml.models import ENCODER_DECODERS, ENCODERS, MODELS
 from ggml.written import N_VOCAB, write
 
 from asbuilt.checkpoint.convert import convert
-from asbuilt.checkpoint.gguf import GGUFFile, read_tensor
+from asbuilt.checkpoint.gguf import read_tensor
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.errors import InputError
@@ -34,6 +34,7 @@ from asbuilt.families import Reading, gguf_table, read_gguf
 from asbuilt.families import gguf as families_gguf
 from asbuilt.families.gguf import Architecture
 from asbuilt.families.gguf.layouts import PlusOne
+from asbuilt.formats.gguf import GGUFFile
 from asbuilt.plan.quantised import published
 from asbuilt.spec import weights
 
@@ -239,7 +240,7 @@ def test_a_layout_taken_for_another_is_noticed(
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_takes_the_bytes_that_the_file_has(name: str) -> None:
     source = open_model(case(name).path)
-    precision = published(source)
+    precision = published(source.reading, source.gguf)
     assert source.gguf is not None
     assert precision is not None
     path, weight, owner = next(weights(source.spec))

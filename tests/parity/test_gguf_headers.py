@@ -15,10 +15,10 @@ import pytest
 from ggml.models import ENCODER_DECODERS, ENCODERS, MODELS
 from ggml.written import write
 
-from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.checkpoint.load import match
 from asbuilt.errors import InputError
 from asbuilt.families import gguf_table, read_gguf
+from asbuilt.formats.gguf import GGUFFile, read_header
 
 DIRECTORY = TemporaryDirectory()
 ALL = MODELS | ENCODERS | ENCODER_DECODERS

@@ -16,7 +16,7 @@ from ggml import reference
 from tokenizers import Tokenizer as Trained
 from tokenizers import models, pre_tokenizers, trainers
 
-from asbuilt.checkpoint.gguf import read_header
+from asbuilt.formats.gguf import read_header
 from asbuilt.text.pretokenizers import PRE_TOKENIZERS
 from asbuilt.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from asbuilt import cost
 from asbuilt.catalog import find
-from asbuilt.families.shared.packing import LEFT_OUT, block_scales, left_out, modules
+from asbuilt.packing import LEFT_OUT, block_scales, left_out, modules
 from asbuilt.plan.devices import device
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.quantised import quantised

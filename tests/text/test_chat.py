@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from asbuilt.checkpoint.gguf import read_header
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import read_header
 from asbuilt.text.chat import encode_chat, render
 from asbuilt.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from folders import added, around, tokenizer_json, write
 
-from asbuilt.checkpoint.gguf import GGUFFile
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import GGUFFile
 from asbuilt.generate.text import prompt_ids
 from asbuilt.text.chat import encode_chat, render, turn_ends
 from asbuilt.text.tokenizer import Tokenizer

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from folders import LETTERS, added, around, tokenizer_json, write
 
-from asbuilt.checkpoint.gguf import GGUFFile
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import GGUFFile
 from asbuilt.text import chat
 from asbuilt.text.chat import encode_chat
 from asbuilt.text.tokenizer import Tokenizer

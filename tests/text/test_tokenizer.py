@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import GGUFFile, read_header
 from asbuilt.text.gguf_vocab import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from asbuilt.text.pretokenizers import PRE_TOKENIZERS
 from asbuilt.text.tokenizer import BYTE_OF, Tokenizer

@@ -11,8 +11,8 @@ import tokenizers
 from folders import added, tokenizer_json, write
 from tokenizers import decoders, models, pre_tokenizers
 
-from asbuilt.checkpoint.gguf import GGUFFile
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import GGUFFile
 from asbuilt.text.pretokenizers import PRE_TOKENIZERS
 from asbuilt.text.tokenizer import BYTE_OF, Tokenizer, _decoder_kind, _token_bytes
 

@@ -80,7 +80,7 @@ def precision(source: Source, dtype: object = None) -> Precision | str:
         return dtype
     if dtype is not None and dtype != QUANTISED:
         return mixed(source.spec, dtype if isinstance(dtype, str) else short_name(dtype), source.family)
-    found = published(source)
+    found = published(source.reading, source.gguf)
     return found or ("bf16" if dtype is None else quantised(source.spec, None, None, source.family))
 
 

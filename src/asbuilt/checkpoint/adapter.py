@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.checkpoint.safetensors import Reader, StoredTensor, read_header
+from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import load_config_file
 from asbuilt.families.shared.table import (
@@ -30,6 +30,7 @@ from asbuilt.families.shared.table import (
     Transpose,
     as_stored,
 )
+from asbuilt.formats.safetensors import StoredTensor, read_header
 from asbuilt.spec import Lora, Model, Part, walk
 from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Mapped

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from asbuilt.checkpoint.safetensors import INDEX, PICKLES, SINGLE, pickle_error, shards_of
 from asbuilt.errors import InputError
+from asbuilt.formats.safetensors import INDEX, PICKLES, SINGLE, pickle_error, shards_of
 
 PART = r"[A-Za-z0-9][\w.-]{0,95}"
 ID = re.compile(rf"({PART}/{PART})(?:@([A-Za-z0-9][\w./-]{{0,127}}))?", re.ASCII)

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.adapter import read_adapter
-from asbuilt.checkpoint.gguf import GGUFTensor, read_blocks, read_tensor
+from asbuilt.checkpoint.gguf import read_blocks, read_tensor
 from asbuilt.checkpoint.own import own_table
 from asbuilt.checkpoint.packed import PACKABLE, packed_entries, packed_spec
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
-from asbuilt.checkpoint.safetensors import Reader, StoredTensor, read_folder
+from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAMES, torch_name
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
 from asbuilt.families.shared.table import Entry, Table, as_stored, is_ignored
+from asbuilt.formats.gguf import GGUFTensor
+from asbuilt.formats.safetensors import StoredTensor, read_folder
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 

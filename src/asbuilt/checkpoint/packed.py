@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from asbuilt.checkpoint.gguf import GGUFTensor
-from asbuilt.checkpoint.safetensors import StoredTensor
 from asbuilt.dtypes import BLOCKS, GGUF_FLOATS, GGUF_READABLE
 from asbuilt.families.gguf.layouts import Each, PerHead
 from asbuilt.families.shared.table import (
@@ -25,13 +22,13 @@ from asbuilt.families.shared.table import (
     Mxfp4,
     Same,
     StackExperts,
+    T,
 )
+from asbuilt.formats.gguf import GGUFTensor
+from asbuilt.formats.safetensors import StoredTensor
 from asbuilt.spec import Head, Model, Packed, Part, TiedHead, TokenEmbedding, walk
 from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Mapped
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
 PACKABLE = tuple(name.lower() for name in GGUF_READABLE if name not in GGUF_FLOATS)
@@ -45,7 +42,7 @@ class Mxfp4Blocks(Mxfp4):
     There a byte's lower half belongs to the first half of a block and the upper one to the second, here to neighbours.
     """
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Returns (..., blocks * 17) bytes."""
         packed, scales = stored
         codes = packed.new_empty((*packed.shape, 2))

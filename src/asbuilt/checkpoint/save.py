@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.load import PACKED, alike, as_source, dtype_of, require_range
 from asbuilt.checkpoint.own import OWN, own_document, own_table
-from asbuilt.checkpoint.safetensors import INDEX, SINGLE
 from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
 from asbuilt.dtypes import STORED_BITS, STORED_FLOATS
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import tensor_table, write_config
 from asbuilt.families.shared.table import Entry, Table
 from asbuilt.files import decoded, parse_json, read_regular, require_regular, stays_within
+from asbuilt.formats.safetensors import INDEX, SINGLE
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from asbuilt.checkpoint import hub
-from asbuilt.checkpoint.gguf import GGUFFile, read_header
 from asbuilt.checkpoint.own import OWN, own_reading
-from asbuilt.checkpoint.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
 from asbuilt.families.shared.table import as_stored
+from asbuilt.formats.gguf import GGUFFile, read_header
+from asbuilt.formats.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.spec import Model, from_dict
+from asbuilt.text.ends import told_ends
 
 if TYPE_CHECKING:
     from asbuilt.catalog import Entry
@@ -122,25 +123,6 @@ class Source:
         """The chat template, None if there is none."""
         tokenizer = self.tokenizer()
         return None if tokenizer is None else tokenizer.chat_template
-
-
-def told_ends(config: dict[str, Any], where: str) -> list[int]:
-    """Returns the end token ids of a config.json or generation_config.json, including those of `text_config`.
-
-    null and negative numbers mean none; raises InputError for anything else but ids.
-    """
-    ends: list[int] = []
-    for holder in (config, config.get("text_config")):
-        said = holder.get("eos_token_id") if isinstance(holder, dict) else None
-        for id_ in said if isinstance(said, list) else [said]:
-            if id_ is not None and type(id_) is not int:
-                raise InputError(
-                    field=f"{where}: eos_token_id",
-                    value=said,
-                    allowed="a whole number, or a list of them",
-                )
-            ends += [] if id_ is None or id_ < 0 else [id_]
-    return ends
 
 
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:

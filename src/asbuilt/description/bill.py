@@ -14,7 +14,7 @@ from asbuilt import cost
 from asbuilt.cost.folded import Held
 from asbuilt.dtypes import BLOCKS, GGUF_READABLE, PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError
-from asbuilt.families.shared.packing import block_scales, holding
+from asbuilt.packing import block_scales, holding
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, Vision, weights
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _packed(source: Source) -> dict[str, Any] | None:
     from asbuilt.plan.quantised import published
 
     try:
-        found = published(source)
+        found = published(source.reading, source.gguf)
     except InputError as error:
         return {"format": None, "weight_bytes": None, "problem": str(error)}
     assert found is not None

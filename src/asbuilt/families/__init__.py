@@ -17,8 +17,8 @@ from asbuilt.families.shared.table import Table
 from asbuilt.spec import Model, stored_weights
 
 if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
     from asbuilt.families import gguf
+    from asbuilt.formats.gguf import GGUFFile
 
 # The `model_type`s that are read: each is a file here, imported when asked for.
 FAMILIES = tuple(

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.checkpoint.safetensors import Reader, read_folder
+from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import read_json, read_object
+from asbuilt.formats.safetensors import read_folder
 
 LARGEST_FILE = 2**20
 LIST, PROMPTS = "modules.json", "config_sentence_transformers.json"

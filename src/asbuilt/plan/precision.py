@@ -12,7 +12,7 @@ from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.dtypes import PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError, one_of
-from asbuilt.families.shared.packing import QUANTISED_KINDS
+from asbuilt.packing import QUANTISED_KINDS
 from asbuilt.spec.part import Part, Weight
 
 GROUPED = re.compile(r"(int4|int8|fp8):([0-9]{1,6})", re.IGNORECASE)

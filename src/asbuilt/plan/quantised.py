@@ -1,7 +1,7 @@
 """The stored formats of weights: by a config's quantization_config, in a GGUF file, or as a mixture.
 
 A config is untrusted: unknown packings are refused by name, and so are keys that would change the counts.
-`families/shared/packing.py` determines which modules are left out.
+`asbuilt.packing` determines which modules are left out.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import find_mixture
 from asbuilt.dtypes import GGUF_FLOATS, TRAINED, short_name
 from asbuilt.errors import InputError, near, one_of
-from asbuilt.families import gguf_table
-from asbuilt.families.shared.packing import FIELD, QUANTISED_KINDS, holding, left_out, listed, modules
+from asbuilt.families import Reading, gguf_table
 from asbuilt.families.shared.patterns import matched
 from asbuilt.families.shared.reader import is_whole
+from asbuilt.packing import FIELD, QUANTISED_KINDS, holding, left_out, listed, modules
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import Precision, precision
 from asbuilt.spec import Model, stored_weights, weights
 from asbuilt.spec.part import Part, Weight
 
 if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
-    from asbuilt.checkpoint.source import Source
+    from asbuilt.formats.gguf import GGUFFile
 
 Rule = Callable[[Weight], Fraction]
 QUANTISED = "quantised"
@@ -107,17 +106,16 @@ def mixed(spec: Model, name: str, family: str = "") -> Precision:
     )
 
 
-def published(source: Source) -> Precision | None:
+def published(reading: Reading, file: GGUFFile | None = None) -> Precision | None:
     """Returns the precision in which a model's weights are published, None if they are not quantised.
 
     It is that of a GGUF file, a config, or a file beside it. Raises InputError as `quantised` does.
     """
-    reading = source.reading
-    if source.gguf is not None:
-        return _of_gguf(source.gguf, source.spec, source.family)
+    if file is not None:
+        return _of_gguf(file, reading.spec, reading.family)
     if reading.quantization is None:
         return None
-    return quantised(source.spec, reading.quantization, reading.dtype, reading.family, text=reading.text_packed)
+    return quantised(reading.spec, reading.quantization, reading.dtype, reading.family, text=reading.text_packed)
 
 
 def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:

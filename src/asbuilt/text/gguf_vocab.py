@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from asbuilt.checkpoint.gguf import GGUFFile
 from asbuilt.errors import InputError
+from asbuilt.formats.gguf import GGUFFile
 from asbuilt.text.pretokenizers import pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types

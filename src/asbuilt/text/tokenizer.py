@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from asbuilt.checkpoint.gguf import GGUFFile
-from asbuilt.checkpoint.source import told_ends
 from asbuilt.errors import InputError
 from asbuilt.files import read_object, read_text, require_regular
+from asbuilt.formats.gguf import GGUFFile
+from asbuilt.text.ends import told_ends
 from asbuilt.text.gguf_vocab import SPACE, Vocabulary, build, read_vocabulary
 from asbuilt.text.tokenizer_worker import LARGEST_FILE, Distant, Engine, Library
 

@@ -29,7 +29,7 @@ from asbuilt.families.shared.table import Chain, Concat, EachExpert, Entry, Inte
 from asbuilt.spec import Attention, LatentAttention, Model, YaRN
 
 if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
+    from asbuilt.formats.gguf import GGUFFile
 
 DIMENSIONS: tuple[Key, ...] = (
     Size("block_count", "num_hidden_layers", most=MOST_LAYERS),

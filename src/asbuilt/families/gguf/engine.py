@@ -28,7 +28,7 @@ from asbuilt.spec import Model
 from asbuilt.spec.part import LARGEST_SIZE
 
 if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
+    from asbuilt.formats.gguf import GGUFFile
 
 
 @dataclass

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from asbuilt.families.shared.table import Layout, Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from asbuilt.families.shared.table import Layout, Shape, T
 
 
 @dataclass(frozen=True)
@@ -20,11 +16,11 @@ class PlusOne:
         """The same shapes."""
         return list(built)
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each less 1."""
         return [tensor - 1 for tensor in stored]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each plus 1."""
         return [tensor + 1 for tensor in built]
 
@@ -39,11 +35,11 @@ class PerHead:
         """Each with its first dimension as heads and rows of a head."""
         return [(self.n_heads, shape[0] // self.n_heads, *shape[1:]) for shape in built]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """The heads one below the other."""
         return [tensor.flatten(0, 1) for tensor in stored]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """The heads apart."""
         return [tensor.unflatten(0, (self.n_heads, -1)) for tensor in built]
 
@@ -58,10 +54,10 @@ class Each:
         """Each layout's shape."""
         return [shape for layout, one in zip(self.layouts, built, strict=True) for shape in layout.stored_shapes([one])]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each loaded."""
         return [t for layout, one in zip(self.layouts, stored, strict=True) for t in layout.load([one])]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each saved."""
         return [t for layout, one in zip(self.layouts, built, strict=True) for t in layout.save([one])]

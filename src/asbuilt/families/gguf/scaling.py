@@ -17,7 +17,7 @@ from asbuilt.files import open_regular
 from asbuilt.spec import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, Scaling, YaRN
 
 if TYPE_CHECKING:
-    from asbuilt.checkpoint.gguf import GGUFFile
+    from asbuilt.formats.gguf import GGUFFile
 
 MOST_FACTOR = 1e6
 ELSEWHERE = {

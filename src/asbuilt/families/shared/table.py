@@ -1,23 +1,43 @@
 """The table between a spec's paths and the names in a file: layout operations that each know their inverse.
 
-One table loads and saves. Operations use only methods of the tensors they are given, so nothing here imports torch,
-and they know shapes too, so a file's header can be checked before any data is read.
+One table loads and saves. Operations use only methods of the tensors they are given, so nothing here needs torch, not
+even its types; and they know shapes too, so a file's header can be checked before any data is read.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, TypeVar
 
 from asbuilt.errors import InputError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Shape = tuple[int, ...]
+
+
+class _Tensor(Protocol):
+    """What layouts do with the tensors that they are given, torch's: its own methods, what they return as it comes."""
+
+    @property
+    def shape(self) -> Any: ...  # noqa: ANN401
+    def __iter__(self) -> Iterator[Any]: ...
+    def __add__(self, other: Any, /) -> Any: ...  # noqa: ANN401
+    def __and__(self, other: Any, /) -> Any: ...  # noqa: ANN401
+    def __rshift__(self, other: Any, /) -> Any: ...  # noqa: ANN401
+    def __sub__(self, other: Any, /) -> Any: ...  # noqa: ANN401
+    def flatten(self, *dims: Any, **named: Any) -> Any: ...  # noqa: ANN401
+    def new_empty(self, *shape: Any, **named: Any) -> Any: ...  # noqa: ANN401
+    def reshape(self, *shape: Any, **named: Any) -> Any: ...  # noqa: ANN401
+    def split(self, *sizes: Any, **named: Any) -> Any: ...  # noqa: ANN401
+    def t(self) -> Any: ...  # noqa: ANN401
+    def unbind(self, *dims: Any, **named: Any) -> Any: ...  # noqa: ANN401
+    def unflatten(self, *dims: Any, **named: Any) -> Any: ...  # noqa: ANN401
+    def view(self, *shape: Any, **named: Any) -> Any: ...  # noqa: ANN401
+
+
+T = TypeVar("T", bound=_Tensor)
 
 
 class Layout(Protocol):
@@ -27,11 +47,11 @@ class Layout(Protocol):
         """Returns the shapes on disk of tensors that have the shapes `built` in the model."""
         ...
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Returns the model's tensors from those on disk."""
         ...
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Returns the tensors on disk from the model's."""
         ...
 
@@ -44,11 +64,11 @@ class Same:
         """The same shapes."""
         return list(built)
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """The same tensors."""
         return list(stored)
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """The same tensors."""
         return list(built)
 
@@ -61,11 +81,11 @@ class Transpose:
         """Each shape reversed."""
         return [shape[::-1] for shape in built]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each transposed."""
         return [tensor.t() for tensor in stored]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each transposed."""
         return [tensor.t() for tensor in built]
 
@@ -85,13 +105,13 @@ class Interleave:
         """One shape: first dimensions added."""
         return [(sum(shape[0] for shape in built), *built[0][1:])]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each tensor's rows of all groups."""
         rest = stored[0].shape[1:]
         parts = self._by_group(stored[0]).split(list(self.sizes), 1)
         return [part.reshape(self.groups * size, *rest) for part, size in zip(parts, self.sizes, strict=True)]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """The one tensor of the parts."""
         rest = built[0].shape[1:]
         joined = built[0].new_empty((self.groups * sum(self.sizes), *rest))
@@ -100,7 +120,7 @@ class Interleave:
             part.copy_(tensor.reshape(part.shape))
         return [joined]
 
-    def _by_group(self, tensor: Tensor) -> Tensor:
+    def _by_group(self, tensor: T) -> T:
         return tensor.view(self.groups, sum(self.sizes), *tensor.shape[1:])
 
 
@@ -124,14 +144,14 @@ class StackExperts:
         """The shape of one expert, as often as there are experts."""
         return [built[0][1:]] * self.n_experts
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """The experts, stacked in order."""
         stacked = stored[0].new_empty((self.n_experts, *stored[0].shape))
         for place, tensor in zip(stacked.unbind(), stored, strict=True):
             place.copy_(tensor)
         return [stacked]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each expert's own."""
         return list(built[0].unbind())
 
@@ -146,16 +166,16 @@ class EachExpert:
         """The layout's shapes, after the number of experts."""
         return [(built[0][0], *shape) for shape in self.layout.stored_shapes([shape[1:] for shape in built])]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each expert loaded."""
         return self._stacked([self.layout.load(own) for own in zip(*stored, strict=True)])
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each expert saved."""
         return self._stacked([self.layout.save(own) for own in zip(*built, strict=True)])
 
     @staticmethod
-    def _stacked(experts: list[list[Tensor]]) -> list[Tensor]:
+    def _stacked(experts: list[list[T]]) -> list[T]:
         stacks = [tensor.new_empty((len(experts), *tensor.shape)) for tensor in experts[0]]
         for e, own in enumerate(experts):
             for stack, tensor in zip(stacks, own, strict=True):
@@ -184,7 +204,7 @@ class Mxfp4:
         blocks = columns // MX_BLOCK
         return [(*rows, blocks, MX_BLOCK // 2), (*rows, blocks)]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Every number times its block's power of two, one matrix after the other, since the way there is wide."""
         packed, scales = stored
         numbers = packed.new_empty(0).bfloat16().new_tensor(FP4)
@@ -196,7 +216,7 @@ class Mxfp4:
             matrix.copy_(blocks.flatten(-2))
         return [matrices]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Raises InputError: rounding to 4 bits loses weights."""
         raise InputError("mxfp4 is read, not written", field="quantization_config")
 
@@ -216,15 +236,15 @@ class AdjacentPairs:
         """The same shapes."""
         return list(built)
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Pairs split into halves."""
         return [self._reorder(tensor, (self.d_rotary // 2, 2)) for tensor in stored]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Halves interleaved into pairs."""
         return [self._reorder(tensor, (2, self.d_rotary // 2)) for tensor in built]
 
-    def _reorder(self, tensor: Tensor, split: tuple[int, int]) -> Tensor:
+    def _reorder(self, tensor: T, split: tuple[int, int]) -> T:
         heads = tensor.reshape(self.n_heads, tensor.shape[0] // self.n_heads, *tensor.shape[1:])
         covered = heads[:, : self.d_rotary]
         pairs = covered.reshape(self.n_heads, *split, *tensor.shape[1:]).transpose(1, 2)
@@ -243,11 +263,11 @@ class Leading:
         """Each shape with ones before it."""
         return [(1,) * self.count + shape for shape in built]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each without them."""
         return [tensor.reshape(tensor.shape[self.count :]) for tensor in stored]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each with them."""
         return [tensor.reshape((1,) * self.count + tuple(tensor.shape)) for tensor in built]
 
@@ -262,11 +282,11 @@ class Flattened:
         """Each with all but the first dimension as one."""
         return [(shape[0], math.prod(shape[1:])) for shape in built]
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """Each with its dimensions."""
         return [tensor.reshape(-1, *self.shape) for tensor in stored]
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """Each as a matrix."""
         return [tensor.flatten(1) for tensor in built]
 
@@ -284,14 +304,14 @@ class Chain:
             shapes = step.stored_shapes(shapes)
         return shapes
 
-    def load(self, stored: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, stored: Sequence[T]) -> list[T]:
         """The steps undone, last first."""
         tensors = list(stored)
         for step in reversed(self.steps):
             tensors = step.load(tensors)
         return tensors
 
-    def save(self, built: Sequence[Tensor]) -> list[Tensor]:
+    def save(self, built: Sequence[T]) -> list[T]:
         """The steps, first to last."""
         tensors = list(built)
         for step in self.steps:

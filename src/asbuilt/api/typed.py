@@ -1,0 +1,43 @@
+"""What a type checker takes `asbuilt.measure` and `asbuilt.plan` for: packages that can be called. Never imported."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+from asbuilt.api.measure import measure as measure_given
+from asbuilt.catalog.machine import Machine
+from asbuilt.checkpoint.given import Given
+from asbuilt.measure import calibrate, counted, this_machine
+from asbuilt.measure import measure as measure_built
+from asbuilt.plan import Conventions, Options, ServePlan, TrainPlan, serve, train
+
+
+class Measure:
+    """`asbuilt.measure` for a type checker."""
+
+    __call__ = staticmethod(measure_given)
+    measure = staticmethod(measure_built)
+    calibrate, counted = staticmethod(calibrate), staticmethod(counted)
+    this_machine = staticmethod(this_machine)
+
+
+class Plan:
+    """`asbuilt.plan` for a type checker."""
+
+    serve, train = staticmethod(serve), staticmethod(train)
+    Conventions, Options = Conventions, Options
+
+    @overload
+    def __call__(
+        self, model: Given, gpu: Machine | str, *, task: Literal["serve"] = ..., **more: object
+    ) -> ServePlan: ...
+
+    @overload
+    def __call__(self, model: Given, gpu: Machine | str, *, task: Literal["train"], **more: object) -> TrainPlan: ...
+
+    def __call__(self, model: Given, gpu: Machine | str, **more: object) -> ServePlan | TrainPlan:
+        """As `asbuilt.api.plan` has it."""
+        raise NotImplementedError
+
+
+measure, plan = Measure(), Plan()
