@@ -55,7 +55,7 @@ class Memory(Generic[P]):
         self.part = part
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Returns the tensors that autograd saves for the backward pass, without those of children and without weights."""
+        """Returns the tensors that autograd saves for the backward pass, those of children and weights excluded."""
         return ()
 
     def recomputes(self) -> tuple[str, ...]:
