@@ -1,4 +1,4 @@
-"""What the files of a family make of packed weights: which modules are left out, the scales beside the others."""
+"""How the files of a family pack weights: which modules are left out, and the scales of the others."""
 
 from __future__ import annotations
 

@@ -188,7 +188,17 @@ def _copies(many: int) -> Iterator[Queue[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutate-") as top:
         for number in range(many):
             copy = Path(top) / str(number) / "tree"
-            for name in ("src", "tests", "docs", "demo", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md"):
+            for name in (
+                "src",
+                "tests",
+                "docs",
+                "demo",
+                "benchmarks",
+                "pyproject.toml",
+                "README.md",
+                "CHANGELOG.md",
+                "CONTRIBUTING.md",
+            ):
                 _copy(ROOT / name, copy / name)
             if (ROOT.parent / "shared").exists():
                 (copy.parent / "shared").symlink_to(ROOT.parent / "shared")

@@ -1,4 +1,4 @@
-"""The deepseek family, the first one: llama's attention, fine-grained and shared experts after some dense layers.
+"""The first deepseek family: llama's attention, fine-grained and shared experts after some dense layers.
 
 Dai et al. 2024 (DeepSeekMoE, arXiv 2401.06066). transformers has no such class; the published code came with the model.
 """
@@ -36,7 +36,7 @@ FAMILY = replace(
         ),
         RMS_EPS,
         ATTENTION_BIAS,
-        Irrelevant("training only, or slices", "output_router_logits", "aux_loss_alpha", "seq_aux", "pretraining_tp"),
+        Irrelevant("training, or slicing", "output_router_logits", "aux_loss_alpha", "seq_aux", "pretraining_tp"),
         Only("moe_layer_freq", 1, reason="every layer after the dense ones has experts"),
     ),
     names=Names(stems=STEMS | SHARED_EXPERTS | ROUTER, experts=EXPERTS),

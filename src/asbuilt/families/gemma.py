@@ -1,4 +1,4 @@
-"""The gemma family: a scaled embedding, RMSNorm with 1 + weight, heads as wide as they please, a tied head.
+"""The gemma family: a scaled embedding, RMSNorm with 1 + weight, a head width of its own, tied embeddings.
 
 Gemma Team 2024 (arXiv 2403.08295). Gemma 2 and 3 add norms after each branch, windows and more, and share what is here.
 """

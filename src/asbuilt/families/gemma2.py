@@ -1,4 +1,4 @@
-"""The gemma2 family: gemma with norms after the branches too, windows on every other layer, and capped scores, logits.
+"""The gemma2 family: gemma with norms after branches too, windows on every other layer, soft-capped scores and logits.
 
 Gemma Team 2024 (arXiv 2408.00118).
 """

@@ -1,4 +1,4 @@
-"""The gemma3_text family: gemma2 with normed heads instead of capped scores, and another RoPE on layers with windows.
+"""The gemma3_text family: gemma2 with normed heads instead of soft-capped scores, another RoPE on layers with windows.
 
 Gemma Team 2025 (arXiv 2503.19786); the language model alone, as `Gemma3ForCausalLM` stores it.
 """

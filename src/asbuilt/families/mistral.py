@@ -1,4 +1,4 @@
-"""The mistral family: llama without biases, each layer with the same sliding window, or none with any.
+"""The mistral family: llama without biases, with one sliding window for all layers, or none.
 
 Jiang et al. 2023 (arXiv 2310.06825).
 """

@@ -1,4 +1,4 @@
-"""The mixtral family: mistral with experts, of which each token takes some, weighted by softmax over those.
+"""The mixtral family: mistral with a mixture of experts; a token's experts are weighted by a softmax over those chosen.
 
 Jiang et al. 2024 (arXiv 2401.04088).
 """

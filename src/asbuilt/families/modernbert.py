@@ -110,7 +110,7 @@ class _Transform(Headed):
     def read(self, reader: ConfigReader, values: Values) -> None:
         super().read(reader, values)
         if not values.pop(self.into):
-            Irrelevant("there is no head", *self.names).read(reader, values)
+            Irrelevant("without effect: there is no head", *self.names).read(reader, values)
             return
         own: Values = {"d_model": values["d_model"], "eps": values["eps"], "norm_bias": values["norm_bias"]}
         for key in self.keys:
@@ -186,7 +186,7 @@ FAMILY = Family(
         Irrelevant(
             "training only", "embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"
         ),
-        Irrelevant("with labels only: logits that no loss looks at are then not computed", "sparse_prediction"),
+        Irrelevant("only with labels: logits that the loss ignores are not computed", "sparse_prediction"),
         Irrelevant("describes a classifier", "classifier_pooling"),
         Irrelevant(
             "how it is computed, not what", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"

@@ -1,4 +1,4 @@
-"""The olmo2 family: no norm before a branch but one after it, and an RMSNorm over all heads' queries and keys.
+"""The olmo2 family: no norm before a branch but one after it, and an RMSNorm over the queries and keys of all heads.
 
 Walsh et al. 2025 (arXiv 2501.00656).
 """

@@ -1,4 +1,4 @@
-"""The olmoe family: experts weighted by softmax over all of them, and norms over all heads' queries and keys together.
+"""The olmoe family: experts weighted by a softmax over all of them, and norms over the queries and keys of all heads.
 
 Muennighoff et al. 2024 (arXiv 2409.02060). The published 7B has experts 1024 wide; the class default is 2048.
 """

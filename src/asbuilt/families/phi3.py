@@ -1,4 +1,4 @@
-"""The phi3 family: llama's blocks with q, k, v and gate, up stored as one matrix each, longrope, and perhaps windows.
+"""The phi3 family: llama's blocks with q, k, v and gate, up stored as one matrix each, longrope, and optional windows.
 
 Abdin et al. 2024 (arXiv 2404.14219); longrope: Ding et al. 2024 (arXiv 2402.13753).
 """

@@ -1,4 +1,4 @@
-"""The qwen2 family: llama with biases on q, k and v, and windows on the layers from some number on.
+"""The qwen2 family: llama with biases on q, k and v, and sliding windows from a given layer on.
 
 Qwen 1.5, 2 and 2.5 publish under `model_type: qwen2`. Yang et al. 2024 (arXiv 2407.10671, 2412.15115).
 """

@@ -1,4 +1,4 @@
-"""The roberta family: bert whose positions start after the padding token's number, and a head of other names.
+"""The roberta family: bert with positions from pad_token_id + 1 on, and other names for the head.
 
 Liu et al. 2019 (arXiv 1907.11692). Positions count real tokens from pad_token_id + 1 on; the head's activation is
 GELU whatever hidden_act says.

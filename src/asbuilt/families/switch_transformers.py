@@ -1,4 +1,4 @@
-"""The switch_transformers family: t5 whose feed-forwards are, every so many layers, experts of which a token takes one.
+"""The switch_transformers family: t5 with a mixture of experts every few layers, one expert per token.
 
 Fedus et al. 2021 (arXiv 2101.03961). An expert takes a limited number of tokens of a sequence; the others skip it.
 """

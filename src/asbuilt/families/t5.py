@@ -1,4 +1,4 @@
-"""The t5 family: encoder and decoder with relative buckets, RMSNorm before each branch, scores that are not scaled.
+"""The t5 family: encoder and decoder with relative buckets, RMSNorm before each branch, unscaled scores.
 
 Raffel et al. 2020 (arXiv 1910.10683); gated and untied as T5 1.1 (Shazeer 2020, arXiv 2002.05202) and Flan-T5. The
 context that a config calls n_positions is that of training: buckets reach any distance.

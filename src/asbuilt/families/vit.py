@@ -1,4 +1,4 @@
-"""The vit family: an image's patches and a class token through pre-norm blocks; a classifier or pooler over that token.
+"""The vit family: patches of an image and a class token through pre-norm blocks; a classifier or pooler on that token.
 
 Dosovitskiy et al. 2020 (arXiv 2010.11929); names on disk as on the hub.
 """

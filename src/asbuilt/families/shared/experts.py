@@ -1,4 +1,4 @@
-"""What families with experts share: the keys that count and choose them, and one stored matrix for each expert."""
+"""What families with experts share: the keys of their number and of the router."""
 
 from __future__ import annotations
 

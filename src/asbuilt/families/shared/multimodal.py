@@ -1,4 +1,4 @@
-"""What the families share whose text has images in it: a text's family nested in the config, a tower, a projector.
+"""What image-text families share: a text model's family nested in the config, a tower, a projector.
 
 Names on disk are those of the first releases, as newer ones still write them; files with other beginnings are read.
 """

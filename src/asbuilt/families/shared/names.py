@@ -1,4 +1,4 @@
-"""What the tensors of a checkpoint folder are called: stems of paths to stems of names, and what is stored as one."""
+"""Names of the tensors in a checkpoint folder: stems of paths to stems of names, and what is stored as one."""
 
 from __future__ import annotations
 

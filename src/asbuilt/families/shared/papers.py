@@ -1,4 +1,4 @@
-"""What families known from papers alone share: sizes under the usual keys, and no tensors that have names."""
+"""What families known only from papers share: sizes under the usual keys, and no names of tensors."""
 
 from __future__ import annotations
 

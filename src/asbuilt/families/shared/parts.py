@@ -1,4 +1,4 @@
-"""What a spec is made of, found under the names by which the families' `build` functions take it: the way back.
+"""The parts of a spec, under the argument names of the families' `build` functions: what a config is written from.
 
 A config says one number for all layers, so each is taken from the first layer that has it. Whether the others agree is
 not asked here: the config that is written is read again and compared with the spec (`Family.write`).

@@ -1,4 +1,4 @@
-"""Prediction layers in configs and checkpoint folders: how many there are, and their names, after the last block's."""
+"""Multi-token prediction layers in configs and checkpoint folders: their number, and names after the last block's."""
 
 from __future__ import annotations
 
