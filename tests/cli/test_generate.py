@@ -190,7 +190,7 @@ def test_the_dtype_that_is_computed_in_is_said(run: Run, checkpoint: Path, monke
     assert (said["dtype"], said["dtype_reason"]) == ("float32", "as stored")
     asked = run(*words, "--dtype", "bf16", "--json")
     assert (document(asked)["dtype"], document(asked)["dtype_reason"]) == ("bfloat16", "as requested")
-    assert asked.stderr.startswith("warning: bfloat16 as asked, though float32 is 4.0 times as fast")
+    assert asked.stderr.startswith("warning: bfloat16 as requested, although float32 is 4.0 times as fast")
     save(load(checkpoint, "bfloat16"), checkpoint.parent / "narrow", family="llama", carried={})
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(checkpoint / file, checkpoint.parent / "narrow")

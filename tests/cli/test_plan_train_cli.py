@@ -56,7 +56,7 @@ def test_search(run: Run) -> None:
     again = run(*LLAMA, *words, "--json")
     assert again.exit_code == 0
     assert json.loads(again.stdout)["per_device_bytes"] == best["per_device_bytes"]
-    assert "seconds a step" in run(*LLAMA, "--gpus", 8, "--search").stdout
+    assert "seconds per step" in run(*LLAMA, "--gpus", 8, "--search").stdout
     assert run(*LLAMA, "--search").exit_code == 1
 
 
@@ -207,9 +207,9 @@ def test_ways_of_printing(run: Run) -> None:
     assert "    = parameters" not in plain + marked
     for text in (plain, marked, explained):
         assert r"\n" not in text
-        assert "seconds a step" not in text
+        assert "seconds per step" not in text
     searched = run(*words, "--search").stdout
-    assert " layouts fit of " in searched.splitlines()[1]
+    assert " layouts fit; " in searched.splitlines()[1]
     assert first not in searched
     assert run(*words, "--search", "--explain").stdout == searched
     assert "| options |" in run(*words, "--search", "--markdown").stdout

@@ -42,10 +42,10 @@ def test_a_long_prompt_is_read_in_float32_where_bf16_is_emulated(machine: Machin
     machine(EMULATES)
     found = choose(BF16, None, 1000, 10, needs)
     assert found.dtype == FP32
-    assert found.why == "float32 is 5.5 times as fast as bfloat16 on this processor"
+    assert found.why == "float32 is 5.5 times as fast as bfloat16 on this CPU"
     assert found.needed == 32_000_000_000
     assert found.warning == (
-        "stored in bfloat16, computing in float32, which is 5.5 times as fast as bfloat16 on this processor"
+        "stored in bfloat16, computing in float32, which is 5.5 times as fast as bfloat16 on this CPU"
     )
 
 
@@ -67,7 +67,7 @@ def test_what_was_asked_for_is_obeyed_with_the_ratio(machine: Machine) -> None:
     machine(EMULATES)
     found = choose(FP32, BF16, 1000, 10, needs)
     assert (found.dtype, found.why) == (BF16, "as requested")
-    assert found.warning == "bfloat16 as asked, though float32 is 5.5 times as fast as bfloat16 on this processor"
+    assert found.warning == "bfloat16 as requested, although float32 is 5.5 times as fast as bfloat16 on this CPU"
     assert choose(BF16, FP32, 1000, 10, needs).warning == ""
     assert choose(BF16, torch.float64, 1000, 10, needs).dtype == torch.float64
     machine(HAS_IT)

@@ -196,11 +196,11 @@ def test_suggestions_hold_what_they_promise() -> None:
             another = bool(asked.keys() & {"optimizer", "lora", "qlora"})
             cost = gpus * step.seconds / step.tokens if again.fits else again.per_device_bytes
             order.append((not again.fits, gpus > found.trial.layout.gpus, another, cost))
-            said = f"{again.per_device_bytes / 1e9:,.1f} GB a device instead of {found.per_device_bytes / 1e9:,.1f}: "
+            said = f"{again.per_device_bytes / 1e9:,.1f} GB per device instead of {found.per_device_bytes / 1e9:,.1f}: "
             over = again.per_device_bytes + again.trial.reserve - again.trial.memory
-            said += "fits; " if again.fits else f"still {over / 1e9:,.1f} GB too much; "
+            said += "fits; " if again.fits else f"still {over / 1e9:,.1f} GB over; "
             pace = step.tokens / step.seconds / (before.tokens / before.seconds)
-            assert suggestion.effect == f"{said}{pace:.2f}x the tokens a second"
+            assert suggestion.effect == f"{said}{pace:.2f}x the tokens/s"
         assert order == sorted(order)
 
 
@@ -231,7 +231,7 @@ REFUSED = (
     ({"offload": "disk"}, "offload", "optimizer"),
     ({"utilisation": 1.5}, "utilisation", "at most 1"),
     ({"utilisation": math.nan}, "utilisation", "above 0"),
-    ({"price": -1.0}, "price", "from 0"),
+    ({"price": -1.0}, "price", "at least 0"),
     ({"tokens": 0.0}, "tokens", "above 0"),
     ({"lora": 8, "targets": ("qq",)}, "targets", "q, k, v, o, gate, up or down"),
     ({"targets": ("q",)}, "targets", "--lora"),

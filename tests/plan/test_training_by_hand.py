@@ -674,7 +674,11 @@ def test_a_vocabulary_that_is_not_divided() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "ep", "said"),
-    [(DENSE, 2, "this model has no experts"), (SPARSE, 3, "divides 4 experts"), (SPARSE, 8, "divides 4 experts")],
+    [
+        (DENSE, 2, "this model has no experts"),
+        (SPARSE, 3, "does not divide 4 experts"),
+        (SPARSE, 8, "does not divide 4 experts"),
+    ],
 )
 def test_why_experts_are_not_divided(spec: Model, ep: int, said: str) -> None:
     with pytest.raises(InputError, match=said):

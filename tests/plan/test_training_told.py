@@ -156,7 +156,7 @@ def test_a_number_of_parameters_says_what_it_does_not_count() -> None:
     said = json.loads(run(*words, "--json").stdout)
     assert said["parameters"] == {"total": 8_000_000_000, "active": 8_000_000_000}
     assert said["per_device_bytes"] == said["state_bytes"]["total"] == 64_000_000_000  # 16 bytes a parameter, halves
-    assert [what.split()[0] for what in said["not_counted"]] == ["activations,", "blocks", "products", "traffic"]
+    assert [what.split()[0] for what in said["not_counted"]] == ["activations,", "blocks", "attention", "traffic"]
     assert said["flops_per_token"] == {"6ND": 48e9}
     assert said["communication"]["data"]["bytes"] == 24_000_000_000  # half of 3 x 16 GB
     printed = " ".join(run(*words).stdout.split())
@@ -215,7 +215,7 @@ def test_the_derivation_of_a_step() -> None:
         "context": 0,
     }
     assert lines["communication: pipeline"].numbers == {"bytes one device sends": 65_536, "bytes a second": 100e9}
-    assert lines["one step"].note == "at least: a floor"
+    assert lines["one step"].note == "lower bound"
     for way, more in (("none", ""), ("selective", ""), ("full", ", every block run again")):
         first = plan(Subject(DENSE), MACHINE, Options(**{**BASE, "checkpointing": way})).trial.step.lines()[0]
         assert first.note == f"training FLOPs, masked pairs skipped{more}"
@@ -372,7 +372,7 @@ def test_every_line_and_its_unit() -> None:
     sources = {line.name: line.source for line in made.lines if line.source}
     assert sources["the loss"].startswith("three float32 tensors")
     assert sources["reserve"].startswith("5% of the memory")
-    assert sources["Chinchilla-optimal tokens"].startswith("20 tokens per parameter")
+    assert sources["Chinchilla-optimal tokens"].startswith("20 tokens per active parameter")
     assert sources["computing one micro-batch"].startswith("57% of the dense rate")
     assert sources["communication: tensor"] == "wire, made up"
 
@@ -390,10 +390,10 @@ def test_what_is_noted_of_each_line() -> None:
         (3, {"weights", "gradients", "master weights", "first moment", "second moment"}),
     ):
         found = lines(DENSE, gpus=2, zero=zero)
-        assert {name for name, line in found.items() if line.note == f"shared out by ZeRO-{zero}"} == shared
+        assert {name for name, line in found.items() if line.note == f"sharded by ZeRO-{zero}"} == shared
         assert not any("shared" in line.note for line in lines(DENSE, zero=zero).values())
     experts = lines(SPARSE, gpus=2, ep=2, zero=3)["weights"]
-    assert experts.note == "shared out by ZeRO-3"
+    assert experts.note == "sharded by ZeRO-3"
     assert experts.symbols == "ceil(parameters × bytes each / ranks) + experts' parameters × bytes each"
     alone = lines(DENSE)
     assert alone["activations"].symbols == "micro-batches at once × (blocks × kept by one)"
@@ -442,8 +442,8 @@ def test_suggestions_and_what_is_not_counted_in_tables() -> None:
     machine = replace(MACHINE, memory_gb=70)
     found = tables(train(None, machine, parameters=8e9, gpus=2))
     assert [table.title for table in found[4:]] == [
-        "Not counted: a number of parameters does not say it, name a MODEL",
-        "What would change it, best first",
+        "Not counted without a MODEL",
+        "What to change, best first",
     ]
     assert {row[0]: row[1] for row in found[5].rows}.items() >= {"--zero 3": "yes", "--zero 2": "no"}.items()
     assert found[1].title == "It does not fit"
@@ -454,7 +454,7 @@ def test_suggestions_and_what_is_not_counted_in_tables() -> None:
 def test_ranked_layouts_in_a_table() -> None:
     ranked = search(Subject(DENSE), MACHINE, Options(**{**BASE, "gpus": 2, "accumulate": 4, "node": 2}))
     table = ranked_table(ranked)
-    assert table.title.startswith(f"{ranked.fitting} layouts fit of {ranked.tried} tried")
+    assert table.title.startswith(f"{ranked.fitting} of {ranked.tried} layouts fit")
     row = next(row for row in table.rows if row[0] == "--gpus 2 --zero 1 --accumulate 4 --checkpointing none")
     assert row[1:] == ("0.0", "0.0006036", "424,144")  # 603.568 us; 512 tokens on two
 
@@ -489,31 +489,31 @@ def test_tables() -> None:
     assert against.title == "It fits"
     assert against.rows == [
         ("device memory", "1.000", "0.931"),
-        ("left alone (5%)", "0.050", "0.047"),
+        ("reserve (5%)", "0.050", "0.047"),
         ("training", "0.003", "0.003"),
         ("left over", "0.947", "0.882"),
     ]
-    assert step.title == "One step, of one device"
+    assert step.title == "One step of one device"
     assert [row[:4] for row in step.rows[:5]] == [
         ("computing", "", "", "0.0003983"),
         ("pipeline", "0.000", "6.554e-7", "6.554e-7"),
-        ("bubble of the pipeline", "", "", "9.975e-5"),
+        ("pipeline bubble", "", "", "9.975e-5"),
         ("optimizer", "", "", "3.521e-6"),
         ("one step, at least", "", "", "0.0005023"),
     ]
     assert step.rows[0][4] == "1 TFLOP/s bf16 at 50%"
-    assert step.rows[2][4] == "20.0% of the micro-batches' time, 1 chunks a stage"
-    assert step.rows[4][4] == "256 tokens, 509,706 a second"  # 256 / 502.25024 us
+    assert step.rows[2][4] == "20.0% of the micro-batches' time, 1 chunks per stage"
+    assert step.rows[4][4] == "256 tokens, 509,706 tokens/s"  # 256 / 502.25024 us
     # 10^6 steps of 502.25024 us: 0.0058131 days, 2 GPUs for 0.1395 hours at 3.6
     assert [row for row in run_.rows if "at least" in str(row[0])] == [
-        ("days, at least", "0.01", "by this layout's step"),
-        ("money, at least", "1", "at 3.6 a GPU's hour"),
+        ("days, at least", "0.01", "at this layout's step time"),
+        ("money, at least", "1", "at 3.6 per GPU-hour"),
     ]
     assert run_.rows[0] == ("tokens", "256,000,000", "as given")
     alone = tables(plan(Subject(DENSE), replace(MACHINE, memory_gb=0.005), Options(**BASE)))
     assert alone[0].title == "dense on 1 x hand: the fullest device"
     assert alone[1].title == "It does not fit"
-    assert alone[1].rows[-1][0] == "too much"
+    assert alone[1].rows[-1][0] == "over"
     assert not any("bubble" in str(row[0]) for row in alone[2].rows)
     assert alone[3].rows[0] == ("tokens", "5,029,120", "Chinchilla-optimal")
 
@@ -832,4 +832,4 @@ def test_the_whole_document() -> None:
     assert near["data"]["source"] == "wire, made up"
     far = document(plan(Subject(DENSE), MACHINE, Options(batch=2, seq=32, gpus=16, offload="optimizer")))
     assert far["communication"]["data"]["source"].startswith("50 GB/s per GPU between nodes")
-    assert far["communication"]["offload"]["source"].startswith("25 GB/s between a GPU and the host")
+    assert far["communication"]["offload"]["source"].startswith("25 GB/s between a GPU and host memory")

@@ -114,7 +114,7 @@ def check_start(model: spec.Model, start: Sequence[int]) -> None:
 def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str) -> None:
     n_vocab = stack.n_vocab
     if len(tokens) == 0:
-        raise InputError(f"is empty: {why}", field=field, allowed="at least one token")
+        raise InputError(f"empty: {why}", field=field, allowed="at least one token")
     if len(tokens) > stack.max_positions:
         raise InputError(
             "longer than the context",

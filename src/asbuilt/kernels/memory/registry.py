@@ -50,7 +50,6 @@ class Saved:
 class Memory(Generic[P]):
     """The memory of computing one part besides weights and cache; by default it saves and needs nothing."""
 
-
     def __init__(self, part: P) -> None:
         self.part = part
 

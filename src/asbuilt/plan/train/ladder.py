@@ -1,4 +1,4 @@
-"""The lines of a training plan: what the fullest device holds, derived one after the other."""
+"""The memory lines of a training plan: what the fullest device holds, derived line by line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 KEEPS = {
     "none": "all that autograd saves",
-    "selective": "all but what parts declare they can make again without a product with a weight",
+    "selective": "all but what parts declare they can recompute without a product with a weight",
     "full": "each block's input",
 }
 
 
 def ladder(trial: Trial) -> list[Line]:
-    """Returns the fullest device's memory line by line; the last one adds up those before it."""
+    """Returns the fullest device's memory line by line; the last one is the sum of the others."""
     lines = [line for line in _held(trial) if line.value]
     return [*lines, total("per device", {line.name: line.value for line in lines})]
 
 
 def against(trial: Trial) -> list[Line]:
-    """Returns the lines that hold the total against the device's memory."""
+    """Returns the lines that compare the total with the device's memory."""
     memory, reserve, held = trial.memory, trial.reserve, trial.fullest.total
     numbers = {"memory": memory, "reserve": reserve, "per device": held}
     return [
@@ -70,7 +70,7 @@ def _held(trial: Trial) -> Iterator[Line]:
 
 
 def _state(stage: StageMemory, name: str, of: Callable[[State], int], width: int, sharded_from: int) -> Line:
-    """One kind of state; where it is so many bytes a parameter, from the number of parameters."""
+    """Returns the line of one kind of state, derived from the number of parameters if it has a fixed width."""
     layout, sharded = stage.layout, stage.layout.zero >= sharded_from
     pieces, numbers, value = [], {}, 0
     groups = (("", stage.section.dense, layout.replicas), ("experts' ", stage.section.experts, layout.copies))
@@ -83,14 +83,14 @@ def _state(stage: StageMemory, name: str, of: Callable[[State], int], width: int
             if ways > 1:
                 said, numbers[f"{whose}ranks"] = f"ceil({said} / {{{whose}ranks}})", ways
             pieces.append(said)
-    note = f"shared out by ZeRO-{layout.zero}" if sharded and max(n for _, _, n in groups) > 1 else ""
+    note = f"sharded by ZeRO-{layout.zero}" if sharded and max(n for _, _, n in groups) > 1 else ""
     return Line(name=name, value=value, formula=" + ".join(pieces), numbers=numbers, note=note)
 
 
 def _whole(
     stage: StageMemory, state: State, whose: str, name: str, whole: int, width: int
 ) -> tuple[str, dict[str, Number]]:
-    """The formula of what ZeRO has not divided, and its numbers."""
+    """Returns the formula of what ZeRO does not shard, and its numbers."""
     trained = state.gradients // stage.job.recipe.gradient_width
     if width and whole == trained * width:
         return f"{{{whose}parameters}} × {{bytes each}}", {f"{whose}parameters": trained, "bytes each": width}
@@ -98,7 +98,7 @@ def _whole(
 
 
 def _moments(stage: StageMemory) -> Iterator[Line]:
-    """What is there for a while: gathered weights, saved tensors, and room to work."""
+    """Yields the lines of temporary memory: gathered weights, saved tensors, and working memory."""
     yield Line(name="gathered weights", value=stage.gathered, source=ASSUMPTIONS["gathered"])
     yield Line(name="gradients before they are scattered", value=stage.scattered, source=ASSUMPTIONS["gathered"])
     yield _activations(stage)
@@ -108,7 +108,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             name="the head's gradient",
             value=stage.room,
             source=ASSUMPTIONS["gradient"],
-            note="more than the loss or a block's backward pass needs",
+            note="the largest of this, the loss and a block's backward pass",
         )
     elif stage.loss_room >= stage.again_room:
         gradient = stage.loss_room - LOGITS_ALIVE * stage.logits
@@ -120,19 +120,19 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             formula=formula,
             source=ASSUMPTIONS["loss"],
             numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
-            note="more than a block's backward pass needs",
+            note="larger than a block's backward pass",
         )
     else:
         yield Line(
             name="a block's backward pass",
             value=stage.again_room,
             source=ASSUMPTIONS["backward"],
-            note="what it makes again and its working room; more than the loss needs",
+            note="recomputed tensors and working memory; larger than the loss",
         )
 
 
 def _activations(stage: StageMemory) -> Line:
-    """Micro-batches (interleaved: chunks) at once x blocks x what one block keeps, kind by kind."""
+    """Returns micro-batches (interleaved: chunks) in flight x blocks x bytes saved by one block, kind by kind."""
     way, several, v = stage.job.checkpointing, len(stage.section.kinds) > 1, stage.job.interleave
     numbers: dict[str, Number] = {"micro-batches at once": stage.in_flight}
     if v > 1:
@@ -150,7 +150,7 @@ def _activations(stage: StageMemory) -> Line:
 
 
 def logits(trial: Trial) -> Iterator[Line]:
-    """Yields the line of one float32 tensor of logits, where there are any."""
+    """Yields the line of one float32 tensor of logits, if there are any."""
     stage = trial.stages[-1]
     if stage.logits:
         rows = split(stage.shares.rows, stage.job.chunks)
@@ -159,5 +159,5 @@ def logits(trial: Trial) -> Iterator[Line]:
             value=stage.logits,
             formula="{rows} × {bytes of a row}",
             numbers={"rows": rows, "bytes of a row": stage.logits // rows},
-            note="float32, of the rows that are there at once; counted in the loss",
+            note="float32, of the rows processed at once; included in the loss",
         )

@@ -1,6 +1,6 @@
-"""What training keeps of each weight: the weight, its gradient, a master copy, and the optimizer's state.
+"""The training state of each weight: the weight, its gradient, a master copy, and the optimizer's state.
 
-All of it from the weight's declared shape and role; no part and no family is named.
+It follows from the weight's declared shape and role alone, independent of parts and families.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.part import Kind, Weight
 
 # bitsandbytes' 8-bit optimizers (arXiv 2110.02861): one byte per moment, an fp32 scale for every 256 numbers, and
-# tensors of fewer than 4096 numbers in fp32. Their table of 256 code values, one per optimizer, is left out.
+# tensors of fewer than 4096 numbers in fp32. Their table of 256 code values, one per optimizer, is not counted.
 EIGHT_BIT_BLOCK = 256
 EIGHT_BIT_LEAST = 4096
 # QLoRA (arXiv 2305.14314, section 3): 4 bits, an 8-bit scale per 64 numbers, an fp32 scale of those per 256 of them.
@@ -23,7 +23,7 @@ Pieces = dict[str, int]
 
 
 def nf4_bytes(size: int) -> int:
-    """Returns the bytes of `size` numbers in NF4 with double quantisation, 0.516 a number; code tables left out."""
+    """Returns the bytes of `size` numbers in NF4 with double quantisation, 0.516 per number, without code tables."""
     scales = math.ceil(size / NF4_BLOCK)
     return math.ceil(size / 2) + scales + 4 * math.ceil(scales / NF4_SECOND_BLOCK)
 
@@ -34,7 +34,7 @@ def _adamw(weight: Weight, kind: Kind, width: int) -> Pieces:
 
 
 def _adamw_8bit(weight: Weight, kind: Kind, width: int) -> Pieces:
-    """Two moments of a byte, with their scales; small tensors in fp32."""
+    """Two moments of one byte each, with scales; small tensors in fp32."""
     if weight.size < EIGHT_BIT_LEAST:
         return {"first moment": 4 * weight.size, "second moment": 4 * weight.size}
     one = weight.size + 4 * math.ceil(weight.size / EIGHT_BIT_BLOCK)
@@ -42,7 +42,7 @@ def _adamw_8bit(weight: Weight, kind: Kind, width: int) -> Pieces:
 
 
 def _adafactor(weight: Weight, kind: Kind, width: int) -> Pieces:
-    """Second moments by row and by column of each matrix, in full for vectors; no first (arXiv 1804.04235)."""
+    """Second moments by row and column of each matrix, in full for vectors; no first moment (arXiv 1804.04235)."""
     if len(weight.shape) < 2:
         return {"second moment of vectors": weight.size * width}
     *stack, rows, columns = weight.shape
@@ -56,7 +56,7 @@ def _sgd_momentum(weight: Weight, kind: Kind, width: int) -> Pieces:
 
 
 def orthogonal(weight: Weight, kind: Kind) -> bool:
-    """Whether Muon updates this weight: every matrix but those of embeddings and the head."""
+    """Returns whether Muon updates this weight: all matrices except those of embeddings and the head."""
     return weight.role == "matrix" and kind not in ("embedding", "head")
 
 
@@ -75,12 +75,12 @@ OPTIMIZERS: dict[str, Callable[[Weight, Kind, int], Pieces]] = {
     "sgd-momentum": _sgd_momentum,
     "muon": _muon,
 }
-# These need shapes: a bare number of parameters does not say them.
+# These need shapes, which a bare number of parameters does not have.
 BY_SHAPE = ("adafactor", "muon")
 
 
 def optimizer(name: str) -> Callable[[Weight, Kind, int], Pieces]:
-    """Returns the rule of that name; raises InputError for a name that is none."""
+    """Returns the rule of this name; raises InputError for an unknown name."""
     if name not in OPTIMIZERS:
         raise InputError(
             "unknown optimizer",
@@ -94,7 +94,7 @@ def optimizer(name: str) -> Callable[[Weight, Kind, int], Pieces]:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Bytes kept from step to step, on one device or in all; `optimizer` by piece."""
+    """Bytes of state that persist between steps, on one device or in total; `optimizer` by component."""
 
     weights: int = 0
     gradients: int = 0
@@ -103,7 +103,7 @@ class State:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The total."""
         return self.weights + self.gradients + self.master + sum(self.optimizer.values())
 
     def __add__(self, other: State) -> State:
@@ -116,7 +116,7 @@ class State:
         )
 
     def times(self, count: int) -> State:
-        """The same for `count` of them."""
+        """Returns the state of `count` of them."""
         return State(
             weights=count * self.weights,
             gradients=count * self.gradients,
@@ -127,9 +127,9 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How wide each number of the state is: bytes of a weight, a gradient and a master copy (0: none), and which rule.
+    """The widths of the state in bytes (weight, gradient, master copy or 0), and the optimizer's rule.
 
-    The optimizer's state is as wide as what it updates: the master copy, or the weight where there is none.
+    The optimizer's state has the width of what it updates: the master copy, or the weight if there is none.
     """
 
     optimizer: str
@@ -143,7 +143,7 @@ class Recipe:
         return self.master_width or self.weight_width
 
     def trained(self, weight: Weight, kind: Kind) -> State:
-        """Returns the bytes of a weight that is trained."""
+        """Returns the state of a trained weight."""
         return State(
             weights=weight.size * self.weight_width,
             gradients=weight.size * self.gradient_width,
@@ -152,7 +152,7 @@ class Recipe:
         )
 
     def frozen(self, weight: Weight, *, nf4: bool) -> State:
-        """Returns the bytes of a weight that is only read."""
+        """Returns the state of a frozen weight."""
         if weight.format is not None:
             return State(weights=math.prod(weight.stored_shape))
         return State(weights=nf4_bytes(weight.size) if nf4 else weight.size * self.weight_width)

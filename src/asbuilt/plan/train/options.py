@@ -1,4 +1,4 @@
-"""The options of a training plan, checked, and the constants that are assumptions."""
+"""The validated options of a training plan, and the constants that are assumptions."""
 
 from __future__ import annotations
 
@@ -16,54 +16,53 @@ from asbuilt.spec.part import LARGEST_SIZE
 
 # Hoffmann et al. 2022 (arXiv 2203.15556), Table 3 rounded: about 20 tokens per parameter.
 CHINCHILLA = 20
-# Kaplan et al. 2020 (arXiv 2001.08361): 2 FLOPs a parameter and token forward, 4 backward.
+# Kaplan et al. 2020 (arXiv 2001.08361): 2 FLOPs per parameter and token forward, 4 backward.
 SIX = 6
 
 MASTER_WIDTH = 4
-QLORA_RANK = 64  # of the paper's own runs, where --qlora is given without a rank
+QLORA_RANK = 64  # as in the paper, if --qlora is given without a rank
 
-# Defaults of the options that are assumptions; each is said once, here or in conventions.py. Rates are in bytes/s of
-# one GPU.
+# Defaults of the options that are assumptions, defined here or in conventions.py. Rates are in bytes/s per GPU.
 KERNEL_EFFICIENCY = 0.57
 RESERVE = 0.05
 HOST = 25e9
 
 ASSUMPTIONS = {
     "kernel efficiency": f"{KERNEL_EFFICIENCY:.0%} of the dense rate while a device computes: a layer of Megatron-LM's "
-    "22B on A100 takes 19.0 ms, 2.3 of them sums over ranks, for 9.4 ms of FLOPs (arXiv 2205.05198, Table 4)",
-    "interleave": "each block of a pipeline stage is a chunk where the micro-batches are a multiple of the stages, as "
-    "large runs have it (arXiv 2407.21783, section 3.3.2); otherwise a stage is one chunk, plain 1F1B",
-    "reserve": f"{RESERVE:.0%} of the memory for the CUDA context, NCCL's buffers and what fragmentation leaves unused",
+    "22B on A100 takes 19.0 ms, 2.3 of them all-reduces, for 9.4 ms of FLOPs (arXiv 2205.05198, Table 4)",
+    "interleave": "each block of a pipeline stage is a chunk if the micro-batches are a multiple of the stages, as in "
+    "large runs (arXiv 2407.21783, section 3.3.2); otherwise a stage is one chunk, plain 1F1B",
+    "reserve": f"{RESERVE:.0%} of the memory for the CUDA context, NCCL's buffers and fragmentation",
     "node": f"{NODE} GPUs share the fast link",
     "network": f"{NETWORK / 1e9:g} GB/s per GPU between nodes: a {NETWORK * 8 / 1e9:g} Gb/s adapter each",
-    "host": f"{HOST / 1e9:g} GB/s between a GPU and the host's memory: PCIe 4 x16 as it is reached",
+    "host": f"{HOST / 1e9:g} GB/s between a GPU and host memory: PCIe 4 x16 as achieved in practice",
     "link": LINK_SOURCE,
-    "optimizer": "its step reads and writes its state once, at the memory's full rate",
-    "overlap": "data parallelism's traffic runs beside the backward pass, a context's ring beside all computing",
-    "loss": "three float32 tensors of the logits' size at once, as PyTorch's cross-entropy has them (measured)",
-    "gradient": "the head's new gradient lies beside the one it is added to; of a tied table three (measured)",
-    "gathered": "ZeRO-3 holds two blocks and what lies outside the blocks whole; ZeRO-2 and 3 one block's gradients",
-    "host step": "an offloaded optimizer's own work on the host takes no time",
-    "selective": "what selective checkpointing makes again takes no time",
-    "kernel": "attention as this library runs it: with sinks or capped scores the scores are kept, unless made again",
-    "predictors": "layers that predict further tokens are not trained",
-    "images": "training reads texts alone: what makes something of images is held as it is, and not trained",
-    "backward": "working room of a block's backward pass is taken to be that of its forward pass",
-    "experts": "tokens spread evenly over the experts",
-    "adamw-8bit": "one byte a moment, an fp32 scale for 256 of them; tensors under 4,096 numbers in fp32",
-    "muon": "momentum for matrices; AdamW for vectors, embeddings and the head; gathering matrices is not timed",
-    "nf4": "4 bits, an 8-bit scale for 64 numbers, an fp32 scale for 256 of those; code tables left out",
-    "lora": "saved tensors as in full training, a ceiling: a frozen matrix without adapter need not keep its input",
-    "chinchilla": f"{CHINCHILLA} tokens per parameter (arXiv 2203.15556); of experts those that a token uses",
-    "6ND": "N is the parameters that a token uses, the embedding's table among them; no scores, nothing run again",
+    "optimizer": "its step reads and writes its state once, at full memory bandwidth",
+    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
+    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy (measured)",
+    "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
+    "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients",
+    "host step": "an offloaded optimizer's computation on the host takes no time",
+    "selective": "recomputation in selective checkpointing takes no time",
+    "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
+    "predictors": "layers for multi-token prediction are not trained",
+    "images": "training is on text alone: the vision tower and projector are held frozen",
+    "backward": "the working memory of a block's backward pass is taken to be that of its forward pass",
+    "experts": "tokens are spread evenly over the experts",
+    "adamw-8bit": "one byte per moment, an fp32 scale per 256 of them; tensors under 4,096 numbers in fp32",
+    "muon": "momentum for matrices; AdamW for vectors, embeddings and the head; gathering matrices takes no time",
+    "nf4": "4 bits, an 8-bit scale per 64 numbers, an fp32 scale per 256 of those; code tables not counted",
+    "lora": "saved tensors as in full training, an upper bound: a frozen matrix without adapter can skip its input",
+    "chinchilla": f"{CHINCHILLA} tokens per active parameter (arXiv 2203.15556)",
+    "6ND": "N is the active parameters, including the embedding table; without attention scores and recomputation",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Everything about a run but the model and the machine; `batch` sequences are one micro-batch of one replica.
+    """All settings of a run except the model and the machine; `batch` sequences are one micro-batch of one replica.
 
-    `gradient_dtype` None is `dtype`; `master` keeps an fp32 copy of weights that are narrower. `targets` None are all
+    `gradient_dtype` None means `dtype`; `master` keeps an fp32 copy of narrower weights. `targets` None means all
     matrices of the blocks but the router. `interleave` None is as many chunks of a stage as the run allows. With a
     `utilisation` of the whole step nothing is computed of its time; without, kernels reach `kernel_efficiency`.
     `network` and `host` are bytes/s of one GPU, `price` is of one GPU's hour.
@@ -114,8 +113,8 @@ class Options:
             require_number(name, getattr(self, name), low, high)
         if self.utilisation is not None and self.kernel_efficiency != KERNEL_EFFICIENCY:
             raise InputError(
-                "bubble and communication are within a utilisation of the whole step, and come on top of "
-                "kernels'; both are given",
+                "a utilisation of the whole step includes bubble and communication, a kernel efficiency does not; "
+                "both are given",
                 field="utilisation",
                 value=self.utilisation,
                 fix="give --mfu or --kernel-efficiency",
@@ -130,7 +129,7 @@ class Options:
 
     @property
     def recipe(self) -> Recipe:
-        """How wide each number of the state is."""
+        """The widths of the training state."""
         return Recipe(
             optimizer=self.optimizer,
             weight_width=self.width,
@@ -140,13 +139,13 @@ class Options:
 
     @property
     def adapters(self) -> Adapters | None:
-        """The adapters, where there are any."""
+        """The adapters, if any."""
         if self.lora is None and not self.qlora:
             return None
         return Adapters(rank=self.lora or QLORA_RANK, targets=self.targets, nf4=self.qlora)
 
     def job(self, interleave: int) -> Job:
-        """Returns what the stages need to know, each of them cut into so many chunks."""
+        """Returns the job of the stages, each divided into `interleave` chunks."""
         return Job(
             recipe=self.recipe,
             batch=self.batch,
@@ -162,7 +161,7 @@ class Options:
 
     @property
     def layout(self) -> Placement:
-        """The degrees; raises InputError where they do not multiply to the GPUs."""
+        """The placement; raises InputError if the degrees do not divide the GPUs."""
         return arrange(self.gpus, tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp, zero=self.zero)
 
 
@@ -192,5 +191,5 @@ def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def require_number(name: str, value: float | None, above: float, most: float) -> None:
     """Raises InputError naming the option unless its value is None or above one bound and at most the other."""
     if value is not None and not (math.isfinite(value) and above < value <= most):
-        low = f"above {above:g}" if above >= 0 else "from 0"
-        raise InputError(field=name, value=value, allowed=f"a number {low}, at most {most:g}")
+        low = f"above {above:g}" if above >= 0 else "of at least 0"
+        raise InputError(field=name, value=value, allowed=f"a number {low} and at most {most:g}")

@@ -1,6 +1,6 @@
-"""What training a model takes on given machines: memory of the fullest device, FLOPs, time, money, and what to change.
+"""Training plans: memory of the fullest device, FLOPs, time, cost, and what to change.
 
-Every figure of the model comes from the declarations of its parts; what is assumed is in `ASSUMPTIONS` and in options.
+Every figure of the model comes from its parts' declarations; assumptions are in `ASSUMPTIONS` and in the options.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from asbuilt.spec.part import Weight
 
 SECONDS_A_DAY = 86400
 LARGEST_TP = 256
-# What a number of parameters alone does not say.
+# What does not follow from a number of parameters alone.
 UNSAID = (
-    "activations, the loss, and room for a block's backward pass: they follow from widths, depth and vocabulary",
-    "blocks that ZeRO-3 gathers, gradients before ZeRO-2 and 3 scatter them",
-    "products of queries and keys",
+    "activations, the loss, and working memory of a block's backward pass: they depend on widths, depth and vocabulary",
+    "blocks gathered by ZeRO-3, gradients before ZeRO-2 and 3 scatter them",
+    "attention scores",
     "traffic of tensor, context and pipeline parallelism",
 )
 
 
 class Subject:
-    """What is trained: a described model, or only a number of parameters. Keeps the folds that layouts share."""
+    """What is trained: a model, or only a number of parameters. Caches the folds that layouts share."""
 
     def __init__(self, model: Model | None = None, parameters: float | None = None) -> None:
         if model is None and parameters is not None:
             require_number("parameters", parameters, 0.0, 1e15)
             if parameters < 1:
-                raise InputError(field="parameters", value=parameters, allowed="a number from 1")
+                raise InputError(field="parameters", value=parameters, allowed="a number of at least 1")
         elif not isinstance(model, Model):
             raise InputError(
                 "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
@@ -57,7 +57,7 @@ class Subject:
                 "training on pairs of images and texts is not planned",
                 field="MODEL",
                 value=model.name,
-                fix="`asbuilt describe --images 1` says what a pass costs",
+                fix="`asbuilt describe --images 1` shows the costs of a pass",
             )
         self.model = model
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
@@ -71,13 +71,13 @@ class Subject:
 
     @cached_property
     def experts(self) -> int:
-        """The greatest number that divides the experts of every mixture; 1 without mixtures."""
+        """The greatest common divisor of the numbers of experts; 1 without mixtures of experts."""
         nodes = known(self.model).tree(Placement()).below() if self.model is not None else ()
         counts = [n for node in nodes for n in node.own.spreads().values()]
         return math.gcd(*counts) if counts else 1
 
     def stages(self, options: Options) -> list[StageMemory]:
-        """Returns the stages that differ; raises InputError for a degree that model or GPUs do not allow."""
+        """Returns the distinct stages; raises InputError for a degree that the model or the GPUs do not allow."""
         layout, shares = options.layout, self.shares(options)
         job = options.job(chunks(options, len(shares.blocks)))
         key = (id(shares), layout.pp)
@@ -122,7 +122,7 @@ class Subject:
         for name in ("pp", "cp") if encoder else ():
             if getattr(o, name) > 1:
                 raise InputError(
-                    "not planned for a model with an encoder", field=name, value=getattr(o, name), allowed="1"
+                    "not supported for a model with an encoder", field=name, value=getattr(o, name), allowed="1"
                 )
         if self.model is not None and o.pp > self.model.n_layers:
             raise InputError(
@@ -132,47 +132,48 @@ class Subject:
     def _check(self, o: Options) -> None:
         if self.model is not None and self.model.n_vocab == 0 and o.seq != self.model.max_positions:
             raise InputError(
-                "an image has as many tokens as it has", field="seq", value=o.seq, allowed=str(self.model.max_positions)
+                "the number of tokens of an image is fixed",
+                field="seq",
+                value=o.seq,
+                allowed=str(self.model.max_positions),
             )
         if o.seq % o.cp:
             allowed = one_of(map(str, divisors(o.seq)))
-            raise InputError(f"a context of seq = {o.seq} tokens is divided", field="cp", value=o.cp, allowed=allowed)
+            raise InputError(f"does not divide seq = {o.seq} tokens", field="cp", value=o.cp, allowed=allowed)
         if self.experts % o.ep:
             allowed = one_of(map(str, divisors(self.experts)))
-            said = f"divides {self.experts} experts" if self.experts > 1 else "this model has no experts"
+            said = f"does not divide {self.experts} experts" if self.experts > 1 else "this model has no experts"
             raise InputError(said, field="ep", value=o.ep, allowed=allowed)
         if self.model is None:
             self._check_bare(o)
         elif not self.divides(o.tp):
             allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
-            raise InputError(
-                "not every part can be divided so", field="tp", value=o.tp, allowed=one_of(map(str, allowed))
-            )
+            raise InputError("does not divide every part", field="tp", value=o.tp, allowed=one_of(map(str, allowed)))
 
     def divides(self, tp: int) -> bool:
-        """Whether every part can be shared by `tp` devices."""
+        """Returns whether every part can be divided over `tp` devices."""
         assert self.model is not None
         return known(self.model).divides(tp)
 
     def _check_bare(self, o: Options) -> None:
         if o.optimizer in BY_SHAPE:
             raise InputError(
-                "its state depends on the weights' shapes, which a number of parameters does not say",
+                "its state depends on the weights' shapes, which a number of parameters does not have",
                 field="optimizer",
                 value=o.optimizer,
-                allowed="adamw, adamw-8bit, sgd-momentum",
+                allowed="adamw, adamw-8bit or sgd-momentum",
                 fix="name a MODEL",
             )
         if o.adapters is not None:
             raise InputError(
-                "adapters stand beside matrices, which a number of parameters does not say",
+                "adapters need matrices, which a number of parameters does not have",
                 field="lora",
                 value=o.adapters.rank,
                 fix="name a MODEL",
             )
 
     def _bare(self, o: Options, at: Slice) -> Shares:
-        """A number of parameters, evenly divided: state and 2N FLOPs a token, no activations."""
+        """Returns the shares of a number of parameters, evenly divided: state, 2N FLOPs per token, no activations."""
         own = Weight(shape=(split(self.total, o.tp * o.pp),), role="matrix")
         work = Work(trained=split(2 * own.size * at.run.rows, o.cp))
         piece = Piece(dense=o.recipe.trained(own, "other"), work=work)
@@ -188,7 +189,7 @@ class Subject:
         )
 
     def flops(self, options: Options) -> dict[str, float]:
-        """Training FLOPs per token by convention, of all devices together; nothing is run again."""
+        """Returns training FLOPs per token by convention, of all devices together, without recomputation."""
         found: dict[str, float] = {"6ND": SIX * self.active}
         if self.model is not None:
             alone = replace(options, batch=1, tp=1, ep=1, cp=1)
@@ -200,9 +201,9 @@ class Subject:
 
 
 def chunks(options: Options, blocks: int) -> int:
-    """Returns into how many model chunks each pipeline stage is cut: as asked, or as many as blocks and schedule allow.
+    """Returns the number of model chunks per pipeline stage: as given, or as many as blocks and schedule allow.
 
-    Raises InputError for more than a stage has blocks, and where the interleaved schedule has no whole rounds.
+    Raises InputError for more chunks than blocks per stage, and if the interleaved schedule has incomplete rounds.
     """
     most = split(blocks, options.pp)
     whole = options.pp > 1 and options.accumulate % options.pp == 0
@@ -214,11 +215,11 @@ def chunks(options: Options, blocks: int) -> int:
         )
     if options.interleave > 1 and not whole:
         raise InputError(
-            "an interleaved schedule runs micro-batches in rounds of as many as there are stages",
+            "an interleaved schedule needs micro-batches in multiples of the stages",
             field="interleave",
             value=options.interleave,
             allowed="1",
-            fix=f"--accumulate a multiple of pp = {options.pp}",
+            fix=f"set --accumulate to a multiple of pp = {options.pp}",
         )
     return options.interleave
 
@@ -238,7 +239,7 @@ def _of_run(model: Model, run: Pass, figure: Callable[[Part, Pass], int]) -> int
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One layout tried: what its fullest device holds and how long a step takes."""
+    """One layout: what its fullest device holds, and the time of a step."""
 
     options: Options
     layout: Placement
@@ -254,7 +255,7 @@ class Trial:
 
     @property
     def reserve(self) -> int:
-        """Memory that is left alone."""
+        """Memory that is not used."""
         return math.ceil(self.options.reserve * self.memory)
 
     @property
@@ -264,7 +265,7 @@ class Trial:
 
 
 def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
-    """Returns what `options` come to; raises InputError for what cannot be."""
+    """Returns the trial of `options`; raises InputError for impossible ones."""
     found = subject.stages(options)
     step = TrainingStep(
         stages=found,
@@ -284,7 +285,7 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
 
 
 def speed_of(machine: Machine, options: Options) -> Speed:
-    """Returns the machine's rate at the run's precision and the links, with where each comes from."""
+    """Returns the machine's rate at the run's precision and its links, with the source of each."""
     rate, precision = machine.rate(options.dtype)
     network = joining(
         machine,
@@ -309,7 +310,7 @@ def speed_of(machine: Machine, options: Options) -> Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan:
-    """The answer: `lines` derive it in order; figures of memory are of the fullest device, the ladder adds them up."""
+    """A training plan: `lines` derive it; memory figures are those of the fullest device, summed up by the ladder."""
 
     model: str
     machine: Machine
@@ -323,7 +324,7 @@ class TrainPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits beside the reserve."""
+        """Whether it fits in memory minus the reserve."""
         return self.trial.fits
 
     @property
@@ -333,27 +334,27 @@ class TrainPlan:
 
     @property
     def activation_bytes(self) -> int:
-        """What the blocks keep until the backward pass."""
+        """Bytes that the blocks save for the backward pass."""
         return self.trial.fullest.activations
 
     @property
     def logits_bytes(self) -> int:
-        """One float32 tensor of the logits that are there at once, on the stage that computes the loss."""
+        """Bytes of one float32 tensor of the logits processed at once, on the stage that computes the loss."""
         return max(stage.logits for stage in self.trial.stages)
 
     @property
     def per_device_bytes(self) -> int:
-        """All that the fullest device holds."""
+        """Total bytes of the fullest device."""
         return self.trial.fullest.total
 
     @property
     def tokens(self) -> float:
-        """How many tokens are trained on: those asked for, or the Chinchilla-optimal number."""
+        """The training tokens: as given, or the Chinchilla-optimal number."""
         return self.trial.options.tokens or self.chinchilla_tokens
 
     @property
     def chinchilla_tokens(self) -> int:
-        """20 per parameter that a token uses."""
+        """20 tokens per active parameter."""
         return CHINCHILLA * self.active
 
     @property
@@ -363,19 +364,19 @@ class TrainPlan:
 
     @property
     def days(self) -> float:
-        """As many steps as the tokens take."""
+        """Days for all tokens, at the time of a step."""
         step = self.trial.step
         return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY
 
     @property
     def money(self) -> float | None:
-        """What the days cost at the price of a GPU's hour."""
+        """The cost of the run at the price of a GPU-hour."""
         price = self.trial.options.price
         return None if price is None else self.days * 24 * self.trial.layout.gpus * price
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Every line of the derivation, in the order in which a person would derive it."""
+        """Every line of the derivation, in logical order."""
         trial = self.trial
         return (*logits(trial), *self.ladder, *against(trial), *trial.step.lines(), *self._run())
 
@@ -449,8 +450,8 @@ def train(
 ) -> TrainPlan:
     """Returns the plan of training `model`, or a bare number of `parameters`, on `gpu`.
 
-    `changes` are fields of `Options`; `seq` is 4096, or the model's context if less. Raises InputError for a field that
-    is none, and for values that are impossible, by name.
+    `changes` are fields of `Options`; `seq` is by default 4096, or the model's context if shorter. Raises InputError
+    naming an unknown field or an impossible value.
     """
     from asbuilt.catalog import find, machines
 
@@ -466,7 +467,7 @@ def train(
 
 
 def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
-    """Returns the plan, with suggestions where it does not fit."""
+    """Returns the plan, with suggestions if it does not fit."""
     from asbuilt.plan.train.search import suggest
 
     trial = attempt(subject, machine, options)

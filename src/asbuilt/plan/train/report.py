@@ -1,4 +1,4 @@
-"""A training plan as plain data (the keys of its JSON document, which only ever get more) and as tables."""
+"""A training plan as plain data (its JSON document, whose keys are never removed) and as tables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from asbuilt.plan.train.search import Ranked
 
 CONVENTIONS = {
-    "not_counted": "what a number of parameters in place of a model does not say, so that bytes and seconds are more",
-    "per_device_bytes": "the device of the fullest pipeline stage at its fullest moment",
-    "ladder": "lines add up to per_device_bytes; running_bytes is the sum so far",
-    "state_bytes": "on that device, after ZeRO; what is offloaded is counted here and taken off in the ladder",
-    "activation_bytes": "what the blocks keep until the backward pass, of all micro-batches in flight",
-    "logits_bytes": "one float32 tensor of the logits that are there at once, on the stage that computes the loss",
-    "flops_total": "6ND: N parameters that a token uses, D tokens",
-    "flops": "a product (a,b)x(b,c) is 2abc; backward is twice forward, once where the weight is frozen",
-    "days": "as many steps as the tokens take; days_of_layout is the same",
-    "step": "a floor: computing at the kernels' efficiency, and on top the bubble, communication that is waited for at "
-    "the links' full rate, and the optimizer's step; or, where a utilisation is given, 6ND at that, and nothing else",
-    "mfu": "model FLOPs of a step, nothing run again, in what all GPUs could do in its time at the dense rate: by 6ND, "
-    "by every product, and with masked pairs skipped",
-    "communication": "bytes that one device sends in a step, over a ring",
+    "not_counted": "what does not follow from a number of parameters: the real bytes and seconds are higher",
+    "per_device_bytes": "a device of the fullest pipeline stage at its peak",
+    "ladder": "the lines sum to per_device_bytes; running_bytes is the running sum",
+    "state_bytes": "on that device, after ZeRO; offloaded state is included here and subtracted in the ladder",
+    "activation_bytes": "saved by the blocks for the backward pass, of all micro-batches in flight",
+    "logits_bytes": "one float32 tensor of the logits processed at once, on the stage that computes the loss",
+    "flops_total": "6ND: N active parameters, D tokens",
+    "flops": "a product (a,b)x(b,c) counts 2abc; backward is twice forward, or once if the weight is frozen",
+    "days": "for all tokens, at the time of a step; days_of_layout is the same",
+    "step": "a lower bound: computing at the kernel efficiency, plus the bubble, exposed communication at the links' "
+    "full rate, and the optimizer's step; or, if a utilisation is given, 6ND at that, and nothing else",
+    "mfu": "model FLOPs of a step, without recomputation, relative to what all GPUs could do in its time at the dense "
+    "rate: by 6ND, by every product, and with masked pairs skipped",
+    "communication": "bytes that one device sends per step, with ring algorithms",
     "layout": "GPUs = dp x tp x pp x cp; ep takes its ranks from dp x cp",
     "batch": "sequences of one micro-batch of one replica; a step has batch x accumulate x dp",
     "units": "1 GB = 10^9 bytes, 1 GiB = 2^30 bytes",
@@ -147,7 +147,7 @@ def ranked_document(ranked: Ranked) -> dict[str, Any]:
 
 
 def said(trial: Trial) -> str:
-    """The options that make this layout, to be typed again."""
+    """Returns the options of this layout, to be copied."""
     o = trial.options
     return f"--gpus {o.gpus} {trial.layout.said} --accumulate {o.accumulate} --checkpointing {o.checkpointing}"
 
@@ -157,10 +157,10 @@ def tables(plan: TrainPlan) -> list[Table]:
     found = [_memory(plan), _held_against(plan), _step(plan), _run(plan)]
     if plan.not_counted:
         rows = [(what,) for what in plan.not_counted]
-        found.append(Table("Not counted: a number of parameters does not say it, name a MODEL", ("what",), rows))
+        found.append(Table("Not counted without a MODEL", ("what",), rows))
     if plan.suggestions:
         rows = [(s.change, "yes" if s.fits else "no", s.effect) for s in plan.suggestions]
-        found.append(Table("What would change it, best first", ("change", "fits", "effect"), rows))
+        found.append(Table("What to change, best first", ("change", "fits", "effect"), rows))
     return found
 
 
@@ -191,9 +191,9 @@ def _held_against(plan: TrainPlan) -> Table:
     left = trial.memory - trial.reserve - plan.per_device_bytes
     rows = [
         ("device memory", *_gb(trial.memory)),
-        (f"left alone ({trial.options.reserve:.0%})", *_gb(trial.reserve)),
+        (f"reserve ({trial.options.reserve:.0%})", *_gb(trial.reserve)),
         ("training", *_gb(plan.per_device_bytes)),
-        ("left over" if plan.fits else "too much", *_gb(abs(left))),
+        ("left over" if plan.fits else "over", *_gb(abs(left))),
     ]
     fits = "What is counted fits" if plan.not_counted else "It fits"
     return Table(fits if plan.fits else "It does not fit", ("", "GB", "GiB"), rows)
@@ -212,15 +212,15 @@ def _step(plan: TrainPlan) -> Table:
             sent = f"{traffic.bytes / 1e9:,.3f}", number(traffic.seconds, 4)
             rows.append((name, *sent, takes.get(name, ""), traffic.formula))
     if step.bubble:
-        share = f"{step.bubble:.1%} of the micro-batches' time, {step.job.interleave} chunks a stage"
-        rows.append(("bubble of the pipeline", "", "", takes.get("bubble", ""), share))
+        share = f"{step.bubble:.1%} of the micro-batches' time, {step.job.interleave} chunks per stage"
+        rows.append(("pipeline bubble", "", "", takes.get("bubble", ""), share))
     if given is None:
-        rows.append(("optimizer", "", "", takes["optimizer"], "its state once through memory"))
-    pace = f"{step.tokens:,} tokens, {step.tokens / step.seconds:,.0f} a second"
+        rows.append(("optimizer", "", "", takes["optimizer"], "its state read and written once"))
+    pace = f"{step.tokens:,} tokens, {step.tokens / step.seconds:,.0f} tokens/s"
     rows.append(("one step" + at_least(plan), "", "", number(step.seconds, 4), pace))
     for name, share in step.mfu.items():
         rows.append((f"model FLOPs utilisation, {MFU[name]}", "", "", "", f"{share:.1%} of {rate}"))
-    title = "One step, of one device" if given is None else f"One step, at {given:.0%} of the dense rate over all of it"
+    title = "One step of one device" if given is None else f"One step, at {given:.0%} of the dense rate over all of it"
     return Table(
         title,
         ("", "GB sent", "seconds on the link", "seconds of the step", ""),
@@ -233,7 +233,7 @@ MFU = {"6ND": "6ND", "exact": "full scores", "exact_causal": "masked pairs skipp
 
 
 def at_least(plan: TrainPlan) -> str:
-    """What is said beside a floor; a time at a utilisation that was given is none."""
+    """Returns the suffix of a lower bound; a time at a given utilisation is not one."""
     return "" if plan.trial.step.speed.utilisation is not None else ", at least"
 
 
@@ -249,11 +249,11 @@ def _run(plan: TrainPlan) -> Table:
             rows.append(
                 (f"FLOPs, exact, {words}", number(float(plan.tokens * per_token[name]), 3), "from every product")
             )
-    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "by this layout's step"))
+    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "at this layout's step time"))
     if plan.money is not None:
         price = plan.trial.options.price
-        rows.append(("money" + at_least(plan), f"{plan.money:,.0f}", f"at {price:g} a GPU's hour"))
-    return Table("The run", ("", "figure", "of what"), rows)
+        rows.append(("money" + at_least(plan), f"{plan.money:,.0f}", f"at {price:g} per GPU-hour"))
+    return Table("The run", ("", "figure", "basis"), rows)
 
 
 def ranked_table(ranked: Ranked) -> Table:
@@ -267,5 +267,5 @@ def ranked_table(ranked: Ranked) -> Table:
         )
         for trial in ranked.trials
     ]
-    title = f"{ranked.fitting} layouts fit of {ranked.tried} tried; the fastest, by the least that a step takes"
-    return Table(title, ("options", "GB a device", "seconds a step", "tokens/s a GPU"), rows)
+    title = f"{ranked.fitting} of {ranked.tried} layouts fit; the fastest, by minimum step time"
+    return Table(title, ("options", "GB per device", "seconds per step", "tokens/s per GPU"), rows)

@@ -1,4 +1,4 @@
-"""Which layouts fit and how fast they are, and what to change where a plan does not fit."""
+"""Which layouts fit, ranked by speed, and what to change if a plan does not fit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from asbuilt.plan.train.plan import Subject, Trial, attempt
 from asbuilt.plan.train.shares import CHECKPOINTING
 from asbuilt.plan.train.stages import fullest
 
-# A ring attention of more ranks than this is not tried, nor tensor parallelism beyond a node.
+# Ring attention over more ranks is not tried, nor tensor parallelism beyond a node.
 MOST_CONTEXT = 16
 SHOWN = 20
-# What a suggestion tries.
+# What suggestions try.
 CHUNKS, ADAPTER_RANK = 8, 16
 MOST_GPUS_SUGGESTED = 4096
 MOST_CHANGES = 5
@@ -37,12 +37,12 @@ class Ranked:
 def search(subject: Subject, machine: Machine, options: Options, most: int = SHOWN) -> Ranked:
     """Returns the `most` fastest layouts of the GPUs that fit.
 
-    Micro-batch and tokens a step stay as `options` have them: a layout of fewer replicas accumulates more. For each
-    layout the least checkpointing that fits is taken, since more of it is never faster.
+    The micro-batch and tokens per step stay as in `options`: a layout with fewer replicas accumulates more. Each layout
+    uses the least checkpointing that fits, since more is never faster.
     """
     if subject.model is None:
         raise InputError(
-            "needs a model: a number of parameters does not say how it can be divided",
+            "needs a model: a number of parameters alone cannot be divided",
             field="search",
             fix="name a MODEL",
         )
@@ -61,7 +61,7 @@ def search(subject: Subject, machine: Machine, options: Options, most: int = SHO
 
 
 def _rank(trial: Trial) -> tuple[float, int, int]:
-    """Fastest first; of those within a hundredth the one of fewer kinds of parallelism, then of fewer bytes."""
+    """Returns the sort key: fastest first; within 1%, fewer kinds of parallelism, then fewer bytes."""
     layout = trial.layout
     kinds = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep)) + (layout.zero > 0)
     return float(f"{trial.step.seconds:.3g}"), kinds, trial.fullest.total
@@ -83,7 +83,7 @@ def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Opt
                     continue
                 for ep in divisors(subject.experts):
                     if dp * cp % ep == 0:
-                        # stage 1 sends what stage 0 does and holds less
+                        # stage 1 sends as much as stage 0 and holds less
                         for zero in (1, 2, 3) if dp * cp > 1 else (0,):
                             yield replace(
                                 options,
@@ -97,10 +97,10 @@ def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Opt
 
 
 def suggest(subject: Subject, machine: Machine, trial: Trial) -> list[Suggestion]:
-    """Returns changes that make it fit, best first, then those that do not suffice by themselves.
+    """Returns changes that make the plan fit, best first, then those that do not suffice by themselves.
 
-    Best: those on the GPUs that there are come first, of them those that leave training as it is, and among these
-    those that cost the least GPU time.
+    The order: changes on the same GPUs first, among them those that do not alter training, and among these those with
+    the least GPU time.
     """
     made = [(words, _try(subject, machine, changed), alters) for words, changed, alters in _changes(subject, trial)]
     tried = [(words, found, alters) for words, found, alters in made if found is not None and _less(found, trial)]
@@ -126,17 +126,17 @@ def _try(subject: Subject, machine: Machine, options: Options) -> Trial | None:
     try:
         return attempt(subject, machine, options)
     except InputError:
-        return None  # this model or these GPUs do not allow it
+        return None  # not possible with this model or these GPUs
 
 
 def _changes(subject: Subject, trial: Trial) -> Iterator[tuple[str, Options, bool]]:
-    """Yields (words, options, whether training itself is another) for every single change, and for more GPUs."""
+    """Yields (option text, options, whether it alters training) for every single change, and for more GPUs."""
     o = trial.options
     for words, fields, alters in _single(o):
         yield words, replace(o, **fields), alters
     zero: dict[str, Any] = {} if o.zero or o.gpus > 1 else {"zero": 3}
     sparing: dict[str, Any] = {"zero": 3, "checkpointing": "full", "chunked_loss": max(CHUNKS, o.chunked_loss)}
-    for fields in (zero, sparing) if subject.model is not None else (zero,):  # of numbers alone nothing is saved
+    for fields in (zero, sparing) if subject.model is not None else (zero,):  # without a model there are no activations
         found = _gpus_needed(subject, trial, replace(o, **fields))
         if found is not None:
             said = "".join(
@@ -146,7 +146,7 @@ def _changes(subject: Subject, trial: Trial) -> Iterator[tuple[str, Options, boo
 
 
 def _gpus_needed(subject: Subject, trial: Trial, options: Options) -> int | None:
-    """The fewest GPUs, doubling, on which `options` fit."""
+    """Returns the fewest GPUs, in powers of two times the current ones, on which `options` fit."""
     gpus = 2 * options.gpus
     while gpus <= MOST_GPUS_SUGGESTED:
         found = fullest(subject.stages(replace(options, gpus=gpus)))
@@ -157,7 +157,7 @@ def _gpus_needed(subject: Subject, trial: Trial, options: Options) -> int | None
 
 
 def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yields (words, fields, whether training itself is another)."""
+    """Yields (option text, fields, whether it alters training)."""
     layout = o.layout
     for zero in range(o.zero + 1, 4) if layout.replicas > 1 else ():
         yield f"--zero {zero}", {"zero": zero}, False
@@ -181,7 +181,7 @@ def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 
 def _adapted(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Adapters, over frozen matrices as they are and in NF4, each also with every block run again (as QLoRA's own)."""
+    """Yields adapters over frozen matrices, plain and in NF4, each also with full checkpointing (as in QLoRA)."""
     if o.qlora:
         return
     fields: dict[str, Any] = {} if o.adapters is not None else {"lora": ADAPTER_RANK}
@@ -194,7 +194,7 @@ def _adapted(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 
 def _pair(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:
-    """The two changes that leave training as it is and together fit at the least cost; None where no two suffice."""
+    """Returns the cheapest two changes that fit without altering training; None if no two suffice."""
     single = [(words, fields) for words, fields, alters in _single(trial.options) if not alters]
     made = [
         (f"{a} {b}", _try(subject, machine, replace(trial.options, **(one | other))))
@@ -206,7 +206,7 @@ def _pair(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial,
 
 
 def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:
-    """Several changes that leave training as it is: each time the one that saves the most, until it fits."""
+    """Returns several changes that do not alter training: greedily the one that saves the most, until it fits."""
     words: list[str] = []
     now = trial
     for _ in range(MOST_CHANGES):
@@ -226,7 +226,7 @@ def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Tr
 
 
 def _latest(words: list[str]) -> list[str]:
-    """Of options said twice the last."""
+    """Returns the options with only the last of repeated ones."""
     kept: dict[str, str] = {}
     for said in words:
         parts = said.split(" --")
@@ -239,11 +239,9 @@ def _latest(words: list[str]) -> list[str]:
 def _suggestion(words: str, found: Trial, trial: Trial) -> Suggestion:
     now, before = found.fullest.total, trial.fullest.total
     left = found.memory - found.reserve - now
-    verdict = "fits" if found.fits else f"still {-left / 1e9:,.1f} GB too much"
+    verdict = "fits" if found.fits else f"still {-left / 1e9:,.1f} GB over"
     pace = found.step.seconds / found.step.tokens / (trial.step.seconds / trial.step.tokens)
-    effect = (
-        f"{now / 1e9:,.1f} GB a device instead of {before / 1e9:,.1f}: {verdict}; {1 / pace:.2f}x the tokens a second"
-    )
+    effect = f"{now / 1e9:,.1f} GB per device instead of {before / 1e9:,.1f}: {verdict}; {1 / pace:.2f}x the tokens/s"
     return Suggestion(
         change=words,
         option=words,

@@ -1,4 +1,4 @@
-"""What the devices of each pipeline stage hold at their fullest moment, from the shares of their pieces."""
+"""The peak memory of each pipeline stage's devices, from the shares of their pieces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Pie
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
-# Cross-entropy in PyTorch has three float32 tensors of the logits' size alive at once as its backward pass starts:
-# log-probabilities, their gradient, and the gradient of the logits. Measured, as tests/plan/test_reality.py does.
+# Cross-entropy in PyTorch has three float32 tensors of the logits' size allocated when its backward pass starts:
+# log-probabilities, their gradient, and the gradient of the logits. Measured, as in
+# tests/plan/test_training_reality.py.
 LOGITS_ALIVE = 3
-# A tied table's gradient from the head, that from the embedding, and their sum. Measured, by benchmarks/training.py.
+# A tied table's gradients from the head and from the embedding, and their sum. Measured, by benchmarks/training.py.
 TABLES_ALIVE = 3
 # FSDP gathers the next block while one is computed.
 BLOCKS_GATHERED = 2
@@ -25,10 +26,10 @@ BLOCKS_GATHERED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is trained and how, the layout apart: `batch` sequences of `seq` tokens are one micro-batch of a replica.
+    """What is trained and how, except the layout: `batch` sequences of `seq` tokens are one micro-batch of a replica.
 
-    A step accumulates `accumulate` micro-batches. `chunks` splits the loss over the rows of a micro-batch, `interleave`
-    the blocks of each pipeline stage into so many model chunks.
+    A step accumulates `accumulate` micro-batches. `chunks` divides the loss over the rows of a micro-batch,
+    `interleave` the blocks of each pipeline stage into model chunks.
     """
 
     recipe: Recipe
@@ -44,41 +45,41 @@ class Job:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether master weights and optimizer state lie in the host's memory (arXiv 2101.06840)."""
+        """Whether master weights and optimizer state are in host memory (arXiv 2101.06840)."""
         return self.offload in ("optimizer", "all")
 
     @property
     def offloads_activations(self) -> bool:
-        """Whether what the blocks keep lies in the host's memory until the backward pass."""
+        """Whether the blocks' saved tensors are in host memory until the backward pass."""
         return self.offload in ("activations", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The pieces of one pipeline stage, whatever ZeRO and checkpointing do."""
+    """The pieces of one pipeline stage, before ZeRO and checkpointing."""
 
     stage: Stage
     shares: Shares
 
     @cached_property
     def outer(self) -> tuple[Piece, ...]:
-        """The pieces that are no blocks."""
+        """The pieces other than blocks."""
         found = ((self.stage.first, self.shares.before), (self.stage.last, self.shares.after))
         return tuple(piece for there, piece in found if there)
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, int], ...]:
-        """Each kind of block with how often it is there."""
+        """Each kind of block with its count."""
         return tuple((self.shares.kinds[kind], count) for kind, count in self.stage.blocks)
 
     @cached_property
     def counted(self) -> tuple[tuple[Piece, int], ...]:
-        """Every piece with how often it is there."""
+        """Every piece with its count."""
         return (*self.kinds, *((piece, 1) for piece in self.outer))
 
     @cached_property
     def dense(self) -> State:
-        """State of all weights but experts, before ZeRO."""
+        """State of all weights except experts, before ZeRO."""
         copied = self.shares.copied if self.stage.last and not self.stage.first else State()
         return sum((piece.dense.times(count) for piece, count in self.counted), copied)
 
@@ -89,7 +90,7 @@ class Section:
 
     @cached_property
     def outside(self) -> int:
-        """Bytes of one micro-batch kept outside the blocks, and of tensors that all blocks of a stack share."""
+        """Bytes of one micro-batch saved outside the blocks, and of tensors that all blocks of a stack share."""
         together: dict[str, int] = {}
         for piece, _ in self.counted:
             together |= piece.shared
@@ -97,7 +98,7 @@ class Section:
 
 
 def sections(shares: Shares, pp: int) -> list[Section]:
-    """Returns the sections that differ: of those that hold the same pieces the first, which keeps the most."""
+    """Returns the distinct sections: of those with equal pieces the first, which holds the most."""
     return [Section(stage=stage, shares=shares) for stage in stages(shares.blocks, pp)]
 
 
@@ -105,8 +106,8 @@ def sections(shares: Shares, pp: int) -> list[Section]:
 class StageMemory:
     """One pipeline stage of a layout, and what one of its devices holds.
 
-    1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p keeps what it saved of min(m, p - s) micro-batches.
-    Interleaved (the same, section 2.2), its blocks are v chunks, and it keeps min(mv, 2(p - s) - 1 + (v - 1)p) of them.
+    1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p holds the saved tensors of min(m, p - s) micro-batches.
+    Interleaved (section 2.2), its blocks are v chunks, and it holds those of min(mv, 2(p - s) - 1 + (v - 1)p) chunks.
     """
 
     section: Section
@@ -115,27 +116,27 @@ class StageMemory:
 
     @property
     def shares(self) -> Shares:
-        """The shares that its pieces are of."""
+        """The shares that its pieces belong to."""
         return self.section.shares
 
     @property
     def chunks_in_flight(self) -> int:
-        """Model chunks, each of one micro-batch, whose saved tensors are there at once."""
+        """Model chunks, each of one micro-batch, whose saved tensors are held at once."""
         p, v = self.layout.pp, self.job.interleave
-        after = p - self.section.stage.number  # this stage and those behind it
+        after = p - self.section.stage.number  # this stage and those after it
         return min(self.job.accumulate * v, after if v == 1 else 2 * after - 1 + (v - 1) * p)
 
     @property
     def in_flight(self) -> int | float:
-        """Micro-batches whose saved tensors are there at once; a fraction where some are there only in part."""
+        """Micro-batches whose saved tensors are held at once; fractional if some are held only in part."""
         whole, rest = divmod(self.chunks_in_flight, self.job.interleave)
         return self.chunks_in_flight / self.job.interleave if rest else whole
 
     @property
     def outer_in_flight(self) -> int:
-        """Micro-batches at once of what lies outside the blocks.
+        """Micro-batches in flight of the pieces outside the blocks.
 
-        The first stage's first chunk starts a second round before the first one comes back; the last's last keeps one.
+        The first stage's first chunk starts a second round before the first one returns; the last stage holds one.
         """
         if self.job.interleave == 1:
             return self.chunks_in_flight
@@ -149,14 +150,14 @@ class StageMemory:
         return min(self.job.accumulate, most)
 
     def _sharded(self, dense: int, experts: int, stage: int) -> int:
-        """What is held of a state that ZeRO shards from `stage` on."""
+        """Returns the bytes of a state that ZeRO shards from `stage` on."""
         if self.layout.zero < stage:
             return dense + experts
         return split(dense, self.layout.replicas) + split(experts, self.layout.copies)
 
     @cached_property
     def state(self) -> State:
-        """The state on one device, its own shard where ZeRO shards it."""
+        """The state on one device, after sharding by ZeRO."""
         dense, experts = self.section.dense, self.section.experts
         names = dict.fromkeys((*dense.optimizer, *experts.optimizer))
         pieces: Pieces = {
@@ -170,13 +171,13 @@ class StageMemory:
         )
 
     def _block(self, of: Literal["weights", "gradients"]) -> tuple[int, int]:
-        """The most that one block has, (dense, experts)."""
+        """Returns the maximum over blocks, (dense, experts)."""
         kinds = [kind for kind, _ in self.section.kinds]
         return max(getattr(k.dense, of) for k in kinds), max(getattr(k.experts, of) for k in kinds)
 
     @cached_property
     def gathered(self) -> int:
-        """Weights of other ranks that ZeRO-3 holds for a while: two blocks', and those outside the blocks."""
+        """Weights of other ranks that ZeRO-3 holds temporarily: of two blocks, and those outside the blocks."""
         if self.layout.zero < 3 or not self.shares.rows:
             return 0
         one, spread = self._block("weights")
@@ -187,7 +188,7 @@ class StageMemory:
 
     @cached_property
     def scattered(self) -> int:
-        """Gradients of one block before ZeRO-2 and 3 have reduced and scattered them."""
+        """Gradients of one block before ZeRO-2 and 3 reduce and scatter them."""
         if self.layout.zero < 2 or not self.shares.rows:
             return 0
         one, spread = self._block("gradients")
@@ -197,35 +198,35 @@ class StageMemory:
 
     @cached_property
     def kept(self) -> int:
-        """What the blocks keep of one micro-batch until the backward pass."""
+        """Bytes that the blocks save for the backward pass of one micro-batch."""
         return sum(count * kind.kept[self.job.checkpointing] for kind, count in self.section.kinds)
 
     @cached_property
     def activations(self) -> int:
-        """What the blocks keep until the backward pass, of all micro-batches in flight."""
+        """Bytes that the blocks save for the backward pass, of all micro-batches in flight."""
         return split(self.chunks_in_flight * self.kept, self.job.interleave)
 
     @cached_property
     def outside(self) -> int:
-        """What is kept outside the blocks, and tensors that all blocks share."""
+        """Bytes saved outside the blocks, and of tensors that all blocks share."""
         return self.outer_in_flight * self.section.outside
 
     @cached_property
     def logits(self) -> int:
-        """One float32 tensor of the logits that are there at once; none but on the last stage."""
+        """Bytes of one float32 tensor of the logits processed at once; 0 except on the last stage."""
         if not self.section.stage.last or not self.shares.rows:
             return 0
         return self.shares.logits // self.shares.rows * split(self.shares.rows, self.job.chunks)
 
     @cached_property
     def loss_room(self) -> int:
-        """The logits' three tensors, and where the loss is chunked the gradient of its input."""
+        """The logits' three tensors and, if the loss is chunked, the gradient of its input."""
         chunked = self.shares.stream if self.section.stage.last and self.job.chunks > 1 else 0
         return LOGITS_ALIVE * self.logits + chunked
 
     @cached_property
     def again_room(self) -> int:
-        """What one block makes again beyond what it kept, and room to work."""
+        """Tensors that one block recomputes, and its working memory."""
         way = self.job.checkpointing
         return max(kind.kept["none"] - kind.kept[way] + kind.room for kind, _ in self.section.kinds)
 
@@ -233,8 +234,8 @@ class StageMemory:
     def gradient_room(self) -> int:
         """A new gradient of the head's matrix beside the one it is added to, and the logits' gradient.
 
-        A tied table's waits for the embedding's, and their sum for the last: three of them when all else is gone. From
-        ZeRO-2 on new gradients are counted as those that are not scattered yet.
+        A tied table's gradient waits for the embedding's and for their sum: three of them when all else is freed. From
+        ZeRO-2 on, new gradients count as not yet scattered.
         """
         if not self.section.stage.last or self.layout.zero >= 2:
             return 0
@@ -247,25 +248,25 @@ class StageMemory:
 
     @property
     def room(self) -> int:
-        """The most that comes on top of what is kept, at whichever moment."""
+        """The peak of temporary memory on top of saved tensors."""
         return max(self.loss_room, self.again_room, self.gradient_room)
 
     @cached_property
     def on_host(self) -> int:
-        """Bytes of this device's that lie in the host's memory."""
+        """Bytes of this device that are in host memory."""
         state = self.state
         optimizer = state.master + sum(state.optimizer.values()) if self.job.offloads_optimizer else 0
         return optimizer + (self.activations if self.job.offloads_activations else 0)
 
     @cached_property
     def total(self) -> int:
-        """All that the device holds at its fullest."""
+        """The device's peak memory."""
         kept = self.activations + self.outside + self.room
         return self.state.total + self.gathered + self.scattered + kept - self.on_host
 
 
 def _beyond(held: int, whole: int, ranks: int) -> int:
-    """What is there beyond a rank's own shard of `held` while `whole` of it is gathered."""
+    """Returns the bytes beyond a rank's own shard of `held` while `whole` is gathered."""
     return whole + split(held - whole, ranks) - split(held, ranks)
 
 

@@ -1,12 +1,12 @@
-"""How long a step takes: what each device multiplies, moves and sends, at the machine's rates.
+"""The time of a step: what each device computes, moves and sends, at the machine's rates.
 
-Two ways, never mixed. By default products run at the share of the dense rate that kernels reach, and the pipeline's
-bubble, the communication that is waited for and the optimizer's pass over its state come on top: the utilisation of the
-whole step is a result. Or that utilisation is given, as published runs report it, and nothing is added to it.
+There are two ways, never mixed. By default products run at the fraction of the dense rate that kernels reach, and the
+pipeline bubble, exposed communication and the optimizer's pass over its state are added: the utilisation of the whole
+step is a result. Or that utilisation is given, as published runs report it, and nothing is added.
 
-The first is a floor with stated assumptions: rings at the slowest link's full rate, what can run beside computing does
-so perfectly (gradients and gathered weights of data parallelism, keys and values of a context's ring), and the rest is
-waited for.
+The first is a lower bound with stated assumptions: rings at the slowest link's full rate, perfect overlap of what can
+be overlapped (gradients and gathered weights of data parallelism, keys and values of a context's ring), and the rest is
+exposed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from asbuilt.plan.train.options import ASSUMPTIONS
 from asbuilt.plan.train.shares import split
 from asbuilt.plan.train.stages import Job, StageMemory
 
-# Backward takes two thirds of a training step's products.
+# Backward has two thirds of a training step's FLOPs.
 BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What one device does in a second: FLOP/s at the job's precision, bytes of its memory, bytes on the links.
+    """The speed of one device: FLOP/s at the job's precision, bytes/s of its memory and of its links.
 
-    `efficiency` is the share of `rate` reached while it computes; `utilisation`, where it is given, the share reached
-    over the whole step.
+    `efficiency` is the fraction of `rate` reached while it computes; `utilisation`, if given, the fraction reached over
+    the whole step.
     """
 
     rate: float
@@ -43,13 +43,13 @@ class Speed:
 
     @property
     def reached(self) -> float:
-        """FLOP/s while it computes."""
+        """FLOP/s reached while it computes."""
         return self.rate * self.efficiency
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Bytes that one rank's optimizer reads and writes: gradients, trained weights, and what it keeps of them."""
+    """Bytes that one rank's optimizer reads and writes: gradients, trained weights, and its state."""
 
     gradients: int
     trained: int
@@ -61,7 +61,7 @@ class Shard:
 class TrainingStep:
     """One optimizer step of a layout, from its stages.
 
-    `needed` is the model's own FLOPs per token by convention, nothing run again: what a utilisation counts.
+    `needed` is the model's FLOPs per token by convention, without recomputation, as a utilisation counts them.
     """
 
     stages: list[StageMemory]
@@ -72,11 +72,11 @@ class TrainingStep:
 
     @cached_property
     def passes(self) -> int:
-        """Forward passes of a micro-batch: two where every block runs again."""
+        """Forward passes per micro-batch: two with full checkpointing."""
         return 2 if self.job.checkpointing == "full" else 1
 
     def _flops(self, stage: StageMemory) -> int:
-        """FLOPs of one micro-batch on one device: training, masked pairs skipped, and what runs again."""
+        """Returns the FLOPs of one micro-batch on one device: training, masked pairs skipped, and recomputation."""
         total = 0
         for kind, count in stage.section.kinds:
             work = kind.work
@@ -86,20 +86,21 @@ class TrainingStep:
 
     @cached_property
     def flops(self) -> int:
-        """FLOPs of one micro-batch on the device that has the most."""
+        """FLOPs of one micro-batch on the busiest device."""
         return max(self._flops(stage) for stage in self.stages)
 
     @cached_property
     def compute_seconds(self) -> float:
-        """Of one micro-batch."""
+        """Seconds of computing one micro-batch."""
         return self.flops / self.speed.reached
 
     @cached_property
     def tensor(self) -> Traffic:
-        """Sums over tensor-parallel ranks: for each residual branch one all-reduce forward, and one backward.
+        """Tensor-parallel traffic: per residual branch one all-reduce forward and one backward.
 
-        A divided table sums what it finds, once forward, and a divided head the gradient of its input, once backward;
-        where tokens are divided each is as much in two halves (arXiv 1909.08053, section 3; 2205.05198, section 4.2).
+
+        A divided table reduces its lookups once forward, a divided head the gradient of its input once backward; with
+        sequence parallelism each is two halves of the same size (arXiv 1909.08053, section 3; 2205.05198, section 4.2).
         """
         passes = self.passes + 1
         numbers = max(
@@ -113,7 +114,7 @@ class TrainingStep:
 
     @cached_property
     def expert(self) -> Traffic:
-        """Rows to the experts and back (all-to-all), forward and backward."""
+        """Expert-parallel traffic: rows to the experts and back (all-to-all), forward and backward."""
         numbers = max(sum(p.sent * n for p, n in stage.section.counted) for stage in self.stages)
         per_pass = 2 * ring(self.layout.ep) * numbers * self.job.width
         return self._traffic(
@@ -125,7 +126,7 @@ class TrainingStep:
 
     @cached_property
     def context(self) -> Traffic:
-        """Keys and values round the ring: forward once, backward themselves and their gradients (arXiv 2310.01889)."""
+        """Context-parallel traffic: keys and values on the ring, backward with gradients too (arXiv 2310.01889)."""
         passed = max(sum(p.passed * n for p, n in stage.section.counted) for stage in self.stages)
         return self._traffic(
             passed * (self.passes + 2) * self.job.accumulate,
@@ -136,7 +137,7 @@ class TrainingStep:
 
     @cached_property
     def pipeline(self) -> Traffic:
-        """The stream to the next stage and its gradient back; a tied table's gradient between first and last."""
+        """Pipeline traffic: activations and their gradient; a tied table's gradient between first and last stage."""
         layout, shares = self.layout, self.stages[0].shares
         if layout.pp == 1:
             return NOTHING
@@ -150,7 +151,7 @@ class TrainingStep:
 
     @cached_property
     def data(self) -> Traffic:
-        """Gradients averaged and weights gathered over the ranks that hold the same (arXiv 1910.02054, section 7)."""
+        """Data-parallel traffic: gradients averaged, weights gathered over replicas (arXiv 1910.02054, section 7)."""
         layout, found = self.layout, []
         for stage in self.stages:
             dense, experts = stage.section.dense, stage.section.experts
@@ -165,14 +166,14 @@ class TrainingStep:
         return Traffic(bytes=round(nbytes), seconds=seconds, formula=formula, source=source)
 
     def _sharded(self, gathered: int, gradients: int, ranks: int, stride: int) -> list[tuple[float, float]]:
-        """(bytes, seconds) of one group; `gathered` are the weights that ZeRO-3 gathers for one micro-batch.
+        """Returns (bytes, seconds) of one group; `gathered` are the weights that ZeRO-3 gathers for one micro-batch.
 
-        Blocks are gathered forward and backward; what lies outside them stays whole in between, as FSDP's root does.
+        Blocks are gathered forward and backward; weights outside them stay gathered in between, like FSDP's root.
         """
         if ranks == 1:
             return []
         m, zero = self.job.accumulate, self.layout.zero
-        recipe = self.job.recipe  # frozen weights do not change: only ZeRO-3 gathers them
+        recipe = self.job.recipe  # frozen weights do not change, so only ZeRO-3 gathers them
         trained = gradients // recipe.gradient_width * recipe.weight_width
         volume = (
             2 * gradients,
@@ -184,9 +185,9 @@ class TrainingStep:
 
     @cached_property
     def offload(self) -> Traffic:
-        """To the host's memory and back: gradients and weights once a step, saved tensors of every micro-batch."""
+        """Offload traffic with host memory: gradients and weights once per step, saved tensors per micro-batch."""
         nbytes = max(self._moved(stage) for stage in self.stages)
-        formula = "gradients there and trained weights back, and saved tensors both ways"
+        formula = "gradients to the host, trained weights back, and saved tensors both ways"
         return Traffic(
             bytes=nbytes,
             seconds=nbytes / self.speed.network.host,
@@ -195,14 +196,14 @@ class TrainingStep:
         )
 
     def _moved(self, stage: StageMemory) -> int:
-        """Bytes to and from the host: of the shard that a rank updates, and of its saved tensors."""
+        """Returns the bytes to and from the host: of the shard that a rank updates, and of its saved tensors."""
         nbytes = 2 * stage.kept * self.job.accumulate if self.job.offloads_activations else 0
         if self.job.offloads_optimizer:
             nbytes += sum(shard.gradients + shard.trained for shard in self._shards(stage))
         return nbytes
 
     def _shards(self, stage: StageMemory) -> list[Shard]:
-        """What one rank's optimizer updates, of the experts and of all else: all of it, or from ZeRO-1 on its share."""
+        """Returns what one rank's optimizer updates, of experts and of other weights; from ZeRO-1 on its share."""
         layout, width = self.layout, self.job.recipe.gradient_width
         groups = ((stage.section.dense, layout.replicas), (stage.section.experts, layout.copies))
         found = []
@@ -227,7 +228,7 @@ class TrainingStep:
 
     @cached_property
     def communication(self) -> dict[str, Traffic]:
-        """Bytes that one device sends in a step, by kind of parallelism."""
+        """The bytes that one device sends per step, by kind of parallelism."""
         return {
             "data": self.data,
             "tensor": self.tensor,
@@ -239,27 +240,27 @@ class TrainingStep:
 
     @cached_property
     def optimizer_seconds(self) -> float:
-        """The optimizer's pass over its state, at the memory's full rate; none where the host does it.
+        """Seconds of the optimizer's pass over its state at full memory bandwidth; 0 if the host does it.
 
-        It reads gradients and state, writes the state back, and the weights, which it reads only without a master copy.
+        It reads gradients and state, writes state and weights, and reads weights only without a master copy.
         """
         if self.job.offloads_optimizer:
             return 0.0
         return max(self._updated(stage) for stage in self.stages) / self.speed.memory
 
     def _updated(self, stage: StageMemory) -> int:
-        """Bytes that one device's optimizer step moves."""
+        """Returns the memory traffic of one device's optimizer step."""
         shards = self._shards(stage)
         return sum(s.gradients + s.trained * (1 if s.master else 2) + 2 * s.kept for s in shards)
 
     @cached_property
     def micro_seconds(self) -> float:
-        """One micro-batch through the slowest stage, forward and backward."""
+        """Seconds of one micro-batch in the slowest stage, forward and backward."""
         return self.compute_seconds + sum(self._waited.values())
 
     @cached_property
     def _waited(self) -> dict[str, float]:
-        """What each micro-batch waits for, by kind: of a context's ring what takes longer than computing."""
+        """Exposed communication per micro-batch, by kind; of a context's ring only what exceeds computing."""
         m = self.job.accumulate
         return {
             "tensor": self.tensor.seconds / m,
@@ -270,19 +271,19 @@ class TrainingStep:
 
     @cached_property
     def idle(self) -> float:
-        """Micro-batches that would fit into the time in which a stage has nothing to do: (p-1) / v."""
+        """The idle time of a stage, in micro-batches: (p-1) / v."""
         return (self.layout.pp - 1) / self.job.interleave
 
     @cached_property
     def bubble(self) -> float:
-        """The share of m micro-batches' time in which a stage has nothing to do: (p-1) / (mv + p-1)."""
+        """The idle fraction of a stage with m micro-batches: (p-1) / (mv + p-1)."""
         return self.idle / (self.job.accumulate + self.idle)
 
     @cached_property
     def exposed_seconds(self) -> float:
-        """What data parallelism makes a step wait: it runs beside the last backward pass, from ZeRO-2 beside all.
+        """Exposed seconds of data parallelism: it overlaps with the last backward pass, from ZeRO-2 on with all passes.
 
-        It runs beside computing, and beside waits for another link than its own.
+        It overlaps with computing, and with communication on other links than its own.
         """
         own = self.data.source
         others = sum(s for name, s in self._waited.items() if self.communication[name].source != own)
@@ -291,7 +292,7 @@ class TrainingStep:
 
     @cached_property
     def breakdown(self) -> dict[str, float]:
-        """Seconds of one step by what they go to; they add up to the step."""
+        """Seconds of one step by cause; they sum to the step."""
         if self.speed.utilisation is not None:
             return {"at the utilisation": self._at(self.speed.utilisation)}
         m = self.job.accumulate
@@ -306,23 +307,23 @@ class TrainingStep:
 
     @cached_property
     def seconds(self) -> float:
-        """One step."""
+        """Seconds of one step."""
         return sum(self.breakdown.values())
 
     @property
     def counted(self) -> str:
-        """Which of the conventions a given utilisation counts: 6ND, or what adapters leave of the products."""
+        """The convention of a given utilisation: 6ND, or with adapters the exact products."""
         return "6ND" if self.job.lora is None else "exact_causal"
 
     def _at(self, utilisation: float) -> float:
-        """Seconds of a step at a utilisation of all GPUs, bubble and communication within it."""
+        """Returns the seconds of a step at a utilisation of all GPUs, which includes bubble and communication."""
         return self.needed[self.counted] * self.tokens / (self.layout.gpus * self.speed.rate * utilisation)
 
     @cached_property
     def mfu(self) -> dict[str, float]:
-        """Model FLOPs utilisation (arXiv 2204.02311): the share of the dense rate that a step reaches, by convention.
+        """Model FLOPs utilisation (arXiv 2204.02311): the fraction of the dense rate reached by a step, by convention.
 
-        Of adapters' runs 6ND says nothing: most weights need no gradient.
+        6ND is meaningless with adapters, since most weights need no gradient.
         """
         there = self.layout.gpus * self.speed.rate * self.seconds
         said = self.needed if self.job.lora is None else {n: v for n, v in self.needed.items() if n != "6ND"}
@@ -330,7 +331,7 @@ class TrainingStep:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step, over all replicas."""
+        """Tokens per step, over all replicas."""
         return self.job.batch * self.job.seq * self.job.accumulate * self.layout.dp
 
     def lines(self) -> list[Line]:
@@ -396,7 +397,7 @@ class TrainingStep:
                     "offload": self.offload.seconds,
                     "optimizer": self.optimizer_seconds,
                 },
-                note="at least: a floor",
+                note="lower bound",
             ),
         ]
 
@@ -413,7 +414,7 @@ class TrainingStep:
                 "rate": self.speed.rate,
                 "utilisation": utilisation,
             },
-            note="at the utilisation that was given, bubble and communication within it",
+            note="at the given utilisation, which includes bubble and communication",
         )
 
 
