@@ -256,9 +256,9 @@ def test_efficiency_of_a_measured_run(run: Run, tmp_path: Path) -> None:
 def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`this` is what was calibrated, whatever that is; nothing is timed here."""
     from asbuilt.measure import machine as ours
-    from asbuilt.measure.rates import Calibration, Rates, Table
+    from asbuilt.measure.rates import Calibration, Rates, TimeGrid
 
-    flat = Table(((1, 2),), (1.0, 1.0))
+    flat = TimeGrid(((1, 2),), (1.0, 1.0))
     known_rates = Rates(
         vector=flat,
         matrix=flat,

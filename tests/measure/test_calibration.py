@@ -15,18 +15,18 @@ import pytest
 
 from asbuilt.measure import calibrate, micro
 from asbuilt.measure.calibrate import LOOKS, cache_path, machine
-from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table
+from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid
 
 
 def a_calibration(speed: float = 1.0) -> Calibration:
-    def table(axes: tuple[tuple[int, ...], ...]) -> Table:
+    def table(axes: tuple[tuple[int, ...], ...]) -> TimeGrid:
         points = 1
         for axis in axes:
             points *= len(axis)
-        return Table(axes, tuple(0.001 + i for i in range(points)))
+        return TimeGrid(axes, tuple(0.001 + i for i in range(points)))
 
     tables = {name: table(axes) for name, axes in micro.GRIDS.items()}
-    lines = {name: Line(1e-6, 1e9) for name in micro.LINES}
+    lines = {name: LinearTime(1e-6, 1e9) for name in micro.LINES}
     between = table(((10**7, 10**8, 10**9),))
     rates = Rates(**tables, lines=lines, between=between, product_rate=1e11, row_rate=1e10)
     kinds = "reading", *(f"{name} {kind}" for name in DTYPES for kind in micro.KINDS)

@@ -17,7 +17,7 @@ from asbuilt.families import read_config
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import counted, measure, micro, report
 from asbuilt.measure import run as measured
-from asbuilt.measure.rates import Table
+from asbuilt.measure.rates import TimeGrid
 from asbuilt.measure.report import MEMORY, Row
 from asbuilt.measure.trace import LINES, trace
 from asbuilt.nn import build
@@ -115,14 +115,14 @@ def test_a_table_goes_through_its_points_and_is_right_of_powers(data: st.DataObj
     """t = c x^a y^b is a plane in the logarithms, so it is met everywhere but below the grid, where the edge holds."""
     axes = tuple(tuple(sorted(data.draw(st.sets(st.integers(2, 5000), min_size=2, max_size=4)))) for _ in range(2))
     c, a, b = (data.draw(st.floats(0.1, 3.0)) for _ in range(3))
-    table = Table(axes, tuple(c * x**a * y**b for x in axes[0] for y in axes[1]))
+    table = TimeGrid(axes, tuple(c * x**a * y**b for x in axes[0] for y in axes[1]))
     sizes = [data.draw(st.integers(1, 10**5)) for _ in range(2)]
     x, y = (max(size, axis[0]) for size, axis in zip(sizes, axes, strict=True))
     assert table.at(*sizes) == pytest.approx(c * x**a * y**b, rel=1e-9)
 
 
 def test_a_table_bends_at_its_points() -> None:
-    table = Table(((1, 10, 100),), (2.0, 4.0, 400.0))
+    table = TimeGrid(((1, 10, 100),), (2.0, 4.0, 400.0))
     assert [table.at(size) for size in (1, 10, 100)] == pytest.approx([2.0, 4.0, 400.0])
     assert table.at(10**0.5) == pytest.approx(8**0.5)
     assert table.at(1000) == pytest.approx(40000.0)

@@ -25,7 +25,7 @@ from fake_machine import (
 
 from asbuilt.measure import calibrate, measure, micro, report, run, timing
 from asbuilt.measure.calibrate import DRIFT, LOOKS
-from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table, quarter
+from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid, quarter
 from asbuilt.measure.report import PREFILL as PREFILL_TOKENS
 from asbuilt.measure.report import PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
 from asbuilt.measure.trace import Call, Trace
@@ -126,22 +126,22 @@ def test_how_much_longer_small_calls_take_within_a_model(
 
 
 def test_it_is_level_beyond_the_stacks_that_were_timed(calibration: Calibration) -> None:
-    rates = replace(calibration.rates["fp32"], between=Table(((100, 400),), (1.0, 4.0)))
+    rates = replace(calibration.rates["fp32"], between=TimeGrid(((100, 400),), (1.0, 4.0)))
     assert [rates.slowed(nbytes) for nbytes in (0, 100, 400, 10**12)] == pytest.approx([1.0, 1.0, 4.0, 4.0])
     assert rates.slowed(200) == pytest.approx(2.0)  # the middle of both
 
 
 def test_a_model_takes_its_work_and_its_starts_as_often_as_is_said() -> None:
     """One product of 8 x 2 numbers, one sum of 16 bytes, one view; all by hand."""
-    flat = Table(((1, 2), (1, 2)), (3.0,) * 4)
-    lines = {"arithmetic": Line(start=0.5, rate=4.0), "view": Line(start=0.25, rate=1.0)}
+    flat = TimeGrid(((1, 2), (1, 2)), (3.0,) * 4)
+    lines = {"arithmetic": LinearTime(start=0.5, rate=4.0), "view": LinearTime(start=0.25, rate=1.0)}
     rates = Rates(
         vector=flat,
         matrix=flat,
         attention=flat,
         attention_read=flat,
         lines=lines,
-        between=Table(((16, 64),), (2.0, 8.0)),
+        between=TimeGrid(((16, 64),), (2.0, 8.0)),
         product_rate=1,
         row_rate=1,
     )
@@ -209,8 +209,8 @@ def test_the_lower_quartile_of_steps(machine: FakeMachine, monkeypatch: pytest.M
 
 
 def test_a_line_and_a_table_by_hand() -> None:
-    assert Line(start=2.0, rate=4.0).seconds(12.0) == 5.0
-    assert Table(((1, 4), (1, 16)), (1.0, 2.0, 4.0, 8.0)).at(2, 4) == pytest.approx(8.0**0.5)  # the middle of both
+    assert LinearTime(start=2.0, rate=4.0).seconds(12.0) == 5.0
+    assert TimeGrid(((1, 4), (1, 16)), (1.0, 2.0, 4.0, 8.0)).at(2, 4) == pytest.approx(8.0**0.5)  # the middle of both
 
 
 def test_what_is_promised() -> None:

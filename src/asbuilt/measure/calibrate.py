@@ -23,7 +23,7 @@ import torch
 from asbuilt.errors import InputError
 from asbuilt.files import read_object
 from asbuilt.measure import micro
-from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table
+from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid
 
 Say = Callable[[str], None]
 
@@ -141,7 +141,7 @@ def _calibration(plain: dict[str, Any]) -> Calibration:
 
 def _rates(plain: dict[str, Any]) -> Rates:
     tables = {name: _table(plain.pop(name), axes) for name, axes in micro.GRIDS.items()}
-    lines = {name: Line(**line) for name, line in plain.pop("lines").items()}
+    lines = {name: LinearTime(**line) for name, line in plain.pop("lines").items()}
     stacks = plain.pop("between")
     between = _table(stacks, tuple(tuple(axis) for axis in stacks["axes"]))
     _require(len(between.axes) == 1 and len(between.axes[0]) == len(micro.STACKS))
@@ -154,11 +154,11 @@ def _rates(plain: dict[str, Any]) -> Rates:
     return found
 
 
-def _table(plain: dict[str, Any], axes: tuple[tuple[int, ...], ...]) -> Table:
+def _table(plain: dict[str, Any], axes: tuple[tuple[int, ...], ...]) -> TimeGrid:
     seconds = tuple(plain["seconds"])
     _require(tuple(map(tuple, plain["axes"])) == axes and len(seconds) == math.prod(map(len, axes)))
     _require_positive(*seconds)
-    return Table(axes=axes, seconds=seconds)
+    return TimeGrid(axes=axes, seconds=seconds)
 
 
 def _require(right: bool) -> None:

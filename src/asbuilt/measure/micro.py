@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asbuilt.kernels.rows import linear, row_products
 from asbuilt.measure import timing
-from asbuilt.measure.rates import DTYPES, Calibration, Line, Rates, Table, quarter
+from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid, quarter
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.measure.trace import trace
 from asbuilt.nn import build
@@ -148,7 +148,7 @@ def stack(layers: int = 12, width: int = 256) -> Model:
     )
 
 
-def _between(rates: Rates, dtype: torch.dtype) -> Table:
+def _between(rates: Rates, dtype: torch.dtype) -> TimeGrid:
     """Returns how many times longer small calls take within the step of each stack than alone."""
     found = {}
     for layers, width in STACKS:
@@ -156,7 +156,7 @@ def _between(rates: Rates, dtype: torch.dtype) -> Table:
         step = trace(model.spec, tokens=1, past=PROBE_PROMPT + STACK_STEPS // 2, dtype=dtype)
         rest = decode_seconds(model, PROBE_PROMPT, STACK_STEPS) - step.work(rates)
         found[int(step.matrices)] = max(LEAST, rest / step.starts(rates))
-    return Table((tuple(found),), tuple(found.values()))
+    return TimeGrid((tuple(found),), tuple(found.values()))
 
 
 def _rates(dtype: torch.dtype) -> Rates:
@@ -182,14 +182,14 @@ def _rates(dtype: torch.dtype) -> Rates:
     lines = {}
     for (name, works), few_seconds, seconds in zip(LINES.items(), starts, rates, strict=True):
         start = few_seconds / len(works)
-        lines[name] = Line(start=start, rate=moved / max(seconds - start, LEAST * seconds))
+        lines[name] = LinearTime(start=start, rate=moved / max(seconds - start, LEAST * seconds))
     return Rates(
-        vector=Table(VECTOR, tuple(row)),
-        matrix=Table(MATRIX, tuple(product)),
-        attention=Table(ATTENTION, tuple(attention)),
-        attention_read=Table(ATTENTION_READ, tuple(read)),
+        vector=TimeGrid(VECTOR, tuple(row)),
+        matrix=TimeGrid(MATRIX, tuple(product)),
+        attention=TimeGrid(ATTENTION, tuple(attention)),
+        attention_read=TimeGrid(ATTENTION_READ, tuple(read)),
         lines=lines,
-        between=Table(((1, 2),), (1.0, 1.0)),  # measured below
+        between=TimeGrid(((1, 2),), (1.0, 1.0)),  # measured below
         product_rate=2 * math.prod(axis[-1] for axis in MATRIX) / product[-1],
         row_rate=math.prod(axis[-1] for axis in VECTOR) * dtype.itemsize / row[-1],
     )

@@ -16,7 +16,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, TORCH_NAMES[name]) for na
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearTime:
     """seconds = start + amount / rate; the amount is in bytes or FLOPs."""
 
     start: float
@@ -28,7 +28,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class TimeGrid:
     """The seconds of a call on a grid of its sizes, the last axis varying fastest."""
 
     axes: tuple[tuple[int, ...], ...]
@@ -67,12 +67,12 @@ class Rates:
     `row_rate` that of one row times the largest matrix, in bytes of the matrix per second.
     """
 
-    vector: Table
-    matrix: Table
-    attention: Table
-    attention_read: Table
-    lines: dict[str, Line]
-    between: Table
+    vector: TimeGrid
+    matrix: TimeGrid
+    attention: TimeGrid
+    attention_read: TimeGrid
+    lines: dict[str, LinearTime]
+    between: TimeGrid
     product_rate: float
     row_rate: float
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from asbuilt.measure.rates import Calibration, Rates, Table
+from asbuilt.measure.rates import Calibration, Rates, TimeGrid
 from asbuilt.measure.run import source_of
 from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
@@ -154,7 +154,7 @@ class Trace:
 
 
 def _table(call: Call, rates: Rates) -> float:
-    table: Table = getattr(rates, call.work)
+    table: TimeGrid = getattr(rates, call.work)
     return table.at(*call.sizes)
 
 
