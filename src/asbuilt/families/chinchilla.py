@@ -15,7 +15,7 @@ from asbuilt.families.shared.key import Only
 from asbuilt.families.shared.papers import no_tensors, size_keys
 from asbuilt.spec import Model, RelativeProjection, RMSNorm
 
-EVEN = (lambda values: values["d_model"] % 2 == 0, "an even number: a sine and a cosine of each frequency")
+EVEN = (lambda values: values["d_model"] % 2 == 0, "an even number (a sine and a cosine of each frequency)")
 
 
 def build(**sizes: Unpack[Sizes]) -> Model:

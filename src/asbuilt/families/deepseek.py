@@ -23,7 +23,7 @@ FAMILY = replace(
             sizes(n_vocab=102400, d_model=4096, d_ff=11008, n_layers=30, n_heads=32, n_kv_heads=32, context=2048),
             d_ff=experts.dense,
         ),
-        whole_width(", which is what the published code takes"),
+        whole_width("what the published code takes"),
         experts.routed(
             Only("scoring_func", "softmax", reason="this family scores by softmax"),
             *experts.counts("n_routed_experts"),

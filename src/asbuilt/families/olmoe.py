@@ -20,7 +20,7 @@ FAMILY = replace(
     heads=("OlmoeForCausalLM",),
     keys=(  # defaults as in transformers' OlmoeConfig
         *sizes(n_vocab=50304, d_model=2048, d_ff=2048, n_layers=16, n_heads=16, context=4096),
-        whole_width(": the query norm is hidden_size wide"),
+        whole_width("the query norm is hidden_size wide"),
         experts.TRAINING,
         experts.routed(
             *experts.counts("num_experts", "num_local_experts", n_experts=64, top_k=8), experts.renormalise()

@@ -13,7 +13,7 @@ from asbuilt.families.shared.key import Only, Size
 from asbuilt.families.shared.papers import no_tensors, size_keys
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Parallel, Rotary
 
-EVEN = (lambda values: values["d_head"] % 2 == 0, "an even number: RoPE rotates pairs")
+EVEN = (lambda values: values["d_head"] % 2 == 0, "an even number (RoPE rotates pairs)")
 
 
 def build(*, d_head: int, **sizes: Any) -> Model:  # noqa: ANN401

@@ -116,7 +116,7 @@ def _check_architectures(reader: ConfigReader, heads: tuple[str, ...]) -> None:
     named = reader.config["architectures"]
     if not isinstance(named, list) or len(named) != 1 or named[0] not in heads:
         allowed = one_of(f'["{head}"]' for head in heads)
-        raise reader.error("architectures", "another head is not read", value=named, allowed=allowed)
+        raise reader.error("architectures", "other heads are not supported", value=named, allowed=allowed)
 
 
 def _dtype(reader: ConfigReader) -> str | None:
@@ -137,7 +137,7 @@ def read_layer_types(
         return usual
     named = reader.config["layer_types"]
     ok = isinstance(named, list) and len(named) == len(usual) and all(name in allowed for name in named)
-    reader.require("layer_types", ok, f"a list of {len(usual)} of {', '.join(allowed)}")
+    reader.require("layer_types", ok, f"a list of {len(usual)} values, each {one_of(allowed)}")
     return tuple(named)
 
 

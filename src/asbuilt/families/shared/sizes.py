@@ -28,7 +28,7 @@ from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.rotary import Rope
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-EVEN = "an even number: RoPE rotates pairs"
+EVEN = "an even number (RoPE rotates pairs)"
 RMS_EPS = eps("rms_norm_eps", 1e-6)
 ATTENTION_BIAS = Flag("attention_bias", "bias", default=False)
 MLP_BIAS = Flag("mlp_bias", "mlp_bias", default=False)
@@ -70,7 +70,7 @@ class DerivedHeadWidth(Declared):
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Raises InputError where that leaves a remainder, or an odd width that has to be even."""
         values["d_head"] = width = head_width(reader, values)
-        allowed = f"an even multiple of the {values['n_heads']} heads: RoPE rotates pairs"
+        allowed = f"an even multiple of the {values['n_heads']} heads (RoPE rotates pairs)"
         reader.require(reader.names["d_model"], not self.even or width % 2 == 0, allowed)
 
 
@@ -103,7 +103,7 @@ def four_times(values: Values) -> int:
 def whole_width(reason: str) -> Check:
     """Returns the check that all heads together are as wide as the stream, for this reason."""
     same = lambda values: values["n_heads"] * values["d_head"] == values["d_model"]  # noqa: E731
-    return Check("head_dim", (same, f"hidden_size / num_attention_heads{reason}"))
+    return Check("head_dim", (same, f"hidden_size / num_attention_heads ({reason})"))
 
 
 def kv_heads(default: int | None) -> Size:
@@ -253,7 +253,7 @@ class RopeLayers:
         if reader.given(key) and not (self.empty_too and reader.config[key] == []):
             said = reader.config[key]
             ok = isinstance(said, list) and len(said) >= n_layers and all(is_whole(x) and x in (0, 1) for x in said)
-            reader.require(key, ok, f"a list of at least {n_layers} of 1 (RoPE) and 0 (none)")
+            reader.require(key, ok, f"a list of at least {n_layers} values, 1 (RoPE) or 0 (none)")
             values["rope_layers"] = tuple(x == 1 for x in said[:n_layers])
 
     def write(self, parts: Parts) -> dict[str, Any]:
