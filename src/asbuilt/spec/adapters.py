@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the matrices of a model's blocks, in one call."""
+"""Adding low-rank adapters to the linear maps of a model's blocks, and removing them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ P = TypeVar("P", bound=Part)
 
 
 def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = None) -> P:
-    """Returns a model whose blocks have a low-rank adapter beside each of their linear maps, routers apart.
+    """Returns a model with a low-rank adapter on every linear map of its blocks, except routers.
 
-    `targets` are names of maps, such as `q` and `down`; None adapts all of them. What a map has around it, such as
-    packed blocks, stays inside the adapter. Raises InputError for a target that no map of a block is named by, and for
-    a rank that a map is too small for.
+    `targets` are names of maps, such as `q` and `down`; None adapts all of them. A packed map stays packed inside its
+    adapter. Raises InputError for a target that matches no map of a block, and for a rank larger than a map allows.
     """
     parts = (part for path, part in walk(spec) if isinstance(part, Mapped) and _adaptable(path, part))
     known = dict.fromkeys(name for part in parts for name in part.maps | part.stacks)
     for target in targets or ():
         if target not in known:
             raise InputError(
-                "no matrix of a block has this name",
+                "no linear map of a block has this name",
                 field="targets",
                 value=target,
                 allowed=one_of(known),
@@ -42,7 +41,7 @@ def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = 
 
 
 def without_adapters(spec: P) -> P:
-    """Returns a model with its adapters taken away, and what they stood beside in their place."""
+    """Returns a model without its adapters."""
 
     def bare(_: str, part: Part) -> Part:
         if not isinstance(part, Mapped):
@@ -53,11 +52,11 @@ def without_adapters(spec: P) -> P:
 
 
 def _adaptable(path: str, part: Part) -> bool:
-    """Whether this part lies in a block of the model or of its encoder, and is no router."""
+    """Returns whether this part is in a block of the model or of its encoder, and not a router."""
     return (path.startswith("blocks.") or ".blocks." in path) and part.kind != "router"
 
 
 def _beside(one: Map, rank: int, alpha: float) -> Lora:
     if isinstance(one, Lora):
-        raise InputError("has an adapter already", field="spec", fix="take it away first, or merge it")
+        raise InputError("already has an adapter", field="spec", fix="remove it first, or merge it")
     return Lora(base=one, rank=rank, alpha=alpha)

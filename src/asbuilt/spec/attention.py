@@ -1,4 +1,4 @@
-"""Attention with separate query, key and value heads: MHA, GQA and MQA are values of n_kv_heads.
+"""Attention with separate query, key and value heads: MHA, GQA and MQA differ in n_kv_heads.
 
 Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (arXiv 1911.02150), Ainslie et al. 2023
 (arXiv 2305.13245).
@@ -31,13 +31,13 @@ from asbuilt.spec.relative import RelativeProjection
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Mixer):
-    """softmax(scale * q k^T) v over the tokens before, or all of them unless `causal`, projected back to the stream.
+    """softmax(scale * q k^T) v, causal or over all tokens, projected back to the stream.
 
-    `window` w lets a token see itself and the w-1 before it, `chunk` c only those of its own run of c positions.
-    `softcap` c turns each score s into c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
-    each head, or all heads together where their width says so, before the rotation unless `rotate_first`. `sinks` adds
-    one learned score per head to the softmax, with no value behind it. `temperature` scales queries by their position.
-    Keys and values are not `cached` where all tokens always come at once.
+    With a `window` w a token attends to itself and the w-1 before it, with a `chunk` c to those in its own run of c
+    positions. `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm`
+    normalise each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds
+    one learned score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and
+    values are not `cached` if all tokens always come at once.
     """
 
     d_model: int
@@ -45,45 +45,45 @@ class Attention(Mixer):
     n_heads: int
     """Query heads."""
     n_kv_heads: int
-    """Heads of keys and values; fewer than n_heads is grouped-query attention, 1 multi-query."""
+    """Key and value heads; fewer than n_heads is grouped-query attention, 1 is multi-query attention."""
     d_head: int
     """Width of a head; n_heads * d_head need not be d_model."""
     causal: bool = True
-    """Whether a token sees only itself and those before it."""
+    """Whether a token attends only to itself and those before it."""
     bias: bool = False
     """Whether q, k and v have biases."""
     output_bias: bool = False
     """Whether o has a bias."""
     q_norm: Norm | None = None
-    """Norm of the queries, of each head or of all together by its width."""
+    """Norm of the queries, per head or over all heads, depending on its width."""
     k_norm: Norm | None = None
-    """Norm of the keys, likewise."""
+    """Norm of the keys, per head or over all heads, depending on its width."""
     rotate_first: bool = False
     """Whether RoPE is applied before those norms."""
     positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
-    """How scores depend on positions: RoPE, slopes, buckets, a projection of distances, or not at all."""
+    """How scores depend on positions: RoPE, ALiBi, buckets, a projection of distances, or not at all."""
     window: int | None = None
-    """Tokens that a token sees, itself and those just before it; None for all."""
+    """Sliding window: tokens that a token attends to, itself included; None for all."""
     chunk: int | None = None
-    """Positions of one run; a token sees only those of its own run. None for no runs."""
+    """Chunk size: a token attends only to tokens of its own chunk; None for no chunks."""
     softcap: float | None = None
-    """c, where each score s becomes c * tanh(s / c)."""
+    """c, if each score s is replaced by c * tanh(s / c)."""
     sinks: bool = False
-    """Whether each head has a learned score more in its softmax, with no value behind it."""
+    """Whether each head has an extra learned score in its softmax, without a value."""
     scale: float | None = None
-    """What scores are multiplied by; None means d_head^-0.5."""
+    """Factor on the scores; None means d_head^-0.5."""
     temperature: QueryTemperature | None = None
-    """How queries grow with their position."""
+    """Scaling of queries by their position."""
     cached: bool = True
-    """Whether keys and values are kept from pass to pass."""
+    """Whether keys and values are cached between passes."""
     q: Map | None = None
-    """What stands in place of the plain map to queries."""
+    """Replaces the plain map to queries, if given."""
     k: Map | None = None
-    """What stands in place of the plain map to keys."""
+    """Replaces the plain map to keys, if given."""
     v: Map | None = None
-    """What stands in place of the plain map to values."""
+    """Replaces the plain map to values, if given."""
     o: Map | None = None
-    """What stands in place of the plain map back to the stream."""
+    """Replaces the plain map back to the stream, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
@@ -92,9 +92,11 @@ class Attention(Mixer):
         require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks", "cached")
         require_sizes(self, *(name for name in ("window", "chunk") if getattr(self, name) is not None))
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
-        require(self, "chunk", self.chunk is None or self.causal, "none where attention is not causal")
+        require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
         ordered = isinstance(self.positions, Rotary) and (order_matters(self.q_norm) or order_matters(self.k_norm))
-        require(self, "rotate_first", ordered or not self.rotate_first, "false unless a norm of q or k tells the order")
+        require(
+            self, "rotate_first", ordered or not self.rotate_first, "false unless the order matters to a norm of q or k"
+        )
         for name in ("softcap", "scale"):
             if getattr(self, name) is not None:
                 require_number(self, name)
@@ -106,9 +108,9 @@ class Attention(Mixer):
             require(self, "positions", same, f"slopes for n_heads = {self.n_heads}")
         if isinstance(self.positions, RelativeProjection):
             same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
-            require(self, "positions", same, f"{self.n_heads} heads of {self.d_head}, as here")
+            require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
             whole = self.causal and self.reach is None
-            require(self, "positions", whole, "no projection of distances with a window, or both ways")
+            require(self, "positions", whole, "no projection of distances with a window or bidirectional attention")
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
             fits = norm is None or norm.d in (self.d_head, whole)
@@ -116,7 +118,7 @@ class Attention(Mixer):
         self.require_maps()
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """As computed: maps, norms of q and k, then positions, or positions first where the norms come after them."""
+        """In order of computation: maps, norms of q and k, then positions, or positions before the norms."""
         children = super().children()
         if not self.rotate_first:
             return children
@@ -124,18 +126,18 @@ class Attention(Mixer):
 
     @property
     def decodes(self) -> bool:
-        """Where attention is causal and keys are kept."""
+        """True if attention is causal and keys are cached."""
         return self.causal and self.cached
 
     @property
     def sees_images(self) -> bool:
-        """Where attention is causal, in a window or not, and distances add nothing to the scores."""
+        """True if attention is causal, with or without a window, and scores have no distance term."""
         distant = isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection)
         return self.causal and self.chunk is None and not distant
 
     @property
     def buckets(self) -> tuple[int, int] | None:
-        """Those of relative positions."""
+        """Those of its relative positions."""
         asked = isinstance(self.positions, RelativeBuckets)
         return (self.positions.n_buckets, self.n_heads) if asked else None  # type: ignore[union-attr]
 
@@ -146,7 +148,7 @@ class Attention(Mixer):
 
     @property
     def d_query(self) -> int:
-        """Width of all query heads together; d_model only where the two happen to be equal."""
+        """Width of all query heads together, which may differ from d_model."""
         return self.n_heads * self.d_head
 
     @property
@@ -161,14 +163,14 @@ class Attention(Mixer):
         return {"q": q, "k": kv, "v": kv, "o": output_map(self.d_query, self.d_model, self.output_bias)}
 
     def holds(self) -> dict[str, Weight]:
-        """One sink for each head, if asked."""
+        """One sink per head, if enabled."""
         return {"sinks": Weight(shape=(self.n_heads,), role="bias", split="out")} if self.sinks else {}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_heads / tensor heads and the key/value heads they use, at least one; o's bias is whole.
+        """Each device holds n_heads / tensor heads and their key/value heads, at least one; o's bias is replicated.
 
-        So beyond n_kv_heads devices key/value heads, and their cache, are there several times. A norm over all heads
-        is divided as they are.
+        Beyond n_kv_heads devices, key/value heads and their cache are therefore replicated. A norm over all heads is
+        divided like the heads.
         """
         heads = divided(self, "n_heads", tensor)
         if self.n_kv_heads % tensor and tensor % self.n_kv_heads:
@@ -190,15 +192,15 @@ class Attention(Mixer):
 
     @property
     def reach(self) -> int | None:
-        """How many tokens the cache keeps; None for all."""
+        """How many tokens the cache holds; None for all."""
         return self.window if self.chunk is None else self.chunk
 
     def keys(self, run: Pass) -> int:
-        """S: how many keys each query is multiplied with, masked ones included.
+        """Returns S, the number of keys each query is multiplied with, masked ones included.
 
-        A window layer keeps `window` tokens; several new tokens are laid after them, a single one takes its slot. So
-        does a layer of chunks. Where attention is not causal all tokens come at once; one of them is multiplied with
-        those of its window on either side.
+        A layer with a window or chunks caches that many tokens; several new tokens are appended to them, a single one
+        takes its slot. Without causality all tokens come at once, and each is multiplied with those of its window on
+        either side.
         """
         if self.reach is None:
             return run.past + run.tokens
@@ -209,32 +211,32 @@ class Attention(Mixer):
         return min(run.past, self.reach) + run.tokens
 
     def pairs(self, run: Pass) -> int:
-        """(query, key) pairs of one sequence and head that the mask leaves."""
+        """Returns the unmasked (query, key) pairs of one sequence and head."""
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
         return self._pairs_before(run, seen) + run.images * run.mutual * (run.mutual - 1) // 2
 
     def _pairs_before(self, run: Pass, seen: int) -> int:
-        """Pairs of each token with itself and those before it."""
+        """Returns the causal pairs."""
         if self.chunk is not None:
             return _chunk_pairs(seen, self.chunk) - _chunk_pairs(run.past, self.chunk)
         all_pairs = run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
         if self.window is None or seen <= self.window:
             return all_pairs
-        # tokens whose window is not yet full see everything before them, the others `window` each
+        # tokens whose window is not yet full attend to everything before them, the others to `window` tokens
         growing = max(0, self.window - run.past)
         return growing * run.past + growing * (growing + 1) // 2 + (run.tokens - growing) * self.window
 
     def _pairs_both_ways(self, run: Pass) -> int:
-        """All pairs of the new tokens, or those less than a window apart on either side."""
+        """Returns all pairs of the new tokens, or those less than a window apart on either side."""
         if self.window is None:
             return run.tokens * (run.past + run.tokens)
         near = min(self.window, run.tokens)
         return run.tokens * (2 * near - 1) - near * (near - 1)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Four products with weights, and scores and mixing per head: (T,D)x(D,S) and (T,S)x(S,D)."""
+        """Four products with weights, and per head scores and weighted sums: (T,D)x(D,S) and (T,S)x(S,D)."""
         heads, keys = run.batch * self.n_heads, self.keys(run)
         needed = 2 * heads * self.d_head * self.pairs(run)
         return (
@@ -245,14 +247,14 @@ class Attention(Mixer):
         )
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """A norm per head sees one row per head and token."""
+        """A norm per head has one row per head and token."""
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads}
         norm = getattr(self, name)
         per_head = name in heads and norm.d == self.d_head
         return replace(run, tokens=run.tokens * heads[name]) if per_head else run
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """Keys and values: n_kv_heads * d_head numbers each per token; nothing where all tokens come at once."""
+        """Keys and values: n_kv_heads * d_head numbers each per token; nothing if all tokens come at once."""
         if not self.causal or not self.cached:
             return ()
         shape = (self.n_kv_heads, self.d_head)
@@ -268,14 +270,14 @@ def output_map(d_in: int, d_model: int, bias: bool) -> Linear:
 
 
 def order_matters(norm: Norm | None) -> bool:
-    """Returns whether normalising heads before they turn differs from doing so after.
+    """Returns whether normalising heads before RoPE differs from normalising them after.
 
-    Turning keeps a head's length, which is all that an RMSNorm without gains depends on.
+    RoPE preserves a head's length, which is all that an RMSNorm without gains depends on.
     """
     return norm is not None and not (isinstance(norm, RMSNorm) and norm.gain == "none")
 
 
 def _chunk_pairs(tokens: int, chunk: int) -> int:
-    """Pairs of the first `tokens` tokens, each seeing itself and those before it in its chunk."""
+    """Returns the pairs of the first `tokens` tokens, each attending to itself and those before it in its chunk."""
     full, rest = divmod(tokens, chunk)
     return full * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2

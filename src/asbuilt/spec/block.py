@@ -1,4 +1,4 @@
-"""Blocks: residual branches, each a norm, a mixer or feed-forward, and a scale, all of them data."""
+"""Blocks: lists of residual branches, each with a norm, a mixer or feed-forward, and a scale."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Parallel(Part):
     """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
 
     attention: Mixer
-    """What mixes tokens."""
+    """The mixer."""
     ffn: FeedForward
-    """The feed-forward part, which reads the same."""
+    """The feed-forward, with the same input."""
 
     def __post_init__(self) -> None:
         same = self.attention.d_model == self.ffn.d_model
@@ -37,23 +37,23 @@ Body = Mixer | FeedForward | Parallel
 class Branch(Part):
     """One residual branch: sum_norm(x + scale * post_norm(body(norm(x)))), where each norm may be absent.
 
-    A `parallel` branch reads what the branch before it read, and is added to that one's sum.
+    A `parallel` branch has the same input as the branch before it, and is added to that branch's sum.
     """
 
     name: str
-    """Its segment of every path below."""
+    """Its segment in every path below it."""
     norm: Norm | None = None
-    """Norm of what the body reads."""
+    """Norm of the body's input."""
     body: Body
-    """What the branch computes."""
+    """The mixer or feed-forward."""
     post_norm: Norm | None = None
-    """Norm of what the body gives."""
+    """Norm of the body's output."""
     sum_norm: Norm | None = None
     """Norm of the stream after the branch is added."""
     scale: float = 1.0
-    """What the branch is multiplied by before it is added."""
+    """Factor on the branch's output."""
     parallel: bool = False
-    """Whether it reads what the branch before it read."""
+    """Whether it has the same input as the branch before it."""
 
     def __post_init__(self) -> None:
         simple = isinstance(self.name, str) and self.name.isidentifier()
@@ -68,10 +68,10 @@ class Branch(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
-    """Residual branches, one after the other."""
+    """A sequence of residual branches."""
 
     branches: tuple[Branch, ...]
-    """One after the other."""
+    """The branches, in order."""
 
     def __post_init__(self) -> None:
         names = [branch.name for branch in self.branches]
@@ -80,5 +80,5 @@ class Block(Part):
         require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """A branch is found under its own name."""
+        """Yields the branches under their own names."""
         return ((branch.name, branch) for branch in self.branches)

@@ -1,4 +1,4 @@
-"""Cross-attention: queries from the stream, keys and values from what an encoder made of its source.
+"""Cross-attention: queries from the stream, keys and values from an encoder's output.
 
 Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.3.
 """
@@ -26,14 +26,14 @@ from asbuilt.spec.part import (
 class CrossAttention(Mixer):
     """softmax(scale * q k^T) v with q from the stream, k and v from the source (S tokens of width `d_source`).
 
-    Keys and values are computed once, in the first pass over a sequence, and then remembered; `scale` None means
+    Keys and values are computed once, in the first pass over a sequence, and then cached; `scale` None means
     d_head^-0.5.
     """
 
     d_model: int
     """Width of the residual stream."""
     d_source: int
-    """Width of the source, which an encoder gives."""
+    """Width of the source, the encoder's output."""
     n_heads: int
     """Heads."""
     d_head: int
@@ -43,15 +43,15 @@ class CrossAttention(Mixer):
     output_bias: bool = False
     """Whether o has a bias."""
     scale: float | None = None
-    """What scores are multiplied by; None means d_head^-0.5."""
+    """Factor on the scores; None means d_head^-0.5."""
     q: Map | None = None
-    """What stands in place of the plain map to queries."""
+    """Replaces the plain map to queries, if given."""
     k: Map | None = None
-    """What stands in place of the plain map from the source to keys."""
+    """Replaces the plain map from the source to keys, if given."""
     v: Map | None = None
-    """What stands in place of the plain map from the source to values."""
+    """Replaces the plain map from the source to values, if given."""
     o: Map | None = None
-    """What stands in place of the plain map back to the stream."""
+    """Replaces the plain map back to the stream, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_source", "n_heads", "d_head")
@@ -67,7 +67,7 @@ class CrossAttention(Mixer):
 
     @property
     def sees_images(self) -> bool:
-        """It sees no token of the text."""
+        """True, since it attends to no token of the text."""
         return True
 
     @property
@@ -82,17 +82,17 @@ class CrossAttention(Mixer):
         return {"q": q, "k": kv, "v": kv, "o": output_map(self.d_query, self.d_model, self.output_bias)}
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """Keys and values are made of the source, in the first pass alone."""
+        """Keys and values are computed from the source, only in the first pass."""
         if name not in ("k", "v"):
             return run
         return None if run.past or not run.source_tokens else replace(run, tokens=run.source_tokens)
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_heads / tensor heads; o's bias is whole."""
+        """Each device holds n_heads / tensor heads; o's bias is replicated."""
         return self.resized(n_heads=divided(self, "n_heads", tensor))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """q and o for every token, k and v for the source's tokens in the first pass, scores and mixing per head."""
+        """q and o for every token, k and v for the source's tokens in the first pass, and attention per head."""
         heads, source = run.batch * self.n_heads, run.source_tokens
         read = ("k", "v") if self.map_rows("k", run) else ()
         return (

@@ -1,4 +1,4 @@
-"""What encoders have beside blocks: token types, the map before a masked language model's logits, the pooler.
+"""Parts of encoders other than blocks: token types, the transform before masked-language-model logits, the pooler.
 
 Devlin et al. 2018, BERT (arXiv 1810.04805).
 """
@@ -23,11 +23,11 @@ from asbuilt.spec.part import (
 
 @dataclass(frozen=True, kw_only=True)
 class TypeEmbedding(Part):
-    """A table of one learned vector per token type, added to the token embedding; which sentence a token is of."""
+    """A table of one learned vector per token type, added to the token embedding: to which sentence a token belongs."""
 
     kind = "embedding"
     n_types: int
-    """Types that a token may be of."""
+    """Number of token types."""
     d_model: int
     """Width of the residual stream."""
 
@@ -41,24 +41,24 @@ class TypeEmbedding(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadTransform(Mapped):
-    """LayerNorm(activation(x W^T + b)), which a masked language model's logits are multiplied from.
+    """LayerNorm(activation(x W^T + b)), the input of a masked language model's head.
 
-    Its norm counts as a part of the head. `bias` is b, `norm_bias` that of the norm.
+    Its norm counts as part of the head. `bias` is b, `norm_bias` that of the norm.
     """
 
     kind = "head"
     d_model: int
     """Width of the residual stream."""
     activation: Activation
-    """The function between the map and the norm."""
+    """Activation between the map and the norm."""
     eps: float = 1e-12
-    """That of the norm."""
+    """Epsilon of the norm."""
     bias: bool = True
     """Whether the map has a bias."""
     norm_bias: bool = True
     """Whether the norm has a bias."""
     dense: Map | None = None
-    """What stands in place of the plain map."""
+    """Replaces the plain map, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
@@ -84,12 +84,12 @@ class HeadTransform(Mapped):
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler(Mapped):
-    """tanh(x W^T + b) of a sequence's first token: one vector for the whole, made only in a pass that asks for it."""
+    """tanh(x W^T + b) of a sequence's first token, computed only in a pass that requests it."""
 
     d_model: int
     """Width of the residual stream."""
     dense: Map | None = None
-    """What stands in place of the plain map."""
+    """Replaces the plain map, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
@@ -100,5 +100,5 @@ class Pooler(Mapped):
         return {"dense": Linear(d_in=self.d_model, d_out=self.d_model, bias=True)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """The map, where the pooled vectors are wanted."""
+        """The map, if pooled vectors are requested."""
         return self.map_products(run, "dense") if run.logits == "pooled" else ()

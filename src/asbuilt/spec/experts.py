@@ -1,8 +1,8 @@
-"""Mixtures of experts: a router sends each token to `top_k` of `n_experts` feed-forwards, held stacked.
+"""Mixtures of experts: a router sends each token to `top_k` of `n_experts` feed-forwards, whose weights are stacked.
 
-Shazeer et al. 2017 (arXiv 1701.06538); as in Mixtral, arXiv 2401.04088, section 2.1. Shared experts, which every token
-passes: Dai et al. 2024 (arXiv 2401.06066), section 3.2; with a gate: Qwen1.5-MoE. Choice within groups of experts:
-DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; corrected choice: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
+Shazeer et al. 2017 (arXiv 1701.06538); as in Mixtral, arXiv 2401.04088, section 2.1. Shared experts, used by every
+token: Dai et al. 2024 (arXiv 2401.06066), section 3.2; with a gate: Qwen1.5-MoE. Group-limited routing: DeepSeek-V2
+(arXiv 2405.04434), section 2.2.2; correction bias: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ PLAIN_GATINGS: tuple[PlainGating, ...] = ("gated", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertGroups(Part):
-    """Neighbouring experts in `n_groups` equal groups, of which each token may choose only in the `top_groups` best.
+    """Group-limited routing: of `n_groups` equal groups of consecutive experts a token uses the best `top_groups`.
 
     A group's score is that of its best expert, or the sum of its two best.
     """
 
     n_groups: int
-    """Groups of equally many experts."""
+    """Number of groups."""
     top_groups: int
-    """Groups that a token may choose in."""
+    """Groups that a token may use."""
     score: GroupScore = "best"
-    """What a group is judged by: its best expert, or the sum of its two best."""
+    """Score of a group: that of its best expert, or the sum of its two best."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_groups", "top_groups")
@@ -58,42 +58,41 @@ class ExpertGroups(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Router(Part):
-    """The `top_k` largest of scoring(x W^T + b) over the experts, divided by their sum where they are `renormalise`d.
+    """The `top_k` largest of scoring(x W^T + b) over the experts, divided by their sum if `renormalise`.
 
-    `correction` adds a buffer to the scores by which experts are chosen, and not to those they are weighted with;
-    `groups` limits the choice. `eps` is added to the sum, and `scale` multiplies the weights. Scores are computed in
-    float32, or wider where the run is. Softmax over the chosen experts alone is the same as softmax over all of them,
-    renormalised, so it is written so.
+    `correction` adds a buffer to the scores that determine the choice, but not to the weights; `groups` limits the
+    choice. `eps` is added to the sum, and `scale` multiplies the weights. Scores are computed in float32 or wider.
+    Softmax over only the chosen experts equals softmax over all of them, renormalised, and is expressed as such.
     """
 
     kind = "router"
     d_model: int
     """Width of the residual stream."""
     n_experts: int
-    """Experts to choose from."""
+    """Number of experts."""
     top_k: int
-    """Experts of each token."""
+    """Experts per token."""
     scoring: Scoring = "softmax"
-    """What logits become before the choice."""
+    """Function from logits to scores."""
     renormalise: bool = False
     """Whether the chosen scores are divided by their sum."""
     bias: bool = False
     """Whether a learned vector is added to the logits."""
     correction: bool = False
-    """Whether a buffer is added to the scores for the choice alone."""
+    """Whether a buffer is added to the scores for the choice only."""
     groups: ExpertGroups | None = None
-    """Groups that limit the choice."""
+    """Group limit of the choice."""
     eps: float = 0.0
     """Added to the sum that scores are divided by."""
     scale: float = 1.0
-    """What the weights of the chosen are multiplied by."""
+    """Factor on the weights."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_experts", "top_k")
         require_choice(self, "scoring", SCORINGS)
         require_flags(self, "renormalise", "bias", "correction")
         require_number(self, "scale")
-        require(self, "eps", self.eps == 0.0 or self.renormalise, "0 where weights are not divided by their sum")
+        require(self, "eps", self.eps == 0.0 or self.renormalise, "0 unless weights are divided by their sum")
         if self.eps != 0.0:
             require_number(self, "eps")
         require(self, "top_k", self.top_k <= self.n_experts, f"at most n_experts = {self.n_experts}")
@@ -108,12 +107,12 @@ class Router(Part):
         require(self, "top_k", self.top_k <= most, f"at most the {most} experts of {groups.top_groups} groups")
 
     def holds(self) -> dict[str, Weight]:
-        """W (n_experts, d_model) and, if asked, a bias."""
+        """W (n_experts, d_model) and, if enabled, a bias."""
         matrix = {"weight": Weight(shape=(self.n_experts, self.d_model), role="matrix")}
         return matrix | {"bias": Weight(shape=(self.n_experts,), role="bias")} if self.bias else matrix
 
     def buffers(self) -> dict[str, Weight]:
-        """The correction, if asked: a number for each expert, moved by the balance of the load and by no gradient."""
+        """The correction, if enabled: one number per expert, updated by load balancing rather than by gradients."""
         return {"correction": Weight(shape=(self.n_experts,), role="bias")} if self.correction else {}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
@@ -123,15 +122,15 @@ class Router(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedGate(Part):
-    """(u + 1) * g * sigmoid(alpha g), where g is the gate cut off above `limit` and u is up within -limit to limit.
+    """(u + 1) * g * sigmoid(alpha g), where g is the gate clamped above at `limit` and u is up clamped to +-limit.
 
     As in gpt-oss (arXiv 2508.10925).
     """
 
     alpha: float
-    """What the gate is multiplied by in the sigmoid."""
+    """Factor on the gate in the sigmoid."""
     limit: float
-    """Where gate and up are cut off."""
+    """Clamp of gate and up."""
 
     def __post_init__(self) -> None:
         require_number(self, "alpha")
@@ -142,27 +141,27 @@ class ClampedGate(Part):
 class MixtureOfExperts(Mapped):
     """sum over a token's chosen experts e of weight_e * down_e(activation(gate_e(x)) * up_e(x)), plus shared(x).
 
-    `gating` "none" leaves down_e(activation(up_e(x))), and a ClampedGate takes the place of activation and product;
-    `bias` adds a vector to each of an expert's maps. `weighs` the "inputs" gives expert e weight_e * x instead, and
-    adds the results up as they are. The shared expert is multiplied by sigmoid(x w^T) where it is gated. Every row goes
-    to `top_k` experts whatever the others do, so what is billed does not depend on which experts are hit.
+    With `gating` "none" an expert is down_e(activation(up_e(x))); a ClampedGate replaces activation and product. `bias`
+    adds a bias to each of an expert's maps. If it `weighs` the "inputs", expert e reads weight_e * x, and the results
+    are summed unweighted. A gated shared expert is multiplied by sigmoid(x w^T). Every row uses exactly `top_k`
+    experts, so costs do not depend on the routing.
 
-    With a `capacity` an expert counts for the first so many tokens of a sequence that choose it in one pass, all first
-    choices before the second ones; what it makes of further tokens is multiplied by 0 (Fedus et al. 2021, arXiv
-    2101.03961, section 2.2). A sequence's tokens then depend on each other, and on the pieces in which they come.
+    With a `capacity`, an expert processes that many tokens of a sequence per pass, first choices before second ones;
+    its output for further tokens is multiplied by 0 (Fedus et al. 2021, arXiv 2101.03961, section 2.2). A sequence's
+    tokens then depend on each other, and on how it is divided into passes.
     """
 
     kind = "ffn"
     d_model: int
     """Width of the residual stream."""
     d_ff: int
-    """Width inside each expert."""
+    """Hidden width of each expert."""
     n_experts: int
-    """Experts, shared ones not counted."""
+    """Number of experts, not counting the shared one."""
     activation: Activation
-    """The function of each expert."""
+    """Activation of each expert."""
     router: Router
-    """What sends tokens to experts."""
+    """The router."""
     gating: PlainGating | ClampedGate = "gated"
     """Whether experts are gated, plain, or gated with a clamp."""
     bias: bool = False
@@ -170,17 +169,17 @@ class MixtureOfExperts(Mapped):
     weighs: Weighing = "results"
     """Whether the router's weights multiply the experts' results or their inputs."""
     shared: MLP | GatedMLP | None = None
-    """The expert that every token goes to."""
+    """The expert that every token uses."""
     shared_gate: Map | bool = False
-    """Whether the shared expert's result is gated by a sigmoid of the stream, or what stands in the gate's place."""
+    """Whether the shared expert's output is gated by a sigmoid of the stream, or what replaces the plain gate."""
     capacity: int | None = None
-    """Tokens of a sequence that an expert takes; None for all."""
+    """Tokens of a sequence that an expert processes per pass; None for all."""
     gate: Map | None = None
-    """What stands in place of the plain stack of gates."""
+    """Replaces the plain stack of gates, if given."""
     up: Map | None = None
-    """What stands in place of the plain stack that widens."""
+    """Replaces the plain stack of up maps, if given."""
     down: Map | None = None
-    """What stands in place of the plain stack that narrows again."""
+    """Replaces the plain stack of down maps, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff", "n_experts", *(("capacity",) if self.capacity is not None else ()))
@@ -188,20 +187,20 @@ class MixtureOfExperts(Mapped):
         require_flags(self, "bias", *(() if isinstance(self.shared_gate, Map) else ("shared_gate",)))
         require_choice(self, "weighs", WEIGHINGS)
         if isinstance(self.gating, ClampedGate):
-            require(self, "activation", self.activation == "silu", "silu, which a clamped gate widens by alpha")
+            require(self, "activation", self.activation == "silu", "silu, which a clamped gate generalises by alpha")
         else:
             require_choice(self, "gating", PLAIN_GATINGS)
         require(self, "router", self.router.d_model == self.d_model, f"a router of d_model = {self.d_model}")
         require(self, "router", self.router.n_experts == self.n_experts, f"a router to n_experts = {self.n_experts}")
         weighed = self.capacity is None or self.weighs == "results"
-        require(self, "capacity", weighed, "none where inputs are weighed")
+        require(self, "capacity", weighed, "none if inputs are weighted")
         fits = self.shared is None or self.shared.d_model == self.d_model
         require(self, "shared", fits, f"a feed-forward of d_model = {self.d_model}")
         require(self, "shared_gate", self.shared is not None or not self.shared_gate, "false without a shared expert")
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
-        """The shared expert's gate, d_model to 1, if asked."""
+        """The shared expert's gate, d_model to 1, if enabled."""
         return {"shared_gate": Linear(d_in=self.d_model, d_out=1, belongs="ffn")} if self.shared_gate else {}
 
     def plain_stacks(self) -> dict[str, Linear]:
@@ -214,12 +213,12 @@ class MixtureOfExperts(Mapped):
 
     @property
     def top_k(self) -> int:
-        """How many experts each token passes."""
+        """Experts per token."""
         return self.router.top_k
 
     @property
     def inward(self) -> tuple[str, ...]:
-        """The stacked matrices that read the stream."""
+        """Names of the stacks that read the stream."""
         return ("up",) if self.gating == "none" else ("gate", "up")
 
     def holds(self) -> dict[str, Weight]:
@@ -230,7 +229,7 @@ class MixtureOfExperts(Mapped):
         return self.stack_weights()
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Devices beyond those that share out the experts divide each expert's d_ff; the router is whole."""
+        """Devices beyond the expert-parallel ones divide each expert's d_ff; the router is replicated."""
         require(self, "n_experts", self.n_experts % expert == 0, f"a multiple of {expert}, the expert parallel degree")
         shared = None if self.shared is None else self.shared.shard(tensor)
         return self.resized(d_ff=divided(self, "d_ff", max(1, tensor // expert)), shared=shared)
@@ -240,15 +239,15 @@ class MixtureOfExperts(Mapped):
         return dict.fromkeys(self.holds(), self.n_experts)
 
     def touched(self, run: Pass) -> Fraction:
-        """Returns how many of the experts one run is expected to hit, E * (1 - (1 - k/E)^rows), if all are as likely.
+        """Returns the expected number of experts used in one pass, E * (1 - (1 - k/E)^rows), if all are equally likely.
 
-        Exact for a single row, and to a float's rounding for more.
+        Exact for a single row, and up to float rounding for more.
         """
         missed = Fraction(self.n_experts - self.top_k, self.n_experts)
         return self.n_experts * (1 - (missed if run.rows == 1 else Fraction(float(missed) ** run.rows)))
 
     def share(self, name: str, run: Pass) -> Fraction:
-        """Only the experts that are hit are read."""
+        """Only the experts in use are read."""
         return self.touched(run) / self.n_experts
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:

@@ -1,4 +1,4 @@
-"""Feed-forward parts: the two-matrix MLP and the gated three-matrix one (Shazeer 2020, arXiv 2002.05202)."""
+"""Feed-forwards: the plain MLP of two maps and the gated one of three (Shazeer 2020, arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Literal, Self
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import Pass, Product, divided, require_choice, require_flags, require_sizes
 
-# quick_gelu is x * sigmoid(1.702 x), which CLIP was trained with
+# quick_gelu is x * sigmoid(1.702 x), used by CLIP
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu", "quick_gelu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FeedForward(Mapped):
-    """What both kinds share: a width inside, and what stands in the place of a map."""
+    """The common fields of both kinds."""
 
     kind = "ffn"
     d_model: int
     """Width of the residual stream."""
     d_ff: int
-    """Width inside."""
+    """Hidden width."""
     activation: Activation
-    """The function between the maps."""
+    """Activation between the maps."""
     bias: bool = False
     """Whether the maps have biases."""
     up: Map | None = None
-    """What stands in place of the plain map up."""
+    """Replaces the plain up map, if given."""
     down: Map | None = None
-    """What stands in place of the plain map down."""
+    """Replaces the plain down map, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff")
@@ -44,7 +44,7 @@ class _FeedForward(Mapped):
         return Linear(d_in=self.d_ff, d_out=self.d_model, bias=self.bias, split="in", to_stream=True, belongs="ffn")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds d_ff / tensor hidden numbers; the bias of down is whole."""
+        """Each device holds d_ff / tensor of the hidden width; the bias of down is replicated."""
         return self.resized(d_ff=divided(self, "d_ff", tensor))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
@@ -66,7 +66,7 @@ class GatedMLP(_FeedForward):
     """down(activation(gate(x)) * up(x)), three maps; with silu it is SwiGLU."""
 
     gate: Map | None = None
-    """What stands in place of the plain map to the gate."""
+    """Replaces the plain gate map, if given."""
 
     def plain_maps(self) -> dict[str, Linear]:
         """gate and up (d_model to d_ff), down (d_ff to d_model)."""

@@ -1,7 +1,7 @@
-"""Multi-head latent attention: keys and values of all heads are read out of one narrow vector per token, the latent.
+"""Multi-head latent attention: keys and values of all heads are expanded from one narrow vector per token, the latent.
 
-DeepSeek-V2 (arXiv 2405.04434), section 2.1. Positions cannot pass through the latent, so each query has a part of its
-own for them, and all heads share one key of that width.
+DeepSeek-V2 (arXiv 2405.04434), section 2.1. RoPE cannot be applied through the latent, so each query has a separate
+part for it, and all heads share one key of that width.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from asbuilt.spec.positions import Rotary, YaRN
 class LatentAttention(Mixer):
     """Causal attention with q = q_up(q_norm(q_down x)), c = kv_norm(kv_down x), k = [k_up c, k_rope x], v = v_up c.
 
-    Each head's query and key are `d_nope` numbers without position and `d_rope` turned ones; the turned key is the same
-    for all heads. Without `q_rank` queries come straight from x. `bias` is of the maps down, `output_bias` of o. The
-    softmax scale is (d_nope + d_rope)^-0.5, under YaRN with `mscale` m times (0.1 m ln(factor) + 1)^2.
+    Each head's query and key have `d_nope` numbers without position and `d_rope` with RoPE; the RoPE key is shared by
+    all heads. Without `q_rank`, queries are computed directly from x. `bias` is for the down maps, `output_bias` for o.
+    The softmax scale is (d_nope + d_rope)^-0.5, under YaRN with `mscale` m times (0.1 m ln(factor) + 1)^2.
 
-    One new token after cached ones is attended *absorbed*: q^T (k_up c) = (k_up^T q)^T c, so the query is taken into
-    the latent's space, the mixed latents are brought back by v_up, and no cached token is expanded. All else is
-    *expanded*. The cache holds c and the turned key: kv_rank + d_rope numbers per token, for all heads together.
+    A single new token after cached ones is computed *absorbed*: q^T (k_up c) = (k_up^T q)^T c, so the query is mapped
+    to the latent space, the attention output is mapped back by v_up, and no cached token is expanded. All other passes
+    are *expanded*. The cache holds c and the RoPE key: kv_rank + d_rope numbers per token, for all heads together.
     """
 
     d_model: int
@@ -45,13 +45,13 @@ class LatentAttention(Mixer):
     n_heads: int
     """Heads."""
     q_rank: int | None = None
-    """Width of the queries' latent; None where queries come straight from the stream."""
+    """Width of the queries' latent; None if queries are computed directly from the stream."""
     kv_rank: int
-    """Width of the latent that keys and values are read out of, and that is cached."""
+    """Width of the cached latent from which keys and values are expanded."""
     d_nope: int
-    """Numbers of each head's query and key that have no position."""
+    """Width of each head's query and key without position."""
     d_rope: int
-    """Numbers of each head's query and key to which RoPE is applied."""
+    """Width of each head's query and key with RoPE."""
     d_value: int
     """Width of each head's value."""
     q_norm: Norm | None = None
@@ -67,21 +67,21 @@ class LatentAttention(Mixer):
     output_bias: bool = False
     """Whether o has a bias."""
     q: Map | None = None
-    """What stands in place of the plain map to queries, where they have no latent."""
+    """Replaces the plain map to queries without a latent, if given."""
     q_down: Map | None = None
-    """What stands in place of the plain map to the queries' latent."""
+    """Replaces the plain map to the queries' latent, if given."""
     q_up: Map | None = None
-    """What stands in place of the plain map from that latent to queries."""
+    """Replaces the plain map from that latent to queries, if given."""
     kv_down: Map | None = None
-    """What stands in place of the plain map to the latent."""
+    """Replaces the plain map to the latent, if given."""
     k_rope: Map | None = None
-    """What stands in place of the plain map to the shared key with positions."""
+    """Replaces the plain map to the shared RoPE key, if given."""
     k_up: Map | None = None
-    """What stands in place of the plain map from the latent to keys."""
+    """Replaces the plain map from the latent to keys, if given."""
     v_up: Map | None = None
-    """What stands in place of the plain map from the latent to values."""
+    """Replaces the plain map from the latent to values, if given."""
     o: Map | None = None
-    """What stands in place of the plain map back to the stream."""
+    """Replaces the plain map back to the stream, if given."""
 
     def __post_init__(self) -> None:
         ranks = ("kv_rank",) if self.q_rank is None else ("q_rank", "kv_rank")
@@ -92,7 +92,7 @@ class LatentAttention(Mixer):
         fits = self.kv_norm is None or self.kv_norm.d == self.kv_rank
         require(self, "kv_norm", fits, f"a norm over kv_rank = {self.kv_rank}")
         whole = self.positions is None or self.positions.d_rotary == self.d_rope
-        require(self, "positions", whole, f"d_rope = {self.d_rope} turned numbers")
+        require(self, "positions", whole, f"RoPE of d_rope = {self.d_rope} numbers")
         if self.mscale is not None:
             require_number(self, "mscale")
             yarn = self.positions is not None and isinstance(self.positions.scaling, YaRN)
@@ -111,7 +111,7 @@ class LatentAttention(Mixer):
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by before the softmax."""
+        """Factor on the scores."""
         scaling = None if self.positions is None else self.positions.scaling
         stretched = isinstance(scaling, YaRN) and self.mscale is not None and scaling.factor > 1
         mscale = 0.1 * self.mscale * math.log(scaling.factor) + 1.0 if stretched else 1.0  # type: ignore[union-attr]
@@ -136,15 +136,15 @@ class LatentAttention(Mixer):
         }
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_heads / tensor heads; the maps down, and so the cached latents, are whole on each."""
+        """Each device holds n_heads / tensor heads; the down maps, and with them the cached latents, are replicated."""
         return self.resized(n_heads=divided(self, "n_heads", tensor))
 
     def absorbs(self, run: Pass) -> bool:
-        """Whether the run is computed in the latent's space: a single token after others."""
+        """Returns whether the pass is absorbed: a single token after others."""
         return run.tokens == 1 and run.past > 0
 
     def pairs(self, run: Pass) -> int:
-        """(query, key) pairs of one sequence and head that the mask leaves."""
+        """Returns the unmasked (query, key) pairs of one sequence and head."""
         return run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
@@ -157,7 +157,7 @@ class LatentAttention(Mixer):
         )
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """Every cached token is expanded anew."""
+        """Every cached token is expanded again."""
         expanded = name in ("k_up", "v_up") and not self.absorbs(run)
         return replace(run, tokens=run.past + run.tokens, past=0) if expanded else run
 
@@ -171,9 +171,9 @@ class LatentAttention(Mixer):
         )
 
     def _absorbed(self, run: Pass) -> tuple[Product, ...]:
-        """k_up is multiplied from its other side, and scores and mixing are as wide as the latent.
+        """k_up is transposed, and scores and weighted sums have the width of the latent.
 
-        What is around one of the two maps is first added up into its matrix.
+        An adapter of either map is merged into its matrix first.
         """
         keys, heads = run.past + run.tokens, run.batch * self.n_heads
         return (
@@ -185,6 +185,6 @@ class LatentAttention(Mixer):
         )
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """The latent and the turned key in one: kv_rank + d_rope numbers per token."""
+        """The latent and the RoPE key in one tensor: kv_rank + d_rope numbers per token."""
         expanded = self.n_heads * (self.d_head + self.d_value)
         return (Remembered(name="latent", shape=(1, self.d_latent), stands_for=expanded),)

@@ -1,7 +1,7 @@
-"""Linear maps, and what may stand in the place of one: a low-rank adapter beside it.
+"""Linear maps, and their wrappers: packed weights and low-rank adapters.
 
-A mixer or feed-forward has its maps as children, at `q`, `k`, `up`, ... It says when each is multiplied and with how
-many rows; the map says which weights there are, how they are divided over devices, and which products that takes.
+A mixer or feed-forward has its maps as children, at `q`, `k`, `up`, ... It determines when each is multiplied and with
+how many rows; the map declares its weights, how they are divided over devices, and its products.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from asbuilt.spec.part import (
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Part):
-    """x W^T + b, from `d_in` numbers to `d_out`.
+    """x W^T + b, from width `d_in` to `d_out`.
 
-    `split` says which side tensor parallelism divides: the rows of W (`out`), its columns (`in`, so that the results
-    are summed over devices), or neither. A map that writes `to_stream` starts smaller the more layers there are.
-    `belongs` is the kind of part that its parameters are counted under. With `copies` it is so many maps, stacked.
+    `split` is the side that tensor parallelism divides: the rows of W (`out`), its columns (`in`, so that results are
+    summed over devices), or neither. The initialisation of a map that writes `to_stream` is scaled down with depth.
+    `belongs` is the kind of part that its parameters are counted under. With `copies` it is a stack of that many maps.
     """
 
     d_in: int
-    """Numbers of what it reads."""
+    """Width of the input."""
     d_out: int
-    """Numbers of what it gives."""
+    """Width of the output."""
     bias: bool = False
-    """Whether a vector b is added."""
+    """Whether there is a bias b."""
     split: Split | None = None
-    """Which side of W tensor parallelism divides: its rows (`out`), its columns (`in`), or neither."""
+    """The side of W that tensor parallelism divides: its rows (`out`), its columns (`in`), or neither."""
     to_stream: bool = False
-    """Whether it writes into the residual stream, and so starts smaller the deeper the model is."""
+    """Whether it writes to the residual stream, so that its initialisation is scaled down with depth."""
     belongs: Kind = "other"
     """The kind of part that its parameters are counted under."""
     copies: int | None = None
-    """Maps of these sizes held in one stack, one for each expert; None for a single map."""
+    """Number of stacked maps of this size, one per expert; None for a single map."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_in", "d_out", *(() if self.copies is None else ("copies",)))
@@ -67,7 +67,7 @@ class Linear(Part):
 
     @property
     def plain(self) -> Linear:
-        """The map without what was put around it: itself."""
+        """The map without wrappers: itself."""
         return self
 
     @property
@@ -76,16 +76,16 @@ class Linear(Part):
         return None
 
     def around(self, plain: Linear) -> Linear:
-        """Returns another map with what this one has around it: nothing."""
+        """Returns another map with the wrappers of this one: none."""
         return plain
 
     @property
     def stack(self) -> tuple[int, ...]:
-        """The first dimension of all that it holds where it is a stack of maps; none for a single map."""
+        """The first dimension of all its weights if it is a stack of maps; empty for a single map."""
         return () if self.copies is None else (self.copies,)
 
     def holds(self) -> dict[str, Weight]:
-        """W (d_out, d_in) and, if asked, b (d_out); of a stack one after the other along the first dimension."""
+        """W (d_out, d_in) and, if enabled, b (d_out); a stack concatenates them along the first dimension."""
         init: Init | None = "depth_scaled" if self.to_stream else None
         shape = (*self.stack, self.d_out, self.d_in)
         matrix = {"weight": Weight(shape=shape, role="matrix", init=init, split=self.split)}
@@ -94,32 +94,32 @@ class Linear(Part):
         return matrix | {"bias": Weight(shape=shape[:-1], role="bias", split="out" if self.split == "out" else None)}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds d_out / tensor rows, or d_in / tensor columns and the whole bias."""
+        """Each device holds d_out / tensor rows, or d_in / tensor columns and a replicated bias."""
         if self.split is None:
             return self
         field = "d_out" if self.split == "out" else "d_in"
         return replace(self, **{field: divided(self, field, tensor)})
 
     def products(self, name: str, rows: int) -> tuple[Product, ...]:
-        """Returns what multiplying so many rows takes, weights named as the owner of the map `name` names them."""
+        """Returns the products with `rows` rows; weights have the names that the owner uses for the map `name`."""
         return (Product(name=name, a=rows, b=self.d_in, c=self.d_out, weight=f"{name}.weight"),)
 
     def merging(self, name: str) -> tuple[Product, ...]:
-        """Returns what adding everything up into one matrix takes: nothing."""
+        """Returns the products of merging wrappers into one matrix: none."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Part):
-    """x W^T + b, with W held as blocks of few bits, as files keep them; what it multiplies is expanded first.
+    """x W^T + b, with W packed as in files and dequantised for each product.
 
     W is frozen. `format` names a block format of GGUF, such as q4_k, or mxfp4.
     """
 
     base: Linear
-    """The map that these are the blocks of."""
+    """The map whose weights are packed."""
     format: str
-    """The format of the blocks, which lie along the rows of W."""
+    """The block format, along the rows of W."""
 
     def __post_init__(self) -> None:
         require(self, "base", isinstance(self.base, Linear), "a Linear")
@@ -133,7 +133,7 @@ class Packed(Part):
 
     @property
     def plain(self) -> Linear:
-        """The map as if it were not packed."""
+        """The unpacked map."""
         return self.base
 
     def around(self, plain: Linear) -> Packed:
@@ -141,40 +141,41 @@ class Packed(Part):
         return replace(self, base=plain)
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """None: its weights keep the names that they have in the plain map."""
+        """None: its weights have the names of the plain map's."""
         return iter(())
 
     def holds(self) -> dict[str, Weight]:
-        """What the map holds, W as blocks."""
+        """The map's weights, with W packed."""
         held = self.base.holds()
         return held | {"weight": replace(held["weight"], format=self.format, frozen=True)}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """As the map is divided, in whole blocks."""
+        """Divided like the map, in whole blocks."""
         return replace(self, base=self.base.shard(tensor, expert))
 
     def products(self, name: str, rows: int) -> tuple[Product, ...]:
-        """The map's, which needs no gradient of its weight."""
+        """Those of the map, without a gradient of its weight."""
         return tuple(replace(product, one_gradient=True) for product in self.base.products(name, rows))
 
     def merging(self, name: str) -> tuple[Product, ...]:
-        """Nothing: blocks are expanded, not added up."""
+        """None: blocks are dequantised without products."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Part):
-    """x W^T + b + (alpha / rank) (x A^T) B^T, a frozen map and a low-rank one beside it.
+    """x W^T + b + (alpha / rank) (x A^T) B^T, a frozen map plus a low-rank one.
 
-    Hu et al. 2021 (arXiv 2106.09685), section 4.1: A starts random and B at zero, so that the sum starts as the map.
+    Hu et al. 2021 (arXiv 2106.09685), section 4.1: A is initialised randomly and B to zero, so that the sum starts as
+    the frozen map.
     """
 
     base: Linear | Packed
-    """The map that stays frozen."""
+    """The frozen map."""
     rank: int
     """Width between A and B."""
     alpha: float
-    """The adapter is multiplied by alpha / rank."""
+    """The adapter's output is multiplied by alpha / rank."""
 
     def __post_init__(self) -> None:
         require(self, "base", isinstance(self.base, Linear | Packed), "a map that has no adapter yet")
@@ -195,7 +196,7 @@ class Lora(Part):
 
     @property
     def scale(self) -> float:
-        """What the low-rank map is multiplied by."""
+        """Factor on the low-rank map."""
         return self.alpha / self.rank
 
     @property
@@ -204,15 +205,15 @@ class Lora(Part):
         return self.base.plain
 
     def around(self, plain: Linear) -> Lora:
-        """Returns another map with an adapter of the same rank beside it."""
+        """Returns another map with an adapter of the same rank."""
         return replace(self, base=self.base.around(plain))
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """None: the frozen map's weights keep the names that they have without an adapter."""
+        """None: the frozen map's weights have the same names as without an adapter."""
         return iter(())
 
     def holds(self) -> dict[str, Weight]:
-        """What the map holds, frozen; A (rank, d_in) and B (d_out, rank), divided along the side that the map's is."""
+        """The map's weights, frozen; A (rank, d_in) and B (d_out, rank), divided on the same side as the map."""
         frozen = {name: replace(weight, frozen=True) for name, weight in self.base.holds().items()}
         split, plain = self.plain.split, self.plain
         a = Weight(shape=(*plain.stack, self.rank, plain.d_in), role="matrix", split="in" if split == "in" else None)
@@ -221,11 +222,11 @@ class Lora(Part):
         return frozen | {"lora_a": a, "lora_b": b}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """As the map is divided."""
+        """Divided like the map."""
         return replace(self, base=self.base.shard(tensor, expert))
 
     def products(self, name: str, rows: int) -> tuple[Product, ...]:
-        """The map's, which needs no gradient of its weight, x A^T, and that times B^T."""
+        """Those of the map, without a gradient of its weight, x A^T, and its product with B^T."""
         plain = self.plain
         return (
             *(replace(product, one_gradient=True) for product in self.base.products(name, rows)),
@@ -243,15 +244,15 @@ Map = Linear | Packed | Lora
 
 
 def stack_name(name: str, leaf: str) -> str:
-    """Returns the name under which a part holds what the stack of maps `name` calls `leaf`: up, up_bias, up_lora_a."""
+    """Returns a part's name for the weight `leaf` of its stack of maps `name`: up, up_bias, up_lora_a."""
     return name if leaf == "weight" else f"{name}_{leaf}"
 
 
 @cache
 def _map_fields(kind: type[Part]) -> dict[str, bool | None]:
-    """Returns the fields of a part that hold what stands in the place of a map, with what stands for the plain one.
+    """Returns the fields of a part that can replace a map, with the value that means the plain one.
 
-    That is None; or true, of a flag that says whether there is such a map.
+    That is None, or True for a flag that enables the map.
     """
     plain: dict[str, bool | None] = {"Map | None": None, "Map | bool": True}
     return {field.name: plain[str(field.type)] for field in fields(kind) if field.type in plain}
@@ -261,29 +262,29 @@ def _map_fields(kind: type[Part]) -> dict[str, bool | None]:
 class Mapped(Part):
     """A part whose linear maps are children.
 
-    A field of a map's name holds what stands in its place, and is None where that is the plain map.
+    The field with a map's name holds its replacement, None for the plain map.
     """
 
     def plain_maps(self) -> dict[str, Linear]:
-        """Returns the plain maps by name, as this part's sizes make them, in the order in which they are computed."""
+        """Returns the plain maps by name, with this part's sizes, in order of computation."""
         raise NotImplementedError
 
     def plain_stacks(self) -> dict[str, Linear]:
-        """Returns the plain stacks of maps by name; their weights are this part's own, `up` and `up_bias`."""
+        """Returns the plain stacks of maps by name; their weights belong to this part, `up` and `up_bias`."""
         return {}
 
     @cached_property
     def maps(self) -> dict[str, Map]:
-        """The maps by name, with what is around them."""
+        """The maps by name, with their wrappers."""
         return {name: self._around(name) or plain for name, plain in self.plain_maps().items()}
 
     @cached_property
     def stacks(self) -> dict[str, Map]:
-        """The stacks of maps by name, with what is around them."""
+        """The stacks of maps by name, with their wrappers."""
         return {name: self._around(name) or plain for name, plain in self.plain_stacks().items()}
 
     def _around(self, name: str) -> Map | None:
-        """What stands in the place of a map; a field of that name may say another thing, as a flag does."""
+        """Returns the replacement of a map; a field of this name may also be something else, such as a flag."""
         found = getattr(self, name) if name in _map_fields(type(self)) else None
         return None if isinstance(found, bool) else found
 
@@ -293,7 +294,7 @@ class Mapped(Part):
         return (*self.maps.items(), *(found for found in super()._below if found[0] not in own))
 
     def require_maps(self) -> None:
-        """Raises InputError for what stands in the place of a map of other sizes, or of one that is not there."""
+        """Raises InputError for a replacement of another size, or of a map that this part does not have."""
         made = self.plain_maps() | self.plain_stacks()
         for name, unwrapped in _map_fields(type(self)).items():
             found, plain = getattr(self, name), made.get(name)
@@ -302,13 +303,13 @@ class Mapped(Part):
             require(self, name, fits, f"{plain}, or an adapter of it" if plain else "none: this part has no such map")
 
     def with_maps(self, changed: Mapping[str, Map]) -> Self:
-        """Returns this part with others in the place of the named maps and stacks; a plain one is left unsaid."""
+        """Returns this part with the named maps and stacks replaced; plain ones become None."""
         unwrapped = _map_fields(type(self))
         fields = {name: unwrapped[name] if isinstance(one, Linear) else one for name, one in changed.items()}
         return replace(self, **fields) if fields else self
 
     def resized(self, **sizes: Any) -> Self:  # noqa: ANN401  # fields of the part
-        """Returns this part with other sizes, and around its maps what was around them."""
+        """Returns this part with other sizes, keeping the wrappers of its maps."""
         names = (*self.plain_maps(), *self.plain_stacks())
         wrapped = {name: m for name in names if (m := self._around(name)) is not None}
         plain = replace(self, **sizes, **{name: _map_fields(type(self))[name] for name in wrapped})
@@ -318,27 +319,27 @@ class Mapped(Part):
         return replace(plain, **{name: around.around(made[name]) for name, around in wrapped.items()})
 
     def local_weights(self) -> dict[str, Weight]:
-        """Its own, and those of its maps, as its products name them."""
+        """Its own weights and those of its maps, by the names in its products."""
         return self.holds() | {
             f"{name}.{weight}": held for name, one in self.maps.items() for weight, held in one.holds().items()
         }
 
     def stack_weights(self) -> dict[str, Weight]:
-        """Returns what its stacks hold, under this part's own names, matrices first."""
+        """Returns the weights of its stacks, under this part's names, matrices first."""
         held = [(name, leaf, weight) for name, one in self.stacks.items() for leaf, weight in one.holds().items()]
         held.sort(key=lambda found: found[1] != "weight")
         return {stack_name(name, leaf): weight for name, leaf, weight in held}
 
     def stack_products(self, name: str, rows: int) -> tuple[Product, ...]:
-        """Returns what a stack multiplies of so many rows in all, each of them by one of its maps."""
+        """Returns the products of a stack with `rows` rows in total, each row with one of its maps."""
         products = self.stacks[name].products(name, rows)
         return tuple(replace(p, weight=stack_name(*(p.weight or "").rsplit(".", 1))) for p in products)
 
     def map_products(self, run: Pass, *names: str) -> tuple[Product, ...]:
-        """Returns the products of the named maps in one run, each with the rows of `map_rows`."""
+        """Returns the products of the named maps in one pass, each with the rows of `map_rows`."""
         return tuple(p for name in names for p in self.maps[name].products(name, self.map_rows(name, run)))
 
     def map_rows(self, name: str, run: Pass) -> int:
-        """Returns how many rows the map multiplies in one run: those of the run as the map sees it."""
+        """Returns how many rows the map multiplies in one pass."""
         seen = self.child_run(name, run)
         return 0 if seen is None else seen.rows

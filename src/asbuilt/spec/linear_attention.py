@@ -1,4 +1,4 @@
-"""Linear attention: a kernel of features in the place of the softmax, so that what came before is one matrix.
+"""Linear attention: a feature map replaces the softmax, so that the past is one matrix.
 
 Katharopoulos et al. 2020 (arXiv 2006.16236), section 3.
 """
@@ -13,8 +13,8 @@ from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import Pass, Product, Remembered, divided, require_flags, require_number, require_sizes
 
-# Tokens that are multiplied with one another before the state takes them in: the work grows with their number, and the
-# steps that wait for each other shrink.
+# Tokens per chunk, computed in parallel before the state is updated: larger chunks mean more work, but fewer sequential
+# steps.
 CHUNK = 64
 
 
@@ -22,14 +22,14 @@ CHUNK = 64
 class LinearAttention(Mixer):
     """y_t = f(q_t)^T S_t / (f(q_t)^T z_t + eps), S_t = sum over s <= t of f(k_s) v_s^T, z_t = sum of f(k_s), f = elu+1.
 
-    S and z side by side are the state: d_head x (d_head + 1) numbers for each head, however long the sequence is. In a
-    pass over many tokens, those of a chunk see each other by masked products, and those before it through the state.
+    S and z together are the state: d_head x (d_head + 1) numbers per head, regardless of the sequence length. In a pass
+    over many tokens, those in a chunk interact by masked products, and with earlier ones through the state.
     """
 
     d_model: int
     """Width of the residual stream."""
     n_heads: int
-    """Heads, each with a state of its own."""
+    """Heads, each with its own state."""
     d_head: int
     """Width of a head."""
     bias: bool = False
@@ -39,13 +39,13 @@ class LinearAttention(Mixer):
     eps: float = 1e-6
     """Added to the sum of weights."""
     q: Map | None = None
-    """What stands in place of the plain map q."""
+    """Replaces the plain map q."""
     k: Map | None = None
-    """What stands in place of the plain map k."""
+    """Replaces the plain map k."""
     v: Map | None = None
-    """What stands in place of the plain map v."""
+    """Replaces the plain map v."""
     o: Map | None = None
-    """What stands in place of the plain map o."""
+    """Replaces the plain map o."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "d_head")
@@ -64,22 +64,22 @@ class LinearAttention(Mixer):
         return {"q": q, "k": q, "v": q, "o": output_map(self.d_query, self.d_model, self.output_bias)}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_heads / tensor heads and their states; o's bias is whole."""
+        """Each device holds n_heads / tensor heads and their states; o's bias is replicated."""
         return self.resized(n_heads=divided(self, "n_heads", tensor))
 
     def chunks(self, run: Pass) -> list[tuple[int, int]]:
-        """Returns (tokens, how many) for the full chunks of a pass and for the rest, where there are any."""
+        """Returns (tokens, count) of the full chunks of a pass and of the partial one, if any."""
         full, rest = divmod(run.tokens, CHUNK)
         return [(size, n) for size, n in ((CHUNK, full), (rest, 1)) if size and n]
 
     def n_read(self, run: Pass) -> int:
-        """Tokens that read a state: all but those of the first chunk of a sequence."""
+        """Returns the tokens that read a state: all but those of a sequence's first chunk."""
         return run.tokens if run.past else max(0, run.tokens - CHUNK)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Maps; scores and mixing within chunks; the state read, and taken further by each chunk.
+        """Maps; scores and weighted sums within chunks; reading the state, and updating it per chunk.
 
-        By the last chunk only for a cache.
+        The last chunk updates it only for a cache.
         """
         heads, wide = run.batch * self.n_heads, self.d_head + 1
         within: list[Product] = []

@@ -1,7 +1,7 @@
-"""What every mixer says of itself: which tokens it sees, and what it reads beside the stream.
+"""The common declarations of mixers: which tokens they attend to, and what they read besides the stream.
 
-A mixer carries numbers from token to token. It owns its memory: `remembers` says what is kept of earlier tokens, for
-each token, for those of a window, or for the whole sequence.
+A mixer moves information between tokens. It owns its cache: `remembers` declares what is stored of earlier tokens, per
+token, for those of a window, or per sequence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asbuilt.spec.linear import Mapped
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer(Mapped):
-    """Base of what carries numbers from token to token; the defaults are those of a causal one, of the stream alone."""
+    """Base class of mixers; the defaults are those of a causal one that reads only the stream."""
 
     kind = "attention"
     d_model: int
@@ -21,25 +21,25 @@ class Mixer(Mapped):
 
     @property
     def decodes(self) -> bool:
-        """Whether a text can be continued token by token: none sees those after it, and what came before is kept."""
+        """Whether it supports decoding token by token: it is causal, and past tokens are cached."""
         return True
 
     @property
     def source_width(self) -> int | None:
-        """Width of what it reads of an encoder; None where it reads the stream alone."""
+        """Width of the encoder's output that it reads; None if it reads only the stream."""
         return None
 
     @property
     def sees_images(self) -> bool:
-        """Whether tokens of one image can see each other both ways, while all others see those before them."""
+        """Whether it supports bidirectional attention within an image and causal attention elsewhere."""
         return False
 
     @property
     def buckets(self) -> tuple[int, int] | None:
-        """Buckets and heads of the stack's table of distances that it asks for; None where it asks for none."""
+        """Buckets and heads of the stack's bias table that it needs; None if it needs none."""
         return None
 
     @property
     def queries_per_key(self) -> int:
-        """How many query heads read one key head."""
+        """Query heads per key head."""
         return 1

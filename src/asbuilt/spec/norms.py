@@ -20,18 +20,18 @@ Gain = Literal["weight", "offset", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Part):
-    """x / sqrt(mean(x^2) + eps) * gain, over the last `d` numbers.
+    """x / sqrt(mean(x^2) + eps) * gain, over the last dimension of width `d`.
 
-    The gain is the `weight`, or 1 + the weight (`offset`), or there is none (`none`).
+    The gain is the `weight`, 1 + the weight (`offset`), or absent (`none`).
     """
 
     kind = "norm"
     d: int
-    """Numbers that are normalised together."""
+    """Width of the normalised dimension."""
     eps: float = 1e-6
     """Added to the mean square."""
     gain: Gain = "weight"
-    """What the result is multiplied by: the `weight`, 1 + the weight (`offset`), or nothing (`none`)."""
+    """The gain: the `weight`, 1 + the weight (`offset`), or nothing (`none`)."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d")
@@ -46,17 +46,17 @@ class RMSNorm(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Part):
-    """(x - mean) / sqrt(var + eps) * weight + bias, over the last `d` numbers; either may be left out."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, over the last dimension of width `d`; both are optional."""
 
     kind = "norm"
     d: int
-    """Numbers that are normalised together."""
+    """Width of the normalised dimension."""
     eps: float = 1e-5
     """Added to the variance."""
     gain: bool = True
-    """Whether the result is multiplied by a weight."""
+    """Whether there is a weight."""
     bias: bool = True
-    """Whether a vector is added."""
+    """Whether there is a bias."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d")
@@ -64,7 +64,7 @@ class LayerNorm(Part):
         require_flags(self, "gain", "bias")
 
     def holds(self) -> dict[str, Weight]:
-        """The gain (d) and the bias (d), unless left out."""
+        """The gain (d) and the bias (d), if enabled."""
         gain = {"weight": Weight(shape=(self.d,), role="gain")} if self.gain else {}
         return gain | ({"bias": Weight(shape=(self.d,), role="bias")} if self.bias else {})
 

@@ -1,7 +1,7 @@
-"""Positions: learned tables, and rotary positions with the published ways of stretching them.
+"""Positions: learned tables, sinusoids, ALiBi, relative buckets, and RoPE with its published scalings.
 
-The rotary angle of token t for pair i is t * theta^(-2i/d_rotary) (Su et al. 2021, arXiv 2104.09864). A scaling
-changes those frequencies, and may multiply cos and sin by an attention factor. Plain Python floats: no torch here.
+The RoPE angle of token t for pair i is t * theta^(-2i/d_rotary) (Su et al. 2021, arXiv 2104.09864). A scaling changes
+these frequencies, and may multiply cos and sin by an attention factor. Plain Python floats: no torch here.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from asbuilt.spec.part import (
 class LearnedPositions(Part):
     """A table of one learned vector per position, added to the token embedding.
 
-    Position p is found in row p + `offset`: some tables start with rows that no position uses.
+    Position p is in row p + `offset`: some tables start with unused rows.
     """
 
     kind = "embedding"
     n_positions: int
-    """Positions that there are vectors for."""
+    """Number of positions."""
     d_model: int
     """Width of the residual stream."""
     offset: int = 0
-    """Rows before that of position 0."""
+    """Unused rows before position 0."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_positions", "d_model")
         whole = isinstance(self.offset, int) and not isinstance(self.offset, bool)
-        require(self, "offset", whole and 0 <= self.offset <= LARGEST_SIZE, "a whole number from 0")
+        require(self, "offset", whole and 0 <= self.offset <= LARGEST_SIZE, "a whole number of at least 0")
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_positions + offset, d_model)."""
@@ -58,19 +58,19 @@ SINUSOID_LAYOUTS: tuple[SinusoidLayout, ...] = ("halves", "interleaved")
 class Sinusoids(Part):
     """Sines and cosines of t * theta^(-2i/d_model) at position t, added to the token embedding (arXiv 1706.03762, 3.5).
 
-    `layout` says where pair i stands: at i and i + d_model/2 ("halves", as its code has it), or at 2i and 2i + 1
-    ("interleaved", as its text has it). The table is computed, and counts among the parameters as built.
+    `layout` is the place of pair i: i and i + d_model/2 ("halves", as in the released code), or 2i and 2i + 1
+    ("interleaved", as in the paper). The table is computed, but counts towards the parameters as built.
     """
 
     kind = "embedding"
     n_positions: int
-    """Positions that the table is computed for."""
+    """Number of positions."""
     d_model: int
     """Width of the residual stream."""
     theta: float = 10000.0
     """Base of the frequencies."""
     layout: SinusoidLayout = "halves"
-    """Where sine and cosine of a pair stand: in `halves`, or `interleaved`."""
+    """Place of sine and cosine of a pair: in `halves`, or `interleaved`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_positions", "d_model")
@@ -78,12 +78,12 @@ class Sinusoids(Part):
         require_choice(self, "layout", SINUSOID_LAYOUTS)
 
     def holds(self) -> dict[str, Weight]:
-        """The table (n_positions, d_model), which no training moves."""
+        """The table (n_positions, d_model), which is not trained."""
         return {"weight": Weight(shape=(self.n_positions, self.d_model), role="table", learned=False)}
 
     @property
     def frequencies(self) -> tuple[float, ...]:
-        """Radians per token of each pair; of an odd width's last there is only the sine."""
+        """Radians per token of each pair; with an odd width the last one has only the sine."""
         return tuple(float(self.theta) ** (-2 * i / self.d_model) for i in range((self.d_model + 1) // 2))
 
 
@@ -92,7 +92,7 @@ class LinearScaling(Part):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
-    """What every frequency is divided by."""
+    """Divisor of every frequency."""
 
     def __post_init__(self) -> None:
         require_number(self, "factor")
@@ -103,14 +103,15 @@ class DynamicNTK(Part):
     """NTK-aware scaling whose base grows with the length L once L exceeds the trained context.
 
     theta' = theta * (factor * L / original - (factor - 1))^(d / (d - 2)), as transformers defines `dynamic`. L is the
-    length of a row's own text, not of the longest beside it. Past the original context every new token changes all
-    angles, so what is cached is read again for each (transformers keeps the old keys, and a cache changes its answer).
+    length of a row's own text, not of the longest in the batch. Beyond the original context every new token changes all
+    angles, so the cache is recomputed for each (transformers keeps the old keys, so that its output depends on
+    caching).
     """
 
     factor: float
-    """How fast the base grows with the length."""
+    """Growth of the base with the length."""
     original_context: int
-    """Tokens up to which frequencies stay as they are."""
+    """Tokens up to which frequencies are unchanged."""
 
     def __post_init__(self) -> None:
         require_number(self, "factor")
@@ -121,26 +122,26 @@ class DynamicNTK(Part):
 class YaRN(Part):
     """NTK-by-parts with an attention factor (Peng et al. 2023, arXiv 2309.00071).
 
-    Pairs that turn more than `beta_fast` times within the original context keep their frequency, those that turn less
-    than `beta_slow` times are divided by `factor`, between them a linear ramp. `attention_factor` multiplies cos and
-    sin; None means 0.1 ln(factor) + 1.
+    Pairs that rotate more than `beta_fast` times within the original context keep their frequency, those that rotate
+    less than `beta_slow` times are divided by `factor`, with a linear ramp in between. `attention_factor` multiplies
+    cos and sin; None means 0.1 ln(factor) + 1.
 
-    Two forms of the ramp are published. This is the released code's, as transformers and vLLM have it: linear in the
-    number i of the pair, between the pairs that turn `beta_fast` and `beta_slow` times, with `truncate` the next whole
-    pair outside of each (floor and ceil), as all but gpt-oss have it. The paper's section 3.2 is linear in how many
-    times a pair turns instead, and so curved over i; it says alpha for `beta_slow` and beta for `beta_fast`.
+    Two forms of the ramp are published. This is the released code's, as in transformers and vLLM: linear in the index i
+    of the pair, between the pairs that rotate `beta_fast` and `beta_slow` times, rounded outwards to whole pairs with
+    `truncate` (floor and ceil), as in all models but gpt-oss. The paper's section 3.2 is instead linear in the number
+    of rotations, and so curved over i; it writes alpha for `beta_slow` and beta for `beta_fast`.
     """
 
     factor: float
-    """What the frequencies of slow pairs are divided by."""
+    """Divisor of the frequencies of slow pairs."""
     original_context: int
-    """Tokens that the model was trained on before it was stretched."""
+    """Context length of the original training."""
     beta_fast: float = 32.0
-    """Turns within that context from which on a pair keeps its frequency."""
+    """Rotations within that context above which a pair keeps its frequency."""
     beta_slow: float = 1.0
-    """Turns within that context up to which a pair's frequency is divided by the whole factor."""
+    """Rotations within that context below which a pair's frequency is divided by the full factor."""
     attention_factor: float | None = None
-    """What cos and sin are multiplied by; None means 0.1 ln(factor) + 1."""
+    """Factor on cos and sin; None means 0.1 ln(factor) + 1."""
     truncate: bool = True
     """Whether the ramp begins and ends at whole pairs."""
 
@@ -159,18 +160,18 @@ class YaRN(Part):
 class Llama3Scaling(Part):
     """Wavelength-dependent interpolation of Llama 3.1 (its published reference code and `rope_type: llama3`).
 
-    Wavelengths longer than original/low_freq_factor are divided by `factor`, shorter than original/high_freq_factor
-    kept, between them interpolated; with both factors equal there is nothing between.
+    Frequencies with wavelengths above original/low_freq_factor are divided by `factor`, those below
+    original/high_freq_factor are kept, and those in between interpolated; with equal factors there are none in between.
     """
 
     factor: float
-    """What the frequencies of long wavelengths are divided by."""
+    """Divisor of the frequencies of long wavelengths."""
     low_freq_factor: float
     """Wavelengths above original_context / low_freq_factor are long."""
     high_freq_factor: float
     """Wavelengths below original_context / high_freq_factor are short, and kept."""
     original_context: int
-    """Tokens that the model was trained on before it was stretched."""
+    """Context length of the original training."""
 
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
@@ -181,10 +182,10 @@ class Llama3Scaling(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyFactors(Part):
-    """Each pair's frequency divided by its own number: what a GGUF file stores as `rope_freqs`."""
+    """A divisor per pair's frequency, as stored in GGUF files under `rope_freqs`."""
 
     factors: tuple[float, ...]
-    """One number for each pair, which its frequency is divided by."""
+    """Divisor of each pair's frequency."""
 
     def __post_init__(self) -> None:
         ok = all(isinstance(x, float) and math.isfinite(x) and x > 0 for x in self.factors)
@@ -193,21 +194,21 @@ class FrequencyFactors(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Part):
-    """Each pair's frequency divided by its own number, one list up to the original context and one beyond it.
+    """A divisor per pair's frequency, with one list up to the original context and one beyond it.
 
-    `attention_factor` multiplies cos and sin. Ding et al. 2024 (LongRoPE, arXiv 2402.13753), as Phi-3 uses it. A row's
-    list is chosen by the length of its own text, where transformers takes the longest of the batch: an answer should
-    not depend on its neighbours. A text that grows past the original context is read again, once, by the other list.
+    `attention_factor` multiplies cos and sin. Ding et al. 2024 (LongRoPE, arXiv 2402.13753), as in Phi-3. A row's list
+    is chosen by the length of its own text, not of the longest in the batch as in transformers, so that an answer does
+    not depend on other rows. A text that outgrows the original context is recomputed once with the other list.
     """
 
     short_factors: tuple[float, ...]
-    """What the pairs' frequencies are divided by up to the original context."""
+    """Divisors of the pairs' frequencies up to the original context."""
     long_factors: tuple[float, ...]
-    """The same beyond it."""
+    """Divisors of the pairs' frequencies beyond it."""
     original_context: int
-    """Tokens that the model was trained on before it was stretched."""
+    """Context length of the original training."""
     attention_factor: float
-    """What cos and sin are multiplied by."""
+    """Factor on cos and sin."""
 
     def __post_init__(self) -> None:
         for name in ("short_factors", "long_factors"):
@@ -223,32 +224,34 @@ Scaling = LongRope | LinearScaling | DynamicNTK | YaRN | Llama3Scaling | Frequen
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary(Part):
-    """Rotary positions on the first `d_rotary` numbers of each head.
+    """RoPE on the first `d_rotary` numbers of each head.
 
-    `pairing` says which two numbers turn together: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1). On a square
-    `grid` of so many patches on a side the first half of the pairs turns by a patch's column and the other half by its
-    row, both from 1, and what comes after the patches is not turned (Agrawal et al. 2024, arXiv 2410.07073).
+    `pairing` is which two numbers form a pair: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1). On a square `grid`
+    with that many patches per side, the first half of the pairs is rotated by a patch's column and the other half by
+    its row, both from 1, and tokens after the patches are not rotated (Agrawal et al. 2024, arXiv 2410.07073).
     """
 
     d_rotary: int
-    """Numbers of each head that are rotated, the first ones."""
+    """How many numbers at the start of each head are rotated."""
     theta: float = 10000.0
     """Base of the frequencies."""
     pairing: Literal["halves", "adjacent"] = "halves"
     """Which two numbers are a pair: i and i + d_rotary/2 (`halves`), or 2i and 2i + 1 (`adjacent`)."""
     scaling: Scaling | None = None
-    """How frequencies are changed for contexts beyond those of training."""
+    """Scaling of the frequencies for contexts longer than in training."""
     grid: int | None = None
-    """Patches on a side, where positions are those of a square image."""
+    """Patches per side, if positions are those of a square image."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_rotary")
-        require(self, "d_rotary", self.d_rotary % 2 == 0, "an even number: rotary positions turn pairs")
+        require(self, "d_rotary", self.d_rotary % 2 == 0, "an even number, since RoPE rotates pairs")
         require_number(self, "theta")
         require_choice(self, "pairing", ("halves", "adjacent"))
         if self.grid is not None:
             require_sizes(self, "grid")
-            require(self, "d_rotary", self.d_rotary % 4 == 0, "a multiple of 4 on a grid: pairs for columns and rows")
+            require(
+                self, "d_rotary", self.d_rotary % 4 == 0, "a multiple of 4 on a grid, with pairs for columns and rows"
+            )
             require(self, "scaling", self.scaling is None, "none on a grid")
         if isinstance(self.scaling, FrequencyFactors):
             n = len(self.scaling.factors)
@@ -263,11 +266,11 @@ class Rotary(Part):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the frequencies are those of a sequence's length, so that every row has its own."""
+        """Whether the frequencies depend on a sequence's length, so that every row has its own."""
         return isinstance(self.scaling, DynamicNTK | LongRope)
 
     def reckoned(self, length: int) -> int:
-        """The length that a text of `length` tokens takes its frequencies from: where it is equal, so are they."""
+        """Returns the length that determines a text's frequencies; texts with equal ones share frequencies."""
         if isinstance(self.scaling, DynamicNTK):
             return max(length, self.scaling.original_context)
         if isinstance(self.scaling, LongRope):
@@ -276,7 +279,7 @@ class Rotary(Part):
 
     @property
     def attention_factor(self) -> float:
-        """What cos and sin are multiplied by."""
+        """Factor on cos and sin."""
         if isinstance(self.scaling, LongRope):
             return float(self.scaling.attention_factor)
         if not isinstance(self.scaling, YaRN):
@@ -291,10 +294,10 @@ class Rotary(Part):
 
 
 def rotaries_by_length(part: Part) -> tuple[Rotary, ...]:
-    """Returns the rotary positions of all that remembers a sequence whose frequencies depend on its length, once each.
+    """Returns the distinct RoPE parts of cached mixers whose frequencies depend on a sequence's length.
 
-    Where `reckoned` changes for one of them, what is remembered of the sequence has to be computed again, for each
-    layer reads what the one before made of the old angles.
+    If `reckoned` changes for one of them, the whole cache of the sequence must be recomputed, since each layer's input
+    depends on the old angles.
     """
     mixers = (inner for _, inner in walk(part) if any(r.of == "sequence" for r in inner.remembers()))
     rotaries = (inner for mixer in mixers for _, inner in walk(mixer) if isinstance(inner, Rotary))
@@ -302,7 +305,7 @@ def rotaries_by_length(part: Part) -> tuple[Rotary, ...]:
 
 
 def read_again(rotaries: tuple[Rotary, ...], past: int, length: int) -> int:
-    """Returns how many cached tokens a pass from `past` to `length` tokens reads again: all `past`, or none."""
+    """Returns how many cached tokens a pass from `past` to `length` tokens recomputes: all `past`, or none."""
     return past if any(rotary.reckoned(past) != rotary.reckoned(length) for rotary in rotaries) else 0
 
 
@@ -353,15 +356,15 @@ def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
 class Alibi(Part):
     """Each head adds -slope * distance to its scores (Press et al. 2021, arXiv 2108.12409).
 
-    For n a power of two the slopes are 2^(-bias_max/n * i), i = 1 ... n; otherwise those of the next lower power, and
-    then the first, third ... of the next higher one's. (MPT's code takes the second, fourth ... of the higher power
-    first: these are the lower power's, so it is the same function.)
+    For n a power of two the slopes are 2^(-bias_max/n * i), i = 1 ... n; otherwise those of the next lower power,
+    followed by the first, third ... of the next higher power. (MPT's code starts with the second, fourth ... of the
+    higher power, which are those of the lower power, so it is the same function.)
     """
 
     n_heads: int
-    """Heads, each with a slope of its own."""
+    """Heads, each with its own slope."""
     bias_max: float = 8.0
-    """Minus the binary logarithm of the least slope, for a power of two of heads."""
+    """Negative binary logarithm of the smallest slope, if the number of heads is a power of two."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_heads")
@@ -389,9 +392,9 @@ class QueryTemperature(Part):
     """
 
     scale: float
-    """What the logarithm is multiplied by."""
+    """Factor on the logarithm."""
     floor: int
-    """Positions after which queries begin to grow."""
+    """Position from which queries are scaled."""
 
     def __post_init__(self) -> None:
         require_number(self, "scale")
@@ -400,18 +403,20 @@ class QueryTemperature(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeBuckets(Part):
-    """Scores get one learned number per head and bucket of distances (Raffel et al. 2020, arXiv 1910.10683, 2.1).
+    """Adds a learned number per head and bucket of distances to the scores (Raffel et al. 2020, arXiv 1910.10683, 2.1).
 
-    Half the buckets count single steps, the rest grow by a constant factor up to `max_distance`; `both_ways` gives half
-    of all to keys that come after the query. The numbers are the stack's (`BiasTable`), the same for all its layers.
+
+    Half of the buckets are for single distances, the rest are logarithmically spaced up to `max_distance`; with
+    `both_ways` half of all buckets are for keys after the query. The numbers belong to the stack (`BiasTable`) and are
+    shared by its layers.
     """
 
     n_buckets: int
-    """Buckets of distances, of both directions together."""
+    """Number of buckets, in both directions together."""
     max_distance: int
-    """Distance from which on all share the last bucket."""
+    """Distance from which all share the last bucket."""
     both_ways: bool
-    """Whether keys after the query have buckets of their own."""
+    """Whether keys after the query have separate buckets."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_buckets", "max_distance")
@@ -423,30 +428,30 @@ class RelativeBuckets(Part):
 
     @property
     def one_way(self) -> int:
-        """Buckets of one direction."""
+        """Buckets per direction."""
         return self.n_buckets // 2 if self.both_ways else self.n_buckets
 
     @property
     def exact(self) -> int:
-        """Distances from 0 that have a bucket each."""
+        """Distances from 0 that have their own bucket."""
         return self.one_way // 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class BiasTable(Part):
-    """One learned number for each bucket of distances and each head, added to the scores of all layers of a stack."""
+    """One learned number per bucket of distances and head, added to the scores of all layers of a stack."""
 
     kind = "attention"
     n_buckets: int
-    """Buckets of distances."""
+    """Number of buckets."""
     n_heads: int
-    """Heads, each with a number for every bucket."""
+    """Number of heads."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_buckets", "n_heads")
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds the numbers of its n_heads / tensor heads."""
+        """Each device holds the columns of its n_heads / tensor heads."""
         return replace(self, n_heads=divided(self, "n_heads", tensor))
 
     def holds(self) -> dict[str, Weight]:

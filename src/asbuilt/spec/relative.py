@@ -1,4 +1,4 @@
-"""Relative positions that the query itself weighs: a projection of sinusoids of the distance.
+"""Content-dependent relative positions: a projection of sinusoids of the distance.
 
 Dai et al. 2019 (Transformer-XL, arXiv 1901.02860), section 3.3.
 """
@@ -15,7 +15,7 @@ from asbuilt.spec.part import Part, Pass, Product, Weight, divided, require, req
 class RelativeProjection(Part):
     """Scores get q . (W s(d)), s(d) the sinusoids of the distance d to the key, before they are scaled.
 
-    The terms that Transformer-XL adds with two learned vectors per head are left out: they do not depend on the query.
+    Transformer-XL's terms with two learned vectors per head are omitted, since they do not depend on the query.
     """
 
     kind = "attention"
@@ -28,7 +28,7 @@ class RelativeProjection(Part):
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "d_head")
-        require(self, "d_model", self.d_model % 2 == 0, "an even number: a sine and a cosine of each frequency")
+        require(self, "d_model", self.d_model % 2 == 0, "an even number, for a sine and a cosine of each frequency")
 
     def holds(self) -> dict[str, Weight]:
         """W (n_heads*d_head, d_model)."""
@@ -39,7 +39,7 @@ class RelativeProjection(Part):
         return replace(self, n_heads=divided(self, "n_heads", tensor))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """The sinusoids of every distance with W, and each query with the result of every distance."""
+        """The sinusoids of every distance times W, and each query times the result of every distance."""
         distances, pairs = run.past + run.tokens, run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
         needed = 2 * run.batch * self.n_heads * self.d_head * pairs
         return (
