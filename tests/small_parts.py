@@ -11,9 +11,10 @@ from asbuilt.spec import (
     CrossAttention,
     GatedMLP,
     Head,
+    ImageEncoder,
+    LanguageModel,
     LatentAttention,
     MixtureOfExperts,
-    Model,
     PatchEmbedding,
     Router,
     TokenEmbedding,
@@ -26,7 +27,7 @@ ROUTER = Router(d_model=5, n_experts=8, top_k=3)
 EXPERTS = MixtureOfExperts(d_model=5, d_ff=13, n_experts=8, activation="silu", router=ROUTER)
 BODY = GatedMLP(d_model=11, d_ff=13, activation="silu")
 FFN = Block(branches=(Branch(name="ffn", body=BODY),))
-MODEL = Model(
+MODEL = LanguageModel(
     embedding=TokenEmbedding(n_vocab=5, d_model=11),
     blocks=(FFN,),
     head=Head(d_model=11, n_vocab=5),
@@ -34,9 +35,9 @@ MODEL = Model(
 )
 
 
-def tower(d_ff: int, **more: Any) -> Model:  # noqa: ANN401  any field
+def tower(d_ff: int, **more: Any) -> ImageEncoder:  # noqa: ANN401  any field
     body = GatedMLP(d_model=7, d_ff=d_ff, activation="silu")
-    return Model(
+    return ImageEncoder(
         embedding=PatchEmbedding(image_size=4, patch_size=2, d_model=7, class_token="first"),
         blocks=(Block(branches=(Branch(name="ffn", body=body),)),) * 2,
         max_positions=5,

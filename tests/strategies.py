@@ -34,12 +34,15 @@ from asbuilt.spec import (
     Contrast,
     CrossAttention,
     DynamicNTK,
+    EncoderDecoder,
     ExpertGroups,
     FeedForward,
     FrequencyFactors,
     GatedMLP,
     Head,
     HeadTransform,
+    ImageEncoder,
+    LanguageModel,
     LatentAttention,
     LayerNorm,
     LearnedPositions,
@@ -69,10 +72,12 @@ from asbuilt.spec import (
     Scaling,
     SharedEmbedding,
     Sinusoids,
+    TextEncoder,
     TiedHead,
     TokenEmbedding,
     TypeEmbedding,
     Vision,
+    VisionLanguageModel,
     YaRN,
     walk,
 )
@@ -340,7 +345,7 @@ def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
 
 
 @st.composite
-def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
+def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     """A whole model of 1 to `max_blocks` blocks that differ from each other, its context CONTEXT tokens."""
     d_model, n_vocab = draw(st.integers(2, 11)), draw(st.integers(2, 17))
     kind = draw(st.sampled_from((Head, TiedHead)))
@@ -357,7 +362,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> ModelSpec:
     )
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
-    return ModelSpec(
+    return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
         blocks=tuple(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))),
         embedding_norm=draw(maybe_norms(d_model)),
@@ -432,7 +437,7 @@ def crossings(name: str, d_model: int, d_source: int) -> SearchStrategy[Branch]:
 
 
 @st.composite
-def translators(draw: DrawFn) -> ModelSpec:
+def translators(draw: DrawFn) -> EncoderDecoder:
     """A whole model with an encoder, whose embedding is the model's own or another."""
     d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
     shared = draw(st.booleans())
@@ -440,7 +445,7 @@ def translators(draw: DrawFn) -> ModelSpec:
     embedding = SharedEmbedding if shared else TokenEmbedding
     scales = st.sampled_from((1.0, 0.3))
     read, numbers = draw(stacks(d_source, False, None))
-    encoder = ModelSpec(
+    encoder = TextEncoder(
         embedding=embedding(n_vocab=n_vocab, d_model=d_source, scale=draw(scales)),
         positions=draw(st.none() | sinusoids(d_source)),
         relative=numbers,
@@ -449,7 +454,7 @@ def translators(draw: DrawFn) -> ModelSpec:
         max_positions=CONTEXT,
     )
     written, numbers = draw(stacks(d_model, True, d_source))
-    return ModelSpec(
+    return EncoderDecoder(
         encoder=encoder,
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales)),
         relative=numbers,
@@ -486,13 +491,13 @@ def masked_heads(d_model: int, n_vocab: int) -> SearchStrategy[Head | TiedHead |
 
 
 @st.composite
-def encoders(draw: DrawFn) -> ModelSpec:
+def encoders(draw: DrawFn) -> TextEncoder:
     """A whole model that sees both ways, with token types or not, with any head and pooler or neither."""
     d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
     blocks, table = draw(stacks(d_model, False, None))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
-    return ModelSpec(
+    return TextEncoder(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(st.sampled_from((1.0, 0.3)))),
         positions=draw(st.none() | learned),
         types=draw(st.none() | st.builds(TypeEmbedding, n_types=st.integers(1, 3), d_model=st.just(d_model))),
@@ -547,7 +552,7 @@ def adapted(draw: DrawFn) -> ModelSpec:
 
 
 @st.composite
-def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ModelSpec:
+def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEncoder:
     """A model of patches, some of an image left out at its edges, with a head that reads one token or without."""
     d_model, patch = draw(st.integers(2, 7)), draw(st.integers(1, 3))
     embedding = PatchEmbedding(
@@ -566,7 +571,7 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ModelSp
     heads = {"any": st.none() | classifier | projection, "none": st.none(), "projection": projection}
     top = draw(heads[head])
     pools = head == "any" and top is None and draw(st.booleans())
-    return ModelSpec(
+    return ImageEncoder(
         embedding=embedding,
         positions=draw(st.none() | learned),
         embedding_norm=draw(maybe_norms(d_model)),
@@ -597,10 +602,9 @@ def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -
 
 
 @st.composite
-def seers(draw: DrawFn) -> ModelSpec:
+def seers(draw: DrawFn) -> VisionLanguageModel:
     """A model of texts in which images take the places of tokens."""
     text, tower = draw(specs(max_blocks=2)), draw(towers("none"))
-    assert isinstance(tower.embedding, PatchEmbedding)
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
@@ -612,7 +616,7 @@ def seers(draw: DrawFn) -> ModelSpec:
         keep_class=keep,
         both_ways=both_ways,
     )
-    return replace(text, vision=vision, predictors=())
+    return VisionLanguageModel.of(text.without_extras, vision)
 
 
 @st.composite
@@ -623,7 +627,7 @@ def pairs(draw: DrawFn) -> ModelSpec:
     reads = draw(st.sampled_from(READS))
     end = draw(st.integers(0, text.n_vocab - 1)) if reads == "end" else None
     head = Projection(d_model=text.d_model, d_out=tower.head.d_out, reads=reads, end=end)
-    return replace(text, head=head, vision=Contrast(tower=tower), predictors=())
+    return text.without_extras.changed(head=head, vision=Contrast(tower=tower))
 
 
 def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, std: float = 0.5) -> Model:
@@ -655,7 +659,7 @@ def scripted(script: list[int], n_vocab: int) -> Model:
 
     The position table holds the script, the head reads it off, all else is zero.
     """
-    spec = ModelSpec(
+    spec = LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=n_vocab),
         positions=LearnedPositions(n_positions=len(script), d_model=n_vocab),
         blocks=(Block(branches=(Branch(name="ffn", body=MLP(d_model=n_vocab, d_ff=1, activation="relu")),)),),

@@ -78,10 +78,10 @@ def test_a_spec_of_our_own(folder: Path) -> None:
     with pytest.raises(InputError, match="a spec is a description and has no weights"):
         load(source)
     Path("part.json").write_text(dumps(spec.blocks[0]))
-    with pytest.raises(InputError, match=r"part: must be Model, got 'Block'"):
+    with pytest.raises(InputError, match=r"part: must be LanguageModel, TextEncoder, .*, got 'Block'"):
         open_model("part.json")
     Path("wrong.json").write_text(json.dumps(to_dict(spec) | {"maximum": 3}))
-    with pytest.raises(InputError, match=r"wrong.json.maximum: unknown field of Model"):
+    with pytest.raises(InputError, match=r"wrong.json.maximum: unknown field of LanguageModel"):
         open_model("wrong.json")
 
 

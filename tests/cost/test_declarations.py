@@ -17,8 +17,10 @@ from asbuilt.kernels.memory.attention import AttentionMemory
 from asbuilt.measure import run as measured
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.cache import Cache
+from asbuilt.nn.image_encoder import ImageEncoder
 from asbuilt.nn.masks import AttentionPattern, mask
 from asbuilt.nn.step import Step
+from asbuilt.nn.text_encoder import TextEncoder
 from asbuilt.spec import (
     KINDS,
     Attention,
@@ -50,6 +52,7 @@ def counted(spec: Model, run: Pass) -> int:
     cache.source_tokens = run.source_tokens
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         if run.logits == "pooled":
+            assert isinstance(model, TextEncoder | ImageEncoder)
             model.pooled(measured.given(model, ids)[0], kernel="reference")
         else:
             model(ids, **source, cache=cache, kernel="reference", last=run.logits == "last")
@@ -93,6 +96,7 @@ def test_a_pooled_pass_is_what_is_declared(spec: Model, batch: int, tokens: int,
     assert (cost.saved(spec, run).all, 0) == (kept, loss)
     ids, _ = measured.given(model, torch.zeros(batch, tokens, dtype=torch.long))
     ids = ids.double() if ids.is_floating_point() else ids
+    assert isinstance(model, TextEncoder | ImageEncoder)
     with torch.inference_mode():
         model.pooled(ids, kernel=kernel)  # type: ignore[arg-type]
         peak = measured.peak_bytes(lambda: model.pooled(ids, kernel=kernel))  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import strategies
 import torch
@@ -17,7 +15,16 @@ from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
-from asbuilt.spec import Attention, Model, Pass, PatchEmbedding, Vision, runs, walk, weights
+from asbuilt.spec import (
+    Attention,
+    ImageEncoder,
+    Model,
+    Pass,
+    VisionLanguageModel,
+    runs,
+    walk,
+    weights,
+)
 
 BATCH, TOKENS, IMAGES = st.integers(1, 3), st.integers(1, 12), st.integers(0, 2)
 SPECS = strategies.towers() | strategies.seers() | strategies.pairs()
@@ -27,9 +34,9 @@ some = settings(max_examples=10)
 
 def a_pass(spec: Model, tokens: int, images: int, **more: object) -> Pass:
     """A pass whose text has room for its images, a multiple of what one image takes for a model of images alone."""
-    if isinstance(spec.embedding, PatchEmbedding):
+    if isinstance(spec, ImageEncoder):
         return Pass(tokens=spec.embedding.n_tokens, **more)  # type: ignore[arg-type]
-    room = images * spec.vision.n_tokens if isinstance(spec.vision, Vision) else 0
+    room = images * spec.image_tokens
     assume(room + tokens <= strategies.CONTEXT)
     return Pass(tokens=room + tokens, images=images, **more)  # type: ignore[arg-type]
 
@@ -39,7 +46,8 @@ def ran(spec: Model, run: Pass, backward: bool = False) -> int:
     model = build(spec, device="meta")
     ids, beside = measured.given(model, torch.zeros(run.batch, run.tokens, dtype=torch.long, device="meta"), run.images)
     with FlopCounterMode(display=False) as counter:
-        result = model(ids, **beside, kernel="reference", last=run.logits == "last")
+        last = {} if isinstance(spec, ImageEncoder) else {"last": run.logits == "last"}
+        result = model(ids, **beside, **last, kernel="reference")
         if backward:
             result.sum().backward()
     return counter.get_total_flops()
@@ -69,9 +77,8 @@ def test_training_needs_no_gradient_of_pixels(spec: Model, tokens: int, images: 
 
 @given(strategies.seers(), TOKENS, st.integers(1, 2))
 @some
-def test_causal_count_with_images_is_pairs_one_by_one(spec: Model, tokens: int, images: int) -> None:
+def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel, tokens: int, images: int) -> None:
     run = a_pass(spec, tokens, images)
-    assert isinstance(spec.vision, Vision)
     n = spec.vision.n_tokens if spec.vision.both_ways else 1
     ends = [(t // n + 1) * n - 1 if t < images * n else t for t in range(run.tokens)]
     for path, part, seen in runs(spec, run):
@@ -115,7 +122,8 @@ def test_works_is_never_less_than_half_nor_twice_the_peak(
     ids, beside = measured.given(model, torch.zeros(batch, run.tokens, dtype=torch.long), images)
 
     def forward() -> None:
-        model(ids, **beside, kernel=kernel, last=True)  # type: ignore[arg-type]
+        last = {} if isinstance(spec, ImageEncoder) else {"last": True}
+        model(ids, **beside, **last, kernel=kernel)  # type: ignore[arg-type]
 
     with torch.inference_mode():
         forward()
@@ -166,9 +174,8 @@ def test_each_texts_images_are_its_own(spec: Model, images: int, padding: int) -
 
 @given(strategies.seers())
 @some
-def test_wrong_images_are_refused_by_name(spec: Model) -> None:
+def test_wrong_images_are_refused_by_name(spec: VisionLanguageModel) -> None:
     model = strategies.randomised(spec, 3)
-    assert isinstance(spec.vision, Vision)
     run = a_pass(spec, 3, 1)
     ids, beside = measured.given(model, torch.zeros(1, run.tokens, dtype=torch.long), 1)
     pixels = beside["images"]
@@ -177,5 +184,5 @@ def test_wrong_images_are_refused_by_name(spec: Model) -> None:
             model(ids, images=wrong)
     with pytest.raises(InputError, match="placeholders"):
         model(ids, images=torch.cat((pixels, pixels), 1))
-    with pytest.raises(InputError, match="does not read images"):
-        strategies.randomised(replace(spec, vision=None), 3)(ids, images=pixels)
+    with pytest.raises(InputError, match="images: is not an input of LanguageModel"):
+        strategies.randomised(spec.text, 3)(ids, images=pixels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from asbuilt.families.shared.multimodal import SPELLINGS
 from asbuilt.families.shared.table import respelled
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
-from asbuilt.spec import Model, Pass, Vision
+from asbuilt.spec import Pass, VisionLanguageModel
 
 TOWER: dict[str, Any] = {
     "hidden_size": 8,
@@ -71,7 +70,7 @@ CONFIGS = {"vit": VIT, "clip": CLIP, "llava": LLAVA, "gemma3": GEMMA3, "llama4":
 )
 def test_flops_at_published_size_are_the_counters(name: str, images: int) -> None:
     spec = find(name).spec()
-    tokens = 600 if isinstance(spec.vision, Vision) else 32
+    tokens = 600 if spec.image_tokens else 32
     run = Pass(tokens=spec.max_positions if spec.n_vocab == 0 else tokens, images=images)
     assert cost.flops(spec, run).forward == measured.flops(spec, run.tokens, images=images)
 
@@ -199,4 +198,5 @@ def test_nothing_is_continued_by_what_gives_no_next_token() -> None:
             check_prompt(read_config(CONFIGS[family], "model").spec, [1])
     llava = read_config(LLAVA, "model").spec
     check_prompt(llava, [1, 7, 2])
-    assert isinstance(replace(llava, vision=None), Model)
+    assert isinstance(llava, VisionLanguageModel)
+    check_prompt(llava.text, [1, 7, 2])

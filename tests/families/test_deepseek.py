@@ -243,7 +243,7 @@ def test_an_alias_is_the_same_model_and_keeps_its_name() -> None:
     total = 61 * attention + 60 * sparse + 3 * 18432 * 7168 + norms + 2 * 163840 * 7168
     assert cost.total_parameters(reading.spec) == total == 1_026_408_209_408
     assert 32e9 < cost.active_parameters(reading.spec) < 33e9
-    assert not reading.spec.predictors
+    assert not [*reading.spec.extras()]
 
 
 def test_active_parameters_of_the_third() -> None:
@@ -311,7 +311,7 @@ def test_a_prediction_layer_is_loaded_and_saved(tmp_path: Path) -> None:
     assert f"{at}.mlp.gate.e_score_correction_bias" in tensors
     source = open_model(tmp_path / "first")
     model = load(source)
-    assert len(model.spec.predictors) == 1
+    assert len([*model.spec.extras()]) == 1
     save(model, tmp_path / "second", family=source.family, carried=source.reading.carried)
     again = load_file(tmp_path / "second" / "model.safetensors")
     assert again.keys() == tensors.keys()
@@ -327,7 +327,7 @@ def test_a_folder_without_its_prediction_layer(tmp_path: Path) -> None:
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.3.")}
     save_file(kept, file)
     source = open_model(tmp_path / "x")
-    assert source.spec.predictors == ()
+    assert not [*source.spec.extras()]
     model = load(source)
     assert stored_parameters(source) == sum(tensor.numel() for tensor in stored_tensors(model).values())
     save(model, tmp_path / "again", family=source.family, carried=source.reading.carried)

@@ -14,7 +14,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
 from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.nn.feedforward import ACTIVATIONS
-from asbuilt.spec import Router, walk
+from asbuilt.spec import Router, VisionLanguageModel, walk
 
 LLAMA4_TEXT = {
     "attn_temperature_tuning": 4,
@@ -186,8 +186,8 @@ def test_a_placeholder_beyond_the_vocabulary_is_read_where_nothing_is_looked_up_
     config = write_config("gemma3", find("gemma-3-4b-mm").spec(), {}, None)
     config["text_config"]["vocab_size"] = config["image_token_index"] = 262144
     read = read_config(config, "x").spec
-    assert read.vision is not None
-    assert (read.vision.placeholder, read.n_vocab) == (262144, 262144)  # type: ignore[union-attr]  # pyright: ignore
+    assert isinstance(read, VisionLanguageModel)
+    assert (read.vision.placeholder, read.n_vocab) == (262144, 262144)
 
 
 @pytest.mark.parametrize("name", ACTIVATION_NAMES)

@@ -62,7 +62,7 @@ def test_parameters(row: dict[str, str]) -> None:
     assert total == int(row["params_total"])
     assert str(tied) == row["tied"]
     # a shared table is there once more for each stack, and once more for a tied head
-    again = int(tied) + (2 if spec.encoder is not None and isinstance(spec.encoder.embedding, SharedEmbedding) else 0)
+    again = int(tied) + 2 * isinstance(spec.prompted.embedding, SharedEmbedding)
     table = again * spec.n_vocab * spec.d_model
     if row["params_with_tied_counted_twice"]:  # not counted for what is known from a paper alone
         # a bias of the head that is stored under two names is counted twice too

@@ -13,7 +13,19 @@ from asbuilt.kernels import speed as speeds
 from asbuilt.kernels.memory import memory
 from asbuilt.kernels.speed import Speed
 from asbuilt.nn.cache import Cache
-from asbuilt.spec import MLP, Attention, Block, Branch, CrossAttention, Head, Model, Pass, TokenEmbedding
+from asbuilt.spec import (
+    MLP,
+    Attention,
+    Block,
+    Branch,
+    CrossAttention,
+    Head,
+    LanguageModel,
+    Model,
+    Pass,
+    TextEncoder,
+    TokenEmbedding,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Microseconds a token where bf16 is emulated, though decoding reads half the bytes, and where the processor has it.
@@ -122,18 +134,18 @@ def spec(encoder: bool = False) -> Model:
     if encoder:
         branches.append(Branch(name="cross", body=CrossAttention(d_model=8, d_source=8, n_heads=2, d_head=4)))
     branches.append(Branch(name="ffn", body=MLP(d_model=8, d_ff=16, activation="relu")))
-    reads = Model(
+    reads = TextEncoder(
         embedding=TokenEmbedding(n_vocab=9, d_model=8),
         max_positions=40,
         blocks=(Block(branches=(Branch(name="ffn", body=branches[-1].body),)),),
     )
-    return Model(
+    spec = LanguageModel(
         embedding=TokenEmbedding(n_vocab=9, d_model=8),
-        blocks=(Block(branches=tuple(branches)),) * 2,
+        blocks=(Block(branches=tuple(branches[:1] + branches[-1:])),) * 2,
         head=Head(d_model=8, n_vocab=9),
         max_positions=40,
-        encoder=reads if encoder else None,
     )
+    return spec.changed(encoder=reads, blocks=(Block(branches=tuple(branches)),) * 2) if encoder else spec
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])

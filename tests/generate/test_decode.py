@@ -171,7 +171,7 @@ def test_what_continues_no_text_is_told_why() -> None:
     with pytest.raises(InputError, match="its attention is bidirectional"):
         check_prompt(masked, [1, 2])
     with pytest.raises(InputError, match="it has no head"):
-        check_prompt(replace(find("llama-2-7b").spec(), head=None), [1, 2])
+        check_prompt(find("llama-2-7b").spec().changed(head=None), [1, 2])
     for name, made in (("vit-base-patch16-224", "labels"), ("clip-vit-base-patch32", "vectors")):
         with pytest.raises(InputError, match=f"gives {made}, not the next token"):
             require_text(find(name).spec())

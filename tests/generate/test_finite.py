@@ -16,8 +16,7 @@ from asbuilt.generate.pooling import Pooling
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
-from asbuilt.spec import MLP, Block, Branch, TokenEmbedding
-from asbuilt.spec import Model as Spec
+from asbuilt.spec import MLP, Block, Branch, TextEncoder, TokenEmbedding
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -68,7 +67,9 @@ def test_a_dtype_that_overflows_is_the_likely_cause(dtype: torch.dtype) -> None:
 
 def encoder() -> Model:
     ffn = Branch(name="ffn", body=MLP(d_model=3, d_ff=2, activation="relu"))
-    spec = Spec(embedding=TokenEmbedding(n_vocab=9, d_model=3), blocks=(Block(branches=(ffn,)),), max_positions=8)
+    spec = TextEncoder(
+        embedding=TokenEmbedding(n_vocab=9, d_model=3), blocks=(Block(branches=(ffn,)),), max_positions=8
+    )
     return build(spec)
 
 

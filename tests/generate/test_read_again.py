@@ -21,6 +21,7 @@ from asbuilt.spec import (
     Branch,
     DynamicNTK,
     Head,
+    ImageEncoder,
     LatentAttention,
     LongRope,
     MLPProjector,
@@ -208,9 +209,24 @@ def test_it_is_said_beforehand() -> None:
 
 
 @torch.no_grad()
-def test_types_and_images_are_read_again_too() -> None:
+def test_types_are_read_again_too() -> None:
+    described = spec().changed(types=TypeEmbedding(n_types=3, d_model=WIDTH))
+    model = strategies.randomised(described, 2)
+    tokens = torch.arange(14).repeat(2, 1)
+    types = tokens % 3
+    cache = Cache(described, batch=2, capacity=14, dtype=torch.float64, chunk=3)
+    model(tokens[:, :8], types_BT=types[:, :8], cache=cache)
+    for end in range(9, 15):
+        have = model(tokens[:, end - 1 : end], types_BT=types[:, end - 1 : end], cache=cache)
+        want: Tensor = model(tokens[:, :end], types_BT=types[:, :end])
+        torch.testing.assert_close(have, want[:, -1:])
+    assert cache.reread > 0
+
+
+@torch.no_grad()
+def test_images_are_read_again_too() -> None:
     """Eight tokens of which four are an image's, then single ones past the original context."""
-    tower = Model(
+    tower = ImageEncoder(
         embedding=PatchEmbedding(image_size=4, patch_size=2, channels=1, d_model=3, bias=True),
         blocks=(Block(branches=(Branch(name="ffn", body=MLP(d_model=3, d_ff=3, activation="relu")),)),),
         max_positions=4,
@@ -218,16 +234,16 @@ def test_types_and_images_are_read_again_too() -> None:
     projector = MLPProjector(widths=(3, WIDTH), activation="gelu", bias=True)
     for both_ways in (False, True):
         vision = Vision(tower=tower, projector=projector, placeholder=30, both_ways=both_ways)
-        described = replace(spec(), vision=vision, types=TypeEmbedding(n_types=3, d_model=WIDTH))
+        described = spec().changed(vision=vision)
         model = strategies.randomised(described, 2)
         tokens = torch.arange(14).repeat(2, 1)
         tokens[0, 1:5] = tokens[1, 3:7] = 30
-        types, images = tokens % 3, torch.linspace(-1, 1, 32, dtype=torch.float64).view(2, 1, 4, 4)
+        images = torch.linspace(-1, 1, 32, dtype=torch.float64).view(2, 1, 4, 4)
         cache = Cache(described, batch=2, capacity=14, dtype=torch.float64, chunk=3)
-        model(tokens[:, :8], types_BT=types[:, :8], images=images, cache=cache)
+        model(tokens[:, :8], images=images, cache=cache)
         for end in range(9, 15):
-            have = model(tokens[:, end - 1 : end], types_BT=types[:, end - 1 : end], cache=cache)
-            want: Tensor = model(tokens[:, :end], types_BT=types[:, :end], images=images)
+            have = model(tokens[:, end - 1 : end], cache=cache)
+            want: Tensor = model(tokens[:, :end], images=images)
             torch.testing.assert_close(have, want[:, -1:])
 
 

@@ -15,13 +15,14 @@ from asbuilt.spec import (
     Block,
     Branch,
     CrossAttention,
+    EncoderDecoder,
     Head,
     LearnedPositions,
     LongRope,
     Rotary,
+    TextEncoder,
     TokenEmbedding,
 )
-from asbuilt.spec import Model as Spec
 
 D = 6
 
@@ -36,14 +37,14 @@ def translator() -> Model:
         return Branch(name="attention", body=body)
 
     positions = LearnedPositions(n_positions=24, d_model=D)
-    reads = Spec(
+    reads = TextEncoder(
         embedding=TokenEmbedding(n_vocab=19, d_model=D),
         positions=positions,
         max_positions=24,
         blocks=(Block(branches=(attention(False),)),),
     )
     cross = Branch(name="cross", body=CrossAttention(d_model=D, d_source=D, n_heads=2, d_head=3))
-    spec = Spec(
+    spec = EncoderDecoder(
         embedding=TokenEmbedding(n_vocab=19, d_model=D),
         positions=positions,
         max_positions=24,

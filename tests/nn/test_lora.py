@@ -61,7 +61,7 @@ def test_adapters_are_what_they_add_up_to(spec: Model, seed: int, batch: int, to
             parameter.add_(held[f"{path}_lora_b"] @ held[f"{path}_lora_a"], alpha=around.alpha / around.rank)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(spec.n_vocab, (batch, tokens), generator=generator)
-    source = {} if spec.encoder is None else {"source_BS": ids}
+    source = {"source_BS": ids} if "source" in spec.reads else {}
     wanted = plain(ids, **source)
     torch.testing.assert_close(model(ids, **source), wanted, rtol=1e-9, atol=1e-9 * max(1.0, float(wanted.abs().max())))
     if not spec.decodes or tokens == 1 or any(getattr(p, "depends_on_length", False) for _, p in walk(spec)):

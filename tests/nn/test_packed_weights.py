@@ -235,7 +235,7 @@ def test_a_device_has_whole_blocks() -> None:
         (lambda: build(stack(ATTENTION, format="iq2_xs")), "format"),
         (
             lambda: replace(stack(ATTENTION, tied=True), embedding=TokenEmbedding(n_vocab=V, d_model=D, format="q8_0")),
-            "Model.head",
+            "LanguageModel.head",
         ),
     ],
 )

@@ -16,17 +16,28 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.cache import Cache
-from asbuilt.nn.model import Predictor as Module
+from asbuilt.nn.language_model import Predictor as Module
 from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
-from asbuilt.spec import Head, Model, Pass, Predictor, RMSNorm, dumps, from_dict, loads, stored_weights, to_dict
+from asbuilt.spec import (
+    Head,
+    LanguageModel,
+    Pass,
+    Predictor,
+    RMSNorm,
+    dumps,
+    from_dict,
+    loads,
+    stored_weights,
+    to_dict,
+)
 
 PREDICTORS = strategies.predictors(5, 4)
 
 
 @given(strategies.specs(), st.integers(1, 9), st.integers(1, 9))
 @torch.no_grad()
-def test_a_predictor_changes_no_pass_and_no_bill(spec: Model, tokens: int, past: int) -> None:
+def test_a_predictor_changes_no_pass_and_no_bill(spec: LanguageModel, tokens: int, past: int) -> None:
     bare = replace(spec, predictors=())
     run = Pass(tokens=tokens, past=past)
     assert cost.flops(spec, run) == cost.flops(bare, run)
@@ -48,7 +59,7 @@ def test_a_predictor_changes_no_pass_and_no_bill(spec: Model, tokens: int, past:
 
 
 @given(strategies.specs())
-def test_it_is_stored_and_initialised(spec: Model) -> None:
+def test_it_is_stored_and_initialised(spec: LanguageModel) -> None:
     built = build(spec)
     tensors = stored_tensors(built)
     assert {path: w.shape for path, w, _ in stored_weights(spec)} == {n: tuple(t.shape) for n, t in tensors.items()}

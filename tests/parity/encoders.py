@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from asbuilt.nn.model import Model
-from asbuilt.spec import LearnedPositions
+from asbuilt.nn.text_encoder import TextEncoder as Built
+from asbuilt.spec import LearnedPositions, TextEncoder
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 
@@ -43,6 +44,7 @@ class Encoder(Kind):
         valid = torch.ones_like(tokens)
         valid[1, rng.randrange(tokens.shape[1] // 2, tokens.shape[1]) :] = 0
         inputs = {"input_ids": torch.where(valid == 1, tokens, padding), "attention_mask": valid}
+        assert isinstance(spec, TextEncoder)
         return inputs if spec.types is None else inputs | {"token_type_ids": random_tokens(rng, spec.types.n_types)}
 
     @torch.inference_mode()
@@ -61,6 +63,7 @@ class Encoder(Kind):
         tokens, valid = inputs["input_ids"], inputs["attention_mask"] == 1
         given = {"valid_BT": valid, "types_BT": inputs.get("token_type_ids")}
         trace = _real(traced(model, lambda: model(tokens, **given, kernel=kernel)), inputs)
+        assert isinstance(model, Built)
         return trace | _pooled(None if model.pooler is None else model.pooled(tokens, **given, kernel=kernel))
 
 

@@ -191,7 +191,7 @@ def asbuilt_saves(config: PreTrainedConfig, seed: int, folder: Path) -> None:
     Prediction layers are left out, as transformers does: it takes them for tensors of another model.
     """
     reading = read_config(config.to_dict(), folder.name)
-    model = build(replace(reading.spec, predictors=()), seed=None)
+    model = build(reading.spec.without_extras, seed=None)
     randomise(model, seed)
     save(model, folder, family=reading.family, carried=reading.carried)
 

@@ -14,6 +14,7 @@ from harness import BATCH, Inputs, Kind, Trace
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from asbuilt.nn.image_encoder import ImageEncoder as Built
 from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import PatchEmbedding
@@ -62,6 +63,7 @@ class Images(Kind):
             head = model(inputs["pixel_values"], kernel=kernel)
         if model.head is not None:
             return traced.trace | {"head": head[:, None]}
+        assert isinstance(model, Built)
         if model.pooler is None:
             return traced.trace | {"head": head}
         pooled = model.pooled(inputs["pixel_values"], kernel=kernel)

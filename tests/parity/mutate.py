@@ -21,7 +21,6 @@ from asbuilt.spec import (
     Alibi,
     Attention,
     BiasTable,
-    Block,
     Branch,
     ClampedGate,
     Classifier,
@@ -58,6 +57,7 @@ from asbuilt.spec import (
     YaRN,
     walk,
 )
+from asbuilt.spec.model import ORDER
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -94,7 +94,6 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Head, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     (TiedHead, "softcap"): lambda part: 1.0,
     (TiedHead, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
-    (Model, "encoder"): lambda part: replace(part, head=None),
     (Model, "relative"): lambda part: BiasTable(n_buckets=4, n_heads=1),
     (Model, "norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (Model, "embedding_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
@@ -103,7 +102,6 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (LatentAttention, "kv_norm"): lambda part: RMSNorm(d=part.kv_rank, gain="none"),
     (LatentAttention, "positions"): lambda part: Rotary(d_rotary=part.d_rope),
     (LatentAttention, "mscale"): lambda part: 0.5,
-    (Model, "vision"): lambda part: _vision(part),
     (Vision, "layers"): lambda part: part.tower.n_layers - 1,
     (Projection, "end"): lambda part: 3,
     (Model, "predictors"): lambda part: (_predictor(part),),
@@ -133,19 +131,6 @@ def _predictor(spec: Model) -> Predictor:
         norm=norm,
         head=Head(d_model=spec.d_model, n_vocab=spec.n_vocab),
     )
-
-
-def _tower(head: Projection | None) -> Model:
-    embedding = PatchEmbedding(image_size=2, patch_size=2, d_model=4)
-    block = Block(branches=(Branch(name="ffn", body=MLP(d_model=4, d_ff=2, activation="relu")),))
-    return Model(embedding=embedding, blocks=(block,), head=head, max_positions=1)
-
-
-def _vision(spec: Model) -> Vision | Contrast:
-    if isinstance(spec.head, Projection):
-        return Contrast(tower=_tower(Projection(d_model=4, d_out=spec.head.d_out)))
-    projector = MLPProjector(widths=(4, spec.d_model), activation="relu")
-    return Vision(tower=_tower(None), projector=projector, placeholder=0)
 
 
 # Another part of the same place, where possible with the same weights.
@@ -192,7 +177,7 @@ def mutations(part: Part, path: str = "") -> Iterator[Mutation]:
         yield Mutation(f"{place}{name}", make)
     children = (child for child in part.children() if not isinstance(child[1], Map))  # which follow from the sizes
     beside = {name.partition(".")[0] for name, _ in part.extras()}  # no pass reaches what lies within
-    for field in fields(part):  # type: ignore[arg-type]
+    for field in in_order(part):
         value = getattr(part, field.name) if field.name not in beside else None
         for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
             if isinstance(item, Part):
@@ -227,7 +212,7 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
     """Yields functions that return another value for the field; some of them a value that the part refuses."""
     value = getattr(part, name)
     if value is None:
-        yield lambda: ABSENT[type(part), name](part)
+        yield lambda: absent(part, name)(part)
     elif name in CHOICES and isinstance(value, str):
         yield from ((lambda other=other: other) for other in CHOICES[name] if other != value)
     elif isinstance(value, bool):
@@ -242,14 +227,28 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
     elif isinstance(value, str):
         yield lambda: f"{value}_"
     elif value == ():
-        yield lambda: ABSENT[type(part), name](part)
+        yield lambda: absent(part, name)(part)
     elif isinstance(value, tuple):
         yield from ((lambda other=other: other) for other in _other_tuples(value))
     else:
-        if type(value) in INSTEAD:
-            yield lambda: INSTEAD[type(value)](value)
-        if (type(part), name) in ABSENT and name != "head":  # without its head there is nothing to compare
+        instead = next((INSTEAD[kind] for kind in type(value).__mro__ if kind in INSTEAD), None)
+        if instead is not None:
+            yield lambda: instead(value)
+        if any((kind, name) in ABSENT for kind in type(part).__mro__) and name != "head":  # else nothing is compared
             yield lambda: None
+
+
+def absent(part: Part, name: str) -> Callable[[Any], object]:
+    """Returns what makes what may stand where there is nothing, of the part's own kind or a base of it."""
+    return next(ABSENT[kind, name] for kind in type(part).__mro__ if (kind, name) in ABSENT)
+
+
+def in_order(part: Part) -> list[Field[Any]]:
+    """The fields of a part, in the order of its children."""
+    own = list(fields(part))  # type: ignore[arg-type]
+    if not isinstance(part, Model):
+        return own
+    return sorted(own, key=lambda field: ORDER.index(field.name) if field.name in ORDER else -1)
 
 
 def _other_tuples(items: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrain
 
 from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
-from asbuilt.spec import Vision
+from asbuilt.spec import VisionLanguageModel
 from asbuilt.spec.part import Kernel
 
 
@@ -30,8 +30,8 @@ class Seeing(Kind):
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns texts with a placeholder for each token of their images, one in the first and two in the second."""
+        assert isinstance(spec, VisionLanguageModel)
         vision = spec.vision
-        assert isinstance(vision, Vision)
         n, token = vision.n_tokens, vision.placeholder
         tokens = random_tokens(rng, spec.n_vocab)
         tokens[tokens == token] = (token + 1) % spec.n_vocab

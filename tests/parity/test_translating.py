@@ -27,7 +27,7 @@ from translating import PADDED, TRANSLATING, Translating
 from asbuilt.checkpoint.source import open_model
 from asbuilt.generate.decode import generate
 from asbuilt.nn.cache import Cache
-from asbuilt.spec import Head
+from asbuilt.spec import EncoderDecoder, Head
 
 BOTH = [
     pytest.param(case, variant, id=f"{case.family}-{variant}")
@@ -70,7 +70,7 @@ def test_greedy_decoding(case: ParityCase, drawn: str, tmp_path: Path) -> None:
     rng = case.random(drawn, "greedy")
     transformers_saves(case.config(drawn), rng.randrange(2**32), tmp_path, case.kind)
     mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
-    assert mine.spec.encoder is not None
+    assert isinstance(mine.spec, EncoderDecoder)
     source = random_tokens(rng, mine.spec.encoder.n_vocab)
     mask = torch.ones_like(source)
     mask[0, -PADDED:] = 0

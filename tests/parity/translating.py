@@ -12,7 +12,9 @@ from harness import TOKENS, Inputs, Kind, Trace, random_tokens
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
+from asbuilt.nn.encoder_decoder import EncoderDecoder as Built
 from asbuilt.nn.model import Model
+from asbuilt.spec import EncoderDecoder
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 
@@ -34,7 +36,7 @@ class Translating(Kind):
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns a source with its mask, and a text."""
-        assert spec.encoder is not None
+        assert isinstance(spec, EncoderDecoder)
         source = random_tokens(rng, spec.encoder.n_vocab)
         mask = torch.ones_like(source)
         mask[rng.randrange(len(mask)), -PADDED:] = 0
@@ -53,7 +55,7 @@ class Translating(Kind):
     def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
         """Returns the same of our model, seen by hooks on its modules."""
         trace: Trace = {}
-        assert model.encoder is not None
+        assert isinstance(model, Built)
         real = inputs["attention_mask"].bool()
         hooks = [*_hooks(model.encoder, "encoder.", trace), *_hooks(model, "", trace)]
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,5 +182,5 @@ def test_what_cannot_be_planned_is_named() -> None:
         ("blocks.0.attention.body", "Forgetful", "decode"),
     ]
     assert [row[1:3] for row in unplanned(model(Plain()))] == [("Plain", "activations")]
-    (row,) = unplanned(replace(DENSE, head=None))
-    assert row[:3] == ("", "Model", "decode")
+    (row,) = unplanned(DENSE.changed(head=None))
+    assert row[:3] == ("", "TextEncoder", "decode")

@@ -35,6 +35,7 @@ from asbuilt.spec import (
     Rotary,
     Router,
     SharedEmbedding,
+    TextEncoder,
     TiedHead,
     TokenEmbedding,
 )
@@ -198,7 +199,7 @@ def both_sides() -> Toy:
     around = Attention(d_model=32, n_heads=4, n_kv_heads=2, d_head=10, causal=False)
     cross = CrossAttention(d_model=32, d_source=32, n_heads=4, d_head=10)
     mlp = MLP(d_model=32, d_ff=48, activation="relu")
-    encoder = Model(
+    encoder = TextEncoder(
         embedding=SharedEmbedding(n_vocab=500, d_model=32),
         blocks=(blocks(around, mlp),) * 2,
         norm=RMSNorm(d=32),

@@ -27,7 +27,7 @@ from asbuilt.plan.render import html, markdown
 from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA
 from asbuilt.plan.train.report import document, tables
 from asbuilt.plan.train.search import search
-from asbuilt.spec import Contrast, Model, Pass, weights
+from asbuilt.spec import Pass, VisionLanguageModel, weights
 
 H100 = machines.find("h100-sxm")
 PLANS = (
@@ -268,10 +268,9 @@ def test_every_assumption_is_in_the_documentation() -> None:
 
 
 @given(strategies.seers(), st.sampled_from(("adamw", "muon")))
-def test_what_sees_is_held_and_not_trained(spec: Model, optimizer: str) -> None:
+def test_what_sees_is_held_and_not_trained(spec: VisionLanguageModel, optimizer: str) -> None:
     """Beside the plan of the text alone only the weights differ, by the tower's and the projector's."""
-    seeing, text = (train(one, H100, optimizer=optimizer, seq=4) for one in (spec, replace(spec, vision=None)))
-    assert spec.vision is not None
+    seeing, text = (train(one, H100, optimizer=optimizer, seq=4) for one in (spec, spec.text))
     more = 2 * sum(weight.size for _, weight, _ in weights(spec.vision))
     assert seeing.state.weights - text.state.weights == more
     assert replace(seeing.state, weights=0) == replace(text.state, weights=0)
@@ -303,13 +302,14 @@ def test_every_published_model_is_planned_but_pairs(options: dict[str, Any]) -> 
         if not options:  # of one replica's step
             assert made.trial.step.flops == whole.training_causal, name
         assert json.loads(json.dumps(document(made)))["model"] == name
-    assert refused == {name for name in catalog.names() if isinstance(find(name).spec().vision, Contrast)}
+    assert refused == {name for name in catalog.names() if find(name).spec().gives == "similarities"}
 
 
 def test_no_text_token_uses_what_sees() -> None:
     for name in ("gemma-3-4b-mm", "llava-1.5-7b", "llama-4-scout"):
         spec = find(name).spec()
-        assert plan(name, gpus=64, zero=3).active == cost.active_parameters(replace(spec, vision=None))
+        assert isinstance(spec, VisionLanguageModel)
+        assert plan(name, gpus=64, zero=3).active == cost.active_parameters(spec.text)
 
 
 @pytest.mark.parametrize(("words", "field"), [({"seq": 16}, "seq"), ({"seq": 4096}, "seq")])

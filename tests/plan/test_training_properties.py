@@ -34,7 +34,7 @@ def jobs(draw: DrawFn) -> tuple[Subject, Options]:
     spec = draw(MODELS)
     subject = Subject(spec)
     seq = 2 * draw(st.integers(1, 12))
-    tp, whole = draw(st.sampled_from((1, 1, 2, 3))), spec.encoder is not None
+    tp, whole = draw(st.sampled_from((1, 1, 2, 3))), "source" in spec.reads
     cp, pp = (1, 1) if whole else (draw(st.sampled_from((1, 2))), draw(st.integers(1, spec.n_layers)))
     ep = draw(st.sampled_from(divisors(subject.experts)))
     options = Options(

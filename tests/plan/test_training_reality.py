@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def without_predictors(spec: Model) -> Model:
     """The model without the layers that predict further tokens, which the plan leaves out of training."""
-    return replace(spec, predictors=())
+    return spec.without_extras
 
 
 def stepped(spec: Model, dtype: torch.dtype) -> Built:

@@ -15,7 +15,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import llama
 from asbuilt.plan import Options, Subject
 from asbuilt.plan.train.shares import Piece
-from asbuilt.spec import Attention, Model, Pass, RMSNorm, Rotary
+from asbuilt.spec import Attention, Model, Pass, RMSNorm, Rotary, VisionLanguageModel
 from asbuilt.spec.part import runs
 
 # rows 2 x 32; d_model 64, 4 heads of 16, feed-forward 96
@@ -138,8 +138,8 @@ def test_adapters_hold_and_multiply_what_their_maps_sizes_say() -> None:
 def test_images_are_not_adapted() -> None:
     """A tower is held as it is, and not trained: adapters of every map are those of the text alone."""
     spec = find("llava-1.5-7b").spec()
-    assert spec.vision is not None
-    seeing, text = (Subject(s).shares(Options(seq=8, lora=4)) for s in (spec, replace(spec, vision=None)))
+    assert isinstance(spec, VisionLanguageModel)
+    seeing, text = (Subject(s).shares(Options(seq=8, lora=4)) for s in (spec, spec.text))
     assert seeing.kinds == text.kinds
     tower = cost.weight_bytes(spec.vision, "bf16")
     assert (

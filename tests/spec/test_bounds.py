@@ -31,6 +31,7 @@ from asbuilt.spec import (
     Llama3Scaling,
     LongRope,
     MLPProjector,
+    Model,
     Parallel,
     Part,
     PatchEmbedding,
@@ -52,6 +53,7 @@ from asbuilt.spec import (
     YaRN,
 )
 from asbuilt.spec.part import LARGEST_SIZE, MOST_BLOCKS, is_finite
+from asbuilt.spec.whole import WHOLES
 
 BUCKETS = RelativeBuckets(n_buckets=8, max_distance=16, both_ways=False)
 DISTANCES = RelativeProjection(d_model=4, n_heads=6, d_head=5)
@@ -68,7 +70,7 @@ PROJECTOR = MLPProjector(widths=(20, 11), activation="gelu", merge=2)
 POOLED = PooledProjector(d_in=5, d_out=11, n_side=5, pool=2, norm=RMSNorm(d=5))
 SEEN = Vision(tower=tower(3), projector=MLPProjector(widths=(7, 11), activation="gelu"), placeholder=1)
 PLAIN_TOWER = replace(tower(3), embedding=replace(tower(3).embedding, class_token="none"), max_positions=4)
-TEXT = replace(MODEL, vision=SEEN)
+TEXT = MODEL.changed(vision=SEEN)
 EMBEDDING = TokenEmbedding(n_vocab=5, d_model=11)
 PREDICTOR = Predictor(
     embedding=EMBEDDING,
@@ -78,14 +80,19 @@ PREDICTOR = Predictor(
     norm=RMSNorm(d=11),
     head=HEAD,
 )
-READ = replace(MODEL, head=None)  # what an encoder is
-TRANSLATOR = replace(MODEL, encoder=READ)
+READ = MODEL.changed(head=None)  # what an encoder is
+TRANSLATOR = MODEL.changed(encoder=READ)
 NARROW = replace(READ, embedding=TokenEmbedding(n_vocab=5, d_model=7), blocks=tower(3).blocks)
 SHARED = replace(READ, embedding=SharedEmbedding(n_vocab=5, d_model=11))
 
 
 def stack(*bodies: Any) -> tuple[Block, ...]:  # noqa: ANN401  bodies of branches
     return tuple(Block(branches=(Branch(name="x", body=body),)) for body in bodies)
+
+
+def altered(part: Part, changes: dict[str, Any]) -> Part:
+    """The part with fields changed; a model as the whole that they then describe."""
+    return part.changed(**changes) if isinstance(part, Model) else replace(part, **changes)
 
 
 # A part, what of it is replaced, and the field that the message names.
@@ -267,10 +274,10 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (MODEL, {"blocks": MODEL.blocks * (MOST_BLOCKS + 1)}, "blocks"),
     (MODEL, {"predictors": (PREDICTOR,) * (MOST_BLOCKS + 1)}, "predictors"),
     (MODEL, {"predictors": [PREDICTOR]}, "predictors"),
-    (replace(MODEL, head=None), {"head": replace(HEAD, n_vocab=6)}, "head"),
+    (READ, {"head": replace(HEAD, n_vocab=6)}, "head"),
     (MODEL, {"head": TiedHead(d_model=11, n_vocab=6)}, "head"),
     (MODEL, {"head": TiedHead(d_model=11, n_vocab=5, d_table=3)}, "head"),
-    (replace(MODEL, head=None), {"head": replace(HEAD, d_model=12)}, "head"),
+    (READ, {"head": replace(HEAD, d_model=12)}, "head"),
     (MODEL, {"positions": LearnedPositions(n_positions=16, d_model=5)}, "positions"),
     (MODEL, {"positions": LearnedPositions(n_positions=15, d_model=11)}, "max_positions"),
     (MODEL, {"types": TypeEmbedding(n_types=2, d_model=5)}, "types"),
@@ -286,14 +293,14 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
         "predictors",
     ),
     (
-        replace(MODEL, blocks=NARROW.blocks, embedding=NARROW.embedding, head=None),
+        replace(MODEL, blocks=NARROW.blocks, embedding=NARROW.embedding, head=Head(d_model=7, n_vocab=5)),
         {"predictors": (PREDICTOR,)},
         "predictors",
     ),
     (MODEL, {"encoder": MODEL}, "encoder"),
-    (MODEL, {"encoder": replace(READ, encoder=READ)}, "encoder"),
+    (MODEL, {"encoder": READ.changed(encoder=READ)}, "encoder"),
     (MODEL, {"encoder": replace(READ, pooler=Pooler(d_model=11))}, "encoder"),
-    (MODEL, {"encoder": replace(READ, predictors=(PREDICTOR,))}, "encoder"),
+    (MODEL, {"encoder": replace(MODEL, predictors=(PREDICTOR,))}, "encoder"),
     (MODEL, {"encoder": replace(SHARED, embedding=SharedEmbedding(n_vocab=6, d_model=11))}, "encoder"),
     (MODEL, {"encoder": replace(NARROW, embedding=SharedEmbedding(n_vocab=5, d_model=7))}, "encoder"),
     (MODEL, {"encoder": SHARED, "embedding": replace(EMBEDDING, d_table=3)}, "encoder"),
@@ -307,13 +314,13 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     ),
     (tower(3), {"max_positions": 4}, "max_positions"),
     (tower(3), {"max_positions": 6}, "max_positions"),
-    (tower(3), {"encoder": NARROW}, "embedding"),
-    (tower(3), {"vision": SEEN}, "embedding"),
+    (tower(3), {"encoder": NARROW}, "encoder"),
+    (tower(3), {"vision": SEEN}, "vision"),
     (tower(3), {"head": Head(d_model=7, n_vocab=5)}, "head"),
     (tower(3), {"head": Projection(d_model=7, d_out=2, reads="highest")}, "head"),
-    (MODEL, {"vision": Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2)))}, "vision"),
+    (MODEL, {"vision": Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2)))}, "head"),
     (
-        replace(MODEL, head=Projection(d_model=11, d_out=3)),
+        MODEL.changed(head=Projection(d_model=11, d_out=3)),
         {"vision": Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2)))},
         "vision",
     ),
@@ -337,8 +344,14 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
 )
 def test_outside_is_refused_by_name(part: Part, changed: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as refused:
-        replace(part, **changed)
-    assert refused.value.field == f"{type(part).__name__}.{field}"
+        altered(part, changed)
+    where, _, name = refused.value.field.partition(".")
+    assert name == field
+    assert where == type(part).__name__ or (isinstance(part, Model) and where in ("Model", *map(_name, WHOLES)))
+
+
+def _name(kind: type[Part]) -> str:
+    return kind.__name__
 
 
 TAKEN: list[tuple[Part, dict[str, Any]]] = [
@@ -407,7 +420,7 @@ TAKEN: list[tuple[Part, dict[str, Any]]] = [
     (MODEL, {"head": Projection(d_model=11, d_out=3, reads="highest")}),
     (tower(3), {"head": Classifier(d_model=7, n_labels=3), "pooler": Pooler(d_model=7)}),
     (
-        replace(MODEL, head=Projection(d_model=11, d_out=2)),
+        MODEL.changed(head=Projection(d_model=11, d_out=2)),
         {"vision": Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2)))},
     ),
     (MODEL, {"vision": replace(SEEN, both_ways=True), "blocks": stack(ATTENTION, TURNED)}),
@@ -418,7 +431,7 @@ TAKEN: list[tuple[Part, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("part", "changed"), TAKEN, ids=[f"{i}-{type(p).__name__}" for i, (p, _) in enumerate(TAKEN)])
 def test_inside_is_taken(part: Part, changed: dict[str, Any]) -> None:
-    made = replace(part, **changed)
+    made = altered(part, changed)
     assert {name: getattr(made, name) for name in changed} == changed
 
 

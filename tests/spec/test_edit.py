@@ -138,8 +138,8 @@ def test_parts_of_a_type_are_replaced() -> None:
         ("blocks.2.attention.body", {"n_heads": "4"}, r"^blocks.2.attention.body: "),
         ("blocks.2.attention", {"body": RMSNorm(d=32)}, r"blocks.2.attention.body: no part that Branch has here"),
         ("blocks.2.ffn", {"body": 7}, r"blocks.2.ffn.body: no part that Branch has here"),
-        ("embedding", {"d_model": 64}, r"^Model: Model.head"),
-        ("", {"nmae": "x"}, r"Model.nmae: unknown field of Model.*'name'"),
+        ("embedding", {"d_model": 64}, r"^LanguageModel: LanguageModel.head"),
+        ("", {"nmae": "x"}, r"LanguageModel.nmae: unknown field of LanguageModel.*'name'"),
     ],
 )
 def test_what_is_refused(path: str, changes: dict[str, Any], said: str) -> None:

@@ -32,7 +32,9 @@ from asbuilt.spec import (
     Predictor,
     RMSNorm,
     Rotary,
+    VisionLanguageModel,
     walk,
+    whole,
 )
 from asbuilt.spec.part import Role, runs
 from asbuilt.spec.show import show
@@ -64,6 +66,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "MLPProjector": {"bias": False, "merge": 1},
     "MixtureOfExperts": {"gating": "gated", "bias": False, "weighs": "results", "shared_gate": False},
     "Model": {"name": "model"},
+    "LanguageModel": {"name": "model"},
+    "TextEncoder": {"name": "model"},
+    "EncoderDecoder": {"name": "model"},
+    "ImageEncoder": {"name": "model"},
+    "VisionLanguageModel": {"name": "model"},
+    "DualEncoder": {"name": "model"},
     "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
     "Projection": {"reads": "first"},
     "RMSNorm": {"eps": 1e-6, "gain": "weight"},
@@ -101,8 +109,8 @@ def examples() -> dict[type[Part], Part]:
     for name in names():
         for _, part in walk(find(name).spec()):
             found.setdefault(type(part), part)
-        for predictor in find(name).spec().predictors:
-            found.setdefault(Predictor, predictor)
+        for _, predictor in find(name).spec().extras():
+            found.setdefault(type(predictor), predictor)
     found[DynamicNTK] = DynamicNTK(factor=2.0, original_context=64)
     found[LongRope] = LongRope(
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
@@ -137,7 +145,7 @@ def test_another_type_is_refused_by_name(kind: type[Part]) -> None:
 
 def test_every_kind_of_part_is_tried() -> None:
     unseen = {kind.__name__ for kind in KINDS} - {kind.__name__ for kind in EXAMPLES}
-    assert unseen <= {"Part", "Mapped", "Mixer", "FrequencyFactors"}
+    assert unseen <= {"Part", "Mapped", "Mixer", "Model", "FrequencyFactors"}
 
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
@@ -196,7 +204,7 @@ def test_what_products_and_kept_tensors_are_called(name: str) -> None:
     makes = {"distances": "positions", "labels": "head", "logits": "head", "patches": "embedding", "projection": "head"}
     model = find(name).spec()
     for kernel, logits in (("fused", "pooled"), ("fused", "all"), ("reference", "all")):
-        source = None if model.encoder is None else 3
+        source = 3 if "source" in model.reads else None
         run = Pass(tokens=4, source=source, kernel=kernel, width=2, logits=logits)  # type: ignore[arg-type]
         for _, part, seen in runs(model, run):
             for saved in memory(part).saves(seen):
@@ -227,7 +235,8 @@ def test_yarn_whose_ramp_begins_below_the_first_pair() -> None:
 # Not as many times as many for twice the batch: what all rows share, what is drawn between every two of them, and
 # bytes of a fixed width (choices of experts, masks).
 SHARED = {"scale", "factor", "positions", "ahead", "projected", "distances", "cosines"}
-FIXED_WIDTH = {"MixtureOfExperts", "Router", "Model", "Vision", "Contrast"}
+WHOLES = {kind.__name__ for kind in whole.WHOLES}
+FIXED_WIDTH = {"MixtureOfExperts", "Router", *WHOLES, "Vision", "Contrast"}
 UNLIKE = (
     "gpt2",
     "llama-3.2-1b",
@@ -257,7 +266,7 @@ def test_twice_the_batch_and_twice_the_width_are_twice_as_much(name: str, logits
     first = replace(model, blocks=model.blocks[:1]) if name != "clip-vit-base-patch32" else model
 
     def declared(batch: int, width: int) -> dict[str, tuple[Part, Pass]]:
-        source = None if model.encoder is None else 5
+        source = 5 if "source" in model.reads else None
         run = Pass(tokens=6, batch=batch, source=source, width=width, logits=logits)
         return {path: (part, seen) for path, part, seen in runs(first, run)}
 
@@ -270,7 +279,7 @@ def test_twice_the_batch_and_twice_the_width_are_twice_as_much(name: str, logits
     }
     for path, (part, run) in once.items():
         kind = type(part).__name__
-        if kind not in ("Rotary", "Model", "Vision", "Contrast"):
+        if kind not in ("Rotary", *WHOLES, "Vision", "Contrast"):
             assert memory(part).peak_bytes(twice[path][1]) == 2 * memory(part).peak_bytes(run), path
         if kind not in FIXED_WIDTH and path not in with_experts:
             assert memory(part).peak_bytes(wide[path][1]) == 2 * memory(part).peak_bytes(run), path
@@ -297,7 +306,8 @@ def test_room_of_cross_attention_by_hand() -> None:
 
 
 def test_a_predictor_is_as_wide_as_its_embedding() -> None:
-    (predictor, *_) = find("deepseek-v3").spec().predictors
+    ((_, predictor), *_) = find("deepseek-v3").spec().extras()
+    assert isinstance(predictor, Predictor)
     narrow = find("gpt2").spec()
     for field, value in (
         ("block", narrow.blocks[0]),
@@ -323,7 +333,7 @@ def test_a_stack_has_blocks_and_a_tower_no_images_of_its_own() -> None:
     model = find("llava-1.5-7b").spec()
     with pytest.raises(InputError, match="1 to 1024"):
         replace(model, blocks=())
-    assert model.vision is not None
+    assert isinstance(model, VisionLanguageModel)
     run = Pass(tokens=700, images=1)
     for name in ("tower", "projector"):
         seen = model.vision.child_run(name, run)
@@ -366,7 +376,7 @@ def test_one_layer_that_sees_ahead_is_enough_for_no_decoding() -> None:
 
 
 SHOWN = """\
-Model(
+TextEncoder(
   name='toy',
   embedding=TokenEmbedding(n_vocab=5, d_model=8),
   blocks=[
@@ -380,7 +390,7 @@ def test_a_part_is_shown_with_what_is_in_it_indented() -> None:
     body = spec.MLP(d_model=8, d_ff=9, activation="relu")
     block = spec.Block(branches=(spec.Branch(name="x", norm=RMSNorm(d=8), body=body),))
     embedding = spec.TokenEmbedding(n_vocab=5, d_model=8)
-    assert show(Model(name="toy", embedding=embedding, blocks=(block,) * 2, max_positions=4)) == SHOWN
+    assert show(spec.TextEncoder(name="toy", embedding=embedding, blocks=(block,) * 2, max_positions=4)) == SHOWN
 
 
 @pytest.mark.parametrize("name", UNLIKE)

@@ -87,8 +87,8 @@ def test_rotary_positions_of_what_remembers_a_sequence() -> None:
     assert rotaries_by_length(model) == (ntk, long, replace(ntk, theta=50.0))
     ahead = replace(turned[0], causal=False)  # remembers nothing
     assert rotaries_by_length(replace(MODEL, blocks=stack(ahead))) == ()
-    encoder = replace(MODEL, head=None, blocks=stack(ahead))
-    crossing = replace(MODEL, encoder=encoder, blocks=stack(replace(CROSS, d_source=11)))
+    encoder = MODEL.changed(head=None, blocks=stack(ahead))
+    crossing = MODEL.changed(encoder=encoder, blocks=stack(replace(CROSS, d_source=11)))
     assert rotaries_by_length(crossing) == ()
 
 

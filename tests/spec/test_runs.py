@@ -141,7 +141,7 @@ def test_norms_of_heads_see_a_row_for_each() -> None:
 
 
 def test_runs_of_a_models_parts() -> None:
-    model = replace(MODEL, norm=RMSNorm(d=11), pooler=Pooler(d_model=11), embedding_norm=RMSNorm(d=11))
+    model = MODEL.changed(norm=RMSNorm(d=11), pooler=Pooler(d_model=11), embedding_norm=RMSNorm(d=11))
     above, one = ("norm", "head"), replace(RUN, tokens=1)
     found = seen(model, RUN)
     assert {found[name] for name in (*above, "embedding", "embedding_norm", "blocks.0")} == {RUN}
@@ -158,7 +158,7 @@ def test_runs_of_a_models_parts() -> None:
 
 
 def test_runs_of_a_stack_that_stops_early() -> None:
-    model = replace(MODEL, blocks=MODEL.blocks * 12, norm=RMSNorm(d=11), pooler=Pooler(d_model=11))
+    model = MODEL.changed(blocks=MODEL.blocks * 12, norm=RMSNorm(d=11), pooler=Pooler(d_model=11))
     for depth in (0, 1, 2, 11, 12):
         found = seen(model, replace(RUN, depth=depth))
         assert {path for path in found if path.count(".") < 2} - {"", "embedding"} == {
@@ -196,8 +196,7 @@ def test_runs_of_images() -> None:
         of_image = seen(replace(images, pooler=Pooler(d_model=7)), replace(RUN, logits=logits))  # type: ignore[arg-type]
         kept: Any = "pooled" if logits == "pooled" else "all"
         assert of_image["blocks.1"] == Pass(tokens=5, batch=3, logits=kept)
-    pair = replace(
-        MODEL,
+    pair = MODEL.changed(
         head=Projection(d_model=11, d_out=2),
         vision=Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2))),
     )
@@ -299,7 +298,7 @@ def test_feed_forwards_are_divided() -> None:
     shared = replace(experts, shared=twelve)
     assert shared.shard(6, 2) == replace(experts, d_ff=4, shared=replace(twelve, d_ff=2))
     # a whole model passes both degrees on
-    model = replace(MODEL, embedding=TokenEmbedding(n_vocab=6, d_model=5), head=None, blocks=stack(experts, experts))
+    model = MODEL.changed(embedding=TokenEmbedding(n_vocab=6, d_model=5), head=None, blocks=stack(experts, experts))
     own = model.shard(6, 2)
     assert [own.blocks[i].branches[0].body for i in (0, 1)] == [experts.shard(6, 2)] * 2
     assert own.embedding == TokenEmbedding(n_vocab=1, d_model=5)

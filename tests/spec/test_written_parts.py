@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from small_parts import ATTENTION, EXPERTS, LATENT
-from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, stack
+from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
 from asbuilt.errors import InputError
@@ -20,7 +20,7 @@ from asbuilt.spec.show import LINE, show
 def examples() -> dict[str, Part]:
     """One part of each kind, those that other tests make and what is in them."""
     found: dict[str, Part] = {}
-    for part in (*(part for part, *_ in REFUSED), *(replace(part, **changed) for part, changed in TAKEN)):
+    for part in (*(part for part, *_ in REFUSED), *(altered(part, changed) for part, changed in TAKEN)):
         for _, inner in walk_stored(part):
             found.setdefault(type(inner).__name__, inner)
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
@@ -212,11 +212,11 @@ def test_a_part_that_fits_a_line_is_on_one() -> None:
 
 def test_what_repeats_is_shown_once_on_lines_of_its_own() -> None:
     block = spec.Block(branches=(BRANCH,))
-    model = replace(MODEL, blocks=(block, block, spec.Block(branches=(replace(BRANCH, name="y"),))), head=None)
+    model = MODEL.changed(blocks=(block, block, spec.Block(branches=(replace(BRANCH, name="y"),))), head=None)
     line = "Block(branches=[Branch(name='{}', body=MLP(d_model=11, d_ff=13, activation='relu'))]),"
     assert show(model, 4) == "\n".join(
         (
-            "Model(",
+            "TextEncoder(",
             "      embedding=TokenEmbedding(n_vocab=5, d_model=11),",
             "      blocks=[",
             "        2 × " + line.format("ffn"),
@@ -254,7 +254,7 @@ def test_nested_parts_are_indented_by_two() -> None:
         "  ),\n"
         ")"
     )
-    model = replace(MODEL, blocks=stack(long), head=None)
+    model = MODEL.changed(blocks=stack(long), head=None)
     block = show(model.blocks[0], 4)
     assert block.count("\n") > 10
     assert f"  blocks=[\n    {block},\n  ],\n" in show(model)

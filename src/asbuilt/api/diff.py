@@ -17,7 +17,6 @@ from asbuilt.errors import InputError
 from asbuilt.inspect import Difference
 from asbuilt.nn.model import Model
 from asbuilt.shown import number
-from asbuilt.spec import Contrast
 from asbuilt.spec import Model as Spec
 from asbuilt.tables import Table, escaped, html, joined
 
@@ -121,7 +120,7 @@ def diff(
     sides = [one, one if second is None else _side(second, allow_unread)]
     ids, read = tokens([side.source for side in sides], text)
     found, at = (_against_transformers if transformers else _between)(sides, ids, tolerance)
-    unread = ("vision",) if any(side.spec.vision is not None for side in sides) else ()
+    unread = ("vision",) if any("images" in side.spec.reads for side in sides) else ()
     return Comparison(differences=tuple(found), first=at, tolerance=tolerance, read=read, unread=unread)
 
 
@@ -156,7 +155,7 @@ def _against_transformers(sides: list[_Side], ids: list[int], tolerance: float) 
         raise InputError(
             "cannot be run by transformers", field="MODEL", value=source.name, allowed="a checkpoint folder"
         )
-    if isinstance(source.spec.vision, Contrast):
+    if source.spec.gives == "similarities":
         raise InputError(
             "reads images beside texts, and only text models are compared", field="MODEL", value=source.name
         )
@@ -170,7 +169,7 @@ def _against_transformers(sides: list[_Side], ids: list[int], tolerance: float) 
 def tokens(sources: list[Source], text: str | None) -> tuple[list[int], str]:
     """Returns the text's ids from the first tokenizer found, else ids that both know; and what they are."""
     for source in sources:
-        if source.spec.n_vocab == 0:
+        if "tokens" not in source.spec.reads:
             raise InputError("reads images, and only text models are compared", field="MODEL", value=source.name)
     n_vocab = min(source.spec.n_vocab for source in sources)
     context = min(source.spec.max_positions for source in sources)

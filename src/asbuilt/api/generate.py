@@ -151,7 +151,7 @@ def begin(
     """
     asked = None if dtype is None else dtype_of(dtype, field)
     headers(source)  # raises if there are no weights
-    tokenizer, reads = tokenizer or _required(source), source.spec.encoder is not None
+    tokenizer, reads = tokenizer or _required(source), "source" in source.spec.reads
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
     ids = text.prompt_ids(tokenizer, prompt)

@@ -73,7 +73,7 @@ def _calibrated(dtype: object) -> str:
 
 def require_measurable(spec: Spec, name: str) -> None:
     """Raises InputError for a model that does not predict the next token."""
-    if not spec.decodes or spec.language_head is None:
+    if not spec.generates:
         raise InputError(
             "only causal language models are measured",
             field="MODEL",

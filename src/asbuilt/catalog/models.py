@@ -24,6 +24,7 @@ from asbuilt.spec import (
     Classifier,
     ExpertGroups,
     HeadTransform,
+    LanguageModel,
     LinearScaling,
     Llama3Scaling,
     Model,
@@ -1105,6 +1106,7 @@ def _llama_4_scout() -> Model:
         "activation": "gelu",
     }
     text = replace(ROWS["llama-4-scout-text"].spec(), name="llama-4-scout")
+    assert isinstance(text, LanguageModel)
     return llama4.build(text, images, placeholder=200092)
 
 

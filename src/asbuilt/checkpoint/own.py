@@ -12,6 +12,7 @@ from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file
 from asbuilt.families.shared.table import Entry, Table
 from asbuilt.spec import Model, from_dict, stored_weights, to_dict
+from asbuilt.spec.whole import WHOLES
 
 OWN = "asbuilt.json"
 VERSION = 1
@@ -38,7 +39,8 @@ def own_reading(path: Path) -> Reading:
             raise InputError("unknown key", field=f"{where}: {key}", value=data[key], fix=near(key, KEYS))
     spec = from_dict(data.get("model"), f"{where}: model")
     if not isinstance(spec, Model):
-        raise InputError(field=f"{where}: model.part", value=type(spec).__name__, allowed="Model")
+        names = ", ".join(part.__name__ for part in WHOLES)
+        raise InputError(field=f"{where}: model.part", value=type(spec).__name__, allowed=names)
     dtype, carried = data.get("dtype"), data.get("carried", {})
     if not isinstance(dtype, str | None):
         raise InputError(field=f"{where}: dtype", value=dtype, allowed="the name of a dtype, or null")

@@ -21,6 +21,7 @@ from asbuilt.families.shared.table import as_stored
 from asbuilt.formats.gguf import GGUFFile, read_header
 from asbuilt.formats.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.spec import Model, from_dict
+from asbuilt.spec.whole import WHOLES
 from asbuilt.text.ends import told_ends
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ def _open_json(path: Path, allow_unread: Sequence[str]) -> Source:
         raise _nothing_to_pass_over(path.name, allow_unread)
     spec = from_dict(data, path.name)
     if not isinstance(spec, Model):
-        raise InputError(field=f"{path}: part", value=data["part"], allowed="Model")
+        names = ", ".join(part.__name__ for part in WHOLES)
+        raise InputError(field=f"{path}: part", value=data["part"], allowed=names)
     family = next(iter(families_that_write(spec)), "")
     return Source(
         kind="spec", name=spec.name, reading=Reading(spec=spec, carried={}, dtype=None, family=family), path=path
@@ -239,7 +241,7 @@ def _as_stored(reading: Reading, path: Path) -> Reading:
     transformers omits them when saving, but keeps the config key. If only some are missing, the folder is broken, and
     loading reports it. The key is carried, so that a folder written again has it too.
     """
-    if not reading.spec.predictors or not has_weights(path):
+    if not [*reading.spec.extras()] or not has_weights(path):
         return reading
     paths = tuple(f"{name}." for name, _ in reading.spec.extras())
     stored = read_folder(path)
@@ -247,7 +249,7 @@ def _as_stored(reading: Reading, path: Path) -> Reading:
     names = (name for entry in entries if entry.paths[0].startswith(paths) for name in entry.names)
     if not stored.keys().isdisjoint(names):
         return reading
-    return replace(reading, spec=replace(reading.spec, predictors=()))
+    return replace(reading, spec=reading.spec.without_extras)
 
 
 def _catalogued(name: str) -> Entry | None:

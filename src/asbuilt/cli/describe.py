@@ -51,7 +51,7 @@ def describe(
 
 def _warn_of_length(spec: Model, seq: int | None) -> None:
     context = spec.max_positions
-    if spec.n_vocab == 0:
+    if "tokens" not in spec.reads:
         if seq not in (None, context):
             warn(f"warning: --seq is ignored: an image has {context} tokens")
     elif seq is not None and seq > context:

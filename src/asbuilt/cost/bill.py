@@ -18,7 +18,6 @@ from asbuilt.spec.block import Block
 from asbuilt.spec.linear import Map
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, runs, stored_weights, walk, weights
-from asbuilt.spec.vision import Classifier, Projection
 
 BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
 # Backward has two more products per product: one for the gradient of each factor.
@@ -254,13 +253,10 @@ def logits_bytes(spec: Model, run: Pass) -> int:
 
 def _logits(spec: Model, run: Pass) -> tuple[int, int]:
     """Returns the rows and columns of the logits: per token, or per image."""
-    if run.logits == "pooled":
+    head = spec.head
+    if run.logits == "pooled" or head is None or not head.n_scores:
         return 0, 0
-    if isinstance(spec.head, Classifier):
-        return run.batch, spec.head.n_labels
-    if spec.head is None or isinstance(spec.head, Projection):
-        return 0, 0
-    return run.rows if run.logits == "all" else run.batch, spec.head.n_vocab
+    return run.rows if run.logits == "all" and head.per_token else run.batch, head.n_scores
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,7 @@ def held(spec: Part, name: str, *, joined: bool = False) -> Held:
     if found is None:
         plain = dtype(format_name(name))
         return lambda path, weight, owner: plain.nbytes(weight)
-    if not isinstance(spec, Model) or spec.encoder is not None or spec.n_vocab == 0:
+    if not isinstance(spec, Model) or "tokens" not in spec.reads or "source" in spec.reads:
         raise InputError(
             "this mixture applies only to text models without an encoder",
             field="dtype",

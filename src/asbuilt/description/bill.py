@@ -15,7 +15,7 @@ from asbuilt.cost.folded import Held
 from asbuilt.dtypes import BLOCKS, GGUF_READABLE, PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError
 from asbuilt.packing import block_scales, holding
-from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, Vision, weights
+from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, weights
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
@@ -102,9 +102,9 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
 
 def _require_images(spec: Model, seq: int, images: int) -> None:
     """Raises InputError for images that the model does not read, or that take more tokens than the text has."""
-    if images and spec.vision is None:
+    if images and not {"tokens", "images"}.issubset(spec.reads):
         raise InputError("this model does not read images beside a text", field="images", value=images, allowed="0")
-    taken = images * spec.vision.n_tokens if isinstance(spec.vision, Vision) else 0
+    taken = images * spec.image_tokens
     if taken > seq:
         raise InputError(
             f"the images take {taken} tokens",
@@ -161,7 +161,7 @@ def _weight_bytes(spec: Model) -> dict[str, int]:
 
 def length(spec: Model, seq: int | None) -> int:
     """Returns the sequence length of a description: as given, else 1024 or the context; an image has its own."""
-    if spec.n_vocab == 0:
+    if "tokens" not in spec.reads:
         return spec.max_positions
     return min(DEFAULT_SEQ, spec.max_positions) if seq is None else seq
 
@@ -251,7 +251,7 @@ def distinct(spec: Model) -> list[tuple[Block, list[int]]]:
 
 def _stacks(spec: Model) -> list[tuple[Model, str]]:
     """Returns the encoder, if any, and the model itself, each with the path of its blocks."""
-    return [*([] if spec.encoder is None else [(spec.encoder, "encoder.blocks")]), (spec, "blocks")]
+    return [*([(spec.prompted, "encoder.blocks")] if "source" in spec.reads else []), (spec, "blocks")]
 
 
 def _shapes(spec: Model, block: Block, where: list[int], seq: int, path: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from asbuilt.families.shared.key import (
     depth,
 )
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Leading, Table, entry
 from asbuilt.spec import (
@@ -35,11 +35,13 @@ from asbuilt.spec import (
     Block,
     Branch,
     CrossAttention,
+    EncoderDecoder,
     LayerNorm,
     LearnedPositions,
     Model,
     SharedEmbedding,
     Sinusoids,
+    TextEncoder,
     TiedHead,
     TokenEmbedding,
 )
@@ -112,8 +114,8 @@ def build(
         "norm": norm if kin.norm_first else None,
         "max_positions": max_positions,
     }
-    return Model(
-        encoder=Model(
+    return EncoderDecoder(
+        encoder=TextEncoder(
             embedding=shared if n_source is None else own,
             blocks=_blocks(kin, d_model, encoder, activation, causal=False),
             name="encoder",
@@ -216,7 +218,7 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
 
 
 def _names(spec: Model, family: str, *, kin: Kin) -> Table:
-    encoder = expect(spec.encoder, Model, "encoder", family)
+    encoder = expect_whole(spec, EncoderDecoder, family).encoder
     shared = isinstance(encoder.embedding, SharedEmbedding)
     where = "norm" if kin.norm_first else "sum_norm"
     stack = Names(

@@ -17,7 +17,7 @@ from asbuilt.families.shared.dimensions import Sizes, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Headed, Irrelevant, Key, Only, Size, Values, activation, depth, eps
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import DerivedHeadWidth
 from asbuilt.families.shared.table import Table
@@ -30,6 +30,7 @@ from asbuilt.spec import (
     LearnedPositions,
     Model,
     Pooler,
+    TextEncoder,
     TiedHead,
     TypeEmbedding,
 )
@@ -82,7 +83,8 @@ def build(
     bodies = {"attention": made.attention(bias=True, output_bias=True, causal=False), "ffn": made.plain(True)}
     both = tuple(Branch(name=name, body=body, sum_norm=norm) for name, body in bodies.items())
     transform = HeadTransform(d_model=d_model, activation=head_activation or made.activation, eps=eps)
-    return made.model(
+    return made.whole(
+        TextEncoder,
         (Block(branches=both),) * made.n_layers,
         None,
         positions=LearnedPositions(n_positions=made.max_positions, d_model=d_model, offset=offset),
@@ -110,7 +112,7 @@ class _Ends(Headed):
         model = parts.model
         if model.head is not None:
             return super().write(parts) | {"tie_word_embeddings": True}
-        return super().write(parts) | ({"add_pooling_layer": False} if model.pooler is None else {})
+        return super().write(parts) | ({"add_pooling_layer": False} if parts.whole(TextEncoder).pooler is None else {})
 
 
 def positions_of(parts: Parts) -> LearnedPositions:
@@ -147,8 +149,9 @@ def names(spec: Model, family: str, head: dict[str, str], decoder: str, unused: 
     `decoder` is the stem under which the tied table and the head's bias may be stored again, `unused` are tensors that
     the class with the head leaves aside. Early files say gamma and beta of a LayerNorm.
     """
-    if spec.head is not None and spec.pooler is not None:
-        raise InputError(f"{family} has no pooler beside a head", field="pooler", value=repr(spec.pooler))
+    pooler = expect_whole(spec, TextEncoder, family).pooler
+    if spec.head is not None and pooler is not None:
+        raise InputError(f"{family} has no pooler beside a head", field="pooler", value=repr(pooler))
     prefix = "" if spec.head is None else f"{family}."
     own = Names(
         stems=STEMS,

@@ -11,7 +11,7 @@ from typing import Any
 from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Size, defaults
-from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.table import Table, entry
 from asbuilt.families.shared.towers import (
     CLIP,
@@ -23,7 +23,7 @@ from asbuilt.families.shared.towers import (
     layers,
     tower,
 )
-from asbuilt.spec import Contrast, LayerNorm, LearnedPositions, Model, Projection
+from asbuilt.spec import Contrast, DualEncoder, LayerNorm, LearnedPositions, Model, Projection
 
 TEXT, IMAGES = "clip_text_model", "clip_vision_model"
 # In the first configs it was that of another tokenizer, and the end is the highest number.
@@ -48,7 +48,8 @@ def build(text: dict[str, Any], images: dict[str, Any], *, d_shared: int, end: i
     norm = LayerNorm(d=made.d_model, eps=text["eps"])
     reads: dict[str, Any] = {"reads": "highest"} if end == OLD_END else {"reads": "end", "end": end}
     head = Projection(d_model=images["d_model"], d_out=d_shared)
-    return made.model(
+    return made.whole(
+        DualEncoder,
         layers(made, norm, causal=True),
         norm,
         vision=Contrast(tower=tower(**images, embedding_norm=True, head=head)),
@@ -66,7 +67,7 @@ def _build(text: dict[str, Any], images: dict[str, Any], **rest: Any) -> Model: 
 
 
 def _names(spec: Model, family: str) -> Table:
-    images = expect(spec.vision, Contrast, "vision", family).tower
+    images = expect_whole(spec, DualEncoder, family).vision.tower
     entries = (
         *TEXT_NAMES.entries(spec, family, prefix="text_model."),
         *NAMES.entries(images, family, "vision.tower.", "vision_model."),

@@ -16,7 +16,7 @@ from asbuilt.families.shared.key import Choice, Key, Only, but
 from asbuilt.families.shared.names import STEMS, Names
 from asbuilt.families.shared.reader import REFUSED
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, HeadWidth, sizes
-from asbuilt.spec import Block, Branch, Model, RMSNorm, Rotary
+from asbuilt.spec import Block, Branch, LanguageModel, RMSNorm, Rotary
 
 
 def build(
@@ -31,7 +31,7 @@ def build(
     softcap: float | None = None,
     logit_softcap: float | None = None,
     **sizes: Unpack[Sizes],
-) -> Model:
+) -> LanguageModel:
     """Returns the model of these sizes, with a window for each layer (None for all tokens); those with one are `local`.
 
     `sandwich` norms each branch's result too, `head_norms` each head's queries and keys. Scores are multiplied by

@@ -5,7 +5,6 @@ Gemma Team 2025 (arXiv 2503.19786).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from asbuilt.families import gemma3_text
@@ -20,17 +19,16 @@ from asbuilt.families.shared.multimodal import (
     projector_of,
     vision_of,
 )
-from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Table, Transpose, entry
 from asbuilt.families.shared.towers import SIGLIP, TOWER_IRRELEVANT, Nested, tower
-from asbuilt.spec import Model, PatchEmbedding, PooledProjector, RMSNorm, Vision
+from asbuilt.spec import LanguageModel, Model, PooledProjector, RMSNorm, Vision, VisionLanguageModel
 
 
-def build(text: Model, images: dict[str, Any], *, placeholder: int, n_tokens: int = 256) -> Model:
+def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int, n_tokens: int = 256) -> Model:
     """Returns the text with images in it, of a tower as `towers.tower` takes it, `n_tokens` of each image."""
     made = tower(**images, patch_bias=True, class_token="none")
-    assert isinstance(made.embedding, PatchEmbedding)
     side = made.embedding.n_side
     projector = PooledProjector(
         d_in=made.d_model,
@@ -39,7 +37,8 @@ def build(text: Model, images: dict[str, Any], *, placeholder: int, n_tokens: in
         pool=side // int(n_tokens**0.5),
         norm=RMSNorm(d=made.d_model, eps=images["eps"], gain="offset"),
     )
-    return replace(text, vision=Vision(tower=made, projector=projector, placeholder=placeholder, both_ways=True))
+    vision = Vision(tower=made, projector=projector, placeholder=placeholder, both_ways=True)
+    return VisionLanguageModel.of(text, vision)
 
 
 class _NoHead:
@@ -87,7 +86,8 @@ def _names(spec: Model, family: str) -> Table:
         entry("vision.projector.weight", "multi_modal_projector.mm_input_projection_weight", Transpose()),
         entry("vision.projector.norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
     ]
-    return multimodal_table(spec, gemma3_text.FAMILY.table(replace(spec, vision=None)), projector, family)
+    whole = expect_whole(spec, VisionLanguageModel, family)
+    return multimodal_table(whole, gemma3_text.FAMILY.table(whole.text), projector, family)
 
 
 FAMILY = Family(

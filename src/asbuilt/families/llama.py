@@ -14,7 +14,7 @@ from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Only, but
 from asbuilt.families.shared.names import STEMS, Names
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, MLP_BIAS, RMS_EPS, sizes
-from asbuilt.spec import Block, Mixer, Model, Norm, RMSNorm, Router
+from asbuilt.spec import Block, LanguageModel, Mixer, Norm, RMSNorm, Router
 
 
 def build(
@@ -43,7 +43,7 @@ def build(
     logit_scale: float = 1.0,
     n_predictors: int = 0,
     **sizes: Unpack[Sizes],
-) -> Model:
+) -> LanguageModel:
     """Returns the model of these sizes: blocks with a norm before attention and one before the feed-forward.
 
     q, k and v have a `bias`, and the output map too unless `output_bias` says otherwise; `head_norms` norm each head's

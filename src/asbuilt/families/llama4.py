@@ -14,11 +14,11 @@ from asbuilt.families.shared import towers
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import DROPPED, Irrelevant, Key, Number, Only, Values, defaults, tied
 from asbuilt.families.shared.multimodal import IMAGE_DELIMITERS, SAME_TIE, TEXT, Text, placeholder, projector_of
-from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.parts import Parts, expect, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import read_rotary
 from asbuilt.families.shared.table import Entry, Flattened, Table, entry, respelled
-from asbuilt.spec import MLPProjector, Model, PatchEmbedding, Rotary, Vision
+from asbuilt.spec import LanguageModel, MLPProjector, Model, Rotary, Vision, VisionLanguageModel
 
 WIDTH = 4096
 NAMES = replace(
@@ -46,7 +46,13 @@ PROJECTOR = {
 
 
 def build(
-    text: Model, images: dict[str, Any], *, placeholder: int, width: int = WIDTH, merge: int = 2, theta: float = 10000.0
+    text: LanguageModel,
+    images: dict[str, Any],
+    *,
+    placeholder: int,
+    width: int = WIDTH,
+    merge: int = 2,
+    theta: float = 10000.0,
 ) -> Model:
     """Returns the text with images in it, of a tower as `towers.tower` takes it.
 
@@ -58,10 +64,10 @@ def build(
         widths=(images["d_model"] * merge**2, width, width, text.d_model), activation="gelu", merge=merge
     )
     tower = towers.tower(**images, class_token="last", embedding_norm=True, rotary=rotary)
-    return replace(text, vision=Vision(tower=tower, projector=projector, placeholder=placeholder))
+    return VisionLanguageModel.of(text, Vision(tower=tower, projector=projector, placeholder=placeholder))
 
 
-def _build(text: Model, images: dict[str, Any], placeholder: int) -> Model:
+def _build(text: LanguageModel, images: dict[str, Any], placeholder: int) -> Model:
     width, merge, theta = (images.pop(name) for name in ("width", "merge", "theta"))
     return build(text, images, placeholder=placeholder, width=width, merge=merge, theta=theta)
 
@@ -114,10 +120,11 @@ class _Shuffle:
 
 
 def _names(spec: Model, family: str) -> Table:
-    vision = expect(spec.vision, Vision, "vision", family)
-    shape = expect(vision.tower.embedding, PatchEmbedding, "vision.tower.embedding", family).holds()["weight"].shape[1:]
+    whole = expect_whole(spec, VisionLanguageModel, family)
+    vision = whole.vision
+    shape = vision.tower.embedding.holds()["weight"].shape[1:]
     names = replace(NAMES, layouts={"embedding.weight": Flattened(shape)})
-    text = llama4_text.FAMILY.table(replace(spec, vision=None))
+    text = llama4_text.FAMILY.table(whole.text)
     entries: list[Entry] = [
         *respelled(text.entries, TEXT),
         *names.entries(vision.tower, family, "vision.tower.", "vision_model."),

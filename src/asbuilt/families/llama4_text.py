@@ -20,7 +20,7 @@ from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, CHUNKED, HeadWidth, LayerWindows, RopeLayers, sizes
 from asbuilt.families.shared.table import Chain, Concat, EachExpert, Entry, Transpose, entry
-from asbuilt.spec import MixtureOfExperts, Model, QueryTemperature, RMSNorm, Rotary, Router
+from asbuilt.spec import LanguageModel, MixtureOfExperts, QueryTemperature, RMSNorm, Rotary, Router
 
 INTERVAL, CHUNK, WIDE = 4, 8192, 16384
 TEMPERATURE = QueryTemperature(scale=0.1, floor=8192)
@@ -41,7 +41,7 @@ def build(
     head_norms: bool = True,
     temperature: QueryTemperature | None = TEMPERATURE,
     **sizes: Unpack[Sizes],
-) -> Model:
+) -> LanguageModel:
     """Returns the model of these sizes: for each layer whether it has RoPE, its chunk, and whether it has experts.
 
     Layers without experts are `d_dense` wide; `head_norms` are those of layers with RoPE, `temperature` of the others.

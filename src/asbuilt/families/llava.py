@@ -13,18 +13,18 @@ from asbuilt.families.clip import IMAGES
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Values, activation, defaults
 from asbuilt.families.shared.multimodal import Text, multimodal_table, placeholder, vision_of
-from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.table import Table, entry
 from asbuilt.families.shared.towers import CLIP, TOWER_IRRELEVANT, Nested, tower
-from asbuilt.spec import Activation, MLPProjector, Model, TiedHead, Vision
+from asbuilt.spec import Activation, LanguageModel, MLPProjector, Model, TiedHead, Vision, VisionLanguageModel
 
 # CLIP's large tower, where the config describes none.
 LARGE = defaults(CLIP, d_ff=4096, d_model=1024, patch_size=14, image_size=336, n_layers=24, n_heads=16)
 
 
 def build(
-    text: Model,
+    text: LanguageModel,
     images: dict[str, Any],
     *,
     placeholder: int,
@@ -42,7 +42,7 @@ def build(
         layers=layers,
         keep_class=keep_class,
     )
-    return replace(text, vision=vision)
+    return VisionLanguageModel.of(text, vision)
 
 
 class _Depth:
@@ -76,13 +76,14 @@ class Tied(Flag):
 
 
 def _names(spec: Model, family: str) -> Table:
-    held = expect(spec.vision, Vision, "vision", family).projector.local_weights()
+    whole = expect_whole(spec, VisionLanguageModel, family)
+    held = whole.vision.projector.local_weights()
     stored = {"layers_0": "linear_1", "layers_1": "linear_2"}
     projector = []
     for name in held:
         stem, _, kind = name.partition(".")
         projector.append(entry(f"vision.projector.{name}", f"multi_modal_projector.{stored.get(stem, stem)}.{kind}"))
-    return multimodal_table(spec, llama.FAMILY.table(replace(spec, vision=None)), projector, family)
+    return multimodal_table(whole, llama.FAMILY.table(whole.text), projector, family)
 
 
 FAMILY = Family(

@@ -36,7 +36,7 @@ from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import TwoRopes
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, DerivedHeadWidth
 from asbuilt.families.shared.table import Table
-from asbuilt.spec import Block, Branch, Head, HeadTransform, LayerNorm, Model, Rotary, TiedHead
+from asbuilt.spec import Block, Branch, Head, HeadTransform, LayerNorm, Model, Rotary, TextEncoder, TiedHead
 
 HEADS = ("ModernBertForMaskedLM", "ModernBertModel")
 WRITTEN = {"gelu_tanh": "gelu_new"}
@@ -77,7 +77,8 @@ def build(
         return Block(branches=(Branch(name="attention", norm=norm if i else None, body=body), ffn))
 
     kind = TiedHead if made.tied else Head
-    return made.model(
+    return made.whole(
+        TextEncoder,
         tuple(block(i, window) for i, window in enumerate(windows)),
         norm,
         embedding_norm=norm,

@@ -15,7 +15,7 @@ from asbuilt.families.shared.dimensions import Dimensions, Sizes, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Irrelevant, Key, Number, Size, Values, depth, tied
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Table, entry
 from asbuilt.spec import (
@@ -24,12 +24,14 @@ from asbuilt.spec import (
     Block,
     Branch,
     CrossAttention,
+    EncoderDecoder,
     FeedForward,
     GatedMLP,
     Model,
     RelativeBuckets,
     RMSNorm,
     SharedEmbedding,
+    TextEncoder,
     TiedHead,
 )
 
@@ -67,11 +69,13 @@ def stacks(
         return tuple(Block(branches=(*first, Branch(name="ffn", body=ffn, norm=norm))) for ffn in ffns)
 
     shared = SharedEmbedding(n_vocab=made.n_vocab, d_model=d_model)
-    encoder = replace(made, name="encoder").model(
-        blocks(read, False), norm, embedding=shared, relative=relative, head=None
+    encoder = replace(made, name="encoder").whole(
+        TextEncoder, blocks(read, False), norm, embedding=shared, relative=relative, head=None
     )
     scale = d_model**-0.5 if scaled else 1.0
-    return made.model(blocks(written, True), norm, logit_scale=scale, encoder=encoder, relative=relative)
+    return made.whole(
+        EncoderDecoder, blocks(written, True), norm, logit_scale=scale, encoder=encoder, relative=relative
+    )
 
 
 def build(
@@ -173,7 +177,7 @@ def written_activation(activation: Activation) -> str:
 
 def names(spec: Model, family: str, ffn: str = "DenseReluDense") -> Table:
     """Returns the table, in which a layer's feed-forward is called `ffn`, and experts are below it."""
-    encoder = expect(spec.encoder, Model, "encoder", family)
+    encoder = expect_whole(spec, EncoderDecoder, family).encoder
     entries = [
         entry("embedding.weight", "shared.weight"),
         *_stack(encoder, ffn).entries(encoder, family, "encoder.", "encoder."),

@@ -15,7 +15,7 @@ from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Leading, Table, entry
 from asbuilt.families.shared.towers import CLIP, tower
-from asbuilt.spec import Classifier, Model, Pooler
+from asbuilt.spec import Classifier, ImageEncoder, Model, Pooler
 
 HEADS = ("ViTForImageClassification", "ViTModel")
 # A classifier of more labels than this is a mistake: the largest published has 21,843.
@@ -62,7 +62,7 @@ class _Ends(Headed):
         values["pooled"] = not values[self.into] and reader.flag(self.pooler, default=True)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        head, none = parts.model.head, parts.model.head is None and parts.model.pooler is None
+        head, none = parts.model.head, parts.model.head is None and parts.whole(ImageEncoder).pooler is None
         written = super().write(parts) | ({self.pooler: False} if none else {})
         if isinstance(head, Classifier) and len(parts.carried.get("id2label") or {}) != head.n_labels:
             names = [f"LABEL_{i}" for i in range(head.n_labels)]

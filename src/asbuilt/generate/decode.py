@@ -19,7 +19,6 @@ from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
-from asbuilt.spec import Classifier
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 from asbuilt.spec.positions import DynamicNTK, LongRope, read_again, rotaries_by_length
@@ -53,7 +52,7 @@ def generate(
     check_start(model.spec, start)
     for prompt in prompts:
         check_prompt(model.spec, prompt)
-    read = model.spec.encoder is not None
+    read = "source" in model.spec.reads
     rows = _Rows(begun=[list(start)] * len(prompts), sources=prompts) if read else _Rows(begun=prompts)
     requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
     if len(requests) != len(prompts):
@@ -93,17 +92,17 @@ def check_prompt(model: spec.Model, prompt: Sequence[int]) -> None:
     If the model has an encoder, the encoder reads the prompt, so its context counts. Raises InputError too for a model
     that does not generate.
     """
-    if not model.decodes or model.head is None:
+    if not model.decodes or model.gives == "stream":
         why = "its attention is bidirectional" if not model.decodes else "it has no head"
-        reads = "" if model.n_vocab == 0 else "`asbuilt embed` computes sentence similarity with such a model"
+        reads = "" if "tokens" not in model.reads else "`asbuilt embed` computes sentence similarity with such a model"
         raise InputError(f"does not generate: {why}", field="MODEL", value=model.name, fix=reads)
     require_text(model)
-    _check_tokens(model if model.encoder is None else model.encoder, prompt, "prompt", "there is nothing to continue")
+    _check_tokens(model.prompted, prompt, "prompt", "there is nothing to continue")
 
 
 def check_start(model: spec.Model, start: Sequence[int]) -> None:
     """Raises InputError unless `start` is given exactly if the model has an encoder."""
-    if model.encoder is not None:
+    if "source" in model.reads:
         _check_tokens(model, start, "start", "a decoder's text begins with at least one token")
     elif len(start) > 0:
         raise InputError(
@@ -132,8 +131,8 @@ def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str
 
 def require_text(model: spec.Model) -> None:
     """Raises InputError for a model that reads only images, or does not predict the next token."""
-    if not isinstance(model.head, spec.Head | spec.TiedHead):
-        made = "labels" if isinstance(model.head, Classifier) else "vectors"
+    if model.gives != "logits":
+        made = "labels" if model.gives == "labels" else "vectors"
         raise InputError(
             f"predicts {made}, not the next token",
             field="MODEL",

@@ -59,10 +59,10 @@ def embed(
 
 def _check(source: Source, sentences: Sequence[str]) -> None:
     spec = source.spec
-    if spec.n_vocab == 0:
+    if "tokens" not in spec.reads:
         raise InputError("reads images", field="MODEL", value=source.name, allowed="a text encoder")
     pools = source.kind == "folder" and source.path is not None and os.path.lexists(source.path / LIST)
-    if spec.encoder is not None or (spec.decodes and not pools):
+    if "source" in spec.reads or (spec.decodes and not pools):
         raise InputError(
             "is a causal language model, not a sentence encoder",
             field="MODEL",

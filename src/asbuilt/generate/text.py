@@ -124,7 +124,7 @@ def complete(
     answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder
     begins after `start`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
     """
-    read = model.spec.encoder is not None
+    read = "source" in model.spec.reads
     ids = prompt_ids(tokenizer, prompt)
     if eos_ids is None:
         eos_ids = (*tokenizer.eos_ids, *(turn_ends(tokenizer) if is_chat(prompt) else ()))

@@ -24,7 +24,7 @@ def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
         return model.get_submodule(path).register_forward_hook(keep)
 
     handles = [tap(path) for path, _ in model.named_modules()]
-    source = {} if model.encoder is None else {"source_BS": tokens_BT}
+    source = {"source_BS": tokens_BT} if "source" in model.spec.reads else {}
     try:
         with torch.no_grad():  # a map with a hook is called, where others of one input are multiplied at once
             seen[""] = model(tokens_BT, **source, kernel="reference")

@@ -166,8 +166,8 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     yield _row(f"forward, {tokens} tokens", "FLOPs", cost.flops(spec, whole).forward, run.flops(spec, tokens))
     cache = cost.cache(spec, tokens, dtype)
     yield _row(f"cache, {tokens} tokens", "bytes", cache.at_seq, run.cache_bytes(model, 1, tokens))
-    one = cache.per_token + (cache.per_source_token if spec.encoder is not None else 0)
-    told = "cache per token" if spec.encoder is None else "cache per token read and one written"
+    one = cache.per_token + (cache.per_source_token if "source" in spec.reads else 0)
+    told = "cache per token read and one written" if "source" in spec.reads else "cache per token"
     yield _row(told, "bytes", one, run.cache_bytes(model, 1, 1))
 
     say("one training step")

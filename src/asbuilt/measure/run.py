@@ -19,8 +19,10 @@ from asbuilt.measure import timing
 from asbuilt.measure.rates import quarter
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.cache import Cache
+from asbuilt.nn.image_encoder import ImageEncoder
 from asbuilt.nn.model import Model
-from asbuilt.spec import Classifier, PatchEmbedding, Vision, weights
+from asbuilt.nn.text_encoder import TextEncoder
+from asbuilt.spec import PatchEmbedding, VisionLanguageModel, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -52,16 +54,16 @@ def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0)
     model = build(description, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         ids, beside = given(model, torch.zeros(batch, tokens, dtype=torch.long, device="meta"), images)
-        cache = None
-        if description.decodes and description.n_vocab:
-            cache = Cache(description, batch=batch, capacity=tokens, dtype=torch.float32, device="meta")
-        model(ids, **beside, cache=cache, kernel="reference")
+        kept: dict[str, Cache] = {}
+        if description.decodes and "tokens" in description.reads:
+            kept["cache"] = Cache(description, batch=batch, capacity=tokens, dtype=torch.float32, device="meta")
+        model(ids, **beside, **kept, kernel="reference")
     return counter.get_total_flops()
 
 
 def source_of(model: Model, ids: Tensor) -> dict[str, Tensor]:
     """Returns the encoder's input, a copy of `ids`; empty if there is no encoder."""
-    return {} if model.encoder is None else {"source_BS": ids.clone()}
+    return {"source_BS": ids.clone()} if "source" in model.spec.reads else {}
 
 
 def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -69,19 +71,17 @@ def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str,
 
     The images' placeholders come first. An image model's input is B images instead.
     """
-    embedding, vision = model.spec.embedding, model.spec.vision
-    if isinstance(embedding, PatchEmbedding):
-        return _pixels(embedding, ids, 1).squeeze(1), {}
-    beside = source_of(model, ids)
-    if vision is None or not images:
-        return ids, beside
-    if isinstance(vision, Vision):
-        places = torch.arange(ids.shape[1], device=ids.device) < images * vision.n_tokens
-        other = (vision.placeholder + 1) % embedding.n_vocab
-        ids = ids.masked_fill(ids == vision.placeholder, other).masked_fill(places, vision.placeholder)
-    tower = vision.tower.embedding
-    assert isinstance(tower, PatchEmbedding)
-    return ids, beside | {"images": _pixels(tower, ids, images)}
+    spec, patches = model.spec, model.spec.patches
+    if patches is not None and "tokens" not in spec.reads:
+        return _pixels(patches, ids, 1).squeeze(1), {}
+    if patches is None or not images:
+        return ids, source_of(model, ids)
+    if isinstance(spec, VisionLanguageModel):
+        placeholder = spec.vision.placeholder
+        places = torch.arange(ids.shape[1], device=ids.device) < images * spec.image_tokens
+        other = (placeholder + 1) % spec.n_vocab
+        ids = ids.masked_fill(ids == placeholder, other).masked_fill(places, placeholder)
+    return ids, {"images": _pixels(patches, ids, images)}
 
 
 def _pixels(embedding: PatchEmbedding, ids: Tensor, images: int) -> Tensor:
@@ -124,7 +124,7 @@ def saved_bytes(
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model.pooled(ids, kernel=kernel) if pooled else model(ids, **beside, kernel=kernel)
+        logits = _pooled(model, ids, kernel) if pooled else model(ids, **beside, kernel=kernel)
         by_model = total()
         loss = None if pooled else _loss(model, logits, ids)
     by_loss = total() - by_model
@@ -132,11 +132,16 @@ def saved_bytes(
     return by_model, by_loss
 
 
+def _pooled(model: Model, given: Tensor, kernel: Kernel) -> Tensor:
+    assert isinstance(model, TextEncoder | ImageEncoder)
+    return model.pooled(given, kernel=kernel)
+
+
 def _loss(model: Model, logits: Tensor, ids: Tensor) -> Tensor | None:
     """Returns the cross-entropy of next tokens, or of each image with some label; None without logits."""
-    if isinstance(model.spec.head, Classifier):
+    if model.spec.gives == "labels":
         return F.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
-    if not isinstance(model.spec.head, spec.Head | spec.TiedHead):
+    if model.spec.gives != "logits":
         return None
     return F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().roll(-1))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from asbuilt.dtypes import torch_name
 from asbuilt.nn.model import Model
+from asbuilt.nn.registry import module
 from asbuilt.spec import model
 from asbuilt.spec.part import Weight, buffers, stored_weights
 
@@ -28,7 +30,7 @@ def build(
     torch.set_default_dtype(getattr(torch, torch_name(dtype)))
     try:
         with torch.device(device):
-            built = Model(spec)
+            built = cast(Model, module(spec, ""))
     finally:
         torch.set_default_dtype(default)
     if seed is not None and torch.device(device).type != "meta":

@@ -20,7 +20,7 @@ from asbuilt.spec import vision
 from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
-    from asbuilt.nn.model import Model
+    from asbuilt.nn.image_encoder import ImageEncoder
 
 
 @computes(vision.PatchEmbedding)
@@ -133,7 +133,7 @@ class PooledProjector(PartModule):
 class Vision(nn.Module):
     """Images to vectors that take the places of placeholders."""
 
-    tower: Model
+    tower: ImageEncoder
 
     def __init__(self, part: vision.Vision, path: str) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Contrast(PartModule):
     """exp(scale) * cos of each image with each text."""
 
     scale: Tensor
-    tower: Model
+    tower: ImageEncoder
 
     def __init__(self, part: vision.Contrast, path: str) -> None:
         super().__init__(part, path)
@@ -210,7 +210,7 @@ class Contrast(PartModule):
         return unit(images_ND) @ unit(texts_BD).t() * self.scale.exp()
 
 
-def images_of(tower: Model, pixels: Tensor) -> Tensor:
+def images_of(tower: ImageEncoder, pixels: Tensor) -> Tensor:
     """Returns the images as the tower reads them."""
     assert isinstance(tower.embedding, PatchEmbedding)
     return tower.embedding.images(pixels)

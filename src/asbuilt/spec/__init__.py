@@ -5,8 +5,10 @@ from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
+from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
+from asbuilt.spec.encoder_decoder import EncoderDecoder
 from asbuilt.spec.experts import (
     GROUP_SCORES,
     PLAIN_GATINGS,
@@ -21,15 +23,18 @@ from asbuilt.spec.experts import (
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
 from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
+from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
 from asbuilt.spec.mixer import Mixer
-from asbuilt.spec.model import Embedding, Model, Predictor
+from asbuilt.spec.model import AnyHead, Embedding, Input, Model
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
     KINDS,
+    Gives,
     Kind,
     Part,
     Pass,
@@ -62,6 +67,7 @@ from asbuilt.spec.positions import (
     YaRN,
 )
 from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.vision import (
     Classifier,
     Contrast,
@@ -72,6 +78,7 @@ from asbuilt.spec.vision import (
     Projector,
     Vision,
 )
+from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 __all__ = [
     "ACTIVATIONS",
@@ -84,6 +91,7 @@ __all__ = [
     "WEIGHINGS",
     "Activation",
     "Alibi",
+    "AnyHead",
     "Attention",
     "BiasTable",
     "Block",
@@ -93,16 +101,22 @@ __all__ = [
     "Classifier",
     "Contrast",
     "CrossAttention",
+    "DualEncoder",
     "DynamicNTK",
     "Embedding",
+    "EncoderDecoder",
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
     "Gain",
     "GatedMLP",
+    "Gives",
     "Head",
     "HeadTransform",
+    "ImageEncoder",
+    "Input",
     "Kind",
+    "LanguageModel",
     "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
@@ -142,10 +156,12 @@ __all__ = [
     "Scoring",
     "SharedEmbedding",
     "Sinusoids",
+    "TextEncoder",
     "TiedHead",
     "TokenEmbedding",
     "TypeEmbedding",
     "Vision",
+    "VisionLanguageModel",
     "Weight",
     "YaRN",
     "adapted",

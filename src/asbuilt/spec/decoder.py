@@ -8,7 +8,7 @@ from asbuilt.spec.block import Block, Branch
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.feedforward import GatedMLP
 from asbuilt.spec.head import Head, TiedHead
-from asbuilt.spec.model import Model
+from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.norms import RMSNorm
 from asbuilt.spec.part import LARGEST_SIZE, MOST_BLOCKS
 from asbuilt.spec.positions import Rotary
@@ -30,7 +30,7 @@ def decoder(
     eps: float = 1e-5,
     tied: bool = False,
     name: str = "decoder",
-) -> Model:
+) -> LanguageModel:
     """Returns a decoder as Llama is built (Touvron et al. 2023, arXiv 2302.13971, section 2.2).
 
     Pre-norm RMSNorm, RoPE of base `theta` on the whole head, causal attention, SwiGLU, no biases. `n_kv_heads` None is
@@ -60,7 +60,7 @@ def decoder(
     block = Block(
         branches=(Branch(name="attention", norm=norm, body=attention), Branch(name="ffn", norm=norm, body=ffn))
     )
-    return Model(
+    return LanguageModel(
         name=name,
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
         blocks=(block,) * n_layers,

@@ -44,6 +44,9 @@ def at(part: Part, path: str) -> Part:
 def edit(part: P, pattern: str, changes: dict[str, Any]) -> P:
     """Returns the part with fields changed of all that the pattern stands for.
 
+    A whole model that cannot have what it is given becomes the whole that can: one of a text, of which the head is
+    taken, an encoder of it.
+
     Raises InputError where that is nothing, for a field that a part has not, and for values that the parts refuse.
     """
     if not any(matches(pattern, path) for path, _ in _walk(part)):
@@ -164,10 +167,14 @@ def _slots(part: Part) -> Iterator[tuple[str, tuple[str, int | None]]]:
 
 
 def _replaced(part: Part, values: dict[str, Any], path: str) -> Part:
-    from asbuilt.spec.json import require_parts
+    from asbuilt.spec.json import fits, require_parts
+    from asbuilt.spec.model import Model
+    from asbuilt.spec.whole import FIELDS, whole
 
     kind = type(part)
-    known = [field.name for field in fields(part) if field.init]
+    if isinstance(part, Model) and values.keys() <= FIELDS.keys() and not fits(kind, values):
+        kind, values = whole({field.name: getattr(part, field.name) for field in fields(part)} | values)
+    known = [field.name for field in fields(kind) if field.init]
     where = path or kind.__name__
     for name, value in values.items():
         if name not in known:
@@ -175,7 +182,7 @@ def _replaced(part: Part, values: dict[str, Any], path: str) -> Part:
             raise InputError(f"unknown field of {kind.__name__}", field=f"{where}.{name}", value=value, fix=hint)
     require_parts(kind, values, where)
     try:
-        return replace(part, **values)
+        return replace(part, **values) if kind is type(part) else kind(**values)
     except InputError as error:
         field = f"{where}: {error.field}"
         raise InputError(error.problem, field=field, value=error.value, allowed=error.allowed, fix=error.fix) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from asbuilt.spec.encoder import HeadTransform
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import (
+    Gives,
     Pass,
     Product,
     Weight,
@@ -25,6 +26,8 @@ class _Logits(Mapped):
     """What both heads share: scale * x W^T + b, W being one's own or the embedding's table."""
 
     kind = "head"
+    gives: ClassVar[Gives] = "logits"
+    per_token: ClassVar[bool] = True
     d_model: int
     """Width of the residual stream."""
     n_vocab: int
@@ -63,6 +66,11 @@ class _Logits(Mapped):
         return (
             {} if self.d_table is None else {"project": Linear(d_in=self.d_model, d_out=self.d_table, belongs="head")}
         )
+
+    @property
+    def n_scores(self) -> int:
+        """Numbers that a loss compares: one for each token of the vocabulary."""
+        return self.n_vocab
 
     @property
     def width(self) -> int:

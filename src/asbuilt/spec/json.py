@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -12,13 +13,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import parse_json
-from asbuilt.spec import experts, linear, mixer
+from asbuilt.spec import experts, linear, mixer, model
 from asbuilt.spec.part import KINDS, Part
+from asbuilt.spec.whole import ALWAYS, FIELDS, whole
 
 # Every file of the package says which parts there are.
 _FILES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
 MODULES = [import_module(f"asbuilt.spec.{name}") for name in _FILES if name not in ("json", "show", "edit")]
-ABSTRACT = (Part, linear.Mapped, mixer.Mixer)
+ABSTRACT = (Part, linear.Mapped, mixer.Mixer, model.Model)
 PARTS: dict[str, type[Part]] = {
     name: value
     for module in MODULES
@@ -59,7 +61,7 @@ def _fold(items: tuple[Any, ...]) -> list[Any]:
 
 
 def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
-    """Returns the part that `data` describes.
+    """Returns the part that `data` describes; a `Model`, as there once was one alone, is the whole that its fields are.
 
     Raises InputError naming the place for an unknown part or field, a missing field, or a value a part refuses.
     """
@@ -67,25 +69,36 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
         raise InputError("nested too deeply", field=where, allowed=f"{DEEPEST} levels")
     if not isinstance(data, dict) or not isinstance(data.get("part"), str):
         raise InputError("not a part", field=where, value=data, allowed='an object with a "part" key')
-    kind = PARTS.get(data["part"])
-    if kind is None:
-        hint = near(data["part"], PARTS) or "one from outside the package is registered first: asbuilt.register"
-        raise InputError("unknown part", field=where, value=data["part"], fix=hint)
-    known = {field.name: field for field in fields(kind)}
+    part = data["part"]
+    known, needed = _known(part, where)
     for key in data:
         if key != "part" and key not in known:
-            raise InputError(f"unknown field of {kind.__name__}", field=f"{where}.{key}", fix=near(key, known))
-    for name, field in known.items():
-        if name not in data and field.default is MISSING:
-            raise InputError(f"missing field of {kind.__name__}", field=f"{where}.{name}")
+            raise InputError(f"unknown field of {part}", field=f"{where}.{key}", fix=near(key, known))
+    for name in needed:
+        if name not in data:
+            raise InputError(f"missing field of {part}", field=f"{where}.{name}")
     values: dict[str, Any] = {
         key: _value(value, f"{where}.{key}", depth) for key, value in data.items() if key != "part"
     }
+    kind = PARTS.get(part)
+    if kind is None:
+        kind, values = whole(values)
     require_parts(kind, values, where, data)
     try:
         return kind(**values)
     except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
         raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error
+
+
+def _known(part: str, where: str) -> tuple[Collection[str], list[str]]:
+    """Returns the names of a part's fields, and of those that have to be given; raises InputError for no part."""
+    if part == model.Model.__name__:
+        return FIELDS, [*ALWAYS]
+    if part not in PARTS:
+        hint = near(part, PARTS) or "one from outside the package is registered first: asbuilt.register"
+        raise InputError("unknown part", field=where, value=part, fix=hint)
+    own = fields(PARTS[part])
+    return [field.name for field in own], [field.name for field in own if field.default is MISSING]
 
 
 def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: dict[str, Any] | None = None) -> None:
@@ -98,6 +111,13 @@ def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: di
                 value=values[name] if data is None else data[name],
                 allowed=one_of(sorted(part.__name__ for part in _parts_in(hint))),
             )
+
+
+def fits(kind: type[Part], values: dict[str, Any]) -> bool:
+    """Returns whether a part of this kind has these fields, and parts like these in them."""
+    own, hints = {field.name for field in fields(kind)}, _part_fields(kind)
+    held = ((value, hints[name]) for name, value in values.items() if name in hints)
+    return values.keys() <= own and all(_fits(value, hint) or _stands(value, hint) for value, hint in held)
 
 
 def register_part(kind: type[Part]) -> None:

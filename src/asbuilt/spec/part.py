@@ -35,6 +35,9 @@ Split = Literal["out", "in"]
 # `fused` is this library's: a fused kernel where it has one; with sinks, soft caps or learned distances it has none.
 # `engine` is one fused kernel for these too, for windows and biases, as serving engines have it: nothing here runs it.
 Kernel = Literal["reference", "fused", "engine"]
+# What a head, or a whole model, gives: logits over the vocabulary, one number for each label, one vector of each
+# sequence or image, how near each image is to each text, or the residual stream.
+Gives = Literal["logits", "labels", "vector", "similarities", "stream"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,21 @@
 """Vision: images cut into patches, a tower over them, and how what it makes meets a text.
 
-ViT: Dosovitskiy et al. 2020 (arXiv 2010.11929). A tower is a `Model` whose embedding takes patches. What it makes takes
-the places of placeholder tokens in a text (LLaVA, Liu et al. 2023, arXiv 2304.08485), or is compared with what the
-text's own tower makes (CLIP, Radford et al. 2021, arXiv 2103.00020).
+ViT: Dosovitskiy et al. 2020 (arXiv 2010.11929). A tower is an `ImageEncoder`. What it makes takes the places of
+placeholder tokens in a text (LLaVA, Liu et al. 2023, arXiv 2304.08485), or is compared with what the text's own tower
+makes (CLIP, Radford et al. 2021, arXiv 2103.00020).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asbuilt.spec.feedforward import ACTIVATIONS, Activation
 from asbuilt.spec.linear import Linear, Mapped
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     LARGEST_SIZE,
+    Gives,
     Part,
     Pass,
     Product,
@@ -26,7 +27,7 @@ from asbuilt.spec.part import (
 )
 
 if TYPE_CHECKING:
-    from asbuilt.spec.model import Model
+    from asbuilt.spec.image_encoder import ImageEncoder
 
 ClassToken = Literal["none", "first", "last"]
 CLASS_TOKENS: tuple[ClassToken, ...] = ("none", "first", "last")
@@ -103,6 +104,8 @@ class Classifier(Part):
     """W x + b of the first token, the class token: one number for each label."""
 
     kind = "head"
+    gives: ClassVar[Gives] = "labels"
+    per_token: ClassVar[bool] = False
     d_model: int
     """Width of the residual stream."""
     n_labels: int
@@ -113,6 +116,11 @@ class Classifier(Part):
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_labels")
         require_flags(self, "bias")
+
+    @property
+    def n_scores(self) -> int:
+        """Numbers that a loss compares: one for each label."""
+        return self.n_labels
 
     def holds(self) -> dict[str, Weight]:
         """W (n_labels, d_model) and, if asked, a bias."""
@@ -132,6 +140,9 @@ class Projection(Part):
     """
 
     kind = "projector"
+    gives: ClassVar[Gives] = "vector"
+    per_token: ClassVar[bool] = False
+    n_scores: ClassVar[int] = 0
     d_model: int
     """Width of the residual stream."""
     d_out: int
@@ -271,7 +282,7 @@ class Vision(Part):
     token is left out unless `keep_class`. Tokens of one image see each other `both_ways`, or as all tokens do.
     """
 
-    tower: Model
+    tower: ImageEncoder
     """The model of patches."""
     projector: Projector
     """What takes its stream to the width of the text."""
@@ -285,7 +296,7 @@ class Vision(Part):
     """Whether tokens of one image see those after them too."""
 
     def __post_init__(self) -> None:
-        embedding = self.tower.embedding
+        embedding = getattr(self.tower, "embedding", None)
         require(self, "tower", isinstance(embedding, PatchEmbedding), "a model whose embedding takes patches")
         assert isinstance(embedding, PatchEmbedding)
         require(self, "tower", self.tower.head is None, "a model without a head")
@@ -306,7 +317,6 @@ class Vision(Part):
     def n_selected(self) -> int:
         """How many tokens of the tower are projected."""
         embedding = self.tower.embedding
-        assert isinstance(embedding, PatchEmbedding)
         return embedding.n_tokens if self.keep_class else embedding.n_patches
 
     @property
@@ -325,11 +335,11 @@ class Vision(Part):
 class Contrast(Part):
     """exp(scale) * cos(u, v) of each image's vector u, which the tower makes, and each text's vector v."""
 
-    tower: Model
+    tower: ImageEncoder
     """The model that makes one vector of an image."""
 
     def __post_init__(self) -> None:
-        takes = isinstance(self.tower.embedding, PatchEmbedding)
+        takes = isinstance(getattr(self.tower, "embedding", None), PatchEmbedding)
         require(self, "tower", takes, "a model whose embedding takes patches")
         require(self, "tower", isinstance(self.tower.head, Projection), "a model with a projection")
 

@@ -44,6 +44,7 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     SharedEmbedding,
+    TextEncoder,
     TiedHead,
     TokenEmbedding,
     TypeEmbedding,
@@ -506,14 +507,14 @@ def test_room_of_a_model(w: int) -> None:
     normed = replace(headed, norm=RMSNorm(d=11))
     assert room(normed, w) == base + (231 + 21 * 211) * w
     assert room(normed, w, logits="last") == base + INSIDE * w  # 3 rows alone
-    table = replace(MODEL, embedding=TokenEmbedding(n_vocab=5, d_model=11, d_table=97), head=None)
+    table = MODEL.changed(embedding=TokenEmbedding(n_vocab=5, d_model=11, d_table=97), head=None)
     assert room(table, w) == base + 21 * (11 + 97) * w
     thin = replace(
         MODEL, blocks=(Block(branches=(Branch(name="x", body=MLP(d_model=11, d_ff=1, activation="relu")),)),)
     )
     widened = 231 * (w + (4 if w < 4 else 0))
     assert room(thin, w) == base + 2 * 231 * w
-    assert room(replace(thin, head=None, norm=RMSNorm(d=11)), w) == base + max(widened, 2 * 231 * w)
+    assert room(thin.changed(head=None, norm=RMSNorm(d=11)), w) == base + max(widened, 2 * 231 * w)
     assert room(replace(thin, norm=RMSNorm(d=11)), w) == base + max(widened, 2 * 231 * w)
 
 
@@ -530,7 +531,7 @@ def test_room_of_a_model_that_stops_early(w: int) -> None:
 @WIDTHS
 def test_room_of_a_pooled_pass(w: int) -> None:
     """The pooler runs on 3 rows in place of the head."""
-    headed = replace(MODEL, embedding=TokenEmbedding(**HEADED), head=Head(**HEADED), pooler=Pooler(d_model=11))
+    headed = MODEL.changed(embedding=TokenEmbedding(**HEADED), head=Head(**HEADED), pooler=Pooler(d_model=11))
     assert room(headed, w, logits="pooled") == 56 + 231 * w + INSIDE * w
     one = Pass(tokens=1, batch=3)
     thin = replace(
@@ -547,7 +548,7 @@ def test_room_of_tables_and_masks_that_stay(w: int) -> None:
 
     def stack(*bodies: Attention) -> Model:
         blocks = tuple(Block(branches=(Branch(name="attention", body=body),)) for body in bodies)
-        return replace(MODEL, blocks=blocks, head=None)
+        return MODEL.changed(blocks=blocks, head=None)
 
     wide = replace(ATTENTION, d_model=11)
     attending = (Q + K + V + MIXED) * w + max(SUMS * max(4, w), RESULT * w)
@@ -577,12 +578,12 @@ def test_room_of_tables_and_masks_that_stay(w: int) -> None:
 @WIDTHS
 def test_room_of_an_encoder(w: int) -> None:
     """It runs before: alone, or what it made, 3 x 13 x 7 numbers, beside all that comes after."""
-    encoder = Model(
+    encoder = TextEncoder(
         embedding=TokenEmbedding(n_vocab=5, d_model=7),
         blocks=(Block(branches=(Branch(name="ffn", body=GatedMLP(d_model=7, d_ff=3, activation="silu")),)),),
         max_positions=16,
     )
-    both = replace(MODEL, encoder=encoder)
+    both = MODEL.changed(encoder=encoder)
     alone = 13 * 8 + 3 * 13 * 7 * w + 3 * 13 * (3 * 3 + 7) * w
     assert room(encoder, w, tokens=13) == alone
     after = 56 + 231 * w + INSIDE * w
@@ -605,7 +606,7 @@ def test_room_of_images(w: int) -> None:
     projecting = 2 * 6 * 4 * 7 * w + 6 * 4 * (11 + 11) * w
     of_images = replace(run, batch=6, tokens=7)
     assert room(seen, w, of_images) == max(inside, patches, projecting) == projecting
-    whole = replace(MODEL, vision=seen)
+    whole = MODEL.changed(vision=seen)
     after = 56 + 231 * w + INSIDE * w
     assert room(whole, w, run) == 6 * 4 * 11 * w + after  # what the images became stays
     assert room(whole, w) == after  # no image
@@ -630,6 +631,6 @@ def test_room_of_vectors_that_are_compared(w: int) -> None:
     patches = 5 * 8 + 6 * 5 * 7 * w + 6 * (4 * 7 + 4 * 12) * w
     inside = 5 * 8 + 6 * 5 * 7 * w + 6 * 5 * (3 * 3 + 7) * w
     assert room(small, w, run) == max(patches, inside)
-    text = replace(MODEL, head=Projection(d_model=11, d_out=97), vision=pair)
+    text = MODEL.changed(head=Projection(d_model=11, d_out=97), vision=pair)
     after = 56 + 231 * w + INSIDE * w
     assert room(text, w, images=2) == max(3 * 9 * 97 * w, after)

@@ -11,8 +11,9 @@ from harness import BATCH, TOKENS, Draw, Inputs, Kind, ParityCase, Trace, random
 from images import Traced, pixels, stream
 from transformers import CLIPConfig, CLIPModel, PreTrainedConfig, PreTrainedModel
 
+from asbuilt.nn.dual_encoder import DualEncoder as Built
 from asbuilt.nn.model import Model
-from asbuilt.spec import Contrast
+from asbuilt.spec import DualEncoder
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
 from cases.vit import tower
@@ -35,7 +36,7 @@ class Pairs(Kind):
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns two texts and three images."""
-        assert isinstance(spec.vision, Contrast)
+        assert isinstance(spec, DualEncoder)
         images = pixels(rng, spec.vision.tower, BATCH + 1)
         return {"input_ids": random_tokens(rng, spec.n_vocab), "pixel_values": images}
 
@@ -49,8 +50,8 @@ class Pairs(Kind):
     @torch.inference_mode()
     def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
         """The same of our model."""
-        assert model.vision is not None
-        with Traced(model) as text, Traced(model.vision.tower, PLACE) as images:  # type: ignore[arg-type]
+        assert isinstance(model, Built)
+        with Traced(model) as text, Traced(model.vision.tower, PLACE) as images:
             near = model(inputs["input_ids"], images=inputs["pixel_values"], kernel=kernel)
         return text.trace | images.trace | {"head": near[:, None]}
 

@@ -13,6 +13,7 @@ from asbuilt.families.shared.table import AdjacentPairs, Chain, Concat, EachExpe
 from asbuilt.spec import (
     Attention,
     Block,
+    LanguageModel,
     LatentAttention,
     Model,
     Parallel,
@@ -89,7 +90,7 @@ def table(architecture: Architecture, spec: Model, stored: Collection[str] = ())
 def _unread_predictors(spec: Model, stored: Collection[str]) -> dict[str, str]:
     """Returns what is ignored where the model was read without the prediction layers that the file has."""
     numbers = {int(found[1]) for name in stored if (found := re.match(r"blk\.(\d{1,6})\.", name))}
-    later = [] if spec.predictors else sorted(i for i in numbers if i >= spec.n_layers)
+    later = [] if [*spec.extras()] else sorted(i for i in numbers if i >= spec.n_layers)
     return {rf"blk\.{i}\..*": "of prediction layers that are not stored whole" for i in later}
 
 
@@ -217,7 +218,8 @@ def _rotary(spec: Model) -> Rotary | None:
 def attention_at(spec: Model, here: str) -> Attention | LatentAttention | None:
     """Returns the attention of the block that paths begin with, None where it has none."""
     kind, number = here.split(".")[:2]
-    block: Block = spec.blocks[int(number)] if kind == "blocks" else spec.predictors[int(number)].block
+    predictors = spec.predictors if isinstance(spec, LanguageModel) else ()
+    block: Block = spec.blocks[int(number)] if kind == "blocks" else predictors[int(number)].block
     bodies = [branch.body for branch in block.branches]
     inner = [body.attention if isinstance(body, Parallel) else body for body in bodies]
     return next((body for body in inner if isinstance(body, Attention | LatentAttention)), None)

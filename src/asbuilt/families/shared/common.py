@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 from asbuilt.dtypes import STORED_FLOATS
@@ -161,10 +162,13 @@ def difference(wanted: object, got: object, path: str) -> tuple[str, object, obj
     if wanted == got:
         return None
     pairs: Iterable[tuple[str, object, object]] = ()
-    if isinstance(wanted, Part) and type(wanted) is type(got):
+    if isinstance(wanted, Model) and isinstance(got, Model):
+        # blocks first: they tell most of a model, and its name nothing
+        names = [f.name for f in fields(wanted) if f.name not in ("blocks", "name") and hasattr(got, f.name)]
+        shared = ((name, getattr(wanted, name), getattr(got, name)) for name in ("blocks", *names))
+        pairs = chain(shared, [("model", type(wanted).__name__, type(got).__name__)])
+    elif isinstance(wanted, Part) and type(wanted) is type(got):
         names = [f.name for f in fields(wanted)]  # type: ignore[arg-type]  # every concrete part is a dataclass
-        if isinstance(wanted, Model):  # blocks first: they tell most of a model, and its name nothing
-            names = ["blocks", *(name for name in names if name not in ("blocks", "name"))]
         pairs = ((name, getattr(wanted, name), getattr(got, name)) for name in names)
     elif isinstance(wanted, tuple) and isinstance(got, tuple) and len(wanted) == len(got):
         pairs = ((str(i), a, b) for i, (a, b) in enumerate(zip(wanted, got, strict=True)))

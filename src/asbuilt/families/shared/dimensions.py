@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from asbuilt.spec import (
     MLP,
@@ -18,6 +18,7 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
+    LanguageModel,
     Mixer,
     MixtureOfExperts,
     Model,
@@ -30,6 +31,8 @@ from asbuilt.spec import (
     TiedHead,
     TokenEmbedding,
 )
+
+W = TypeVar("W", bound=Model)
 
 
 class Sizes(TypedDict):
@@ -119,8 +122,13 @@ class Dimensions:
             shared=None if n_shared is None else replace(self.gated(), d_ff=n_shared * width),
         )
 
-    def model(
+    def model(self, blocks: tuple[Block, ...], norm: Norm | None, **parts: Any) -> LanguageModel:  # noqa: ANN401
+        """Returns the language model of these blocks; `parts` are what `whole` takes."""
+        return self.whole(LanguageModel, blocks, norm, **parts)
+
+    def whole(
         self,
+        kind: type[W],
         blocks: tuple[Block, ...],
         norm: Norm | None,
         *,
@@ -129,8 +137,8 @@ class Dimensions:
         logit_softcap: float | None = None,
         head_bias: bool = False,
         **parts: Any,  # noqa: ANN401
-    ) -> Model:
-        """Returns the model of these blocks, with `norm` before the head; other `parts` are `Model`'s own fields."""
+    ) -> W:
+        """Returns the whole of this kind, with `norm` before the head; other `parts` are its own fields."""
         made: dict[str, Any] = {"max_positions": self.max_positions, **parts}
         table: dict[str, Any] = {"n_vocab": self.n_vocab, "d_model": self.d_model}
         if "embedding" not in made:
@@ -138,7 +146,7 @@ class Dimensions:
         if "head" not in made:
             head = TiedHead if self.tied else Head
             made["head"] = head(**table, scale=logit_scale, softcap=logit_softcap, bias=head_bias)
-        return Model(blocks=blocks, norm=norm, name=self.name, **made)
+        return kind(blocks=blocks, norm=norm, name=self.name, **made)
 
 
 def sized(sizes: Mapping[str, Any], **usual: Any) -> Dimensions:  # noqa: ANN401
@@ -159,7 +167,7 @@ def parallel_block(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
     return Block(branches=(Branch(name="parallel", body=Parallel(attention=attention, ffn=ffn), norm=norm),))
 
 
-def with_predictors(spec: Model, block: Block, norm: Norm, count: int) -> Model:
+def with_predictors(spec: LanguageModel, block: Block, norm: Norm, count: int) -> LanguageModel:
     """Returns the model with `count` prediction layers of the block, each with an embedding and a head of its own."""
     n_vocab, d_model = spec.n_vocab, spec.d_model
     embedding, head = TokenEmbedding(n_vocab=n_vocab, d_model=d_model), Head(n_vocab=n_vocab, d_model=d_model)

@@ -7,7 +7,7 @@ here, once for all families.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from asbuilt.families.shared.common import config_of, read_common, require_same
@@ -71,7 +71,7 @@ class Family:
             own = {"architectures": [self.heads[0]]} | own
         config = {key: value for key, value in config_of(own, carried, dtype).items() if value is not DROPPED}
         again = self.read(config, spec.name).spec
-        require_same(spec, again if spec.predictors else replace(again, predictors=()), self.name)
+        require_same(spec, again if [*spec.extras()] else again.without_extras, self.name)
         return config
 
     def table(self, spec: Model) -> Table:

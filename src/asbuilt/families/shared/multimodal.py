@@ -5,16 +5,16 @@ Names on disk are those of the first releases, as newer ones still write them; f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Check, Irrelevant, Size, Values
-from asbuilt.families.shared.parts import P, Parts, expect
+from asbuilt.families.shared.parts import P, Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, respelled
 from asbuilt.families.shared.towers import NAMES, POSITION_IDS
-from asbuilt.spec import Model, TiedHead, Vision
+from asbuilt.spec import TiedHead, Vision, VisionLanguageModel
 
 TEXT = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
 _INNER, _OUTER = ("vision_tower.", "vision_tower.vision_model."), ("vision_tower.", "model.vision_tower.")
@@ -54,7 +54,7 @@ class Text:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the text's own config."""
-        inner = self.family.write(replace(parts.model, vision=None), parts.carried.get(self.key, {}), None)
+        inner = self.family.write(parts.whole(VisionLanguageModel).text, parts.carried.get(self.key, {}), None)
         del inner["architectures"]
         return {self.key: inner}
 
@@ -88,7 +88,7 @@ def placeholder(default: int, *, beyond: bool = False) -> Size:
 
 def vision_of(parts: Parts) -> Vision:
     """Returns what becomes of images; raises InputError where the spec knows of none."""
-    return parts.expect(parts.model.vision, Vision, "vision")
+    return parts.whole(VisionLanguageModel).vision
 
 
 def projector_of(parts: Parts, kind: type[P]) -> P:
@@ -96,12 +96,11 @@ def projector_of(parts: Parts, kind: type[P]) -> P:
     return parts.expect(vision_of(parts).projector, kind, "vision.projector")
 
 
-def multimodal_table(spec: Model, text: Table, projector: list[Entry], family: str) -> Table:
+def multimodal_table(spec: VisionLanguageModel, text: Table, projector: list[Entry], family: str) -> Table:
     """Returns the table of a text's table, a tower and a projector."""
-    tower = expect(spec.vision, Vision, "vision", family).tower
     entries = (
         *respelled(text.entries, TEXT),
-        *NAMES.entries(tower, family, "vision.tower.", "vision_tower."),
+        *NAMES.entries(spec.vision.tower, family, "vision.tower.", "vision_tower."),
         *projector,
     )
     again = {"language_model.lm_head.weight", "lm_head.weight"} if text.duplicates else set()

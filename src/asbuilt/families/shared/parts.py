@@ -16,6 +16,7 @@ from asbuilt.spec import (
     MLP,
     Attention,
     Branch,
+    EncoderDecoder,
     FeedForward,
     GatedMLP,
     Head,
@@ -31,6 +32,7 @@ from asbuilt.spec import (
 )
 
 P = TypeVar("P", bound=Part)
+W = TypeVar("W", bound=Model)
 
 
 def expect(value: object, kind: type[P], path: str, family: str) -> P:
@@ -38,6 +40,13 @@ def expect(value: object, kind: type[P], path: str, family: str) -> P:
     if not isinstance(value, kind):
         raise InputError(f"{family} needs {kind.__name__} here", field=path, value=repr(value))
     return value
+
+
+def expect_whole(spec: Model, kind: type[W], family: str) -> W:
+    """Returns the spec; raises InputError unless it is a whole of that kind."""
+    if not isinstance(spec, kind):
+        raise InputError(f"{family} needs {kind.__name__} here", field="model", value=type(spec).__name__)
+    return spec
 
 
 class Parts:
@@ -85,7 +94,7 @@ class Parts:
     @property
     def encoder(self) -> Parts:
         """The parts of the encoder."""
-        return Parts(self.expect(self.model.encoder, Model, "encoder"), self.family, self.carried)
+        return Parts(self.whole(EncoderDecoder).encoder, self.family, self.carried)
 
     @property
     def mixer(self) -> Mixer:
@@ -95,6 +104,10 @@ class Parts:
     def expect(self, value: object, kind: type[P], path: str) -> P:
         """Returns `value`; raises InputError naming its path unless it is a part of that kind."""
         return expect(value, kind, path, self.family)
+
+    def whole(self, kind: type[W]) -> W:
+        """Returns the model; raises InputError unless it is a whole of that kind."""
+        return expect_whole(self.model, kind, self.family)
 
     @property
     def tied(self) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 
 from asbuilt.families.shared.key import DROPPED, Values
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, Table, entry
-from asbuilt.spec import Model
+from asbuilt.spec import LanguageModel, Model
 
 KEY, OTHER = "num_nextn_predict_layers", "num_mtp_layers"
 MOST = 16
@@ -37,13 +37,14 @@ class Count:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the number; of a model without them what was carried."""
-        return {KEY: len(parts.model.predictors) or parts.carried.get(KEY, 0), OTHER: DROPPED}
+        return {KEY: len([*parts.model.extras()]) or parts.carried.get(KEY, 0), OTHER: DROPPED}
 
 
 def named(names: Names) -> Callable[[Model, str], Table]:
     """Returns what makes the table of a model with prediction layers, which are named as further blocks."""
 
     def table(spec: Model, family: str) -> Table:
+        spec = expect_whole(spec, LanguageModel, family)
         after = tuple(predictor.block for predictor in spec.predictors)
         whole = names(replace(spec, blocks=(*spec.blocks, *after), predictors=()), family)
         entries = list(whole.entries)

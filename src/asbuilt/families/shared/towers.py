@@ -28,9 +28,9 @@ from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import (
     Block,
     Classifier,
+    ImageEncoder,
     LayerNorm,
     LearnedPositions,
-    Model,
     Norm,
     PatchEmbedding,
     Projection,
@@ -83,7 +83,7 @@ def tower(
     embedding_norm: bool = False,
     head: Classifier | Projection | None = None,
     **sizes: Any,  # noqa: ANN401
-) -> Model:
+) -> ImageEncoder:
     """Returns a tower of patches with learned positions, normed before the first block with `embedding_norm`.
 
     `sizes` are those of `Dimensions` that a tower has.
@@ -98,7 +98,8 @@ def tower(
     )
     made = sized(sizes, n_vocab=0, max_positions=embedding.n_tokens, name="tower")
     norm = LayerNorm(d=made.d_model, eps=eps)
-    return made.model(
+    return made.whole(
+        ImageEncoder,
         layers(made, norm, bias=bias),
         norm,
         embedding=embedding,

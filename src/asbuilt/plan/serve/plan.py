@@ -269,7 +269,7 @@ def serve(
     spec = find(model).spec() if isinstance(model, str) else model
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
-    if spec.n_vocab == 0 and context != spec.max_positions:
+    if "tokens" not in spec.reads and context != spec.max_positions:
         raise InputError(
             "the number of tokens of an image is fixed", field="context", value=context, allowed=str(spec.max_positions)
         )

@@ -26,7 +26,7 @@ from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, HOST, SIX, Optio
 from asbuilt.plan.train.shares import Adapters, Piece, Shares, Slice, Work, shares, split
 from asbuilt.plan.train.stages import Section, StageMemory, fullest, sections
 from asbuilt.plan.train.step import Speed, TrainingStep
-from asbuilt.spec import Contrast, Model, Part, Pass, adapted
+from asbuilt.spec import LanguageModel, Model, Part, Pass, VisionLanguageModel, adapted
 from asbuilt.spec.part import Weight
 
 SECONDS_A_DAY = 86400
@@ -52,7 +52,7 @@ class Subject:
             raise InputError(
                 "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
             )
-        elif isinstance(model.vision, Contrast):
+        elif model.gives == "similarities":
             raise InputError(
                 "training on pairs of images and texts is not planned",
                 field="MODEL",
@@ -108,17 +108,19 @@ class Subject:
             return self.model
         key = (adapters.rank, adapters.targets)
         if key not in self._adapted:
-            # equal blocks once; what makes something of images is not trained
-            small, order = known(self.model).census.small, known(self.model).order
+            small, order = known(self.model).census.small, known(self.model).order  # equal blocks once
             assert isinstance(small, Model)
-            text = replace(small, vision=None)
+            # what makes something of images is not trained
+            text = small.text if isinstance(small, VisionLanguageModel) else small
             found = adapted(text, adapters.rank, float(adapters.rank), adapters.targets)
-            blocks = tuple(found.blocks[kind] for kind in order)
-            self._adapted[key] = replace(found, blocks=blocks, vision=self.model.vision)
+            found = replace(found, blocks=tuple(found.blocks[kind] for kind in order))
+            if isinstance(self.model, VisionLanguageModel) and isinstance(found, LanguageModel):
+                found = VisionLanguageModel.of(found, self.model.vision)
+            self._adapted[key] = found
         return self._adapted[key]
 
     def _check_stages(self, o: Options) -> None:
-        encoder = self.model is not None and self.model.encoder is not None
+        encoder = self.model is not None and "source" in self.model.reads
         for name in ("pp", "cp") if encoder else ():
             if getattr(o, name) > 1:
                 raise InputError(
@@ -130,7 +132,7 @@ class Subject:
             )
 
     def _check(self, o: Options) -> None:
-        if self.model is not None and self.model.n_vocab == 0 and o.seq != self.model.max_positions:
+        if self.model is not None and "tokens" not in self.model.reads and o.seq != self.model.max_positions:
             raise InputError(
                 "the number of tokens of an image is fixed",
                 field="seq",

@@ -70,7 +70,7 @@ def _rank(trial: Trial) -> tuple[float, int, int]:
 def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Options]:
     """Yields options for every layout that the model and the GPUs allow."""
     gpus = options.gpus
-    encoder = subject.model is not None and subject.model.encoder is not None
+    encoder = subject.model is not None and "source" in subject.model.reads
     blocks = gpus if subject.model is None else 1 if encoder else subject.model.n_layers
     tensor = [tp for tp in divisors(gpus) if tp <= options.node and subject.divides(tp)]
     rings = subject.model is not None and not encoder

@@ -1,0 +1,19 @@
+"""What a language model that reads images needs while it runs."""
+
+from __future__ import annotations
+
+from asbuilt.kernels.memory.model import ModelMemory, peak
+from asbuilt.kernels.memory.registry import memory_of
+from asbuilt.spec.part import Pass
+from asbuilt.spec.vision_language_model import VisionLanguageModel
+
+
+@memory_of(VisionLanguageModel)
+class VisionLanguageModelMemory(ModelMemory[VisionLanguageModel]):
+    """Memory of a tower, and of a text after it."""
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The tower and its projector; or the text beside what they made, which stays."""
+        vision, seen = self.part.vision, self.part.child_run("vision", run)
+        made = 0 if seen is None else seen.batch * vision.n_tokens * self.part.d_model * run.width
+        return max(peak(vision, seen), made + super().peak_bytes(run))

@@ -1,0 +1,69 @@
+"""Language models: tokens to logits over the vocabulary.
+
+Shapes: batch B, new tokens T, model width M.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from asbuilt.nn.block import Block
+from asbuilt.nn.embedding import TokenEmbedding
+from asbuilt.nn.head import Head
+from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.model import Model
+from asbuilt.nn.registry import computes, module
+from asbuilt.nn.step import Step
+from asbuilt.spec import language_model as spec
+from asbuilt.spec.part import Kernel
+
+if TYPE_CHECKING:
+    from asbuilt.nn.cache import Cache
+
+
+@computes(spec.Predictor)
+class Predictor(PartModule):
+    """head(norm(block(join [token_norm(embedding), stream_norm(stream)]))): no pass of a model runs it."""
+
+    join: Linear
+
+    def __init__(self, part: spec.Predictor, path: str) -> None:
+        super().__init__(part, path)
+        self.embedding = TokenEmbedding(part.embedding, f"{path}.embedding")
+        self.token_norm = module(part.token_norm, f"{path}.token_norm")
+        self.stream_norm = module(part.stream_norm, f"{path}.stream_norm")
+        self.block = Block(part.block, f"{path}.block")
+        self.norm = module(part.norm, f"{path}.norm")
+        self.head = Head(part.head, f"{path}.head")
+        self.requires_grad_(False)
+
+    def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
+        """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which each follow a place of the stream."""
+        halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
+        x_BTM = self.block(self.join(torch.cat(halves, -1)), step)
+        return self.head(self.norm(x_BTM), self.embedding.table)
+
+
+@computes(spec.LanguageModel)
+class LanguageModel(Model):
+    """Tokens to logits."""
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: Cache | None = None,
+        valid_BT: Tensor | None = None,
+        reach: tuple[int, ...] | None = None,
+        last: bool = False,
+        kernel: Kernel = "fused",
+        **unread: Any,  # noqa: ANN401  # what no forward reads
+    ) -> Tensor:
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`."""
+        if unread:
+            self.refuse(unread)
+        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
+        return self.run(tokens_BT, step, last)

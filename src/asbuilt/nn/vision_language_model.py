@@ -1,0 +1,62 @@
+"""Language models that read images in a text.
+
+Shapes: batch B, new tokens T, images N, what an image becomes P, model width M.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from asbuilt.nn.language_model import LanguageModel
+from asbuilt.nn.registry import computes
+from asbuilt.nn.step import Step
+from asbuilt.nn.vision import Vision
+from asbuilt.spec import vision_language_model as spec
+from asbuilt.spec.part import Kernel
+
+if TYPE_CHECKING:
+    from asbuilt.nn.cache import Cache
+
+
+@computes(spec.VisionLanguageModel)
+class VisionLanguageModel(LanguageModel):
+    """Tokens to logits, images in the places of some."""
+
+    vision: Vision
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: Cache | None = None,
+        valid_BT: Tensor | None = None,
+        images: Tensor | None = None,
+        reach: tuple[int, ...] | None = None,
+        last: bool = False,
+        kernel: Kernel = "fused",
+        **unread: Any,  # noqa: ANN401  # what no forward reads
+    ) -> Tensor:
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
+
+        `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W). Raises InputError for images
+        that do not fit.
+        """
+        self.refuse(unread)
+        seen = None if images is None else self.vision(self.vision.images(images), kernel)
+        step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
+        step.images_NPM = seen
+        return self.run(tokens_BT, step, last)
+
+    def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M): what tokens become, and images in the placeholders' places."""
+        x_BTM = self.embedding(self.vision.spoken(tokens_BT, self.spec.n_vocab), step)
+        return x_BTM if step.images_NPM is None else self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
+
+    def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
+        """Returns the images that the pass has put into each row (n, P, M), None without any."""
+        if step.images_NPM is None:
+            return None
+        counts = (tokens_BT == self.vision.part.placeholder).sum(1) // self.vision.part.n_tokens
+        return [*step.images_NPM.split(counts.tolist())]

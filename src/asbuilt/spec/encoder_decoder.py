@@ -1,0 +1,57 @@
+"""Encoder-decoders: a stack reads a source, and another writes a text that looks at it: the Transformer, BART, T5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
+from asbuilt.spec.model import AnyHead, Input, Model
+from asbuilt.spec.part import Pass, require
+from asbuilt.spec.text_encoder import TextEncoder
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EncoderDecoder(Model):
+    """Tokens to logits, or what another head gives, beside a source that the `encoder` reads, for cross-attention.
+
+    Vaswani et al. 2017 (arXiv 1706.03762).
+    """
+
+    encoder: TextEncoder
+    """A stack that reads a text of its own, for cross-attention."""
+    embedding: TokenEmbedding
+    """What the decoder's tokens become."""
+    head: AnyHead | None = None
+    """What the stream becomes in the end; None leaves the stream."""
+
+    def __post_init__(self) -> None:
+        inner = self.encoder
+        plain = isinstance(inner, TextEncoder) and inner.head is None and inner.pooler is None
+        require(self, "encoder", plain, "a TextEncoder without head and pooler")
+        super().__post_init__()
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a table of tokens, of its own")
+        shared, own = inner.embedding, self.embedding
+        same = (shared.n_vocab, shared.d_model, None) == (own.n_vocab, own.d_model, own.d_table)
+        fits = same or not isinstance(shared, SharedEmbedding)
+        require(self, "encoder", fits, "a shared embedding of the model's own n_vocab and d_model")
+
+    @property
+    def reads(self) -> tuple[Input, ...]:
+        """The tokens written so far, and the source."""
+        return ("tokens", "source")
+
+    @property
+    def prompted(self) -> TextEncoder:
+        """The encoder."""
+        return self.encoder
+
+    @property
+    def source_width(self) -> int:
+        """Width of the encoder's stream."""
+        return self.encoder.d_model
+
+    def child_run(self, name: str, run: Pass) -> Pass | None:
+        """The encoder sees the source, before a sequence's first token alone."""
+        if name != "encoder":
+            return super().child_run(name, run)
+        return None if run.past else replace(run, tokens=run.source_tokens, source=0, images=0, logits="all")

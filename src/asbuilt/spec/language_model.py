@@ -1,0 +1,96 @@
+"""Language models: tokens to logits over the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from asbuilt.spec.block import Block
+from asbuilt.spec.embedding import TokenEmbedding
+from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.model import Model
+from asbuilt.spec.norms import Norm
+from asbuilt.spec.part import Part, Pass, Product, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor(Mapped):
+    """One layer more, that reads the stream at a token and the token after it, and predicts the one after that.
+
+    head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with an embedding and a head of
+    its own as they are stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction.
+    """
+
+    embedding: TokenEmbedding
+    """Of the next token."""
+    token_norm: Norm
+    """Norm of the embedded token."""
+    stream_norm: Norm
+    """Norm of the stream."""
+    block: Block
+    """What reads both, joined."""
+    norm: Norm
+    """Norm before the head."""
+    head: Head
+    """Logits of the token after next."""
+    join: Map | None = None
+    """What stands in place of the plain map that joins both."""
+
+    def __post_init__(self) -> None:
+        self.require_maps()
+        d_model = self.embedding.d_model
+        widths = {name: getattr(self, name).d for name in ("token_norm", "stream_norm", "norm")}
+        widths |= {"head": self.head.d_model, "block": self.block.branches[0].body.d_model}
+        for name, width in widths.items():
+            require(self, name, width == d_model, f"d_model = {d_model} as in the embedding")
+        vocab = self.embedding.n_vocab
+        require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+
+    @property
+    def d_model(self) -> int:
+        """Width of the stream."""
+        return self.embedding.d_model
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """The map that joins both halves, 2 d_model to d_model."""
+        return {"join": Linear(d_in=2 * self.d_model, d_out=self.d_model)}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """The map, beside the products of the block and the head."""
+        return self.map_products(run, "join")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LanguageModel(Model):
+    """Tokens to logits over the vocabulary: GPT, Llama and kin.
+
+    `predictors` are stored, loaded and saved with the model; they are in none of its passes and costs.
+    """
+
+    embedding: TokenEmbedding
+    """What tokens become."""
+    head: Head | TiedHead
+    """What makes logits of the stream."""
+    predictors: tuple[Predictor, ...] = ()
+    """Layers that predict tokens further on; stored, and in none of the passes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a table of tokens, of its own")
+        require(self, "head", isinstance(self.head, Head | TiedHead), "a head over the vocabulary")
+        self._require_number_of("predictors", 0)
+        for predictor in self.predictors:
+            vocab = self.n_vocab
+            same = predictor.embedding.n_vocab == vocab and predictor.d_model == self.d_model
+            require(self, "predictors", same, f"n_vocab = {vocab} and d_model = {self.d_model} as in the embedding")
+
+    @property
+    def without_extras(self) -> Self:
+        """This model without its predictors."""
+        return replace(self, predictors=())
+
+    def extras(self) -> Iterator[tuple[str, Part]]:
+        """The predictors."""
+        return ((f"predictors.{i}", predictor) for i, predictor in enumerate(self.predictors))
