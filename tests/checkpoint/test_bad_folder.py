@@ -77,7 +77,7 @@ class TestMismatch:
     def test_integers(self, folder: Path) -> None:
         name = "model.layers.0.mlp.up_proj.weight"
         tiny.rewrite(folder, tiny.stored(folder) | {name: torch.zeros(tiny.D_FF, tiny.D_MODEL, dtype=torch.int8)})
-        with pytest.raises(InputError, match=rf"1 not numbers that can be read: {name} is I8"):
+        with pytest.raises(InputError, match=rf"1 of an unsupported type: {name} is I8"):
             load(folder)
 
     def test_all_at_once_and_in_convert(self, folder: Path) -> None:

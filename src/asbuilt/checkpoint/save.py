@@ -273,7 +273,7 @@ def _named_memory(entry: Entry) -> Iterator[None]:
             raise
         said = re.search(r"\d+ bytes|\d[\d.]* [KMGT]iB", str(error))
         raise InputError(
-            f"not enough memory{f', {said[0]} more is needed' if said else ''}",
+            f"not enough memory{f', {said[0]} more are needed' if said else ''}",
             field=shorten(entry.names[0]),
             fix="convert on a machine with more memory",
         ) from error
