@@ -243,7 +243,7 @@ class TestAMachineWhoseSpeedChanges:
         machine.speed = 1.0
         assert calibrate().rates["fp32"].row_rate == pytest.approx(READ_RATE, rel=0.005)
         assert len(counted) == 2
-        assert any("1.25 times" in text for text in said)
+        assert any("a factor of 1.25" in text for text in said)
 
     def test_while_it_is_calibrated(self, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
         """What was measured then is neither kept nor passed on in silence."""
@@ -259,7 +259,7 @@ class TestAMachineWhoseSpeedChanges:
         calibrate(warn=warned.append)
         calibrate(warn=warned.append)
         assert len(warned) == 2
-        assert "2.00 times" in warned[0]
+        assert "a factor of 2.00" in warned[0]
 
     def test_while_a_model_is_measured(
         self, machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
@@ -307,12 +307,8 @@ def test_a_busy_machine_is_told(
     machine: FakeMachine, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing.Others, "share", lambda self: 0.25)
-    assert measure(model(torch.float32)).notes == (
-        "other processes took 25% of the processors while speeds were measured",
-    )
-    assert (
-        measure(model(torch.float32), refresh=True).notes[0].endswith("25% of the processors while it was calibrated")
-    )
+    assert measure(model(torch.float32)).notes == ("other processes used 25% of the CPUs while speeds were measured",)
+    assert measure(model(torch.float32), refresh=True).notes[0].endswith("25% of the CPUs while it was calibrated")
     monkeypatch.setattr(timing.Others, "share", lambda self: 0.09)
     assert measure(model(torch.float32), refresh=True).notes == ()
 
