@@ -83,7 +83,7 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 def test_the_source_matters_and_must_fit(model: Model) -> None:
     n_vocab = model.spec.n_vocab
     tokens = random_tokens(n_vocab, 1, 4, seed=0)
-    with pytest.raises(InputError, match="source is longer than its cache"):
+    with pytest.raises(InputError, match="source exceeds the cache"):
         model(tokens, source_BS=tokens, cache=new_cache(model, 1, 4, 3))
     with pytest.raises(AssertionError, match="no source"):
         model(tokens)

@@ -99,7 +99,7 @@ def test_the_command_names_the_path_and_its_exit_code_says_so(folders: list[str]
     assert other.exit_code == 1
     assert json.loads(other.output)["first"] == "blocks.1.ffn.body.down"
     told = CliRunner().invoke(cli, ["diff", a, b])
-    assert "they part at blocks.1.ffn.body.down" in told.output
+    assert "first divergence at blocks.1.ffn.body.down" in told.output
 
 
 def test_what_has_no_weights_is_refused(folders: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The torch modules: one per part, at the spec's own paths."""
+"""The torch modules: one per part, with the spec's paths."""
 
 from asbuilt.nn.build import build, built_parameters, initialise, stored_tensors
 from asbuilt.nn.step import Step

@@ -24,7 +24,7 @@ from asbuilt.spec.relative import RelativeProjection
 
 @computes(spec.Attention)
 class Attention(PartModule):
-    """Attention over grouped heads, with a cache when the step has one."""
+    """Attention over grouped heads, with a KV cache if the step has one."""
 
     q: Linear
     k: Linear
@@ -69,7 +69,7 @@ class Attention(PartModule):
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
-            # fused kernels give no gradient to what is added to the scores
+            # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )
         return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
@@ -79,7 +79,7 @@ class Attention(PartModule):
         part = self.part
         B, T, _ = x_BTM.shape
         joined = None if self.q_norm is not None or self.k_norm is not None else self.qkv.joined(x_BTM)
-        if joined is not None:  # no norm between: queries and keys are turned at once
+        if joined is not None:  # no norm in between: RoPE is applied to q and k at once
             qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
             q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
         else:

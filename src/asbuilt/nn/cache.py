@@ -1,8 +1,8 @@
-"""Caches: one object per layer, allocated from what the part says it remembers, so its bytes are the billed ones.
+"""Caches: one object per layer, allocated from what the part declares to remember, so its bytes are as predicted.
 
-Whatever padding the batch had, a token lies at its own position in its row. Where rotary
-positions depend on how long a text is, the texts are kept too (8 bytes a token, which `nbytes` does not count: they are
-what was read, not what the model made of it), so that they can be read again when their frequencies change.
+Regardless of padding, a token is stored at its own position in its row. If RoPE frequencies depend on the text's
+length, the token ids are stored too (8 bytes per token, not counted by `nbytes`, since they are input rather than
+activations), so that the cache can be recomputed when the frequencies change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ L = TypeVar("L", bound="LayerCache")
 
 
 class LayerCache:
-    """What one layer remembers: tensors whose first dimension counts the rows of a batch."""
+    """The cache of one layer: tensors whose first dimension is the batch."""
 
     tensors: list[Tensor]
 
@@ -33,7 +33,7 @@ class LayerCache:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def row(self, row: int) -> Self:
-        """Returns one row, in the same memory."""
+        """Returns one row, sharing memory."""
         alone = copy(self)
         alone.tensors = [tensor[row : row + 1] for tensor in self.tensors]
         return alone
@@ -44,21 +44,21 @@ class LayerCache:
 
 
 class KVCache(LayerCache):
-    """What a layer keeps of every token, each tensor (B, heads, slots, width); a key lies at its own position."""
+    """A layer's cache of all tokens, each tensor (B, heads, slots, width); a key is stored at its position."""
 
     def __init__(
         self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        # zeros: a slot that is masked is still multiplied by zero, and zero times garbage may not be a number
+        # zeros: a masked slot is still multiplied by zero, and zero times garbage may be NaN
         self.tensors = [
             torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=dtype, device=device)
             for r in remembered
         ]
 
     def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
-        """Stores the tokens' tensors (B, heads, T, width) and returns all that the layer attends to, new ones included.
+        """Stores the tokens' tensors (B, heads, T, width) and returns all that the layer attends to, new ones too.
 
-        What comes back lies in the order of `positions`.
+        The result is in the order of `positions`.
         """
         self._write(new, step)
         if step.first and step.tokens > 1:
@@ -66,7 +66,7 @@ class KVCache(LayerCache):
         return tuple(tensor[:, :, : self._held(step.lengths)] for tensor in self.tensors)
 
     def positions(self, step: Step) -> Tensor:
-        """Returns the positions (B or 1, S) of the keys that a pass multiplies, -1 where there is none."""
+        """Returns the positions (B or 1, S) of the keys of a pass, -1 for empty slots."""
         slots = torch.arange(max(step.lengths), device=step.device)[None]
         return slots if step.uniform else torch.where(slots < step.lengths_B1, slots, -1)
 
@@ -74,7 +74,7 @@ class KVCache(LayerCache):
         return max(lengths)
 
     def _kept(self, step: Step) -> Tensor:
-        """Which of a ragged pass's tokens (B, T) are written."""
+        """Returns which of a ragged pass's tokens (B, T) are written."""
         return step.key_positions_BT >= 0
 
     def _write(self, new: tuple[Tensor, ...], step: Step) -> None:
@@ -92,7 +92,7 @@ class KVCache(LayerCache):
 
 
 class RingCache(KVCache):
-    """What a layer keeps of the last `window` tokens; a key lies at its own position modulo the window."""
+    """A layer's cache of the last `window` tokens; a key is stored at its position modulo the window."""
 
     def __init__(
         self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
@@ -102,7 +102,7 @@ class RingCache(KVCache):
         self.window = remembered[0].window
 
     def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
-        """As every cache's; several tokens are laid after those that are there."""
+        """See `KVCache.update`; several tokens are appended to the cached ones."""
         if step.tokens == 1:
             return super().update(new, step)
         everything = new
@@ -113,7 +113,7 @@ class RingCache(KVCache):
         return everything
 
     def positions(self, step: Step) -> Tensor:
-        """As every cache's: those in the ring, and after them those of several new tokens."""
+        """See `KVCache.positions`: those in the ring, followed by those of several new tokens."""
         if step.tokens == 1:
             return self._slots(step, step.lengths)
         if step.first:
@@ -122,7 +122,8 @@ class RingCache(KVCache):
         return torch.cat((before.expand(step.positions_BT.shape[0], -1), step.key_positions_BT), 1)
 
     def _slots(self, step: Step, lengths: tuple[int, ...]) -> Tensor:
-        """The position in each slot of a ring that has taken `lengths` tokens: the newest that falls on the slot."""
+        """Returns the position in each slot after `lengths` tokens: the newest one that maps to it."""
+
         rows = lengths[:1] if step.uniform else lengths
         last = torch.tensor(rows, device=step.device)[:, None] - 1
         slots = torch.arange(self._held(lengths), device=step.device)[None]
@@ -132,7 +133,7 @@ class RingCache(KVCache):
         return min(max(lengths), self.window)
 
     def _kept(self, step: Step) -> Tensor:
-        # of the tokens that fall on one slot only the last may be written
+        # of the tokens that map to one slot only the last may be written
         return super()._kept(step) & (step.key_positions_BT >= step.lengths_B1 - self.window)
 
     def _write_run(self, new: tuple[Tensor, ...], start: int, count: int) -> None:
@@ -147,7 +148,7 @@ class RingCache(KVCache):
 
 
 class SourceCache(LayerCache):
-    """What a layer keeps of the source that an encoder read, each tensor (B, heads, S, width)."""
+    """A layer's cache of an encoder's source, each tensor (B, heads, S, width)."""
 
     def __init__(
         self, remembered: tuple[Remembered, ...], batch: int, source: int, dtype: torch.dtype, device: torch.device
@@ -162,12 +163,12 @@ class SourceCache(LayerCache):
             tensor[:, :, : fresh.shape[2]].copy_(fresh)
 
     def read(self, tokens: int) -> tuple[Tensor, ...]:
-        """Returns what was stored of a source of `tokens` tokens."""
+        """Returns the stored tensors of a source of `tokens` tokens."""
         return tuple(tensor[:, :, :tokens] for tensor in self.tensors)
 
 
 class StateCache(LayerCache):
-    """What a layer keeps of a sequence, however long it is, each tensor (B, *shape)."""
+    """A layer's state of a sequence, independent of its length, each tensor (B, *shape)."""
 
     def __init__(
         self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
@@ -175,7 +176,7 @@ class StateCache(LayerCache):
         self.tensors = [torch.zeros(batch, *r.shape, dtype=dtype, device=device) for r in remembered]
 
     def read(self) -> tuple[Tensor, ...]:
-        """Returns the state after the tokens so far: zeros before the first one."""
+        """Returns the current state, initially zeros."""
         return tuple(self.tensors)
 
     def write(self, new: tuple[Tensor, ...]) -> None:
@@ -185,12 +186,12 @@ class StateCache(LayerCache):
 
 
 Makes = Callable[[tuple[Remembered, ...], int, int, torch.dtype, torch.device], LayerCache]
-# Caches of parts that need one of their own, by type of part.
+# Caches of parts with their own cache class, by type of part.
 CACHES: dict[type[Part], Makes] = {}
 
 
 def usual_cache(remembered: tuple[Remembered, ...]) -> Makes:
-    """Returns what makes the cache of a layer that remembers this."""
+    """Returns the constructor of the standard cache for what a layer remembers."""
     if remembered[0].of == "source":
         return SourceCache
     if remembered[0].per == "sequence":
@@ -199,11 +200,11 @@ def usual_cache(remembered: tuple[Remembered, ...]) -> Makes:
 
 
 class Cache:
-    """Every layer's cache by path, for `batch` rows of up to `capacity` tokens, and of up to `source` of an encoder's.
+    """Every layer's cache by path, for `batch` rows of up to `capacity` tokens, and up to `source` encoder tokens.
 
-    `lengths[b]` counts row b's tokens so far; `source` None means as many as `capacity`. A text that has to be read
-    again is read in pieces of `chunk` tokens, None for all at once; `reread` counts the tokens that were. Raises
-    InputError when more tokens come than were allowed for.
+    `lengths[b]` is the number of row b's tokens so far; `source` None means `capacity`. A text that must be recomputed
+    is processed in chunks of `chunk` tokens, None for all at once; `reread` counts recomputed tokens. Raises InputError
+    if the capacity is exceeded.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class Cache:
             for path, kind, remembered in remembering
         }
         self.rotaries = rotaries_by_length(spec)
-        # of each row the length that its keys' angles are those of, 0 before there are any; its text, types and images
+        # per row: the length that determined its keys' angles, 0 initially; its token ids, types and images
         self._reckoned: tuple[int, ...] = (0,) * batch
         self._text_BN = torch.zeros(batch, capacity if self.rotaries else 0, dtype=torch.long, device=device)
         self._types_BN: Tensor | None = None
@@ -247,20 +248,20 @@ class Cache:
         return sum(layer.nbytes for layer in self.layers.values())
 
     def layer(self, path: str, kind: type[L]) -> L:
-        """Returns the cache of the layer at a path, which is of this kind."""
+        """Returns the cache of the layer at a path, which must be of this kind."""
         found = self.layers[path]
         assert isinstance(found, kind), path
         return found
 
     def begin_source(self, tokens: int, valid_BS: Tensor | None) -> None:
-        """Records the source that the layers are about to store; `valid_BS` marks its real tokens."""
+        """Records the source that the layers are about to store; `valid_BS` marks its valid tokens."""
         if tokens > self.source_capacity:
             raise InputError(
-                "the source is longer than its cache",
+                "the source exceeds the cache's capacity",
                 field="source",
                 value=tokens,
                 allowed=f"at most {self.source_capacity}",
-                fix="shorten it or allow for more tokens",
+                fix="shorten it, or allocate a larger cache",
             )
         self.source_tokens, self.source_valid_BS = tokens, valid_BS
 
@@ -268,16 +269,16 @@ class Cache:
         """Records the rows' new lengths, before the layers store their tokens."""
         if max(lengths) > self.capacity:
             raise InputError(
-                "the sequence is longer than its cache",
+                "the sequence exceeds the cache's capacity",
                 field="tokens",
                 value=max(lengths),
                 allowed=f"at most {self.capacity}",
-                fix="shorten the prompt or allow for more tokens",
+                fix="shorten the prompt, or allocate a larger cache",
             )
         self.lengths = lengths
 
     def outdated(self, past: Sequence[int], reach: Sequence[int]) -> list[int]:
-        """Returns the rows whose `past` tokens were cached under frequencies other than those of `reach` tokens."""
+        """Returns the rows whose `past` tokens were cached with other frequencies than those of `reach` tokens."""
         told = [reckoned or length for reckoned, length in zip(self._reckoned, past, strict=True)]
         return [
             row
@@ -286,7 +287,7 @@ class Cache:
         ]
 
     def record(self, tokens_BT: Tensor, step: Step, images: Sequence[Tensor] | None) -> None:
-        """Keeps what the pass has read, and the lengths its rotary frequencies are those of."""
+        """Stores the pass's token ids, and the lengths that determine its RoPE frequencies."""
         self._reckoned = step.reach
         self._write_text(self._text_BN, tokens_BT, step)
         if step.types_BT is not None:
@@ -303,7 +304,7 @@ class Cache:
         kept_BN[row, step.positions_BT[row, t]] = new_BT[row, t]
 
     def row(self, row: int, length: int) -> tuple[Tensor, Tensor | None, Tensor | None, Cache]:
-        """Returns a row's text (1, length), its types and images, and its cache, empty, in the memory of this one."""
+        """Returns a row's token ids (1, length), its types and images, and its cache, emptied, sharing memory."""
         alone = copy(self)
         alone.lengths = (0,)
         alone.layers = {path: layer.row(row) for path, layer in self.layers.items()}
@@ -315,7 +316,7 @@ class Cache:
         return self._text_BN[row : row + 1, :length], types, images, alone
 
     def keep(self, rows: list[int]) -> None:
-        """Drops all other rows; for a moment one layer is held twice."""
+        """Drops all other rows; one layer at a time is temporarily held twice."""
         self.lengths = tuple(self.lengths[row] for row in rows)
         self._reckoned = tuple(self._reckoned[row] for row in rows)
         self._text_BN, self._images = self._text_BN[rows], [self._images[row] for row in rows]

@@ -1,4 +1,4 @@
-"""Cross-attention: keys and values of the source, computed in a sequence's first pass and then remembered.
+"""Cross-attention: keys and values of the source, computed in a sequence's first pass and then cached.
 
 Shapes: batch B, new tokens T, source tokens S, model width M, heads H, head width D.
 """
@@ -17,7 +17,7 @@ from asbuilt.spec import cross
 
 @computes(cross.CrossAttention)
 class CrossAttention(PartModule):
-    """softmax(scale * q k^T) v, with k and v of what the encoder made."""
+    """softmax(scale * q k^T) v, with k and v from the encoder's output."""
 
     q: Linear
     k: Linear
@@ -39,7 +39,7 @@ class CrossAttention(PartModule):
         return self.o(y.transpose(1, 2).reshape(B, T, self.part.d_query))
 
     def read(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Returns k and v (B, H, S, D), from the cache where they are already there."""
+        """Returns k and v (B, H, S, D), from the cache if they are there."""
         layer = None if step.cache is None else step.cache.layer(self.path, SourceCache)
         if step.source_BSM is None:
             assert layer is not None, "no source was read"

@@ -1,4 +1,4 @@
-"""Token embeddings: rows of a table, and what they are multiplied by.
+"""Token embeddings: rows of a table, scaled.
 
 Shapes: batch B, new tokens T, model width M.
 """
@@ -16,7 +16,7 @@ from asbuilt.spec import embedding as spec
 
 @computes(spec.TokenEmbedding)
 class TokenEmbedding(PartModule):
-    """Looks up one vector per token, and multiplies it to the model's width where the table has another."""
+    """Looks up one row per token, and maps it to the model's width if the table has another."""
 
     weight: Tensor
     project: Linear | None
@@ -29,7 +29,7 @@ class TokenEmbedding(PartModule):
 
     @property
     def table(self) -> Table:
-        """The table, which a tied head multiplies."""
+        """The table, which a tied head shares."""
         return Table(self.weight, self.format)
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
@@ -40,7 +40,7 @@ class TokenEmbedding(PartModule):
 
 @computes(spec.SharedEmbedding)
 class SharedEmbedding(PartModule):
-    """Looks up one vector per token in a table that is lent."""
+    """Looks up one row per token in the whole model's table."""
 
     def __init__(self, part: spec.SharedEmbedding, path: str) -> None:
         super().__init__(part, path)
@@ -48,10 +48,10 @@ class SharedEmbedding(PartModule):
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        assert step.table is not None, "the whole model has a table to lend"
+        assert step.table is not None, "the whole model must share its table"
         return scaled(step.table.rows(tokens_BT, step.dtype), self.scale)
 
 
 def scaled(x_BTM: Tensor, scale: float) -> Tensor:
-    """Returns the vectors multiplied by a factor in their own dtype, as models that scale them were trained."""
+    """Returns the vectors scaled in their own dtype, as in training."""
     return x_BTM if scale == 1.0 else x_BTM * torch.tensor(scale, dtype=x_BTM.dtype, device=x_BTM.device)

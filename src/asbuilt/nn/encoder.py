@@ -1,4 +1,4 @@
-"""What encoders have beside blocks: token types, the map before masked language logits, the pooler."""
+"""Parts of encoders other than blocks: token types, the transform before masked-language-model logits, the pooler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asbuilt.spec import encoder as spec
 
 @computes(spec.TypeEmbedding)
 class TypeEmbedding(PartModule):
-    """Looks up one vector per token's type."""
+    """Looks up one row per token's type."""
 
     weight: Tensor
 
@@ -28,7 +28,7 @@ class HeadTransform(PartModule):
     """LayerNorm(activation(x W^T + b))."""
 
     dense: Linear
-    norm: Linear  # holds the norm's gain and bias
+    norm: Linear  # has the norm's gain and bias
 
     def __init__(self, part: spec.HeadTransform, path: str) -> None:
         super().__init__(part, path)

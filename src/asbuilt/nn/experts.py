@@ -1,4 +1,4 @@
-"""Mixtures of experts: choose, sort rows by expert, multiply group by group, put back, and add up by weight.
+"""Mixtures of experts: route, sort rows by expert, multiply group by group, restore the order, sum by weight.
 
 Shapes: rows N = B*T, experts E, chosen per row k, R = N*k sorted rows, model width M, feed-forward width F.
 """
@@ -21,7 +21,7 @@ from asbuilt.spec.part import Kernel
 
 @computes(experts.Router)
 class Router(PartModule):
-    """Chooses each row's experts and how much each of them counts."""
+    """Chooses each row's experts and their weights."""
 
     weight: Tensor
     bias: Tensor | None
@@ -40,7 +40,7 @@ class Router(PartModule):
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
         soft = part.scoring == "softmax"
         scores_NE = logits_NE.softmax(-1, dtype=wide) if soft else logits_NE.to(wide).sigmoid()
-        # sigmoids of large logits are all 1, and what is added to them or up to groups is added to sigmoids
+        # the logits order large values that sigmoid rounds to 1; corrections and group scores need the sigmoids
         plain = not part.correction and part.groups is None
         chosen_Nk = self.choose((scores_NE if soft or not plain else logits_NE).detach())
         weights_Nk = scores_NE.gather(-1, chosen_Nk)
@@ -100,13 +100,13 @@ class MixtureOfExperts(PartModule):
         else:
             rows_RM = x_NM.index_select(0, order_R // self.part.top_k)
         y_RM = self.experts(rows_RM, counts, step.kernel)
-        y_RM = y_RM.index_select(0, order_R.argsort())  # and not by index_copy, which keeps what it copies
-        # a row's results are added in its own order of preference, whoever else went to the same experts
+        y_RM = y_RM.index_select(0, order_R.argsort())  # rather than index_copy, which saves its input
+        # a row's results are summed in its own order of preference, independent of other rows
         y_NkM = y_RM.view(*weights_Nk.shape, -1)
         return (y_NkM if self.part.weighs == "inputs" else y_NkM * weights_Nk[:, :, None]).sum(1)
 
     def dropped(self, chosen_Nk: Tensor, step: Step, capacity: int) -> Tensor:
-        """Returns (N, k): which choices come when the expert is full. Padding takes no place."""
+        """Returns (N, k): the choices that exceed an expert's capacity. Padding does not count."""
         top_k = self.part.top_k
         chosen_BC = chosen_Nk.view(step.batch, -1, top_k).transpose(1, 2).flatten(1)  # all first choices come first
         taken_BCE = chosen_BC[:, :, None] == torch.arange(self.part.n_experts, device=chosen_BC.device)
@@ -116,7 +116,7 @@ class MixtureOfExperts(PartModule):
         return (place_BC > capacity).unflatten(1, (top_k, -1)).transpose(1, 2).reshape(chosen_Nk.shape)
 
     def experts(self, x_RM: Tensor, counts: list[int], kernel: Kernel) -> Tensor:
-        """Returns (R, M): rows sorted by expert, `counts` of them for each, through their experts."""
+        """Returns (R, M): the outputs of rows sorted by expert, with `counts` rows each."""
 
         def mapped(name: str, rows: Tensor) -> Tensor:
             bias = getattr(self, f"{name}_bias") if self.part.bias else None
@@ -133,11 +133,11 @@ class MixtureOfExperts(PartModule):
         if isinstance(self.part.gating, experts.ClampedGate):
             return mapped("down", clamped(gate, up, self.part.gating))
         hidden = self.activation(gate)
-        # autograd needs the factors later; without it the product may take the first one's place
+        # autograd saves the factors; without it the product can be in place
         return mapped("down", hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 
 
 def clamped(gate: Tensor, up: Tensor, part: experts.ClampedGate) -> Tensor:
-    """Returns (up + 1) * gate * sigmoid(alpha gate), the gate cut off above the limit, up on both sides."""
+    """Returns (up + 1) * gate * sigmoid(alpha gate), with the gate clamped above the limit, up on both sides."""
     opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
     return (up.clamp(-part.limit, part.limit) + 1) * opened

@@ -58,5 +58,5 @@ class GatedMLP(PartModule):
         """Returns (B, T, M)."""
         gate, up = self.gate_up(x_BTM)
         hidden = self.activation(gate)
-        # autograd needs the factors later; without it the product may take the first one's place
+        # autograd saves the factors; without it the product can be in place
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))

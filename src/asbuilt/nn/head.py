@@ -1,4 +1,4 @@
-"""Heads over the vocabulary."""
+"""Language heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asbuilt.spec import head as spec
 
 @computes(spec.Head, spec.TiedHead)
 class Head(PartModule):
-    """Logits with a matrix of its own, or with the embedding's table."""
+    """Logits from its own matrix, or from the embedding's table."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -33,7 +33,7 @@ class Head(PartModule):
             self.register_buffer("shift", None)
 
     def forward(self, x: Tensor, table: Table | None) -> Tensor:
-        """Returns (..., n_vocab); without a matrix of its own it multiplies `table`, the embedding's."""
+        """Returns (..., n_vocab); a tied head uses `table`, the embedding's."""
         if self.transform is not None:
             x = self.transform(x)
         if self.project is not None:

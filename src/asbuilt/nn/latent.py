@@ -1,7 +1,7 @@
 """Multi-head latent attention, expanded or absorbed; the cache holds latents either way.
 
 Shapes: batch B, new tokens T, all tokens S, model width M, heads H, query and key width D, latent width R, value width
-V, width of the turned part P.
+V, RoPE width P.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asbuilt.spec import latent
 
 @computes(latent.LatentAttention)
 class LatentAttention(PartModule):
-    """softmax(scale * q k^T) v, where k and v are read out of one latent per token."""
+    """softmax(scale * q k^T) v, where k and v are expanded from one latent per token."""
 
     q: Linear
     q_down: Linear
@@ -38,7 +38,7 @@ class LatentAttention(PartModule):
         self.part, self.pattern = part, AttentionPattern()
         self.q_norm = optional(part.q_norm, f"{path}.q_norm")
         self.kv_norm = optional(part.kv_norm, f"{path}.kv_norm")
-        first = () if part.q_rank is None else (self.q_down,)  # q has no bias where the others may have one
+        first = () if part.q_rank is None else (self.q_down,)  # q has no bias, unlike the others
         self.down = self.fused(*first, self.kv_down, self.k_rope)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
@@ -58,7 +58,7 @@ class LatentAttention(PartModule):
         return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step, keys))
 
     def project(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the new tokens' queries (B, T, H, D), normed latents (B, T, R) and turned keys (B, T, P)."""
+        """Returns the new tokens' queries (B, T, H, D), normalised latents (B, T, R) and RoPE keys (B, T, P)."""
         *down, c_BTR, k_BTP = self.down(x_BTM)
         q = self.q_up(down[0] if self.q_norm is None else self.q_norm(down[0])) if down else self.q(x_BTM)
         q_BTHD = q.view(*x_BTM.shape[:2], self.part.n_heads, self.part.d_head)
@@ -71,7 +71,7 @@ class LatentAttention(PartModule):
         return q_BTHD, c_BTR if self.kv_norm is None else self.kv_norm(c_BTR), k_BTP
 
     def expanded(self, q_BTHD: Tensor, c_BSR: Tensor, k_BSP: Tensor, step: Step, keys: Keys) -> Tensor:
-        """Returns (B, T, H*V): every token's keys and values of all heads are made, and attended as usual."""
+        """Returns (B, T, H*V): standard attention over the expanded keys and values of all heads."""
         B, S, H = *c_BSR.shape[:2], self.part.n_heads
         shared = k_BSP[:, :, None].expand(B, S, H, self.part.d_rope)
         k_BSHD = torch.cat((self.k_up(c_BSR).view(B, S, H, self.part.d_nope), shared), -1)
@@ -81,9 +81,9 @@ class LatentAttention(PartModule):
         return y_BHTV.transpose(1, 2).flatten(2)
 
     def absorbed(self, q_BTHD: Tensor, joined_BSL: Tensor, step: Step, keys: Keys) -> Tensor:
-        """Returns the same from latents and turned keys side by side (B, S, R + P), of which none is expanded.
+        """Returns the same from concatenated latents and RoPE keys (B, S, R + P), without expanding them.
 
-        All heads attend to one key, which is the latent, so it is two plain products: the reference kernel's.
+        All heads share one key, the latent, so attention is two plain products: the reference kernel's.
         """
         part = self.part
         B, T, H, _ = q_BTHD.shape

@@ -1,6 +1,6 @@
-"""Linear maps, plain, packed or with an adapter; several maps of one input side by side in memory.
+"""Linear maps: plain, packed or with an adapter; and fused maps, whose weights are contiguous in memory.
 
-Inference multiplies those at once.
+Inference computes fused maps as one product.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asbuilt.spec.part import Part, Weight
 
 
 class Linear(nn.Module):
-    """x W^T + b, with whatever of W and b is registered; with a `format` W is blocks, expanded for each product."""
+    """x W^T + b, with the registered W and b; with a `format` W is packed, and dequantised for each product."""
 
     weight: Tensor
     bias: Tensor | None
@@ -36,7 +36,7 @@ class Linear(nn.Module):
         return packed.linear(x, self.weight, self.bias, format=self.format)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """Returns W (d_out, d_in) of x W^T + b; of blocks its numbers in `dtype`."""
+        """Returns W (d_out, d_in) of x W^T + b, dequantised to `dtype` if packed."""
         return self.weight if self.format is None else packed.expand(self.weight, self.format, dtype)
 
 
@@ -51,7 +51,7 @@ class Lora(Linear):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the map with its adapter."""
+        """Returns the output of the map and its adapter."""
         return super().forward(x) + linear(linear(x, self.lora_a), self.lora_b) * self.scale
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
@@ -60,13 +60,13 @@ class Lora(Linear):
 
 
 class Table(NamedTuple):
-    """A matrix whose rows are looked up or multiplied by: an embedding's table, a head's matrix; plain, or blocks."""
+    """A matrix for lookups or products, plain or packed: an embedding's table, a head's matrix."""
 
     weight: Tensor
     format: str | None = None
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns rows (*index.shape, width); those of blocks in `dtype`."""
+        """Returns rows (*index.shape, width), dequantised to `dtype` if packed."""
         return packed.look_up(index, self.weight, self.format, dtype)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -83,30 +83,30 @@ def of_map(part: spec.Map) -> Linear:
 
 
 def parameter(weight: Weight) -> nn.Parameter:
-    """Returns an empty parameter; of blocks their bytes. Raises InputError for blocks that nothing here expands."""
+    """Returns an empty parameter, of bytes if packed. Raises InputError for an unsupported block format."""
     if weight.format is None:
         return nn.Parameter(torch.empty(weight.shape), requires_grad=weight.learned and not weight.frozen)
     if weight.format not in packed.EXPANDED:
         raise InputError(
-            "cannot be computed with yet", field="format", value=weight.format, allowed=one_of(packed.EXPANDED)
+            "not supported for computing", field="format", value=weight.format, allowed=one_of(packed.EXPANDED)
         )
     return nn.Parameter(torch.empty(weight.stored_shape, dtype=torch.uint8), requires_grad=False)
 
 
 def hooked(*maps: nn.Module) -> bool:
-    """Whether one of the modules has a hook of its own, so that it has to be called.
+    """Returns whether one of the modules has its own hook, so that it must be called.
 
-    Hooks for all modules do not count: profilers and FLOP counters set them, and are to see what usually runs.
+    Global module hooks do not count: profilers and FLOP counters set them, and should see what normally runs.
     """
     return any(m._forward_hooks or m._forward_pre_hooks for m in maps)
 
 
 class FusedLinears:
-    """Linear maps of one input whose parameters are views of one piece of memory: one product instead of several.
+    """Linear maps with the same input whose parameters are views of one tensor: one product instead of several.
 
-    Autograd gives gradients to the parameters, not to the piece, so training multiplies one by one; so does whatever
-    finds a parameter no longer in its place (loaded by assignment, sharded, deep-copied), a hook on one of the maps, or
-    one that is not plain.
+    Autograd computes gradients of the parameters, not of that tensor, so in training the maps are computed one by one;
+    also if a parameter is no longer a view (loaded by assignment, sharded, deep-copied), if one of the maps has a hook,
+    or if one is not plain.
     """
 
     def __init__(self, *maps: Linear) -> None:
@@ -116,7 +116,7 @@ class FusedLinears:
         self.join()
 
     def join(self) -> None:
-        """Lays the maps' present parameters into one new piece each for weights and biases."""
+        """Copies the maps' current parameters into one new tensor each for weights and biases."""
         if not self.plain:
             return
         self.weight = self._piece([m.weight for m in self.maps])
@@ -133,12 +133,12 @@ class FusedLinears:
         return piece
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Returns each map's result."""
+        """Returns each map's output."""
         side_by_side = self.joined(x)
         return tuple(m(x) for m in self.maps) if side_by_side is None else side_by_side.split(self.sizes, -1)
 
     def joined(self, x: Tensor) -> Tensor | None:
-        """Returns all results in one tensor, None where the maps have to be multiplied one by one."""
+        """Returns all outputs in one tensor, None if the maps must be computed one by one."""
         if not self.plain or torch.is_grad_enabled() or hooked(*self.maps):
             return None
         if [m.weight.data_ptr() for m in self.maps] != self.places:
@@ -147,9 +147,9 @@ class FusedLinears:
 
 
 class PartModule(nn.Module):
-    """A module that is one part: it makes the part's weights, empty, under their own names, and its buffers, of zeros.
+    """The module of one part: creates the part's weights, empty, under their own names, and its buffers, as zeros.
 
-    Buffers are float32 or wider: they are few, and what they decide should not depend on the dtype of the weights.
+    Buffers are float32 or wider: they are small, and their effect should not depend on the dtype of the weights.
     """
 
     def __init__(self, part: Part, path: str) -> None:
@@ -172,7 +172,7 @@ class PartModule(nn.Module):
         return self.get_submodule(name)
 
     def fused(self, *maps: Linear) -> FusedLinears:
-        """Returns the maps laid together, and keeps them so when the module changes dtype or device."""
+        """Returns the fused maps, which stay fused when the module changes dtype or device."""
         self._together.append(FusedLinears(*maps))
         return self._together[-1]
 

@@ -1,4 +1,4 @@
-"""Linear attention, with the state of a sequence in the cache.
+"""Linear attention, with a sequence's state in the cache.
 
 Shapes: batch B, new tokens T, model width M, heads H, head width D, heads of all rows G = B*H.
 """
@@ -40,11 +40,11 @@ class LinearAttention(PartModule):
         y, state = by_chunks(*self.features(x_BTM, step), before, spec.CHUNK, keep=layer is not None)
         if layer is not None and state is not None:
             layer.write((state.view(B, part.n_heads, part.d_head, -1),))
-        y = y[..., :-1] / (y[..., -1:] + part.eps)  # padding before a text has seen nothing
+        y = y[..., :-1] / (y[..., -1:] + part.eps)  # padding before a text has an empty sum
         return self.o(y.view(B, part.n_heads, T, part.d_head).transpose(1, 2).reshape(B, T, part.d_query))
 
     def features(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns f(q) and f(k) (G, T, D), and values with a one beside them (G, T, D + 1)."""
+        """Returns f(q) and f(k) (G, T, D), and values with an appended one (G, T, D + 1)."""
         B, T, _ = x_BTM.shape
         q, k, v = (y.view(B, T, self.part.n_heads, -1) for y in self.qkv(x_BTM))
         q, k = F.elu(q) + 1, F.elu(k) + 1

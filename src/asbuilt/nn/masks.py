@@ -1,4 +1,4 @@
-"""Which keys each token of an attention sees, and what their distance adds to the scores.
+"""Attention masks: which keys each query attends to, and distance terms of the scores.
 
 Shapes: batch B, new tokens T, keys S, heads H.
 """
@@ -19,7 +19,7 @@ from asbuilt.spec.positions import Alibi, RelativeBuckets
 
 
 class AttentionPattern(NamedTuple):
-    """Which keys a layer's tokens see, and what their distance adds to the scores: by slope, or by learned bucket."""
+    """Which keys a layer's queries attend to, and the distance term of the scores: ALiBi, or learned buckets."""
 
     causal: bool = True
     window: int | None = None
@@ -29,16 +29,16 @@ class AttentionPattern(NamedTuple):
 
     @property
     def reach(self) -> int | None:
-        """How many tokens the layer's cache keeps."""
+        """How many tokens the layer's cache holds."""
         return self.window if self.chunk is None else self.chunk
 
 
-# Gives the positions (B or 1, S) of the keys that a layer multiplies, -1 where there is none.
+# Returns the positions (B or 1, S) of a layer's keys, -1 for empty slots.
 Keys = Callable[[], Tensor]
 
 
 def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
-    """Returns which keys each token sees, made once for all layers of the same pattern: their keys lie alike."""
+    """Returns the mask, built once for all layers with the same pattern, whose keys have the same positions."""
     return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
 
 
@@ -48,7 +48,7 @@ def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys)
     ahead = step.ends_BT is not None and pattern.causal
     if step.uniform and not distant and not ahead:
         if step.tokens == 1 and pattern.chunk is None:
-            return None  # the cache holds no more than the window, and all of it came before
+            return None  # the cache holds at most the window, and all of it is past
         if not pattern.causal and near:
             return None
         if step.past[0] == 0 and near:
@@ -67,23 +67,23 @@ def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys)
 
 
 def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tensor | None) -> Tensor:
-    """(B or 1, H, T, S): the stack's number for each head and distance, -inf where the key is hidden."""
-    assert step.relative_BH is not None, "the stack has no numbers for its buckets"
+    """Returns (B or 1, H, T, S): the stack's bias per head and distance, -inf where masked."""
+    assert step.relative_BH is not None, "the stack has no bias table"
     ahead = keys_BS[:, None, :] - step.positions_BT[:, :, None]
     bias = F.embedding(buckets(part, ahead), step.relative_BH).permute(0, 3, 1, 2)
     return bias if hidden is None else bias.masked_fill(hidden, -torch.inf)
 
 
 def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
-    """Returns (B or 1, T, S), True where the key is seen."""
+    """Returns (B or 1, T, S), True where a query attends to a key."""
     queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
     distance = queries - keys
     ends = queries if step.ends_BT is None else step.ends_BT[:, :, None]
     seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
-    if pattern.window is not None:  # what lies ahead and is seen all the same is seen however far it is
+    if pattern.window is not None:  # keys ahead that are attended to (images) are not limited by the window
         seen &= (distance if pattern.causal else distance.abs()) < pattern.window
     if pattern.chunk is not None:
         seen &= queries // pattern.chunk == keys // pattern.chunk
-    # padding may see nothing, and softmax over nothing is not a number: let it look at the first key
+    # padding may attend to nothing, and the softmax of nothing is NaN: let it attend to the first key
     seen[:, :, 0] |= ~seen.any(-1)
     return seen

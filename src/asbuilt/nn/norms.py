@@ -47,7 +47,7 @@ class LayerNorm(PartModule):
 
 
 def normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
-    """Returns (B, T, H, D) normalised by head, or over all heads together where the norm is that wide."""
+    """Returns (B, T, H, D) normalised per head, or over all heads together if the norm is that wide."""
     if norm is None:
         return heads
     per_head = norm.d == heads.shape[-1]

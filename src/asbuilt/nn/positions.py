@@ -1,4 +1,4 @@
-"""Positions that are added to the stream, and the numbers of a stack's relative buckets.
+"""Positions that are added to the stream, and the bias table of relative buckets.
 
 Shapes: batch B, new tokens T, model width M.
 """
@@ -18,7 +18,7 @@ from asbuilt.spec import positions as spec
 
 @computes(spec.BiasTable)
 class BiasTable(PartModule):
-    """Holds the numbers of a stack's relative buckets."""
+    """The bias table of a stack's relative buckets."""
 
     weight: Tensor
 
@@ -67,12 +67,12 @@ def sinusoids(part: spec.Sinusoids) -> Tensor:
 
 
 def rope_tables(step: Step, rotary: spec.Rotary, dtype: torch.dtype) -> RopeTables:
-    """Returns the rotary tables for a pass's tokens, made once for all layers."""
+    """Returns the RoPE tables for a pass's tokens, built once for all layers."""
     return step.once((rotary, dtype), lambda: tables(rotary, step.positions_BT, step.reach, dtype))
 
 
 def temperature(step: Step, part: spec.QueryTemperature, dtype: torch.dtype) -> Tensor:
-    """Returns what each token's queries are multiplied by, (B or 1, T, 1, 1), made once for all layers."""
+    """Returns the scale of each token's queries, (B or 1, T, 1, 1), computed once for all layers."""
 
     def made() -> Tensor:
         steps = torch.floor((step.positions_BT + 1).float() / part.floor)

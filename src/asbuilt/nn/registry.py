@@ -1,6 +1,6 @@
-"""Which module computes which part: a module says so itself, where it is defined.
+"""The registry of modules by part: a module registers itself where it is defined.
 
-A part from outside the package is built like ours once its module is registered.
+A part from outside the package is built like a built-in one once its module is registered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Callable[..., nn.Module])
 
 
 def computes(*parts: type[Part]) -> Callable[[M], M]:
-    """Registers a module, made of (part, path), as what computes parts of these types."""
+    """Registers a module, constructed from (part, path), for parts of these types."""
 
     def register(made: M) -> M:
         MODULES.update(dict.fromkeys(parts, made))
@@ -31,14 +31,14 @@ def computes(*parts: type[Part]) -> Callable[[M], M]:
 
 
 def registered(kind: type[Part]) -> Callable[..., nn.Module] | None:
-    """Returns what makes the module of a part of this type; None where nothing is registered."""
+    """Returns the constructor of the module for parts of this type; None if none is registered."""
     if kind not in MODULES:
         _import_mirror(kind)
     return MODULES.get(kind)
 
 
 def module(part: Part, path: str) -> nn.Module:
-    """Returns the module of `part`, its parameters uninitialised; raises InputError where none is registered."""
+    """Returns the module of `part`, with uninitialised parameters; raises InputError if none is registered."""
     made = registered(type(part))
     if made is None:
         raise InputError(
@@ -51,12 +51,12 @@ def module(part: Part, path: str) -> nn.Module:
 
 
 def _import_mirror(kind: type[Part]) -> None:
-    """Imports nn/x.py for a part of spec/x.py, where there is one: the module in it registers itself."""
+    """Imports nn/x.py for a part of spec/x.py, if it exists: its module registers itself."""
     package, _, name = kind.__module__.rpartition(".")
     if package == SPEC and find_spec(f"{NN}.{name}") is not None:
         import_module(f"{NN}.{name}")
 
 
 def optional(part: Part | None, path: str) -> nn.Module | None:
-    """Returns the module of a part, or None where there is none."""
+    """Returns the module of a part, or None for None."""
     return None if part is None else module(part, path)

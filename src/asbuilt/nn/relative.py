@@ -1,4 +1,4 @@
-"""Scores by a projection of the distance's sinusoids.
+"""Score terms from a projection of the distance's sinusoids.
 
 Shapes: batch B, new tokens T, keys S, distances L (0 to the longest row), model width M, heads H, head width D.
 """
@@ -19,7 +19,7 @@ from asbuilt.spec.relative import RelativeProjection
 
 @computes(RelativeProjection)
 class ProjectedDistances(PartModule):
-    """q . (W s(distance)), -inf where a key comes after its query."""
+    """q . (W s(distance)), -inf for keys after the query."""
 
     weight: Tensor
 
@@ -28,11 +28,11 @@ class ProjectedDistances(PartModule):
         self.part = part
 
     def forward(self, q_BTHD: Tensor, step: Step, scale: float, keys: Keys) -> Tensor:
-        """Returns what is added to the scores, (B, H, T, S)."""
+        """Returns the term added to the scores, (B, H, T, S)."""
         B, T, H, D = q_BTHD.shape
         distances, ahead = step.once("distances", lambda: distances_of(step, keys))
         far_LHD = F.linear(sinusoids(step, self.part.d_model, q_BTHD.dtype), self.weight).view(-1, H, D)
-        # a copy of its own, so that what is kept for the backward pass does not depend on the shapes
+        # a copy, so that what is saved for the backward pass does not depend on the shapes
         queries = q_BTHD.permute(2, 0, 1, 3).reshape(H, B * T, D).clone()
         every = torch.bmm(queries, far_LHD.permute(1, 2, 0)).view(H, B, T, -1).transpose(0, 1)
         scores = every.gather(-1, distances[:, None].expand(B, H, -1, -1)) * scale
@@ -40,14 +40,14 @@ class ProjectedDistances(PartModule):
 
 
 def distances_of(step: Step, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Returns how far before each query each key lies, and which keys are hidden, both (B or 1, T, S); no window."""
+    """Returns the distance of each key before each query, and the mask, both (B or 1, T, S), without a window."""
     keys_BS = keys()
     behind = step.positions_BT[:, :, None] - keys_BS[:, None, :]
     return behind.clamp(0, max(step.lengths) - 1), ~seen_keys(step, AttentionPattern(), keys_BS)
 
 
 def sinusoids(step: Step, width: int, dtype: torch.dtype) -> Tensor:
-    """Returns sines and then cosines of every distance up to the longest row (L, width), made once for all layers.
+    """Returns sines and then cosines of every distance up to the longest row (L, width), computed once for all layers.
 
     Distance d and pair i have the angle d / 10000^(2i / width).
     """

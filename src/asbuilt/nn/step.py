@@ -1,4 +1,4 @@
-"""One forward pass: which tokens there are, where each stands, and what all layers share of it."""
+"""One forward pass: its tokens, their positions, and what all layers share."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ T = TypeVar("T")
 class Step:
     """One forward pass over (B, T) tokens, `past[b]` of row b's tokens already cached.
 
-    `valid_BT` marks real tokens; None says that every token is real. A row's tokens are numbered by counting its real
-    ones, so padding on either side changes nothing for the others.
-    `reach` is how long each row's text is taken to be by rotary positions that ask: as long as it is after this pass,
-    unless more of it is known to come. Packed tables are looked up in `dtype`.
-    `types_BT` are the tokens' types where they have other than 0. A stack may lend its layers `relative_BH`, the
-    numbers of its relative buckets, and `table`, vectors of tokens; `source_BSM` is what an encoder made, None once
-    the layers remember it, `source_mask` tells its real tokens.
-    `images_NPM` take the places of tokens; `ends_BT` is the last position that each token sees, where that is not its
-    own.
+    `valid_BT` marks valid tokens; None means that all are valid. Positions count only a row's valid tokens, so padding
+    on either side does not affect the others.
+    `reach` is the text length that RoPE scalings assume per row: the length after this pass, unless more tokens are
+    known to follow. Packed tables are looked up in `dtype`.
+    `types_BT` are the tokens' types, if not all 0. A stack may share with its layers `relative_BH`, its bias table, and
+    `table`, its embedding table; `source_BSM` is an encoder's output, None once the layers have cached it, and
+    `source_mask` marks its valid tokens.
+    `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own.
     """
 
     types_BT: Tensor | None = None
@@ -61,31 +60,31 @@ class Step:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns what `make` gives, made once for all layers that ask under this key."""
+        """Returns the result of `make`, computed once for all layers that use this key."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether all rows stand at the same place, so that no mask by row is needed."""
+        """Whether all rows are at the same position, so that no mask per row is needed."""
         return self.valid_BT is None and len(set(self.past)) == 1
 
     @property
     def first(self) -> bool:
-        """Whether nothing came before, in any row, and all rows are alike."""
+        """Whether no row has past tokens or padding."""
         return self.uniform and self.past[0] == 0
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each row once this pass is done."""
+        """Tokens of each row after this pass."""
         if self.valid_BT is None:
             return tuple(n + self.tokens for n in self.past)
         return tuple(n + m for n, m in zip(self.past, self.valid_BT.sum(1).tolist(), strict=True))
 
     @cached_property
     def reach(self) -> tuple[int, ...]:
-        """Tokens that each row's text is taken to have, no fewer than `lengths`."""
+        """The assumed text length of each row, at least `lengths`."""
         return self.lengths if self._reach is None else tuple(map(max, self._reach, self.lengths))
 
     @cached_property
@@ -100,7 +99,7 @@ class Step:
 
     @cached_property
     def positions_BT(self) -> Tensor:
-        """Each token's place in its row, (1, T) when all rows agree; padding stands at the nearest real place."""
+        """Each token's position in its row, (1, T) if all rows agree; padding has the nearest valid position."""
         if self.uniform:
             return torch.arange(self.past[0], self.past[0] + self.tokens, device=self.device)[None]
         if self.valid_BT is None:
@@ -109,5 +108,6 @@ class Step:
 
     @cached_property
     def key_positions_BT(self) -> Tensor:
-        """`positions_BT` with -1 for padding, as a key that nobody sees."""
+        """`positions_BT` with -1 for padding, which is masked as a key."""
+
         return self.positions_BT if self.valid_BT is None else self.positions_BT.masked_fill(~self.valid_BT, -1)
