@@ -14,6 +14,7 @@ The tests run in forked children of a process that has imported the libraries, s
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -217,7 +218,7 @@ def _copy(source: Path, target: Path) -> None:
 def _score(folder: str, chosen: Chosen, copies: Queue[Path]) -> int:
     """Returns how many of the errors were noticed, and prints the others."""
     paths = [f"tests/{folder.split('/')[0]}", *BESIDE.get(folder.split("/")[0], [])]
-    seen = _recorded([path for path in paths if (ROOT / path).exists()], copies)
+    seen = _recorded([path for path in paths if (ROOT / path).exists()], copies, folder)
     print(f"{folder}: {len(seen.seconds)} tests, {sum(seen.seconds.values()):.0f} s without an error", flush=True)
 
     def noticed(place: tuple[str, Error]) -> bool:
@@ -234,7 +235,7 @@ def _score(folder: str, chosen: Chosen, copies: Queue[Path]) -> int:
         return sum(pool.map(noticed, chosen))
 
 
-def _recorded(paths: Sequence[str], copies: Queue[Path]) -> Seen:
+def _recorded(paths: Sequence[str], copies: Queue[Path], folder: str) -> Seen:
     """Runs the tests without an error; raises SystemExit where they fail already."""
     copy = copies.get()
     kept = copy.parent / "seen.pickle"
@@ -243,6 +244,7 @@ def _recorded(paths: Sequence[str], copies: Queue[Path]) -> Seen:
         measured = coverage.Coverage(source=[str(copy / PACKAGE)], data_file=None, config_file=False)
         recorder = Recorder(measured)
         measured.start()
+        _import_all(copy, folder)
         code = pytest.main([*QUIET, *paths], plugins=[recorder])
         measured.stop()
         data = measured.get_data()
@@ -258,6 +260,15 @@ def _recorded(paths: Sequence[str], copies: Queue[Path]) -> Seen:
     if code != 0:
         raise SystemExit(f"the tests of {', '.join(paths)} fail without any error (exit code {code})")
     return pickle.loads(kept.read_bytes())
+
+
+def _import_all(copy: Path, folder: str) -> None:
+    """Imports the folder's modules before any test: their top level is run by all tests, not by the first to import."""
+    top = copy / PACKAGE / folder
+    for file in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+        if file.stem != "__main__":
+            parts = file.relative_to(copy / "src").with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
 
 
 QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
