@@ -173,7 +173,7 @@ def test_what_continues_no_text_is_told_why() -> None:
     with pytest.raises(InputError, match="it has no head"):
         check_prompt(find("llama-2-7b").spec().changed(head=None), [1, 2])
     for name, made in (("vit-base-patch16-224", "labels"), ("clip-vit-base-patch32", "vectors")):
-        with pytest.raises(InputError, match=f"gives {made}, not the next token"):
+        with pytest.raises(InputError, match=f"predicts {made}, not the next token"):
             require_text(find(name).spec())
     require_text(find("llama-2-7b").spec())
     with pytest.raises(InputError, match="has no encoder"):

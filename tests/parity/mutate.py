@@ -269,8 +269,9 @@ def _regrouped(part: Attention) -> Attention:
 
 
 def own_fields(part: Part) -> list[Field[Any]]:
-    """The fields of a part but those that say what stands around its linear maps, of which no family knows."""
-    return [field for field in fields(part) if field.type != "Map | None"]  # type: ignore[arg-type]
+    """The fields of a part but those that say how its matrices are held or wrapped, of which no config knows."""
+    own = fields(part)  # type: ignore[arg-type]
+    return [field for field in own if field.type != "Map | None" and field.name != "format"]
 
 
 def all_fields(spec: Part) -> set[str]:

@@ -482,7 +482,7 @@ def test_what_messages_say_is_allowed() -> None:
         (lambda: replace(MODEL, blocks=stack(replace(ATTENTION, positions=BUCKETS))), r"table for \[\(8, 6\)\]"),
         (lambda: replace(MODEL, relative=BiasTable(n_buckets=8, n_heads=6)), "a table for nothing"),
         (lambda: replace(MODEL, norm=RMSNorm(d=5)), "norm has 5"),
-        (lambda: RMSNorm(d=5, gain="bias"), "weight, offset, none"),  # type: ignore[arg-type]
+        (lambda: RMSNorm(d=5, gain="bias"), "weight, offset or none"),  # type: ignore[arg-type]
         (lambda: LayerNorm(d=5, gain="no"), "true or false"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError, match=said):
