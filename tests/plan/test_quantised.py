@@ -373,7 +373,7 @@ def test_layers_that_are_packed_in_different_ways() -> None:
     less = (queries - 8) + (head - 8) + four * 1.5 - (200 * 96 // 16 + 96 * 13) - 8
     assert stored(MIXED) == plain - less
     held = quantised(SPEC, MIXED, "bf16", "llama")
-    assert "cache is meant to be in FP8" in held.note
+    assert "the published cache dtype is FP8" in held.note
     assert held.compute == "bf16"  # not all of it is multiplied in eight bits
     eight = {"quantized_layers": {"lm_head": {"quant_algo": "FP8"}, "model.layers.0.mlp": {"quant_algo": "MXFP8"}}}
     assert quantised(SPEC, eight, "bf16", "llama").compute == "fp8"

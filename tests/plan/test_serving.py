@@ -410,7 +410,7 @@ def test_times_are_called_the_least_there_can_be() -> None:
     assert "theoretical minima" in compare([plan, plan]).title
     notes = {line.name: line.note for line in plan.lines}
     assert notes["prefill of 2,048"] == notes["decode step of 55"] == "theoretical minimum"
-    assert notes["tokens/s"] == "the most there can be"
+    assert notes["tokens/s"] == "theoretical maximum"
 
 
 def test_experts_over_devices() -> None:

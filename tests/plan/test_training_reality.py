@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from asbuilt.catalog import machines
+from asbuilt.errors import InputError
 from asbuilt.families import llama
 from asbuilt.measure.run import peak_bytes
 from asbuilt.nn import build
@@ -128,10 +129,15 @@ def test_adapters_are_two_linear_maps_beside_each_matrix(spec: Model, rank: int)
     adapters = [
         nn.ModuleList([nn.Linear(w.shape[-1], rank, bias=False), nn.Linear(rank, w.shape[-2], bias=False)])
         for path, w in model.named_parameters()
-        if w.ndim > 1 and path.startswith("blocks.") and "router" not in path and not path.endswith("bias")
+        if w.ndim > 1
+        and path.startswith("blocks.")
+        and not any(part in path for part in ("router", "positions", "bias"))
         for _ in range(w[..., 0, 0].numel())
     ]
-    found = state(spec, "adamw", "fp32", lora=rank)
+    try:
+        found = state(spec, "adamw", "fp32", lora=rank)
+    except InputError:  # of a map that is narrower than the rank
+        return
     trained = sum(p.numel() for adapter in adapters for p in adapter.parameters())
     assert found.gradients == 4 * trained
     assert found.weights == nbytes(model.parameters()) + 4 * trained
