@@ -242,11 +242,11 @@ class Narrow(spec.Part):
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (Attention, "is the name of a part of ours"),
-        (Loose, "is no part"),
-        (Odd, "is no kind of part"),
+        (Attention, "the name of a built-in part"),
+        (Loose, "must be a dataclass"),
+        (Odd, "kind: must be"),
         (Narrow, "has no d_model"),
-        (Decay(d_model=3), "is no part"),
+        (Decay(d_model=3), "must be a dataclass"),
     ],
 )
 def test_what_is_not_registered(part: Any, said: str) -> None:  # noqa: ANN401
@@ -256,7 +256,7 @@ def test_what_is_not_registered(part: Any, said: str) -> None:  # noqa: ANN401
 
 def test_it_stands_only_where_a_body_does() -> None:
     for path, field in (("blocks.0.attention", "norm"), ("", "head")):
-        with pytest.raises(InputError, match=r"no part that .* has here"):
+        with pytest.raises(InputError, match="wrong part for"):
             mixed().edit(path, **{field: Decay(d_model=32)})
     both = spec.Parallel(attention=Decay(d_model=32), ffn=mixed().at("blocks.0.ffn.body"))  # type: ignore[arg-type]
     assert mixed().edit("blocks.0.attention", body=both).at("blocks.0.attention.body.attention") == Decay(d_model=32)

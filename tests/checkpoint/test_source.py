@@ -107,7 +107,7 @@ def test_tokenizer_and_template_of_a_folder(folder: Path) -> None:
     [
         ("a.json", "[]", "must be a JSON object"),
         ("a.json", "{}", "model_type: missing"),
-        ("a.json", '{"part": 3}', "not a part"),
+        ("a.json", '{"part": 3}', 'must be an object with a "part" key'),
         ("a.gguf", "none", "a.gguf: not a GGUF file|a.gguf: magic"),
         ("a.safetensors", "", "give the folder"),
         ("a.pt", "", "can run arbitrary code"),

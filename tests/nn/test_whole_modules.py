@@ -61,7 +61,7 @@ def test_what_is_not_read_is_refused_by_name(name: str) -> None:
             assert torch.equal(model(first, **given, **nothing), wanted), argument  # what is None is not given
             if READS.get(argument) in spec.reads:
                 continue
-            with pytest.raises(InputError, match=f"is not an input of {type(model).__name__}") as refused:
+            with pytest.raises(InputError, match=f"not an input of {type(model).__name__}") as refused:
                 model(first, **given, **{argument: torch.zeros(2, 6, dtype=torch.long)})
             assert refused.value.field == argument
             assert refused.value.value == (2, 6)

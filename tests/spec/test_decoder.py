@@ -64,9 +64,9 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"d_model": 30}, r"d_model: must be a multiple of n_heads = 4 \(got 30\); or give d_head"),
-        ({"n_heads": 0}, r"n_heads: must be a whole number \(got 0;"),
-        ({"n_layers": 5000}, r"n_layers: must be a whole number \(got 5000; must be 1 to 1,024\)"),
+        ({"d_model": 30}, r"d_model: must be a multiple of n_heads = 4, got 30; or give d_head"),
+        ({"n_heads": 0}, r"n_heads: must be a whole number from 1 to [\d,]+, got 0"),
+        ({"n_layers": 5000}, r"n_layers: must be a whole number from 1 to 1,024, got 5000"),
         ({"d_model": 32.0}, r"d_model: must be a whole number"),
         ({"n_kv_heads": 3}, r"Attention.n_kv_heads"),
         ({"n_kv_heads": 0}, r"Attention.n_kv_heads"),

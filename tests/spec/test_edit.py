@@ -136,8 +136,8 @@ def test_parts_of_a_type_are_replaced() -> None:
         ("blocks.*.*.body", {"window": 7}, r"blocks.0.ffn.body.window: unknown field of GatedMLP"),
         ("blocks.2.attention.body", {"window": 0}, r"^blocks.2.attention.body: Attention.window: must be"),
         ("blocks.2.attention.body", {"n_heads": "4"}, r"^blocks.2.attention.body: "),
-        ("blocks.2.attention", {"body": RMSNorm(d=32)}, r"blocks.2.attention.body: no part that Branch has here"),
-        ("blocks.2.ffn", {"body": 7}, r"blocks.2.ffn.body: no part that Branch has here"),
+        ("blocks.2.attention", {"body": RMSNorm(d=32)}, r"blocks.2.attention.body: wrong part for Branch"),
+        ("blocks.2.ffn", {"body": 7}, r"blocks.2.ffn.body: wrong part for Branch"),
         ("embedding", {"d_model": 64}, r"^LanguageModel: LanguageModel.head"),
         ("", {"nmae": "x"}, r"LanguageModel.nmae: unknown field of LanguageModel.*'name'"),
     ],
@@ -152,7 +152,7 @@ def test_what_is_nowhere() -> None:
         small().at("blocks.0.attention.body.q.weight.x")
     with pytest.raises(InputError, match=r"no part is of this kind .*LayerNorm"):
         small().replace_where(LayerNorm, eps=1.0)
-    with pytest.raises(InputError, match="either what is put in their place, or fields"):
+    with pytest.raises(InputError, match="give either a replacement or fields"):
         small().replace_where(RMSNorm, RMSNorm(d=32), eps=1.0)
 
 

@@ -88,13 +88,13 @@ def _objects(plain: object):  # noqa: ANN202
     ("text", "said"),
     [
         ("{", "not JSON"),
-        ("[]", "not a part"),
+        ("[]", 'must be an object with a "part" key'),
         ('{"part": "Atention"}', "did you mean 'Attention'"),
         ('{"part": "RMSNorm", "d": 4, "epsilon": 1}', "unknown field"),
         ('{"part": "RMSNorm"}', "missing field"),
         ('{"part": "RMSNorm", "d": {"part": "RMSNorm", "d": 1}}', "RMSNorm.d"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"part":"Block","branches":[{"repeat": 1000000000, "item": 1}]}', "bad repeat"),
+        ('{"part":"Block","branches":[{"repeat": 1000000000, "item": 1}]}', "invalid repeat"),
         ('{"part":"Block","branches":[1]}', "Block"),
     ],
 )

@@ -248,7 +248,7 @@ def test_an_edit_that_a_whole_cannot_have_makes_another_of_it() -> None:
     ahead = spec.edit("blocks.*.attention.body", causal=False)
     assert type(ahead) is LanguageModel
     assert not ahead.generates
-    with pytest.raises(InputError, match=r"TextEncoder\.head: no part that TextEncoder has here"):
+    with pytest.raises(InputError, match=r"TextEncoder\.head: wrong part for TextEncoder"):
         spec.edit("", head=7)
     with pytest.raises(InputError, match="which has no predictors"):
         spec.edit("", encoder=spec.changed(head=None), predictors=(1,))

@@ -85,7 +85,7 @@ def test_a_part_that_belongs_elsewhere_is_refused_by_its_place(kind: str) -> Non
         assert field.name in refused.value.field or refused.value.problem.startswith(f"wrong type in {kind}")
         if isinstance(plain[field.name], dict):
             assert refused.value.field == f"at.{field.name}"
-            assert refused.value.problem == f"no part that {kind} has here"
+            assert refused.value.problem == f"wrong part for {kind}"
             assert refused.value.value == other
 
 
@@ -95,15 +95,15 @@ def test_what_is_allowed_in_a_place_is_listed() -> None:
         from_dict(plain | {"norm": {"part": "MLP", "d_model": 11, "d_ff": 1, "activation": "relu"}})
     assert refused.value.allowed == "LayerNorm or RMSNorm"
     for block in (1, {"part": "RMSNorm", "d": 11}):
-        with pytest.raises(InputError, match="no part that Block has here") as refused:
+        with pytest.raises(InputError, match="wrong part for Block") as refused:
             from_dict({"part": "Block", "branches": [plain, block]})
         assert (refused.value.field, refused.value.allowed) == ("spec.branches", "Branch")
-    with pytest.raises(InputError, match="no part that Block has here"):
+    with pytest.raises(InputError, match="wrong part for Block"):
         from_dict({"part": "Block", "branches": plain})
     gating = to_dict(EXPERTS)
-    with pytest.raises(InputError, match="no part that MixtureOfExperts has here"):
+    with pytest.raises(InputError, match="wrong part for MixtureOfExperts"):
         from_dict(gating | {"gating": "clamped"})
-    with pytest.raises(InputError, match="no part that MixtureOfExperts has here"):
+    with pytest.raises(InputError, match="wrong part for MixtureOfExperts"):
         from_dict(gating | {"gating": 1})
     assert from_dict(gating | {"gating": "none"}) == replace(EXPERTS, gating="none")
 
@@ -125,10 +125,10 @@ def test_runs_of_equal_items_are_written_once() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, LONGEST + 1, 1.0, "2", True, None])
 def test_a_repeat_is_a_number_within_bounds(n: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InputError, match="bad repeat") as refused:
+    with pytest.raises(InputError, match="invalid repeat") as refused:
         from_dict({"part": "FrequencyFactors", "factors": [1.0, {"repeat": n, "item": 2.0}]})
     assert refused.value.field == "spec.factors.1"
-    assert refused.value.allowed == "1 to 100000 in all"
+    assert refused.value.allowed == "1 to 100000 in total"
 
 
 def test_repeats_are_bounded_together() -> None:
@@ -138,11 +138,12 @@ def test_repeats_are_bounded_together() -> None:
     assert read(1) == spec.FrequencyFactors(factors=(2.0,))
     assert read(2, 3) == spec.FrequencyFactors(factors=(2.0,) * 5)
     assert read(LONGEST - 1, 1) == spec.FrequencyFactors(factors=(2.0,) * LONGEST)
-    with pytest.raises(InputError, match="bad repeat"):
+    with pytest.raises(InputError, match="invalid repeat"):
         read(LONGEST - 1, 2)
-    with pytest.raises(InputError, match="not a part"):  # an item alone is no repeat, nor one with more beside it
+    # an item without a count, or with a third key, is not a repeat
+    with pytest.raises(InputError, match='must be an object with a "part" key'):
         from_dict({"part": "FrequencyFactors", "factors": [{"item": 2.0}]})
-    with pytest.raises(InputError, match="not a part"):
+    with pytest.raises(InputError, match='must be an object with a "part" key'):
         from_dict({"part": "FrequencyFactors", "factors": [{"repeat": 1, "item": 2.0, "also": 1}]})
 
 
@@ -177,9 +178,9 @@ def test_nesting_is_bounded() -> None:
 
     with pytest.raises(InputError, match="nested too deeply") as refused:
         from_dict(deep(DEEPEST + 1))
-    assert refused.value.allowed == "16 levels"
+    assert refused.value.allowed == "at most 16 levels"
     assert refused.value.field == "spec" + ".body" * 17
-    with pytest.raises(InputError, match="no part that Branch has here"):
+    with pytest.raises(InputError, match="wrong part for Branch"):
         from_dict(deep(DEEPEST))
     within = {"part": "Block", "branches": [{"repeat": 1, "item": deep(DEEPEST)}]}
     with pytest.raises(InputError, match="nested too deeply"):

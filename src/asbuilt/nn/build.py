@@ -1,4 +1,4 @@
-"""Building the model that a spec describes, and giving it its first weights."""
+"""Building the model that a spec describes, and initialising its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build(
     device: torch.device | str = "cpu",
     seed: int | None = 0,
 ) -> Model:
-    """Returns the model of `spec`, initialised from `seed`; None leaves the memory as it came, to be loaded over.
+    """Returns the model of `spec`, initialised from `seed`; None leaves parameters uninitialised, to be loaded.
 
     On the meta device nothing is allocated.
     """
@@ -39,10 +39,10 @@ def build(
 
 
 def initialise(built: Model, seed: int, std: float = 0.02) -> None:
-    """Gives each weight its start (`Weight.start`): N(0, std), N(0, std / sqrt(2 n_layers)) or one number.
+    """Initialises each weight as declared (`Weight.start`): N(0, std), N(0, std / sqrt(2 n_layers)) or a constant.
 
     Buffers are 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
-    stream, so its variance stays level.
+    stream, so its variance stays constant.
     """
     generator = torch.Generator(device=built.device).manual_seed(seed)
     parameters = dict(built.named_parameters())
@@ -54,13 +54,13 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
 
 
 def stored_tensors(built: Model) -> dict[str, Tensor]:
-    """Returns all that a checkpoint holds of the model, by path: its learned parameters and its buffers."""
+    """Returns all tensors that a checkpoint stores, by path: learned parameters and buffers."""
     tensors = dict(built.named_parameters()) | {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
     return {path: tensors[path] for path, _, _ in stored_weights(built.spec)}
 
 
 def built_parameters(built: Model) -> dict[str, nn.Parameter]:
-    """Returns the parameters by path, those of what no pass reaches left out: as billed."""
+    """Returns the parameters by path, without those that no pass uses, as counted by `cost`."""
     extras = tuple(f"{name}." for name, _ in built.spec.extras())
     return {path: parameter for path, parameter in built.named_parameters() if not path.startswith(extras)}
 
@@ -68,7 +68,7 @@ def built_parameters(built: Model) -> dict[str, nn.Parameter]:
 @torch.no_grad()
 def _fill(parameter: nn.Parameter, weight: Weight, std: float, n_layers: int, generator: torch.Generator) -> None:
     if weight.format is not None:
-        parameter.zero_()  # blocks of zeros: they are loaded, not trained
+        parameter.zero_()  # packed weights are loaded, not trained
     elif weight.start in ("ones", "zeros"):
         parameter.fill_(float(weight.start == "ones"))
     else:

@@ -1,4 +1,4 @@
-"""Dual encoders: a text's vector beside an image's, compared.
+"""Dual encoders, which compare embeddings of texts and images.
 
 Shapes: batch of texts B, new tokens T, images N, width of the vectors D.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @computes(spec.DualEncoder)
 class DualEncoder(Model):
-    """How near each image is to each text; the texts' vectors without images."""
+    """The similarity of each image with each text; the texts' embeddings without images."""
 
     vision: Contrast
 
@@ -37,9 +37,9 @@ class DualEncoder(Model):
         kernel: Kernel = "fused",
         **unread: Any,  # noqa: ANN401  # what no forward reads
     ) -> Tensor:
-        """Returns how near each of the images (N, C, H, W) or (B, n, C, H, W) is to each text, (N, B).
+        """Returns the similarity (N, B) of each of the images (N, C, H, W) or (B, n, C, H, W) with each text.
 
-        Without images it is the texts' vectors (B, D). Raises InputError for images of another size.
+        Without images it returns the texts' embeddings (B, D). Raises InputError for images of another size.
         """
         self.refuse(unread)
         pixels = None if images is None else self.vision.images(images)

@@ -1,4 +1,4 @@
-"""Encoder-decoders: a stack reads a source, and another writes a text that looks at it.
+"""Encoder-decoders: one stack reads a source, another generates text with cross-attention to it.
 
 Shapes: batch B, new tokens T, source tokens S.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @computes(spec.EncoderDecoder)
 class EncoderDecoder(Model):
-    """Tokens to logits beside a source."""
+    """Tokens to logits, with cross-attention to a source."""
 
     encoder: TextEncoder
 
@@ -39,10 +39,10 @@ class EncoderDecoder(Model):
         kernel: Kernel = "fused",
         **unread: Any,  # noqa: ANN401  # what no forward reads
     ) -> Tensor:
-        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
-        The encoder reads `source_BS`, which is given with a sequence's first tokens; `source_valid_BS` marks its real
-        ones.
+        The encoder reads `source_BS`, which is given with a sequence's first tokens; `source_valid_BS` marks its valid
+        tokens.
         """
         self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
@@ -50,7 +50,7 @@ class EncoderDecoder(Model):
         return self.run(tokens_BT, step, last)
 
     def read(self, source_BS: Tensor | None, valid_BS: Tensor | None, step: Step) -> None:
-        """Lends the step what the encoder makes of the source; later passes over a cache only which tokens are real."""
+        """Sets the step's encoder output; in later passes with a cache, only the mask of valid tokens."""
         if source_BS is not None:
             shape = (source_BS.shape[0], source_BS.shape[1])
             inner = self.encoder.begin(shape, source_BS.device, None, valid_BS, step.kernel)

@@ -1,4 +1,4 @@
-"""Encoders of images: patches to the stream, to class scores or to a vector.
+"""Image encoders: patches to the stream, to class scores or to an embedding.
 
 Shapes: images N, patches P, model width M.
 """
@@ -20,13 +20,13 @@ from asbuilt.spec.part import Kernel
 
 @computes(spec.ImageEncoder)
 class ImageEncoder(Model):
-    """Images to the normed stream, or to what a head makes of their first token."""
+    """Images to the normalised stream, or to the output of a head that reads the first token."""
 
     embedding: PatchEmbedding  # pyright: ignore[reportIncompatibleVariableOverride]  # set once, when it is built
     pooler: nn.Module | None
 
     def forward(self, images: Tensor, *, kernel: Kernel = "fused", **unread: Any) -> Tensor:  # noqa: ANN401
-        """Returns what the head gives, or the stream (N, P, M), of images (N, C, H, W).
+        """Returns the head's output, or the stream (N, P, M), for images (N, C, H, W).
 
         Raises InputError for images of another size.
         """
@@ -34,18 +34,18 @@ class ImageEncoder(Model):
         return self.of_images(images, kernel)
 
     def of_images(self, pixels: Tensor, kernel: Kernel, depth: int | None = None) -> Tensor:
-        """Returns what the model makes of images (N, C, H, W); the stream after `depth` blocks if not None."""
+        """Returns the output for images (N, C, H, W), or the stream after `depth` blocks if not None."""
         pixels, step = self.opened(pixels, kernel)
         with row_products(self.dtype, self.device, step.batch * step.tokens):
             return self.logits(pixels, step, last=False) if depth is None else self.stream(pixels, step, depth)
 
     def opened(self, pixels: Tensor, kernel: Kernel) -> tuple[Tensor, Step]:
-        """Returns the images as they are read, and a pass over their patches; raises InputError for other sizes."""
+        """Returns the embedded images, and the step over their patches; raises InputError for another image size."""
         pixels = self.embedding.images(pixels)
         return pixels, self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
 
     def pooled(self, images: Tensor, *, kernel: Kernel = "fused") -> Tensor:
-        """Returns (N, M): what the pooler makes of each image's first token."""
+        """Returns (N, M): the pooler's output for each image's first token."""
         assert self.pooler is not None, "this model has no pooler"
         pixels, step = self.opened(images, kernel)
         with row_products(self.dtype, self.device, step.batch * step.tokens):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @computes(spec.Predictor)
 class Predictor(PartModule):
-    """head(norm(block(join [token_norm(embedding), stream_norm(stream)]))): no pass of a model runs it."""
+    """head(norm(block(join [token_norm(embedding), stream_norm(stream)]))); not part of the model's passes."""
 
     join: Linear
 
@@ -41,7 +41,7 @@ class Predictor(PartModule):
         self.requires_grad_(False)
 
     def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
-        """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which each follow a place of the stream."""
+        """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which follow the stream's positions."""
         halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
         x_BTM = self.block(self.join(torch.cat(halves, -1)), step)
         return self.head(self.norm(x_BTM), self.embedding.table)
@@ -62,7 +62,7 @@ class LanguageModel(Model):
         kernel: Kernel = "fused",
         **unread: Any,  # noqa: ANN401  # what no forward reads
     ) -> Tensor:
-        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`."""
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`."""
         if unread:
             self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)

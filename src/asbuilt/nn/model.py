@@ -1,4 +1,4 @@
-"""What every whole model is: a stack from what is embedded to what the head gives, or to the normed stream.
+"""The base of whole models: a stack from the embedding to the head's output, or to the normalised stream.
 
 Shapes: batch B, new tokens T, source tokens S, images N, model width M.
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Module):
-    """Base of the whole models; `spec` is the description it was built from, and `forward` takes what that `reads`.
+    """Base of whole models; `spec` is its description, and `forward` takes the inputs that the spec `reads`.
 
-    What all take: `cache` is continued and extended; `valid_BT` marks real tokens, padding may be on either side;
+    What all take: `cache` is continued and extended; `valid_BT` marks valid tokens, padding may be on either side;
     `last` asks for what comes of each row's last real token alone, (B, 1, ...); `kernel` is "fused" or "reference".
     Where rotary positions depend on how long a text is, each row's are those of its own text up to the last of these
     tokens, as in one pass over all of it; what is cached under others is first read again. `reach` says how long the
@@ -51,7 +51,7 @@ class Model(nn.Module):
     def __init__(self, part: spec.Model, path: str = "") -> None:
         super().__init__()
         self.spec = part
-        self._numbers = torch.empty(0)  # of the dtype and on the device that the model is built in
+        self._numbers = torch.empty(0)  # has the dtype and device of the model
         own, at = {field.name for field in fields(part)}, f"{path}." if path else ""
         for name in spec.ORDER:
             value = getattr(part, name) if name in own else ()
@@ -61,18 +61,18 @@ class Model(nn.Module):
                 setattr(self, name, nn.ModuleList(module(one, f"{at}{name}.{i}") for i, one in enumerate(value)))
 
     def refuse(self, given: Mapping[str, object]) -> None:
-        """Raises InputError naming the first argument that this model does not read; None is not given."""
+        """Raises InputError naming the first argument that this model does not read; None counts as not given."""
         for name, value in given.items():
             if value is not None:
                 raise InputError(
-                    f"is not an input of {type(self).__name__}",
+                    f"not an input of {type(self).__name__}",
                     field=name,
                     value=tuple(value.shape) if isinstance(value, Tensor) else value,
                     fix=f"it reads {', '.join(self.spec.reads)}",
                 )
 
     def run(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
-        """Returns what comes of one step, having read again what its cache holds under other rotary frequencies."""
+        """Returns the output of one step, after recomputing rows that were cached with other RoPE frequencies."""
         cache = step.cache
         if cache is not None and cache.rotaries:
             self.read_again(cache, step)
@@ -83,7 +83,7 @@ class Model(nn.Module):
         return made
 
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
-        """Returns the logits of one step, of all tokens or of each row's last; the normed stream without a head."""
+        """Returns the logits of one step, of all tokens or of each row's last; the normalised stream without a head."""
         x_BTM = self.stream(tokens_BT, step)
         if isinstance(self.head, OneToken):
             x_BTM = self.head.token(x_BTM, tokens_BT)
@@ -108,16 +108,16 @@ class Model(nn.Module):
         return x_BTM
 
     def embedded(self, tokens_BT: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M): what tokens or images become, and all that is added to it."""
+        """Returns (B, T, M): the embedding of tokens or images, with positions and other additions."""
         x_BTM = self.looked_up(tokens_BT, step)
         return x_BTM if self.positions is None else x_BTM + self.positions(step)
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M): what tokens or images become."""
+        """Returns (B, T, M): the embedding of tokens or images."""
         return self.embedding(tokens_BT, step)
 
     def states(self, tokens_BT: Tensor, *, valid_BT: Tensor | None = None, kernel: Kernel = "fused") -> Tensor:
-        """Returns (B, T, M): the stream of a text after the final norm, whatever head there is."""
+        """Returns (B, T, M): the stream of a text after the final norm, regardless of the head."""
         x_BTM = self.stream(
             tokens_BT, self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
         )
@@ -125,17 +125,17 @@ class Model(nn.Module):
 
     @property
     def table(self) -> Table | None:
-        """The embedding's table, which a tied head multiplies and an encoder may look its tokens up in."""
+        """The embedding's table, which a tied head and an encoder may share."""
         return self.embedding.table if isinstance(self.embedding, TokenEmbedding) else None
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes and caches in; packed weights have no such dtype of their own."""
+        """The dtype of computation and cache; packed weights have no such dtype."""
         return self._numbers.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the model."""
         return self._numbers.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
@@ -152,7 +152,7 @@ class Model(nn.Module):
         kernel: Kernel,
         reach: tuple[int, ...] | None = None,
     ) -> Step:
-        """Returns the step for (B, T) tokens, the cache's lengths already moved on."""
+        """Returns the step for (B, T) tokens, after advancing the cache's lengths."""
         past = None if cache is None else cache.lengths
         step = Step(
             shape, device, past=past, valid_BT=valid_BT, cache=cache, kernel=kernel, reach=reach, dtype=self.dtype
@@ -162,10 +162,10 @@ class Model(nn.Module):
         return step
 
     def read_again(self, cache: Cache, step: Step) -> None:
-        """Fills those rows of the cache anew whose rotary frequencies are no longer what they were cached under.
+        """Recomputes the rows of the cache whose RoPE frequencies have changed since they were cached.
 
-        One row after the other, each as if it were alone, in the pieces that the cache allows: a row costs a prefill
-        of its past. A layer's keys depend on what the layers before it made, so turning them again is not enough.
+        Rows are processed one by one, each as if alone, in the cache's chunk size: a row costs a prefill of its past. A
+        layer's keys depend on the outputs of earlier layers, so rotating them again is not enough.
         """
         for row in cache.outdated(step.past, step.reach):
             tokens_1T, types_1T, images_NPM, alone = cache.row(row, step.past[row])
@@ -180,17 +180,17 @@ class Model(nn.Module):
                 self.stream(tokens_1T[:, part], inner)
 
     def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
-        """Returns the images that the pass has put into each row (n, P, M), None without any."""
+        """Returns the images of each row (n, P, M) in this pass, None without images."""
         return None
 
 
 def source_mask(valid_BS: Tensor | None) -> Tensor | None:
-    """Returns which tokens of a source are seen, as attention takes it; None for all of them."""
+    """Returns the attention mask of a source's tokens; None if all are valid."""
     return None if valid_BS is None else valid_BS[:, None, None, :]
 
 
 def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """Returns (B, 1, M): each row's last real token."""
+    """Returns (B, 1, M): each row's last valid token."""
     if valid_BT is None:
         return x_BTM[:, -1:]
     places = torch.arange(valid_BT.shape[1], device=x_BTM.device)
@@ -199,7 +199,7 @@ def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
 
 
 def first_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """Returns (B, 1, M): each row's first real token, a copy, so that the others need not be kept for it."""
+    """Returns (B, 1, M): a copy of each row's first valid token, so that the others can be freed."""
     if valid_BT is None:
         return x_BTM[:, :1].clone()
     index = valid_BT.int().argmax(1)

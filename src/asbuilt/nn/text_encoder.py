@@ -1,4 +1,4 @@
-"""Encoders of texts: tokens to the stream, or to what a head makes of it.
+"""Text encoders: tokens to the stream, or to a head's output.
 
 Shapes: batch B, new tokens T, model width M.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @computes(spec.TextEncoder)
 class TextEncoder(Model):
-    """Tokens, and their types, to the normed stream, or to what a head makes of it."""
+    """Tokens, and their types, to the normalised stream, or to a head's output."""
 
     types: nn.Module | None
     pooler: nn.Module | None
@@ -40,9 +40,9 @@ class TextEncoder(Model):
         kernel: Kernel = "fused",
         **unread: Any,  # noqa: ANN401  # what no forward reads
     ) -> Tensor:
-        """Returns what the head gives, or the stream (B, T, M); of each row's last real token when `last`.
+        """Returns the head's output, or the stream (B, T, M); of each row's last valid token if `last`.
 
-        `types_BT` are the tokens' types where the model has such, 0 unless given.
+        `types_BT` are the tokens' types, if the model has types; 0 by default.
         """
         self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
@@ -57,7 +57,7 @@ class TextEncoder(Model):
         types_BT: Tensor | None = None,
         kernel: Kernel = "fused",
     ) -> Tensor:
-        """Returns (B, M): what the pooler makes of each row's first real token. Arguments as `forward` takes them."""
+        """Returns (B, M): the pooler's output for each row's first valid token. Arguments are those of `forward`."""
         assert self.pooler is not None, "this model has no pooler"
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, None, valid_BT, kernel)
         self.take_types(types_BT, step)
@@ -65,13 +65,13 @@ class TextEncoder(Model):
             return self.pooler(self.normed(first_token(self.stream(tokens_BT, step), valid_BT)))[:, 0]
 
     def take_types(self, types_BT: Tensor | None, step: Step) -> None:
-        """Lends the step the tokens' types; raises InputError where the model has none."""
+        """Sets the step's token types; raises InputError if the model has none."""
         if self.types is None:
             self.refuse({"types_BT": types_BT})
         step.types_BT = types_BT
 
     def embedded(self, tokens_BT: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M): what tokens become, and their positions and types added to it."""
+        """Returns (B, T, M): the token embedding plus positions and types."""
         x_BTM = super().embedded(tokens_BT, step)
         if self.types is None:
             return x_BTM

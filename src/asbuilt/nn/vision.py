@@ -1,4 +1,4 @@
-"""Vision: pixels to patches, heads that read one token, projectors, and where what a tower makes meets the text.
+"""Vision: pixels to patches, heads that read one token, projectors, and images in texts.
 
 Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width M.
 """
@@ -48,23 +48,23 @@ class PatchEmbedding(PartModule):
         return torch.cat((token, x) if self.part.class_token == "first" else (x, token), 1)
 
     def patches(self, pixels_NCHW: Tensor) -> Tensor:
-        """Returns (N, P, channels * patch_size^2), row by row, each as the convolution's matrix lies."""
+        """Returns (N, P, channels * patch_size^2), row by row, each in the layout of the convolution's matrix."""
         n, p = self.part.n_side, self.part.patch_size
         pixels = pixels_NCHW[:, :, : n * p, : n * p].unflatten(3, (n, p)).unflatten(2, (n, p))
         return pixels.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), n * n, self.part.d_patch)
 
     def images(self, pixels: Tensor) -> Tensor:
-        """Returns the images as (N, C, H, W), of (N, C, H, W) or (B, n, C, H, W); InputError for other shapes."""
+        """Returns images (N, C, H, W) or (B, n, C, H, W) as (N, C, H, W); raises InputError for other shapes."""
         size = (self.part.channels, self.part.image_size, self.part.image_size)
         if pixels.ndim not in (4, 5) or tuple(pixels.shape[-3:]) != size:
-            allowed = f"(N, {size[0]}, {size[1]}, {size[2]}), or (B, n, ...) for n images of each text"
+            allowed = f"(N, {size[0]}, {size[1]}, {size[2]}), or (B, n, ...) for n images per text"
             raise InputError("wrong image size", field="images", value=tuple(pixels.shape), allowed=allowed)
         return pixels.flatten(0, -4) if pixels.ndim == 5 else pixels
 
 
 @computes(vision.Classifier, vision.Projection)
 class OneToken(PartModule):
-    """W x + b of one token of each sequence."""
+    """W x + b of one token per sequence."""
 
     weight: Tensor
     bias: Tensor | None
@@ -78,7 +78,7 @@ class OneToken(PartModule):
     def token(self, x_BTM: Tensor, tokens_BT: Tensor) -> Tensor:
         """Returns (B, M), the token that is read."""
         if isinstance(self.part, vision.Classifier) or self.part.reads == "first":
-            return x_BTM[:, 0].clone()  # so that training need not keep the others
+            return x_BTM[:, 0].clone()  # so that training can free the others
         marked = tokens_BT if self.part.reads == "highest" else (tokens_BT == self.part.end).int()
         return x_BTM[torch.arange(len(x_BTM), device=x_BTM.device), marked.argmax(1)]
 
@@ -89,7 +89,7 @@ class OneToken(PartModule):
 
 @computes(vision.MLPProjector)
 class MLPProjector(PartModule):
-    """Matrices with the activation between them, of patches or of squares of them."""
+    """Linear maps with the activation between them, over patches or merged squares."""
 
     def __init__(self, part: vision.MLPProjector, path: str) -> None:
         super().__init__(part, path)
@@ -131,7 +131,7 @@ class PooledProjector(PartModule):
 
 @computes(vision.Vision)
 class Vision(nn.Module):
-    """Images to vectors that take the places of placeholders."""
+    """Images to vectors that replace placeholders."""
 
     tower: ImageEncoder
 
@@ -150,17 +150,17 @@ class Vision(nn.Module):
         return self.projector(x)
 
     def images(self, pixels: Tensor) -> Tensor:
-        """Returns (N, C, H, W); InputError for images of another size."""
+        """Returns (N, C, H, W); raises InputError for images of another size."""
         return images_of(self.tower, pixels)
 
     def spoken(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
-        """Returns the tokens that are looked up: token 0 for placeholders beyond the vocabulary, which go unread."""
+        """Returns the tokens to look up: token 0 for placeholders outside the vocabulary, whose rows are not used."""
         if self.part.placeholder < n_vocab:
             return tokens_BT
         return tokens_BT.masked_fill(tokens_BT == self.part.placeholder, 0)
 
     def put(self, x_BTM: Tensor, tokens_BT: Tensor, made_NPM: Tensor, step: Step) -> Tensor:
-        """Returns the embedded text with the images' vectors in the placeholders' places, in their order.
+        """Returns the embedded text with placeholders replaced by the images' vectors, in order.
 
         Raises InputError unless each text has as many placeholders as its images need.
         """
@@ -174,7 +174,7 @@ class Vision(nn.Module):
         return x_BTM.masked_scatter(places[..., None], made_NPM.to(x_BTM.dtype))
 
     def check(self, places: Tensor, images: int) -> None:
-        """Raises InputError for too many or few placeholders, and where they must stand together and do not."""
+        """Raises InputError for too many or too few placeholders, and if they must be adjacent but are not."""
         n = self.part.n_tokens
         counts = places.sum(1).tolist()
         if sum(counts) != images * n or any(count % n for count in counts):
@@ -201,7 +201,7 @@ class Contrast(PartModule):
         self.add_module("tower", module(part.tower, f"{path}.tower"))
 
     def images(self, pixels: Tensor) -> Tensor:
-        """Returns (N, C, H, W); InputError for images of another size."""
+        """Returns (N, C, H, W); raises InputError for images of another size."""
         return images_of(self.tower, pixels)
 
     def forward(self, pixels: Tensor, texts_BD: Tensor, kernel: Kernel) -> Tensor:
@@ -211,11 +211,11 @@ class Contrast(PartModule):
 
 
 def images_of(tower: ImageEncoder, pixels: Tensor) -> Tensor:
-    """Returns the images as the tower reads them."""
+    """Returns the images in the shape that the tower reads."""
     assert isinstance(tower.embedding, PatchEmbedding)
     return tower.embedding.images(pixels)
 
 
 def unit(x: Tensor) -> Tensor:
-    """Returns the vectors at length 1."""
+    """Returns the vectors normalised to length 1."""
     return x * x.square().sum(-1, keepdim=True).rsqrt()

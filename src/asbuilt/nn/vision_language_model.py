@@ -1,6 +1,6 @@
 """Language models that read images in a text.
 
-Shapes: batch B, new tokens T, images N, what an image becomes P, model width M.
+Shapes: batch B, new tokens T, images N, tokens of an image P, model width M.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @computes(spec.VisionLanguageModel)
 class VisionLanguageModel(LanguageModel):
-    """Tokens to logits, images in the places of some."""
+    """Tokens to logits, with images in place of some tokens."""
 
     vision: Vision
 
@@ -38,7 +38,7 @@ class VisionLanguageModel(LanguageModel):
         kernel: Kernel = "fused",
         **unread: Any,  # noqa: ANN401  # what no forward reads
     ) -> Tensor:
-        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last real token when `last`.
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
         `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W). Raises InputError for images
         that do not fit.
@@ -50,12 +50,12 @@ class VisionLanguageModel(LanguageModel):
         return self.run(tokens_BT, step, last)
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M): what tokens become, and images in the placeholders' places."""
+        """Returns (B, T, M): the token embedding, with placeholders replaced by images."""
         x_BTM = self.embedding(self.vision.spoken(tokens_BT, self.spec.n_vocab), step)
         return x_BTM if step.images_NPM is None else self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
 
     def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
-        """Returns the images that the pass has put into each row (n, P, M), None without any."""
+        """Returns the images of each row (n, P, M) in this pass, None without images."""
         if step.images_NPM is None:
             return None
         counts = (tokens_BT == self.vision.part.placeholder).sum(1) // self.vision.part.n_tokens

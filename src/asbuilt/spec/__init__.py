@@ -1,4 +1,4 @@
-"""What a transformer is: parts, blocks and models as frozen data; nothing here imports torch or the rest of asbuilt."""
+"""The description of transformers: parts, blocks and models as frozen data; imports neither torch nor other folders."""
 
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention

@@ -1,4 +1,4 @@
-"""A decoder to begin with: one width is said once, and what comes of it is a spec to edit."""
+"""A decoder to start from: each width is given once, and the result is a spec to edit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asbuilt.spec.norms import RMSNorm
 from asbuilt.spec.part import LARGEST_SIZE, MOST_BLOCKS
 from asbuilt.spec.positions import Rotary
 
-MULTIPLE = 64  # what d_ff is rounded up to, so that matrices divide into tiles
+MULTIPLE = 64  # d_ff is rounded up to a multiple of this, so that matrices divide into tiles
 
 
 def decoder(
@@ -31,20 +31,21 @@ def decoder(
     tied: bool = False,
     name: str = "decoder",
 ) -> LanguageModel:
-    """Returns a decoder as Llama is built (Touvron et al. 2023, arXiv 2302.13971, section 2.2).
+    """Returns a Llama-style decoder (Touvron et al. 2023, arXiv 2302.13971, section 2.2).
 
-    Pre-norm RMSNorm, RoPE of base `theta` on the whole head, causal attention, SwiGLU, no biases. `n_kv_heads` None is
-    n_heads, `d_head` d_model / n_heads, `d_ff` 8/3 d_model rounded up to a multiple of 64: as many weights as a plain
-    MLP of 4 d_model. A `tied` head has no matrix of its own. Raises InputError for sizes that do not fit together.
+    Pre-norm RMSNorm, RoPE of base `theta` on whole heads, causal attention, SwiGLU, no biases. `n_kv_heads` defaults to
+    n_heads, `d_head` to d_model / n_heads, `d_ff` to 8/3 d_model rounded up to a multiple of 64, which has as many
+    weights as a plain MLP of 4 d_model. A `tied` head uses the embedding's table. Raises InputError for inconsistent
+    sizes.
     """
     sizes = {"d_model": d_model, "n_layers": n_layers, "n_heads": n_heads}
     for field, size in sizes.items():
         most = MOST_BLOCKS if field == "n_layers" else LARGEST_SIZE
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= most:
-            raise InputError("must be a whole number", field=field, value=size, allowed=f"1 to {most:,}")
+            raise InputError(field=field, value=size, allowed=f"a whole number from 1 to {most:,}")
     if d_head is None and d_model % n_heads:
         raise InputError(
-            f"must be a multiple of n_heads = {n_heads}", field="d_model", value=d_model, fix="or give d_head"
+            field="d_model", value=d_model, allowed=f"a multiple of n_heads = {n_heads}", fix="or give d_head"
         )
     norm = RMSNorm(d=d_model, eps=eps)
     width = d_model // n_heads if d_head is None else d_head

@@ -1,4 +1,4 @@
-"""Dual encoders: a text's vector beside an image's, compared: CLIP."""
+"""Dual encoders, which compare embeddings of texts and images: CLIP."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from asbuilt.spec.vision_language_model import of_images
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DualEncoder(Model):
-    """An encoder of texts, and one of images in `vision`: how near each image's vector is to each text's.
+    """A text encoder, and an image encoder in `vision`: the similarity of each image's embedding with each text's.
 
-    Radford et al. 2021 (arXiv 2103.00020). Given texts alone it gives their vectors.
+    Radford et al. 2021 (arXiv 2103.00020). Given only texts, it outputs their embeddings.
     """
 
     embedding: TokenEmbedding
-    """What tokens become."""
+    """The token embedding."""
     head: Projection
-    """What makes a text's vector of one of its tokens."""
+    """The projection of one token to the text's embedding."""
     vision: Contrast
-    """What encodes images, and compares their vectors with the texts'."""
+    """The image encoder, and the comparison of embeddings."""
 
     def __post_init__(self) -> None:
         require(self, "vision", isinstance(self.vision, Contrast), "a tower of patches whose vectors are compared")
         super().__post_init__()
-        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a table of tokens, of its own")
-        require(self, "head", isinstance(self.head, Projection), "a projection to a vector")
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
+        require(self, "head", isinstance(self.head, Projection), "a Projection")
         wanted = self.head.d_out
         require(self, "vision", self.vision.d_shared == wanted, f"vectors as wide as the text's, {wanted}")
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """Tokens, and images beside them."""
+        """Tokens and images."""
         return ("tokens", "images")
 
     @property
     def gives(self) -> Gives:
-        """How near each image is to each text."""
+        """The similarity of each image with each text."""
         return "similarities"
 
     @property
@@ -49,5 +49,5 @@ class DualEncoder(Model):
         return self.vision.tower.embedding
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """The tower sees all images; an image is always read as a whole."""
+        """The tower processes all images, each in one pass."""
         return of_images(run) if name == "vision" else super().child_run(name, run)

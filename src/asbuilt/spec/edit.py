@@ -1,6 +1,6 @@
-"""Parts found and changed by path: a spec is frozen, so an edit gives a new one, checked by its parts as any other.
+"""Finding and changing parts by path: a spec is frozen, so an edit returns a new one, validated by its parts.
 
-Paths are those that `walk_stored` yields. In a pattern `*` stands for one segment, and `0-3` for 0, 1, 2, 3.
+Paths are those of `walk_stored`. In a pattern `*` stands for one segment, and `0-3` for 0, 1, 2, 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ChangeAt = Callable[[str, "Part"], "Part"]
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a path is one of those that the pattern stands for."""
+    """Returns whether a path matches the pattern."""
     wanted, given = pattern.split("."), path.split(".")
     return len(wanted) == len(given) and all(map(_same, wanted, given))
 
@@ -34,7 +34,7 @@ def _same(wanted: str, given: str) -> bool:
 
 
 def at(part: Part, path: str) -> Part:
-    """Returns the part at a path; raises InputError for a path that there is not, with those that are near."""
+    """Returns the part at a path; raises InputError, with similar paths, for an unknown one."""
     for found, below in _walk(part):
         if found == path:
             return below
@@ -42,12 +42,12 @@ def at(part: Part, path: str) -> Part:
 
 
 def edit(part: P, pattern: str, changes: dict[str, Any]) -> P:
-    """Returns the part with fields changed of all that the pattern stands for.
+    """Returns the part with fields changed in all parts that match the pattern.
 
-    A whole model that cannot have what it is given becomes the whole that can: one of a text, of which the head is
-    taken, an encoder of it.
+    A whole model that cannot have the new fields becomes the kind of model that can: a language model without its head
+    becomes a text encoder.
 
-    Raises InputError where that is nothing, for a field that a part has not, and for values that the parts refuse.
+    Raises InputError if nothing matches, for an unknown field, and for values that the parts refuse.
     """
     if not any(matches(pattern, path) for path, _ in _walk(part)):
         raise _nothing(part, pattern)
@@ -57,15 +57,15 @@ def edit(part: P, pattern: str, changes: dict[str, Any]) -> P:
 def replace_where(
     part: P, which: type[Part] | tuple[type[Part], ...] | Which, change: Part | Change | None, changes: dict[str, Any]
 ) -> P:
-    """Returns the part with all changed that are of a type, or for which `which(path, part)` holds.
+    """Returns the part with all parts changed that are of a type, or for which `which(path, part)` is true.
 
-    `change` is what is put in their place, or what makes it of each; else `changes` are fields. Raises as `edit` does.
+    `change` is a replacement, or a function that returns it; otherwise `changes` are fields. Raises as `edit` does.
     """
     chosen = _chooser(which)
     if not any(chosen(path, below) for path, below in _walk(part)):
         raise InputError("no part is of this kind", field="which", value=getattr(which, "__name__", which))
     if change is not None and changes:
-        raise InputError("either what is put in their place, or fields", field="change", value=list(changes))
+        raise InputError("give either a replacement or fields", field="change", value=list(changes))
     if change is None:
         return _rebuilt(part, "", chosen, None, changes)
     make = change if callable(change) else lambda _: change
@@ -73,9 +73,9 @@ def replace_where(
 
 
 def transform(part: P, change: Callable[[str, Part], Part]) -> P:
-    """Returns the part with every part of it replaced by what `change(path, part)` returns, children first.
+    """Returns the part with every part in it replaced by the result of `change(path, part)`, children first.
 
-    A child that is replaced is in its owner by the time that one is. Raises InputError for values that parts refuse.
+    An owner is changed after its children have been replaced. Raises InputError for values that parts refuse.
     """
     return _rebuilt(part, "", lambda *_: True, change, {})
 
@@ -99,7 +99,7 @@ def _nothing(part: Part, path: str) -> InputError:
 
 
 def _rebuilt(part: Any, path: str, which: Which, change: ChangeAt | None, changes: dict[str, Any]) -> Any:  # noqa: ANN401  # the part's own type
-    """Returns `part` with what is chosen in it changed; children first, and with a part's own fields in one go."""
+    """Returns `part` with the chosen parts changed, children first, together with a part's own fields."""
     below: dict[str, Part] = {}
     for name, child in (*part.children(), *part.extras()):
         made = _rebuilt(child, f"{path}.{name}" if path else name, which, change, changes)
@@ -112,12 +112,12 @@ def _rebuilt(part: Any, path: str, which: Which, change: ChangeAt | None, change
 
 
 def _placed(part: Part, below: dict[str, Part], path: str) -> dict[str, Any]:
-    """Returns the fields that hold the children of these names, with the new ones in their place."""
+    """Returns the fields of the named children, with the new children in place."""
     values: dict[str, Any] = {}
     slots = dict(_slots(part))
     for name, child in below.items():
         if name not in slots:
-            raise InputError("is not a field, and cannot be changed", field=f"{path}.{name}" if path else name)
+            raise InputError("not a field, so it cannot be changed", field=f"{path}.{name}" if path else name)
         field, index = slots[name]
         if index is None:
             values[field] = None if _is_plain_map(part, name, child) else child
@@ -129,14 +129,14 @@ def _placed(part: Part, below: dict[str, Part], path: str) -> dict[str, Any]:
 
 
 def _is_plain_map(part: Part, name: str, child: Part) -> bool:
-    """Whether the child is the linear map that the part has there unless told otherwise."""
+    """Returns whether the child is the default linear map of the part."""
     from asbuilt.spec.linear import Mapped
 
     return isinstance(part, Mapped) and part.plain_maps().get(name) == child
 
 
 def _shared(value: Any) -> Any:  # noqa: ANN401  # a field's value
-    """Equal items of a tuple as one object: what is done once for each kind of block is then done once."""
+    """Returns a tuple with equal items as the same object, so that work per kind of block is done once."""
     if not isinstance(value, tuple):
         return value
     own = {item: item for item in value}
@@ -144,7 +144,7 @@ def _shared(value: Any) -> Any:  # noqa: ANN401  # a field's value
 
 
 def _slots(part: Part) -> Iterator[tuple[str, tuple[str, int | None]]]:
-    """Yields (name of a child, the field and index that hold it): children come in the order of the fields."""
+    """Yields (name of a child, its field and index), in the order of the fields."""
     from asbuilt.spec.part import Part
 
     held: list[tuple[str, str, int | None, Part]] = []
@@ -154,7 +154,7 @@ def _slots(part: Part) -> Iterator[tuple[str, tuple[str, int | None]]]:
         for index, item in items:
             if isinstance(item, Part):
                 held.append((field.name if index is None else f"{field.name}.{index}", field.name, index, item))
-    plain = {field.name: (field.name, None) for field in fields(part)}  # None where the part makes it itself
+    plain = {field.name: (field.name, None) for field in fields(part)}  # None if the part creates it itself
     plain |= {name: (field, index) for name, field, index, _ in held}
     left = iter(held)
     for name, child in (*part.children(), *part.extras()):
@@ -162,7 +162,7 @@ def _slots(part: Part) -> Iterator[tuple[str, tuple[str, int | None]]]:
             yield name, plain[name]
             continue
         found = next(((field, index) for _, field, index, item in left if item is child), None)
-        if found is not None:  # under a name of its own, as a block's branches are
+        if found is not None:  # children with their own names, such as a block's branches
             yield name, found
 
 
@@ -186,5 +186,5 @@ def _replaced(part: Part, values: dict[str, Any], path: str) -> Part:
     except InputError as error:
         field = f"{where}: {error.field}"
         raise InputError(error.problem, field=field, value=error.value, allowed=error.allowed, fix=error.fix) from error
-    except (TypeError, AttributeError, ArithmeticError) as error:  # a part where a number belongs, or the reverse
+    except (TypeError, AttributeError, ArithmeticError) as error:  # a part in place of a number, or the reverse
         raise InputError(f"wrong type in {kind.__name__}: {error}", field=where) from error

@@ -1,4 +1,4 @@
-"""Encoder-decoders: a stack reads a source, and another writes a text that looks at it: the Transformer, BART, T5."""
+"""Encoder-decoders: one stack reads a source, another generates text with cross-attention to it: BART, T5."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from asbuilt.spec.text_encoder import TextEncoder
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EncoderDecoder(Model):
-    """Tokens to logits, or what another head gives, beside a source that the `encoder` reads, for cross-attention.
+    """Tokens to logits, or another head's output, with cross-attention to a source that the `encoder` reads.
 
     Vaswani et al. 2017 (arXiv 1706.03762).
     """
 
     encoder: TextEncoder
-    """A stack that reads a text of its own, for cross-attention."""
+    """The stack that reads the source."""
     embedding: TokenEmbedding
-    """What the decoder's tokens become."""
+    """The decoder's token embedding."""
     head: AnyHead | None = None
-    """What the stream becomes in the end; None leaves the stream."""
+    """The head; None outputs the stream."""
 
     def __post_init__(self) -> None:
         inner = self.encoder
         plain = isinstance(inner, TextEncoder) and inner.head is None and inner.pooler is None
         require(self, "encoder", plain, "a TextEncoder without head and pooler")
         super().__post_init__()
-        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a table of tokens, of its own")
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
         shared, own = inner.embedding, self.embedding
         same = (shared.n_vocab, shared.d_model, None) == (own.n_vocab, own.d_model, own.d_table)
         fits = same or not isinstance(shared, SharedEmbedding)
@@ -37,7 +37,7 @@ class EncoderDecoder(Model):
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """The tokens written so far, and the source."""
+        """The decoder's tokens, and the source."""
         return ("tokens", "source")
 
     @property
@@ -51,7 +51,7 @@ class EncoderDecoder(Model):
         return self.encoder.d_model
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """The encoder sees the source, before a sequence's first token alone."""
+        """The encoder processes the source, only before a sequence's first token."""
         if name != "encoder":
             return super().child_run(name, run)
         return None if run.past else replace(run, tokens=run.source_tokens, source=0, images=0, logits="all")

@@ -1,4 +1,4 @@
-"""Heads over the vocabulary: with a matrix of their own, or with the embedding's table."""
+"""Language heads: with their own matrix, or tied to the embedding's table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asbuilt.spec.part import (
 
 @dataclass(frozen=True, kw_only=True)
 class _Logits(Mapped):
-    """What both heads share: scale * x W^T + b, W being one's own or the embedding's table."""
+    """The common fields of both heads: scale * x W^T + b, with its own W or the embedding's table."""
 
     kind = "head"
     gives: ClassVar[Gives] = "logits"
@@ -31,23 +31,23 @@ class _Logits(Mapped):
     d_model: int
     """Width of the residual stream."""
     n_vocab: int
-    """Tokens of the vocabulary, one logit each."""
+    """Size of the vocabulary, one logit per token."""
     bias: bool = False
-    """Whether a vector is added to the logits."""
+    """Whether the logits have a bias."""
     scale: float = 1.0
-    """What the products are multiplied by, before the bias."""
+    """Factor on the products, before the bias."""
     softcap: float | None = None
-    """c, where each logit l becomes c * tanh(l / c)."""
+    """c, if each logit l is replaced by c * tanh(l / c)."""
     transform: HeadTransform | None = None
-    """What the stream goes through first."""
+    """Transform of the stream before the product."""
     shift: bool = False
-    """Whether a buffer is added to the logits, which no training moves."""
+    """Whether a buffer, which is not trained, is added to the logits."""
     d_table: int | None = None
-    """Width of W's rows, where it is not d_model."""
+    """Width of W's rows, if not d_model."""
     project: Map | None = None
-    """What stands in place of the plain map to that width."""
+    """Replaces the plain map to that width, if given."""
     format: str | None = None
-    """The block format that W is held in; None for plain numbers."""
+    """Block format of W; None for plain numbers."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_vocab", *(() if self.d_table is None else ("d_table",)))
@@ -62,35 +62,35 @@ class _Logits(Mapped):
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
-        """From d_model to the table's width, where the two differ."""
+        """From d_model to the table's width, if they differ."""
         return (
             {} if self.d_table is None else {"project": Linear(d_in=self.d_model, d_out=self.d_table, belongs="head")}
         )
 
     @property
     def n_scores(self) -> int:
-        """Numbers that a loss compares: one for each token of the vocabulary."""
+        """Number of classes of the loss: one per token of the vocabulary."""
         return self.n_vocab
 
     @property
     def width(self) -> int:
-        """Numbers of a row of W."""
+        """Width of a row of W."""
         return self.d_model if self.d_table is None else self.d_table
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the logits, padded where that leaves a rest."""
+        """Each device holds n_vocab / tensor of the logits, padded if that is not whole."""
         return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
 
     def holds(self) -> dict[str, Weight]:
-        """A bias, if asked."""
+        """A bias, if enabled."""
         return {"bias": Weight(shape=(self.n_vocab,), role="bias", split="out")} if self.bias else {}
 
     def buffers(self) -> dict[str, Weight]:
-        """The shift, if asked."""
+        """The shift, if enabled."""
         return {"shift": Weight(shape=(self.n_vocab,), role="bias", split="out")} if self.shift else {}
 
     def _products(self, run: Pass, weight: str) -> tuple[Product, ...]:
-        """The product with `weight`, after that to the table's width."""
+        """The product with `weight`, after the map to the table's width."""
         frozen = self.format is not None
         logits = Product(name="logits", a=run.rows, b=self.width, c=self.n_vocab, weight=weight, one_gradient=frozen)
         return (*self.map_products(run, *self.maps), logits)
@@ -98,14 +98,14 @@ class _Logits(Mapped):
 
 @dataclass(frozen=True, kw_only=True)
 class Head(_Logits):
-    """Logits scale * x W^T + b with a matrix of its own; `softcap` c turns each logit l into c*tanh(l/c).
+    """Logits scale * x W^T + b with its own matrix; `softcap` c replaces each logit l by c*tanh(l/c).
 
-    A `transform` is what x goes through first, or a matrix to W's own width, `d_table`. `shift` adds a buffer to the
-    logits, a number for each token that no training moves.
+    x first passes through a `transform`, or a linear map to W's width, `d_table`. `shift` adds a buffer to the logits,
+    an untrained number per token.
     """
 
     def holds(self) -> dict[str, Weight]:
-        """W (n_vocab, d_model or d_table) and a bias, if asked."""
+        """W (n_vocab, d_model or d_table) and a bias, if enabled."""
         shape, packed = (self.n_vocab, self.width), self.format is not None
         own = Weight(shape=shape, role="matrix", split="out", format=self.format, frozen=packed)
         return {"weight": own} | super().holds()
@@ -117,9 +117,9 @@ class Head(_Logits):
 
 @dataclass(frozen=True, kw_only=True)
 class TiedHead(_Logits):
-    """Logits scale * x E^T + b with the token embedding's table E: no matrix of its own, the same product.
+    """Logits scale * x E^T + b with the token embedding's table E: the same product, without its own matrix.
 
-    Other fields as those of `Head`; `d_table` and `format` are those of the embedding.
+    The other fields are those of `Head`; `d_table` and `format` must equal the embedding's.
     """
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:

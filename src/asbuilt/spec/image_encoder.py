@@ -1,4 +1,4 @@
-"""Encoders of images: patches to the stream, to class scores or to a vector: ViT, and the towers of other wholes."""
+"""Image encoders: patches to the stream, to class scores or to an embedding: ViT, and the towers of other models."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from asbuilt.spec.vision import Classifier, PatchEmbedding, Projection
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ImageEncoder(Model):
-    """Images' patches to the stream after the final norm, or to what a head makes of their first token.
+    """Patches to the stream after the final norm, or to the output of a head that reads the first token.
 
-    Dosovitskiy et al. 2020 (arXiv 2010.11929). A `pooler` gives one vector of each image, if asked. Its tokens are the
-    patches of one image, and `max_positions` says how many they are.
+    Dosovitskiy et al. 2020 (arXiv 2010.11929). A `pooler` outputs one vector per image, on request. Its tokens are the
+    patches of one image; `max_positions` is their number.
     """
 
     embedding: PatchEmbedding
-    """What patches become."""
+    """The patch embedding."""
     head: Classifier | Projection | None = None
-    """What the first token becomes; None leaves the stream."""
+    """The head, which reads the first token; None outputs the stream."""
     pooler: Pooler | None = None
-    """What makes one vector of an image, if asked."""
+    """The pooler, which outputs one vector per image on request."""
 
     def __post_init__(self) -> None:
-        require(self, "embedding", isinstance(self.embedding, PatchEmbedding), "one of patches")
+        require(self, "embedding", isinstance(self.embedding, PatchEmbedding), "a PatchEmbedding")
         super().__post_init__()
         of_first = not isinstance(self.head, Projection) or self.head.reads == "first"
-        require(self, "head", of_first, "one that reads the first token, of patches")
+        require(self, "head", of_first, "one that reads the first token")
         n = self.embedding.n_tokens
         require(self, "max_positions", self.max_positions == n, f"the {n} tokens of an image")
 
@@ -44,10 +44,10 @@ class ImageEncoder(Model):
         return self.embedding
 
     def end(self, run: Pass) -> Part | None:
-        """Returns the head, or the pooler where that is asked for."""
+        """Returns the head, or the pooler if requested."""
         return self.pooler if run.logits == "pooled" else self.head
 
     def _own(self, run: Pass) -> Pass:
-        """All of an image, and nothing before."""
+        """Returns a pass over whole images, without past tokens."""
         logits = "pooled" if run.logits == "pooled" else "all"
         return replace(run, tokens=self.embedding.n_tokens, past=0, logits=logits)

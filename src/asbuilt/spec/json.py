@@ -1,4 +1,4 @@
-"""A spec as JSON and back: `{"part": "Attention", field: value, ...}`, equal neighbours written once with a count."""
+"""A spec as JSON and back: `{"part": "Attention", field: value, ...}`, equal neighbours written once, with a count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asbuilt.spec import experts, linear, mixer, model
 from asbuilt.spec.part import KINDS, Part
 from asbuilt.spec.whole import ALWAYS, FIELDS, whole
 
-# Every file of the package says which parts there are.
+# The parts are collected from every file of the package.
 _FILES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
 MODULES = [import_module(f"asbuilt.spec.{name}") for name in _FILES if name not in ("json", "show", "edit")]
 ABSTRACT = (Part, linear.Mapped, mixer.Mixer, model.Model)
@@ -28,11 +28,11 @@ PARTS: dict[str, type[Part]] = {
     if isinstance(value, type) and issubclass(value, Part) and value not in ABSTRACT and name[0] != "_"
 }
 
-# Parts from outside the package, by name; they stand where one of these unions does.
+# Registered parts from outside the package, by name; they are allowed where one of these unions is.
 OUTSIDE: dict[str, type[Part]] = {}
 BODIES = (mixer.Mixer, experts.FeedForward)
 
-# A stranger's file may nest or repeat without end; no model is deeper or longer than this.
+# An untrusted file may nest or repeat without limit; no model is deeper or longer than this.
 DEEPEST, LONGEST = 16, 100_000
 
 
@@ -61,14 +61,14 @@ def _fold(items: tuple[Any, ...]) -> list[Any]:
 
 
 def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
-    """Returns the part that `data` describes; a `Model`, as there once was one alone, is the whole that its fields are.
+    """Returns the part that `data` describes; a "Model" of older files becomes the kind that its fields describe.
 
     Raises InputError naming the place for an unknown part or field, a missing field, or a value a part refuses.
     """
     if depth > DEEPEST:
-        raise InputError("nested too deeply", field=where, allowed=f"{DEEPEST} levels")
+        raise InputError("nested too deeply", field=where, allowed=f"at most {DEEPEST} levels")
     if not isinstance(data, dict) or not isinstance(data.get("part"), str):
-        raise InputError("not a part", field=where, value=data, allowed='an object with a "part" key')
+        raise InputError(field=where, value=data, allowed='an object with a "part" key')
     part = data["part"]
     known, needed = _known(part, where)
     for key in data:
@@ -91,22 +91,22 @@ def from_dict(data: object, where: str = "spec", depth: int = 0) -> Part:
 
 
 def _known(part: str, where: str) -> tuple[Collection[str], list[str]]:
-    """Returns the names of a part's fields, and of those that have to be given; raises InputError for no part."""
+    """Returns the names of a part's fields, and of the required ones; raises InputError for an unknown part."""
     if part == model.Model.__name__:
         return FIELDS, [*ALWAYS]
     if part not in PARTS:
-        hint = near(part, PARTS) or "one from outside the package is registered first: asbuilt.register"
+        hint = near(part, PARTS) or "register parts from outside the package first: asbuilt.register"
         raise InputError("unknown part", field=where, value=part, fix=hint)
     own = fields(PARTS[part])
     return [field.name for field in own], [field.name for field in own if field.default is MISSING]
 
 
 def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: dict[str, Any] | None = None) -> None:
-    """Raises InputError, showing what `data` has, where a field of `kind` would hold a part that has no place there."""
+    """Raises InputError, with the value in `data`, for a part in a field of `kind` that does not allow it."""
     for name, hint in _part_fields(kind).items():
         if name in values and not _fits(values[name], hint) and not _stands(values[name], hint):
             raise InputError(
-                f"no part that {kind.__name__} has here",
+                f"wrong part for {kind.__name__}",
                 field=f"{where}.{name}",
                 value=values[name] if data is None else data[name],
                 allowed=one_of(sorted(part.__name__ for part in _parts_in(hint))),
@@ -114,34 +114,34 @@ def require_parts(kind: type[Part], values: dict[str, Any], where: str, data: di
 
 
 def fits(kind: type[Part], values: dict[str, Any]) -> bool:
-    """Returns whether a part of this kind has these fields, and parts like these in them."""
+    """Returns whether a part of this kind has these fields, and allows these parts in them."""
     own, hints = {field.name for field in fields(kind)}, _part_fields(kind)
     held = ((value, hints[name]) for name, value in values.items() if name in hints)
     return values.keys() <= own and all(_fits(value, hint) or _stands(value, hint) for value, hint in held)
 
 
 def register_part(kind: type[Part]) -> None:
-    """Makes a part from outside the package known; raises InputError for what is none, and for a name of ours."""
+    """Registers a part from outside the package; raises InputError for an invalid one or a built-in name."""
     name = getattr(kind, "__name__", repr(kind))
     if not (isinstance(kind, type) and issubclass(kind, Part) and is_dataclass(kind)):
-        raise InputError("is no part", field="part", value=name, allowed="a dataclass that is a Part")
+        raise InputError(field="part", value=name, allowed="a dataclass that is a Part")
     frozen = getattr(kind, "__dataclass_params__").frozen  # noqa: B009  a name of dataclasses' own
     if not frozen or any(not field.kw_only for field in fields(kind)):
         allowed = "@dataclass(frozen=True, kw_only=True)"
-        raise InputError("is not frozen, or not keyword-only", field="part", value=name, allowed=allowed)
+        raise InputError("not frozen or not keyword-only", field="part", value=name, allowed=allowed)
     if PARTS.get(name, kind) is not kind and name not in OUTSIDE:
-        raise InputError("is the name of a part of ours", field="part", value=name, fix="choose another")
+        raise InputError("the name of a built-in part", field="part", value=name, fix="choose another")
     if kind.kind not in KINDS:
-        raise InputError("is no kind of part", field=f"{name}.kind", value=kind.kind, allowed=one_of(KINDS))
+        raise InputError(field=f"{name}.kind", value=kind.kind, allowed=one_of(KINDS))
     if not hasattr(kind, "d_model") and "d_model" not in {field.name for field in fields(kind)}:
-        raise InputError("has no d_model, the width of the stream", field="part", value=name, fix="give it one")
+        raise InputError("has no d_model, the width of the stream", field="part", value=name, fix="add it")
     if kind not in PARTS.values():
         PARTS[name] = OUTSIDE[name] = kind
         _part_fields.cache_clear()
 
 
 def _stands(value: object, hint: Any) -> bool:  # noqa: ANN401  # a type
-    """Returns whether a part from outside stands here: where any mixer, or any feed-forward, may."""
+    """Returns whether a registered part is allowed here: where any mixer, or any feed-forward, is."""
     named = _parts_in(hint)
     return type(value) in OUTSIDE.values() and any(named.issuperset(_parts_in(union)) for union in BODIES)
 
@@ -153,14 +153,14 @@ def _part_fields(kind: type[Part]) -> dict[str, Any]:
 
 
 def _parts_in(hint: Any) -> set[type[Part]]:  # noqa: ANN401  # a type
-    """Returns the kinds of parts that a field's type names: of a base all that are derived from it."""
+    """Returns the types of parts that a field's type allows: for a base class all its subclasses."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return {kind for kind in PARTS.values() if issubclass(kind, hint)} or {hint}
     return {part for inner in get_args(hint) for part in _parts_in(inner)}
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401  # a type
-    """Returns whether a value is of a field's type, as far as parts go."""
+    """Returns whether a value matches a field's type, as far as parts are concerned."""
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_origin(hint) in (Union, UnionType):
@@ -185,7 +185,7 @@ def _unfold(items: list[Any], where: str, depth: int) -> list[Any]:
         if isinstance(item, dict) and set(item) == {"repeat", "item"}:
             n, item = item["repeat"], item["item"]
             if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= LONGEST - len(flat):
-                raise InputError("bad repeat", field=f"{where}.{i}", value=n, allowed=f"1 to {LONGEST} in all")
+                raise InputError("invalid repeat", field=f"{where}.{i}", value=n, allowed=f"1 to {LONGEST} in total")
         flat += [_value(item, f"{where}.{i}", depth)] * n
     return flat
 

@@ -17,26 +17,26 @@ from asbuilt.spec.part import Part, Pass, Product, require
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor(Mapped):
-    """One layer more, that reads the stream at a token and the token after it, and predicts the one after that.
+    """An extra layer that reads the stream at a token and the next token, and predicts the one after that.
 
-    head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with an embedding and a head of
-    its own as they are stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction.
+    head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with its own embedding and head as
+    stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction.
     """
 
     embedding: TokenEmbedding
-    """Of the next token."""
+    """Embedding of the next token."""
     token_norm: Norm
     """Norm of the embedded token."""
     stream_norm: Norm
     """Norm of the stream."""
     block: Block
-    """What reads both, joined."""
+    """The block that reads both, joined."""
     norm: Norm
     """Norm before the head."""
     head: Head
     """Logits of the token after next."""
     join: Map | None = None
-    """What stands in place of the plain map that joins both."""
+    """Replaces the plain map that joins both, if given."""
 
     def __post_init__(self) -> None:
         self.require_maps()
@@ -58,28 +58,28 @@ class Predictor(Mapped):
         return {"join": Linear(d_in=2 * self.d_model, d_out=self.d_model)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """The map, beside the products of the block and the head."""
+        """The map, in addition to the products of the block and the head."""
         return self.map_products(run, "join")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LanguageModel(Model):
-    """Tokens to logits over the vocabulary: GPT, Llama and kin.
+    """Tokens to logits over the vocabulary: GPT, Llama and similar models.
 
-    `predictors` are stored, loaded and saved with the model; they are in none of its passes and costs.
+    `predictors` are stored, loaded and saved with the model, but not part of its passes and costs.
     """
 
     embedding: TokenEmbedding
-    """What tokens become."""
+    """The token embedding."""
     head: Head | TiedHead
-    """What makes logits of the stream."""
+    """The language head."""
     predictors: tuple[Predictor, ...] = ()
-    """Layers that predict tokens further on; stored, and in none of the passes."""
+    """Layers for multi-token prediction; stored, but not part of any pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a table of tokens, of its own")
-        require(self, "head", isinstance(self.head, Head | TiedHead), "a head over the vocabulary")
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
+        require(self, "head", isinstance(self.head, Head | TiedHead), "a language head")
         self._require_number_of("predictors", 0)
         for predictor in self.predictors:
             vocab = self.n_vocab
@@ -88,9 +88,9 @@ class LanguageModel(Model):
 
     @property
     def without_extras(self) -> Self:
-        """This model without its predictors."""
+        """Returns this model without its predictors."""
         return replace(self, predictors=())
 
     def extras(self) -> Iterator[tuple[str, Part]]:
-        """The predictors."""
+        """Yields the predictors."""
         return ((f"predictors.{i}", predictor) for i, predictor in enumerate(self.predictors))

@@ -1,7 +1,7 @@
-"""What every whole model is: a stack of blocks, and what comes before and after them.
+"""The base of whole models: a stack of blocks, and the parts before and after them.
 
-Each whole (`LanguageModel`, `TextEncoder`, `EncoderDecoder`, `ImageEncoder`, `VisionLanguageModel`, `DualEncoder`) is
-such a stack, and has in a file of its own what it reads beside, and the fields and checks that are its own.
+Each kind of whole model (`LanguageModel`, `TextEncoder`, `EncoderDecoder`, `ImageEncoder`, `VisionLanguageModel`,
+`DualEncoder`) is such a stack, with its own inputs, fields and checks in a separate file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from asbuilt.spec.vision import Classifier, PatchEmbedding, Projection
 
 Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
 AnyHead = Head | TiedHead | Classifier | Projection
-# What a whole is given: token ids (B, T) and their types, the token ids of a source (B, S), images (N, C, H, W).
+# The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W).
 Input = Literal["tokens", "types", "source", "images"]
 
-# What stands behind the blocks; and all parts, in the order in which they run.
+# The parts after the blocks; and all parts, in the order in which they run.
 ABOVE = ("norm", "head", "pooler")
 ORDER = (
     "encoder",
@@ -44,12 +44,12 @@ ORDER = (
 
 
 class _Chosen(type):
-    """`Model(...)` is the whole that its fields describe; a whole that is named is made as any class is."""
+    """Makes `Model(...)` return the kind of model that its fields describe; subclasses are constructed as usual."""
 
-    if not TYPE_CHECKING:  # it would say that nothing is known of what comes of it
+    if not TYPE_CHECKING:  # type checkers would lose the type of the result
 
         def __call__(cls, **given: object) -> Model:
-            """Returns the whole; raises InputError where the fields fit none."""
+            """Returns the model; raises InputError if the fields match no kind."""
             if cls is not Model:
                 return super().__call__(**given)
             from asbuilt.spec.whole import whole
@@ -60,31 +60,31 @@ class _Chosen(type):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Part, metaclass=_Chosen):
-    """Base of whole models: a stack from what is embedded to what the head gives, or to the stream without a head.
+    """Base of whole models: embedding (+ positions), blocks, final norm, head.
 
-    embedding (+ positions), blocks, final norm, head. `relative` are the numbers of all layers with relative buckets.
-    `max_positions` is the context the model was made for. `name` takes no part in equality of the built model, but it
-    is printed. `Model(...)` is the whole that the fields describe.
+    Without a head the output is the stream. `relative` is the bias table of all layers with relative buckets.
+    `max_positions` is the context length that the model was made for. `name` is only printed, and does not affect the
+    built model. `Model(...)` returns the kind of model that the fields describe.
     """
 
     name: str = "model"
-    """What is printed; it takes no part in what is computed."""
+    """Name for display only."""
     embedding: Embedding
-    """What tokens, or patches, become."""
+    """Embedding of tokens or patches."""
     positions: LearnedPositions | Sinusoids | None = None
-    """Added to the embedding."""
+    """Positions added to the embedding."""
     embedding_norm: Norm | None = None
-    """Norm of their sum."""
+    """Norm of the sum of embeddings."""
     relative: BiasTable | None = None
-    """The numbers that all layers with relative buckets share."""
+    """Bias table shared by all layers with relative buckets."""
     blocks: tuple[Block, ...]
-    """The stack."""
+    """The blocks."""
     norm: Norm | None = None
     """Norm after the last block."""
     head: AnyHead | None
-    """What the stream becomes in the end; None leaves the stream."""
+    """The head; None outputs the stream."""
     max_positions: int
-    """Tokens that the model was made for."""
+    """Context length that the model was made for."""
 
     def __repr__(self) -> str:
         return show(self)
@@ -108,7 +108,7 @@ class Model(Part, metaclass=_Chosen):
             raise InputError(field=f"{type(self).__name__}.{field}", value=n, allowed=allowed)
 
     def _require_head(self) -> None:
-        """A language model's head is over the embedding's vocabulary."""
+        """Requires a language head to match the embedding's vocabulary."""
         if isinstance(self.head, Head | TiedHead):
             vocab = self.n_vocab
             require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
@@ -120,19 +120,19 @@ class Model(Part, metaclass=_Chosen):
 
     @property
     def mixers(self) -> Iterator[Mixer]:
-        """What carries numbers from token to token, of blocks that are one and the same object once."""
-        unlike = {id(block): block for block in self.blocks}.values()  # most stacks repeat a few
+        """Yields the mixers; of blocks that are the same object, once."""
+        unlike = {id(block): block for block in self.blocks}.values()  # most stacks repeat a few blocks
         return (part for block in unlike for _, part in walk(block) if isinstance(part, Mixer))
 
     def _require_source(self) -> None:
-        """Cross-attention reads an encoder's stream, of its width."""
+        """Requires cross-attention to match the width of an encoder's output."""
         for part in self.mixers:
             read, made = part.source_width, self.source_width
             allowed = f"cross-attention to the encoder's width, {made}"
             require(self, "blocks", read is None or read == made, allowed)
 
     def _require_buckets(self) -> None:
-        """Layers with relative buckets have as many of them, and as many heads, as the stack's one table."""
+        """Requires layers with relative buckets to match the stack's bias table."""
         table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
         asked = {part.buckets for part in self.mixers if part.buckets is not None}
         require(self, "relative", asked == ({table} if table else set()), f"a table for {sorted(asked) or 'nothing'}")
@@ -158,9 +158,9 @@ class Model(Part, metaclass=_Chosen):
             yield from ((f"blocks.{i}.{branch.name}", branch.body.d_model) for branch in block.branches)
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """The final norm, head and pooler see only the positions that are wanted of them.
+        """The final norm, head and pooler process only the requested positions.
 
-        The head does not run where the pooler does instead; no block does above the last that is wanted.
+        The head does not run if the pooler does; blocks beyond the requested depth do not run.
         """
         run = self._own(run)
         kind, _, number = name.partition(".")
@@ -174,16 +174,16 @@ class Model(Part, metaclass=_Chosen):
         return self._above(run) if name in ABOVE else run
 
     def _own(self, run: Pass) -> Pass:
-        """The run, as this model has it."""
+        """Returns the pass as this model sees it."""
         return run
 
     def _above(self, run: Pass) -> Pass:
-        """The run, as what comes after the blocks has it."""
+        """Returns the pass as the parts after the blocks see it."""
         one = run.logits != "all" or (self.head is not None and not self.head.per_token)
         return replace(run, tokens=1) if one else run
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """All but the predictors, in the order in which they run."""
+        """Yields all parts except predictors, in the order in which they run."""
         return iter(self._in_order)
 
     @cached_property
@@ -192,45 +192,45 @@ class Model(Part, metaclass=_Chosen):
         return tuple(sorted(own, key=lambda found: ORDER.index(found[0].partition(".")[0])))
 
     def changed(self, **changes: Any) -> Model:  # noqa: ANN401  # fields' values
-        """Returns this model with fields changed, as the whole that all of them together then describe.
+        """Returns this model with fields changed, as the kind of model that they then describe.
 
-        `spec.changed(head=None)` of a language model is an encoder of its text, `spec.changed(vision=...)` a model that
-        reads images too. `edit` and `dataclasses.replace` leave a whole what it is. Raises InputError as `Model` does.
+        `spec.changed(head=None)` of a language model is a text encoder, `spec.changed(vision=...)` a vision-language
+        model. `dataclasses.replace` keeps the kind of model. Raises InputError as `Model` does.
         """
         return Model(**({field.name: getattr(self, field.name) for field in fields(self)} | changes))
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """What is given to the model: what `forward` of the built one takes."""
+        """The inputs of the model, as `forward` of the built one takes them."""
         return ("tokens",)
 
     @property
     def gives(self) -> Gives:
-        """What comes of it: what the head gives, or the stream."""
+        """The kind of output: the head's, or the stream."""
         return "stream" if self.head is None else self.head.gives
 
     def end(self, run: Pass) -> Part | None:
-        """Returns what stands behind the final norm in a run; None where nothing does."""
+        """Returns the part after the final norm in a pass; None if there is none."""
         return None if run.logits == "pooled" else self.head
 
     @property
     def prompted(self) -> Model:
-        """The stack that reads what a text is written after: an encoder, where there is one."""
+        """The stack that reads the prompt: the encoder, if there is one."""
         return self
 
     @property
     def patches(self) -> PatchEmbedding | None:
-        """What cuts images into patches; None where none are read."""
+        """The patch embedding; None if the model reads no images."""
         return None
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of a text that one image takes."""
+        """Tokens per image in a text."""
         return 0
 
     @property
     def without_extras(self) -> Self:
-        """This model without what no pass of it reaches."""
+        """Returns this model without parts that no pass uses."""
         return self
 
     @property
@@ -240,27 +240,27 @@ class Model(Part, metaclass=_Chosen):
 
     @property
     def source_width(self) -> int | None:
-        """Width of the stream that cross-attention reads; None where there is no encoder."""
+        """Width of the encoder's output; None without an encoder."""
         return None
 
     @property
     def decodes(self) -> bool:
-        """Whether a text can be continued token by token: not where tokens see those after them."""
+        """Whether it supports decoding token by token, which requires causal attention."""
         return all(part.decodes for part in self.mixers)
 
     @property
     def generates(self) -> bool:
-        """Whether it continues texts: it gives logits of the next token, and sees none that come after."""
+        """Whether it generates text: it predicts the next token, and its attention is causal."""
         return self.decodes and self.gives == "logits"
 
     @property
     def language_head(self) -> Head | TiedHead | None:
-        """The head over the vocabulary, None where there is none or another."""
+        """The language head; None if there is none or another one."""
         return self.head if isinstance(self.head, Head | TiedHead) else None
 
     @property
     def n_vocab(self) -> int:
-        """Numbers of different tokens; none where patches are read."""
+        """Size of the vocabulary; 0 for image encoders."""
         return getattr(self.embedding, "n_vocab", 0)
 
     @property

@@ -1,7 +1,7 @@
-"""What a part of a model says about itself: the declarations that every cost, module and cache is derived from.
+"""The declarations of a part, from which every cost, module and cache is derived.
 
-A part holds weights, multiplies matrices, and remembers keys and values. Each is declared once, here by the part; cost/
-folds them, nn/ builds them, generate/ allocates them. What our kernels save for the backward pass and need while they
+A part holds weights, multiplies matrices, and remembers keys and values. Each is declared once, by the part; cost/
+folds them, nn/ builds them, generate/ allocates them. What the kernels save for the backward pass and need while they
 run is declared in kernels/memory.
 """
 
@@ -22,18 +22,18 @@ from asbuilt.spec import edit
 Kind = Literal["embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other"]
 KINDS: tuple[Kind, ...] = ("embedding", "attention", "ffn", "ssm", "norm", "router", "projector", "head", "other")
 
-# What a weight is for; a `table` is looked up row by row, so a step moves only the rows it uses.
+# The role of a weight; a `table` is looked up row by row, so a step reads only the rows it uses.
 Role = Literal["matrix", "bias", "gain", "table"]
-# How a weight starts: drawn from a normal distribution, which `depth_scaled` narrows for what writes into the residual
-# stream, the more layers there are; or as ones or zeros.
+# The initialisation of a weight: normal, narrowed with depth (`depth_scaled`) for weights that write to the residual
+# stream; or ones or zeros.
 Init = Literal["normal", "depth_scaled", "ones", "zeros"]
 USUAL_INIT: dict[Role, Init] = {"matrix": "normal", "table": "normal", "gain": "ones", "bias": "zeros"}
-# The dimension of a weight that tensor parallelism divides: its results, or what it adds up over, so that devices have
-# to sum theirs.
+# The dimension of a weight that tensor parallelism divides: its outputs, or its inputs, so that devices must sum their
+# results.
 Split = Literal["out", "in"]
 
-# `fused` is this library's: a fused kernel where it has one; with sinks, soft caps or learned distances it has none.
-# `engine` is one fused kernel for these too, for windows and biases, as serving engines have it: nothing here runs it.
+# `fused` is asbuilt's: a fused kernel, except with sinks, soft caps or learned distances. `engine` is a fused kernel
+# for these too, and for windows and biases, as in serving engines; nothing here runs it.
 Kernel = Literal["reference", "fused", "engine"]
 # What a head, or a whole model, gives: logits over the vocabulary, one number for each label, one vector of each
 # sequence or image, how near each image is to each text, or the residual stream.
@@ -42,11 +42,11 @@ Gives = Literal["logits", "labels", "vector", "similarities", "stream"]
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter tensor: its shape as PyTorch holds it (out, in), what it is for, how it starts and is divided.
+    """One parameter tensor: its shape in PyTorch's order (out, in), role, initialisation and division over devices.
 
-    One that is not `learned` is computed as the model is built: no training moves it and no checkpoint need hold it.
-    One that is `frozen` is stored as any other, and training leaves it as it is. With a `format` it is stored as blocks
-    of that format along its rows, whatever the dtype of the others, and is frozen.
+    A weight that is not `learned` is computed when the model is built, not trained, and need not be stored. A `frozen`
+    one is stored but not trained. With a `format` it is packed in blocks along its rows, whatever the dtype of the
+    others, and frozen.
     """
 
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class Weight:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Its shape; of blocks that of their bytes."""
+        """Its shape, in bytes if packed."""
         if self.format is None:
             return self.shape
         block, nbytes = BLOCKS[self.format]
@@ -67,7 +67,7 @@ class Weight:
 
     @property
     def start(self) -> Init:
-        """How it starts: as the part says, else as is usual for its role."""
+        """Its initialisation: as the part declares, else the default for its role."""
         return self.init or USUAL_INIT[self.role]
 
     @property
@@ -78,13 +78,12 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One run of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
+    """One pass of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
-    `source` is how many tokens the encoder reads, where there is one; None means as many as the sequence has by then.
-    `images` counts the images of each sequence, of which `mutual` tokens each see one another both ways. `depth` is how
-    many blocks of a stack run, None for all and what comes after them. `logits` says for which positions the head is
-    computed, or that not the head but the pooler is; `kernel` which attention runs; `width` is the bytes of one
-    activation.
+    `source` is the number of tokens that an encoder reads; None means the sequence's length after the pass. `images` is
+    the number of images per sequence, each with `mutual` tokens of bidirectional attention. `depth` is the number of
+    blocks that run, None for all and the parts after them. `logits` tells for which positions the head is computed, or
+    the pooler instead; `kernel` which attention runs; `width` is the bytes of one activation.
     """
 
     tokens: int
@@ -105,7 +104,7 @@ class Pass:
 
     @property
     def source_tokens(self) -> int:
-        """How many tokens the encoder reads."""
+        """Tokens that the encoder reads."""
         return self.past + self.tokens if self.source is None else self.source
 
 
@@ -113,10 +112,10 @@ class Pass:
 class Product:
     """`n` matrix products (a,b)x(b,c), 2abc FLOPs each.
 
-    `weight` is the name of the part's own weight that is multiplied, or the absolute path of another part's after a
-    slash; None for products of two activations (scores). `needed` counts the FLOPs left when masked pairs are skipped.
-    `one_gradient` marks a product of which only one factor needs a gradient: one with the data itself, or with a
-    frozen weight; `caching` one that a pass without a cache, and so a training step, does without.
+    `weight` is the name of the part's own weight, or a slash and the absolute path of another part's; None for products
+    of two activations (scores). `needed` is the FLOPs with masked pairs skipped. `one_gradient` marks a product of
+    which only one factor needs a gradient: with input data, or with a frozen weight; `caching` one that is needed only
+    with a cache, and so not in training.
     """
 
     name: str
@@ -131,12 +130,12 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """2abc for each of the n products, masked pairs included."""
+        """2abc for each of the n products, including masked pairs."""
         return 2 * self.a * self.b * self.c * self.n
 
     @property
     def causal_flops(self) -> int:
-        """The same with masked pairs skipped."""
+        """FLOPs with masked pairs skipped."""
         return self.flops if self.needed is None else self.needed
 
 
@@ -144,9 +143,8 @@ class Product:
 class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
-    `of` says whose tokens: the sequence's own, or those of the source that an encoder read. What is kept `per` sequence
-    is a state, of one size however long the sequence is. `stands_for` counts the numbers of the keys and values that
-    are read out of it, where these are more than it holds.
+    `of` tells whose tokens: the sequence's own, or those of an encoder's source. A tensor `per` sequence is a state, of
+    constant size. `stands_for` is the number of key and value numbers that are expanded from it, if larger.
     """
 
     name: str
@@ -158,7 +156,7 @@ class Remembered:
 
     @property
     def expanded(self) -> int:
-        """Numbers per token of a cache that keeps each head's keys and values."""
+        """Numbers per token if each head's keys and values were cached."""
         return self.size if self.stands_for is None else self.stands_for
 
     @property
@@ -168,11 +166,11 @@ class Remembered:
 
     @property
     def grows(self) -> bool:
-        """Whether a token of the sequence's own adds to it, until a window is full."""
+        """Whether it grows with the sequence's own tokens, until a window is full."""
         return self.of == "sequence" and self.per == "token"
 
     def tokens_kept(self, tokens: int) -> int:
-        """How many of `tokens` are still held; a state is held once."""
+        """Returns how many of `tokens` are stored; a state is stored once."""
         if self.per == "sequence":
             return 1
         return tokens if self.window is None else min(tokens, self.window)
@@ -182,7 +180,7 @@ class Remembered:
 class Part:
     """A frozen, keyword-only dataclass that declares what one piece of the model is.
 
-    Subclasses override what applies to them; the defaults say: holds nothing, multiplies nothing, remembers nothing.
+    Subclasses override what applies to them; by default a part holds, multiplies and remembers nothing.
     """
 
     kind: ClassVar[Kind] = "other"
@@ -192,30 +190,30 @@ class Part:
         return {}
 
     def local_weights(self) -> dict[str, Weight]:
-        """Returns the weights that this part's products name: its own, and those of its linear maps."""
+        """Returns the weights that this part's products use: its own, and those of its linear maps."""
         return self.holds()
 
     def buffers(self) -> dict[str, Weight]:
-        """Returns the numbers that are stored, loaded and saved with this part's weights, and are no parameters."""
+        """Returns the tensors that are stored, loaded and saved with this part's weights, but are not parameters."""
         return {}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Returns the matrix products of one run, children excluded."""
+        """Returns the matrix products of one pass, children excluded."""
         return ()
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """Returns what is cached from token to token."""
+        """Returns the cached tensors."""
         return ()
 
     def share(self, name: str, run: Pass) -> Fraction:
-        """Returns the share of this part's weight `name` that one run is expected to read: all, unless it chooses."""
+        """Returns the expected share of this part's weight `name` that one pass reads: all by default."""
         return Fraction(1)
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Returns this part as one device holds it, of `tensor` that share it and `expert` that share its experts.
+        """Returns one device's share of this part, divided over `tensor` devices, and its experts over `expert`.
 
-        A weight that is divided is smaller along one dimension; what is the same is held by each of them. By default a
-        part is held whole and only its children are divided. Raises InputError where the degree does not divide it.
+        A divided weight is smaller along one dimension; others are replicated. By default a part is replicated and only
+        its children are divided. Raises InputError if the degree does not divide it.
         """
         return replace(self, **self._shard_children(tensor, expert))
 
@@ -233,16 +231,16 @@ class Part:
         return sharded
 
     def spreads(self) -> dict[str, int]:
-        """Returns the weights that hold one slice per expert along their first dimension, and how many those are.
+        """Returns the weights with one slice per expert along their first dimension, and the number of slices.
 
-        Expert parallelism gives each device whole slices, so `shard` leaves them in their number.
+        Expert parallelism gives each device whole slices, so `shard` does not change their number.
         """
         return {}
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """Returns the run as the child `name` sees it, where that differs from this part's own (norms per head).
+        """Returns the pass as the child `name` sees it, which may differ from this part's own (norms per head).
 
-        None where the child has no part in this run.
+        None if the child does not run in this pass.
         """
         return run
 
@@ -252,7 +250,7 @@ class Part:
 
     @cached_property
     def _below(self) -> tuple[tuple[str, Part], ...]:
-        """What `children` yields where nothing else is said, kept: every fold walks the parts, most of them alike."""
+        """The default result of `children`, cached, since every fold walks the parts."""
         found: list[tuple[str, Part]] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -263,14 +261,14 @@ class Part:
         return tuple(found)
 
     def at(self, path: str) -> Part:
-        """Returns the part at a path as `walk` yields it, "blocks.3.attention.body"; raises InputError for none."""
+        """Returns the part at a path of `walk`, "blocks.3.attention.body"; raises InputError for an unknown path."""
         return edit.at(self, path)
 
     def edit(self, path: str, /, **changes: Any) -> Self:  # noqa: ANN401  # fields' values
-        """Returns this part with fields changed of what lies at `path`, in which `*` stands for any one segment.
+        """Returns this part with fields changed in the parts at `path`, in which `*` stands for any one segment.
 
         `spec.edit("blocks.*.attention.body", window=128)`, `spec.edit("blocks.0-3.ffn.body", d_ff=512)`. Raises
-        InputError for a path or a field that there is not, and for values that the parts refuse.
+        InputError for an unknown path or field, and for values that the parts refuse.
         """
         return edit.edit(self, path, changes)
 
@@ -281,17 +279,17 @@ class Part:
         /,
         **changes: Any,  # noqa: ANN401  # fields' values
     ) -> Self:
-        """Returns this part with all parts changed that are of a type, or for which `which(path, part)` holds.
+        """Returns this part with all parts changed that are of a type, or for which `which(path, part)` is true.
 
-        `change` is a part to put in their place, or a function that makes it of each; else `changes` are fields.
-        Children are changed before what holds them. Raises InputError as `edit` does, and where nothing is chosen.
+        `change` is a replacement, or a function from a part to its replacement; otherwise `changes` are fields.
+        Children are changed before their owners. Raises InputError as `edit` does, and if nothing matches.
         """
         return edit.replace_where(self, which, change, changes)
 
     def extras(self) -> Iterator[tuple[str, Part]]:
-        """Yields (name, part) for what a checkpoint holds beside this part, and no pass of the model reaches.
+        """Yields (name, part) for parts that a checkpoint stores with this one, but no pass uses.
 
-        They are built, loaded and saved like children, and are in no bill but that of what is stored.
+        They are built, loaded and saved like children, but count only as stored.
         """
         return iter(())
 
@@ -304,14 +302,14 @@ def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
 
 
 def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
-    """Yields (path, part) as `walk` does, extras and what is below them too."""
+    """Yields (path, part) as `walk` does, including extras and the parts below them."""
     yield path, part
     for name, child in (*part.children(), *part.extras()):
         yield from walk_stored(child, f"{path}.{name}" if path else name)
 
 
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
-    """Yields (path, part, the run as that part sees it), in the order of `walk`; parts that do not run are left out."""
+    """Yields (path, part, the pass as that part sees it), in the order of `walk`, without parts that do not run."""
     yield path, part, run
     for name, child in part.children():
         seen = part.child_run(name, run)
@@ -327,13 +325,13 @@ def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
 
 
 def divided(part: Part, field: str, degree: int) -> int:
-    """Returns a field of `part` divided by the degree; raises InputError naming it where that leaves a rest."""
+    """Returns a field of `part` divided by the degree; raises InputError naming it if that is not whole."""
     value = getattr(part, field)
     require(part, field, value % degree == 0, f"a multiple of {degree}, the number of devices that share it")
     return value // degree
 
 
-# What a vocabulary is padded to where it is divided, as vLLM and SGLang do (and Megatron-LM to twice as many).
+# A divided vocabulary is padded to a multiple of this, as in vLLM and SGLang (Megatron-LM uses twice as many).
 VOCABULARY_PADDING = 64
 
 
@@ -341,7 +339,7 @@ def divided_vocabulary(n_vocab: int, degree: int) -> int:
     """Returns the rows of a vocabulary that one of `degree` devices holds.
 
     A vocabulary that the degree does not divide is padded to the next multiple of 64 and of the degree; one that is
-    smaller than its padding is held whole.
+    smaller than its padding is replicated.
     """
     if n_vocab % degree == 0:
         return n_vocab // degree
@@ -350,14 +348,14 @@ def divided_vocabulary(n_vocab: int, degree: int) -> int:
 
 
 def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
-    """Yields (full path, buffer, owner) for every buffer below `part`, those of extras too."""
+    """Yields (full path, buffer, owner) for every buffer below `part`, including those of extras."""
     for path, owner in walk_stored(part):
         for name, buffer in owner.buffers().items():
             yield (f"{path}.{name}" if path else name), buffer, owner
 
 
 def stored_weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
-    """Yields (full path, weight, owner) for all that a checkpoint holds: learned parameters, of extras too; buffers."""
+    """Yields (full path, weight, owner) for all that a checkpoint stores: parameters, extras, buffers."""
     for path, owner in walk_stored(part):
         for name, weight in owner.holds().items():
             if weight.learned:
@@ -393,7 +391,7 @@ def require_number(part: Part, name: str, *, above: float = 0.0) -> None:
 
 
 def is_finite(value: object) -> bool:
-    """Returns whether `value` is a number, and one that a float can hold; true and false are none."""
+    """Returns whether `value` is a number that a float can represent, and not a bool."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float) and math.isfinite(value)
@@ -406,12 +404,12 @@ def require_flags(part: Part, *names: str) -> None:
 
 
 def require_format(part: Part, name: str, width: int) -> None:
-    """Raises InputError unless the named field is a block format that rows of `width` numbers divide into, or none."""
+    """Raises InputError unless the named field is None, or a block format that divides rows of `width` numbers."""
     value = getattr(part, name)
     if value is None:
         return
     fix = near(value, BLOCKS) if isinstance(value, str) else ""
-    require(part, name, isinstance(value, str) and value in BLOCKS, ", ".join(BLOCKS), fix)
+    require(part, name, isinstance(value, str) and value in BLOCKS, one_of(BLOCKS), fix)
     block = BLOCKS[value][0]
     require(
         part, name, width % block == 0, f"a format whose blocks divide rows of {width}; blocks of {value} are {block}"

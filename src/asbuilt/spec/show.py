@@ -1,4 +1,4 @@
-"""A spec as a person reads it: one part per line, defaults left out, equal neighbours folded."""
+"""A spec as readable text: one part per line, defaults omitted, equal neighbours folded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import groupby
 
 from asbuilt.spec.part import Part
 
-# A part that fits on one line of this length is not broken into its fields.
+# A part that fits on one line of this length is not split into its fields.
 LINE = 110
 
 
 def show(part: Part, indent: int = 0) -> str:
-    """Returns `part` as text over several lines, each nested part indented."""
+    """Returns `part` as text on several lines, with nested parts indented."""
     one = _one_line(part)
     if len(one) + indent <= LINE and "×" not in one:
         return one

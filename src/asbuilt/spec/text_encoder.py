@@ -1,4 +1,4 @@
-"""Encoders of texts: tokens to the stream, or to what a head makes of it: BERT, RoBERTa, ModernBERT."""
+"""Text encoders: tokens to the stream, or to a head's output: BERT, RoBERTa, ModernBERT."""
 
 from __future__ import annotations
 
@@ -12,33 +12,38 @@ from asbuilt.spec.part import Part, Pass, require
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TextEncoder(Model):
-    """Tokens, and their types, to the stream after the final norm, or to what any head makes of it.
+    """Tokens, and their types, to the stream after the final norm, or to the output of a head.
 
-    A masked language model's head gives logits, some heads read one token, and the `pooler` gives one vector of each
-    sequence, if asked. Without either it is the encoder of an `EncoderDecoder`, or the trunk of a model. Its mixers may
-    be causal.
+    A masked language model's head outputs logits, some heads read one token, and the `pooler` outputs one vector per
+    sequence, on request. Without either it is the encoder of an `EncoderDecoder`, or the trunk of a model. Its mixers
+    may be causal.
     """
 
     embedding: TokenEmbedding | SharedEmbedding
-    """What tokens become; the encoder of an `EncoderDecoder` may use that one's table."""
+    """The token embedding; the encoder of an `EncoderDecoder` may share its table."""
     head: AnyHead | None = None
-    """What the stream becomes in the end; None leaves the stream."""
+    """The head; None outputs the stream."""
     types: TypeEmbedding | None = None
-    """Added to the embedding."""
+    """Token types, added to the embedding."""
     pooler: Pooler | None = None
-    """What makes one vector of a sequence, if asked."""
+    """The pooler, which outputs one vector per sequence on request."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "embedding", isinstance(self.embedding, TokenEmbedding | SharedEmbedding), "a table of tokens")
+        require(
+            self,
+            "embedding",
+            isinstance(self.embedding, TokenEmbedding | SharedEmbedding),
+            "a TokenEmbedding or SharedEmbedding",
+        )
         own = isinstance(self.embedding, TokenEmbedding) or self.head is None
-        require(self, "embedding", own, "a table of its own in the model that has the head")
+        require(self, "embedding", own, "a TokenEmbedding in a model with a head")
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """Tokens, and their types where it has them."""
+        """Tokens, and their types if it has any."""
         return ("tokens",) if self.types is None else ("tokens", "types")
 
     def end(self, run: Pass) -> Part | None:
-        """Returns the head, or the pooler where that is asked for."""
+        """Returns the head, or the pooler if requested."""
         return self.pooler if run.logits == "pooled" else self.head

@@ -1,8 +1,8 @@
-"""Vision: images cut into patches, a tower over them, and how what it makes meets a text.
+"""Vision: images divided into patches, a tower over them, and how its output is combined with text.
 
-ViT: Dosovitskiy et al. 2020 (arXiv 2010.11929). A tower is an `ImageEncoder`. What it makes takes the places of
-placeholder tokens in a text (LLaVA, Liu et al. 2023, arXiv 2304.08485), or is compared with what the text's own tower
-makes (CLIP, Radford et al. 2021, arXiv 2103.00020).
+ViT: Dosovitskiy et al. 2020 (arXiv 2010.11929). A tower is an `ImageEncoder`. Its output replaces placeholder tokens in
+a text (LLaVA, Liu et al. 2023, arXiv 2304.08485), or is compared with text embeddings (CLIP, Radford et al. 2021, arXiv
+2103.00020).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ READS: tuple[Reads, ...] = ("first", "end", "highest")
 class PatchEmbedding(Part):
     """W x + b of each square patch x of a square image, row by row; a learned class token before or after them.
 
-    W is a convolution whose stride is its width, as it is stored; a rest that makes no patch is left out.
+    W is stored as a convolution whose stride is its width; pixels beyond the last whole patch are ignored.
     """
 
     kind = "embedding"
     image_size: int
-    """Pixels on a side of the image."""
+    """Pixels per side of the image."""
     patch_size: int
-    """Pixels on a side of a patch."""
+    """Pixels per side of a patch."""
     channels: int = 3
-    """Numbers of a pixel."""
+    """Numbers per pixel."""
     d_model: int
     """Width of the residual stream."""
     bias: bool = False
-    """Whether a vector is added."""
+    """Whether there is a bias."""
     class_token: ClassToken = "none"
-    """Where a learned token stands: before the patches, after them, or nowhere."""
+    """Position of the learned class token: before the patches, after them, or none."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "image_size", "patch_size", "channels", "d_model")
@@ -64,26 +64,26 @@ class PatchEmbedding(Part):
 
     @property
     def n_side(self) -> int:
-        """Patches along one side."""
+        """Patches per side."""
         return self.image_size // self.patch_size
 
     @property
     def n_patches(self) -> int:
-        """Patches of an image."""
+        """Patches per image."""
         return self.n_side**2
 
     @property
     def n_tokens(self) -> int:
-        """Patches, and the class token."""
+        """Patches plus the class token."""
         return self.n_patches + (self.class_token != "none")
 
     @property
     def d_patch(self) -> int:
-        """Numbers of one patch."""
+        """Numbers per patch."""
         return self.channels * self.patch_size**2
 
     def holds(self) -> dict[str, Weight]:
-        """W (d_model, channels, patch_size, patch_size), a bias and the class token's vector if there are any."""
+        """W (d_model, channels, patch_size, patch_size), a bias and the class token, if enabled."""
         shape = (self.d_model, self.channels, self.patch_size, self.patch_size)
         vector = Weight(shape=(self.d_model,), role="bias")
         bias = {"bias": vector} if self.bias else {}
@@ -94,14 +94,14 @@ class PatchEmbedding(Part):
         )
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product, of all patches of all images."""
+        """One product for all patches of all images."""
         rows = run.batch * self.n_patches
         return (Product(name="patches", a=rows, b=self.d_patch, c=self.d_model, weight="weight", one_gradient=True),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier(Part):
-    """W x + b of the first token, the class token: one number for each label."""
+    """W x + b of the first token, the class token: one number per label."""
 
     kind = "head"
     gives: ClassVar[Gives] = "labels"
@@ -109,9 +109,9 @@ class Classifier(Part):
     d_model: int
     """Width of the residual stream."""
     n_labels: int
-    """Labels, one number each."""
+    """Number of labels."""
     bias: bool = True
-    """Whether a vector is added."""
+    """Whether there is a bias."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_labels")
@@ -119,11 +119,11 @@ class Classifier(Part):
 
     @property
     def n_scores(self) -> int:
-        """Numbers that a loss compares: one for each label."""
+        """Number of classes of the loss: one per label."""
         return self.n_labels
 
     def holds(self) -> dict[str, Weight]:
-        """W (n_labels, d_model) and, if asked, a bias."""
+        """W (n_labels, d_model) and, if enabled, a bias."""
         matrix = {"weight": Weight(shape=(self.n_labels, self.d_model), role="matrix")}
         return matrix | ({"bias": Weight(shape=(self.n_labels,), role="bias")} if self.bias else {})
 
@@ -134,9 +134,9 @@ class Classifier(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Projection(Part):
-    """W x of one token of each sequence, a vector for the whole of it.
+    """W x of one token per sequence, as the sequence's embedding.
 
-    It `reads` the `first` token, the first one whose number is `end`, or the one with the `highest` number.
+    It `reads` the `first` token, the first one with the id `end`, or the one with the `highest` id.
     """
 
     kind = "projector"
@@ -146,17 +146,17 @@ class Projection(Part):
     d_model: int
     """Width of the residual stream."""
     d_out: int
-    """Width of the vector."""
+    """Width of the embedding."""
     reads: Reads = "first"
-    """Which token is read: the `first`, the first `end`, or the one with the `highest` number."""
+    """The token that is read: the `first`, the first `end`, or the one with the `highest` id."""
     end: int | None = None
-    """The token that is read, for `end`."""
+    """Id of the token that is read, for `end`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_out")
         require_choice(self, "reads", READS)
         number = isinstance(self.end, int) and not isinstance(self.end, bool) and 0 <= self.end <= LARGEST_SIZE
-        require(self, "end", number if self.reads == "end" else self.end is None, "a token's number, to read `end`")
+        require(self, "end", number if self.reads == "end" else self.end is None, "a token id, to read `end`")
 
     def holds(self) -> dict[str, Weight]:
         """W (d_out, d_model)."""
@@ -169,20 +169,20 @@ class Projection(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class MLPProjector(Mapped):
-    """Matrices one after the other from widths[0] to widths[-1], the activation between them.
+    """A sequence of linear maps from widths[0] to widths[-1], with the activation between them.
 
-    Before the first one squares of `merge` x `merge` neighbours become one vector each, their rows one after the other.
+    Before the first one, squares of `merge` x `merge` patches are concatenated row by row to one vector each.
     """
 
     kind = "projector"
     widths: tuple[int, ...]
-    """Of what is read, of what lies between, and of what is given."""
+    """Widths of input, hidden layers and output."""
     activation: Activation
-    """The function between the maps."""
+    """Activation between the maps."""
     bias: bool = False
     """Whether the maps have biases."""
     merge: int = 1
-    """Neighbours on a side that become one vector first."""
+    """Patches per side that are merged to one vector first."""
 
     def __post_init__(self) -> None:
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
@@ -200,19 +200,19 @@ class MLPProjector(Mapped):
 
     @property
     def d_out(self) -> int:
-        """Width of the vectors made."""
+        """Width of the output."""
         return self.widths[-1]
 
     def n_tokens(self, n_patches: int) -> int:
-        """How many vectors come of so many patches."""
+        """Returns the number of output vectors."""
         return n_patches // self.merge**2
 
     def fits(self, n_patches: int, n_side: int) -> bool:
-        """Whether so many patches, of which `n_side` lie on a side, can be read."""
+        """Returns whether `n_patches` patches, `n_side` per side, are a valid input."""
         return self.merge == 1 or (n_patches == n_side**2 and n_side % self.merge == 0)
 
     def plain_maps(self) -> dict[str, Linear]:
-        """One for each step, from a width to the next."""
+        """One per step, from a width to the next."""
         steps = enumerate(zip(self.widths, self.widths[1:], strict=False))
         return {
             f"layers_{i}": Linear(d_in=inside, d_out=out, bias=self.bias, belongs="projector")
@@ -220,7 +220,7 @@ class MLPProjector(Mapped):
         }
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The maps see the squares."""
+        """The maps process the merged squares."""
         return replace(run, tokens=self.n_tokens(run.tokens))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
@@ -230,17 +230,17 @@ class MLPProjector(Mapped):
 
 @dataclass(frozen=True, kw_only=True)
 class PooledProjector(Part):
-    """W norm(mean of each square of `pool` x `pool` patches); the rest at the edges is left out."""
+    """W norm(mean of each square of `pool` x `pool` patches); incomplete squares at the edges are ignored."""
 
     kind = "projector"
     d_in: int
     """Width of a patch."""
     d_out: int
-    """Width of what is given."""
+    """Width of the output."""
     n_side: int
-    """Patches on a side of the image."""
+    """Patches per side of the image."""
     pool: int
-    """Patches on a side of a square whose mean is taken."""
+    """Patches per side of an averaged square."""
     norm: Norm
     """Norm of the means."""
 
@@ -250,11 +250,11 @@ class PooledProjector(Part):
         require(self, "norm", self.norm.d == self.d_in, f"a norm over d_in = {self.d_in}")
 
     def n_tokens(self, n_patches: int) -> int:
-        """How many vectors come of the patches."""
+        """Returns the number of output vectors."""
         return (self.n_side // self.pool) ** 2
 
     def fits(self, n_patches: int, n_side: int) -> bool:
-        """Whether so many patches, of which `n_side` lie on a side, can be read."""
+        """Returns whether `n_patches` patches, `n_side` per side, are a valid input."""
         return n_side == self.n_side and n_patches == n_side**2
 
     def holds(self) -> dict[str, Weight]:
@@ -267,7 +267,7 @@ class PooledProjector(Part):
         return (Product(name="projection", a=rows, b=self.d_in, c=self.d_out, weight="weight"),)
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The norm sees the means."""
+        """The norm processes the means."""
         return replace(run, tokens=self.n_tokens(run.tokens))
 
 
@@ -276,56 +276,59 @@ Projector = MLPProjector | PooledProjector
 
 @dataclass(frozen=True, kw_only=True)
 class Vision(Part):
-    """Images whose projected patches take the places of `placeholder` tokens in the embedded text.
+    """Images whose projected patches replace `placeholder` tokens in the embedded text.
 
-    What is projected is the stream after `layers` blocks of the tower, or, where None, what the tower gives; the class
-    token is left out unless `keep_class`. Tokens of one image see each other `both_ways`, or as all tokens do.
+    The projector reads the stream after `layers` blocks of the tower, or with None the tower's output; the class token
+    is dropped unless `keep_class`. Attention within one image is bidirectional with `both_ways`, otherwise as
+    elsewhere.
     """
 
     tower: ImageEncoder
-    """The model of patches."""
+    """The image encoder."""
     projector: Projector
-    """What takes its stream to the width of the text."""
+    """The projector from its stream to the text's width."""
     placeholder: int
-    """The token in whose places the patches go."""
+    """Id of the tokens that patches replace."""
     layers: int | None = None
-    """Blocks of the tower that run; None for all, and its norm."""
+    """Blocks of the tower that run; None for all, including its norm."""
     keep_class: bool = False
     """Whether the class token is projected too."""
     both_ways: bool = False
-    """Whether tokens of one image see those after them too."""
+    """Whether attention within an image is bidirectional."""
 
     def __post_init__(self) -> None:
         embedding = getattr(self.tower, "embedding", None)
-        require(self, "tower", isinstance(embedding, PatchEmbedding), "a model whose embedding takes patches")
+        require(self, "tower", isinstance(embedding, PatchEmbedding), "a model with a patch embedding")
         assert isinstance(embedding, PatchEmbedding)
         require(self, "tower", self.tower.head is None, "a model without a head")
         number = isinstance(self.placeholder, int) and not isinstance(self.placeholder, bool)
-        require(self, "placeholder", number and self.placeholder >= 0, "a token's number")
+        require(self, "placeholder", number and self.placeholder >= 0, "a token id")
         n = self.tower.n_layers
         whole = isinstance(self.layers, int) and not isinstance(self.layers, bool)
-        require(self, "layers", self.layers is None or (whole and 0 <= self.layers <= n), f"a whole number to {n}")
+        require(
+            self, "layers", self.layers is None or (whole and 0 <= self.layers <= n), f"a whole number from 0 to {n}"
+        )
         require_flags(self, "keep_class", "both_ways")
         has = embedding.class_token != "none"
-        require(self, "keep_class", has or not self.keep_class, "false where the tower has no class token")
+        require(self, "keep_class", has or not self.keep_class, "false if the tower has no class token")
         same = self.projector.d_in == self.tower.d_model
         require(self, "projector", same, f"d_in = {self.tower.d_model} as in the tower")
         fits = self.projector.fits(self.n_selected, embedding.n_side)
-        require(self, "projector", fits, f"one for {self.n_selected} tokens, {embedding.n_side} patches on a side")
+        require(self, "projector", fits, f"one for {self.n_selected} tokens, {embedding.n_side} patches per side")
 
     @property
     def n_selected(self) -> int:
-        """How many tokens of the tower are projected."""
+        """Tokens of the tower that are projected."""
         embedding = self.tower.embedding
         return embedding.n_tokens if self.keep_class else embedding.n_patches
 
     @property
     def n_tokens(self) -> int:
-        """How many placeholders one image takes."""
+        """Placeholders per image."""
         return self.projector.n_tokens(self.n_selected)
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The tower runs as deep as is wanted; the projector sees what is selected."""
+        """The tower runs to the requested depth; the projector processes the selected tokens."""
         if name == "tower":
             return replace(run, images=0, depth=self.layers)
         return replace(run, images=0, tokens=self.n_selected)
@@ -333,30 +336,30 @@ class Vision(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(Part):
-    """exp(scale) * cos(u, v) of each image's vector u, which the tower makes, and each text's vector v."""
+    """exp(scale) * cos(u, v) of each image's embedding u, the tower's output, and each text's embedding v."""
 
     tower: ImageEncoder
-    """The model that makes one vector of an image."""
+    """The image encoder, with one embedding per image."""
 
     def __post_init__(self) -> None:
         takes = isinstance(getattr(self.tower, "embedding", None), PatchEmbedding)
-        require(self, "tower", takes, "a model whose embedding takes patches")
+        require(self, "tower", takes, "a model with a patch embedding")
         require(self, "tower", isinstance(self.tower.head, Projection), "a model with a projection")
 
     @property
     def d_shared(self) -> int:
-        """Width of the vectors that are compared."""
+        """Width of the embeddings that are compared."""
         assert isinstance(self.tower.head, Projection)
         return self.tower.head.d_out
 
     def holds(self) -> dict[str, Weight]:
-        """The one number that is the logarithm of the factor."""
+        """The logarithm of the scale, one number."""
         return {"scale": Weight(shape=(), role="gain")}
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The tower knows of no text."""
+        """The tower processes only the images."""
         return replace(run, images=0)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Each image's vector with each text's."""
+        """Each image's embedding times each text's."""
         return (Product(name="cosines", a=run.batch, b=self.d_shared, c=run.batch // run.images),)

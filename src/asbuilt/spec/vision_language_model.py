@@ -12,10 +12,10 @@ from asbuilt.spec.vision import PatchEmbedding, Vision
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class VisionLanguageModel(LanguageModel):
-    """A language model in whose text images stand: their projected patches take the places of placeholder tokens."""
+    """A language model that reads images in its text: their projected patches replace placeholder tokens."""
 
     vision: Vision
-    """What becomes of images."""
+    """The tower, the projector and the placeholder."""
 
     def __post_init__(self) -> None:
         require(self, "vision", isinstance(self.vision, Vision), "a tower of patches with a projector")
@@ -23,7 +23,7 @@ class VisionLanguageModel(LanguageModel):
         made = self.vision.projector.d_out
         require(self, "vision", made == self.d_model, f"a projector to d_model = {self.d_model}")
         masked = not self.vision.both_ways or all(part.sees_images for part in self.mixers)
-        allowed = "images that see both ways in causal attention alone, without chunks and distances"
+        allowed = "without bidirectional images, which need causal attention without chunks and distance terms"
         require(self, "vision", masked, allowed)
 
     @classmethod
@@ -33,12 +33,12 @@ class VisionLanguageModel(LanguageModel):
 
     @property
     def text(self) -> LanguageModel:
-        """The language model alone."""
+        """Returns the language model alone."""
         return LanguageModel(**{field.name: getattr(self, field.name) for field in fields(LanguageModel)})
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """Tokens, and images in the places of some."""
+        """Tokens, and images that replace some of them."""
         return ("tokens", "images")
 
     @property
@@ -48,20 +48,20 @@ class VisionLanguageModel(LanguageModel):
 
     @property
     def image_tokens(self) -> int:
-        """Placeholders that one image takes."""
+        """Placeholders per image."""
         return self.vision.n_tokens
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """The tower sees all images; an image is always read as a whole."""
+        """The tower processes all images, each in one pass."""
         return of_images(run) if name == "vision" else super().child_run(name, run)
 
     def _own(self, run: Pass) -> Pass:
-        """Tokens of one image may see one another both ways."""
+        """Returns the pass, with bidirectional attention within an image if enabled."""
         return replace(run, mutual=self.vision.n_tokens) if self.vision.both_ways and run.images else run
 
 
 def of_images(run: Pass) -> Pass | None:
-    """Returns the run of the images of all texts; None where there are none."""
+    """Returns the pass over the images of all texts; None without images."""
     if not run.images:
         return None
     return replace(run, batch=run.batch * run.images, past=0, mutual=0, logits="all")

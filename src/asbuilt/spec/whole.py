@@ -1,4 +1,4 @@
-"""Which whole the fields of a `Model` describe: so models were written before there were several, and still may be."""
+"""The kind of whole model that the fields of a `Model` describe, as older specs and the short form give them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ WHOLES: tuple[type[Model], ...] = (
     VisionLanguageModel,
     DualEncoder,
 )
-# The fields of all wholes, each with whether it has to be given in each of them.
+# The fields of all kinds of whole models, each with whether it is required in each kind.
 FIELDS = {field.name: field for kind in reversed(WHOLES) for field in fields(kind)}
 ALWAYS = ("embedding", "blocks", "max_positions")
 
 
 def whole(given: Mapping[str, object]) -> tuple[type[Model], dict[str, object]]:
-    """Returns the whole that the fields describe, and those of them that it has; what is None is not given.
+    """Returns the kind of model that the fields describe, and those of them that it has; None counts as not given.
 
-    Raises InputError naming the first field that the whole described by the others has not.
+    Raises InputError naming the first field that the kind described by the others does not have.
     """
     said = {name: value for name, value in given.items() if value is not None and value != ()}
     for name in given:
@@ -66,6 +66,6 @@ def _kind(said: Mapping[str, object]) -> type[Model]:
 
 
 def _causal(blocks: object) -> bool:
-    """Whether no mixer sees tokens to come; what is no block is refused later."""
+    """Returns whether all mixers are causal; anything but a block is refused later."""
     unlike = {id(block): block for block in blocks if isinstance(block, Part)} if isinstance(blocks, tuple) else {}
     return all(part.decodes for one in unlike.values() for _, part in walk(one) if isinstance(part, Mixer))

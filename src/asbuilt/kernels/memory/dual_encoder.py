@@ -10,8 +10,8 @@ from asbuilt.spec.part import Pass
 
 @memory_of(DualEncoder)
 class DualEncoderMemory(ModelMemory[DualEncoder]):
-    """Memory of a tower beside a text."""
+    """Memory of a tower and a text encoder."""
 
     def peak_bytes(self, run: Pass) -> int:
-        """The busier of both."""
+        """The larger peak of the two."""
         return max(peak(self.part.vision, self.part.child_run("vision", run)), super().peak_bytes(run))

@@ -1,4 +1,4 @@
-"""What a whole model needs while it runs."""
+"""What a model needs while it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ModelMemory(Memory[M]):
     """Memory of a pass through the whole stack."""
 
     def peak_bytes(self, run: Pass) -> int:
-        """The stream with the busiest block or with the head; positions (int64) and rotary tables stay throughout."""
+        """The stream with the block of highest peak or the head; positions (int64) and RoPE tables stay throughout."""
         model = self.part
         run = model._own(run)
         stream = run.rows * model.d_model * run.width
@@ -32,7 +32,7 @@ class ModelMemory(Memory[M]):
         return tables + stream + busiest
 
     def _tables(self, blocks: tuple[Block, ...], run: Pass) -> tuple[int, int]:
-        """Bytes of what layers share for the whole pass, and the most that making one of the masks takes."""
+        """Returns the bytes that layers share for the whole pass, and the peak of building a mask."""
         parts = [part for block in blocks for _, part in walk(block)]
         rotary = {part for part in parts if isinstance(part, Rotary)}
         masks = {mask[0]: mask[1:] for part in parts if (mask := memory(part).mask_peak(run))}
@@ -41,5 +41,5 @@ class ModelMemory(Memory[M]):
 
 
 def peak(part: Part | None, run: Pass | None) -> int:
-    """Returns the peak bytes of a part that may be absent, or have no part in the run."""
+    """Returns the peak bytes of a part that may be absent, or may not run."""
     return 0 if part is None or run is None else memory(part).peak_bytes(run)

@@ -10,10 +10,11 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 @memory_of(VisionLanguageModel)
 class VisionLanguageModelMemory(ModelMemory[VisionLanguageModel]):
-    """Memory of a tower, and of a text after it."""
+    """Memory of a tower, followed by a text."""
 
     def peak_bytes(self, run: Pass) -> int:
-        """The tower and its projector; or the text beside what they made, which stays."""
+        """The tower and its projector; or the text beside their output, which stays."""
+
         vision, seen = self.part.vision, self.part.child_run("vision", run)
         made = 0 if seen is None else seen.batch * vision.n_tokens * self.part.d_model * run.width
         return max(peak(vision, seen), made + super().peak_bytes(run))
