@@ -303,7 +303,7 @@ def _assumed(plan: ServePlan) -> Table:
             "--node, --network",
         ),
     ]
-    return Table("What is assumed", ("", "assumption", "option"), rows)
+    return Table("Assumptions", ("", "assumption", "option"), rows)
 
 
 def notes(plan: ServePlan) -> Table:
