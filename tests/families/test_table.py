@@ -25,7 +25,7 @@ from asbuilt.families.shared.table import (
     Layout,
     Same,
     StackExperts,
-    Table,
+    TensorTable,
     Transpose,
 )
 from asbuilt.spec import Model, weights
@@ -121,7 +121,7 @@ def spec_of(config: dict[str, Any]) -> Model:
 
 @pytest.mark.parametrize("make", [tensor_table, gguf_table])
 @given(config=CONFIGS)
-def test_every_path_is_stored_once(make: Callable[[str, Model], Table], config: dict[str, Any]) -> None:
+def test_every_path_is_stored_once(make: Callable[[str, Model], TensorTable], config: dict[str, Any]) -> None:
     spec = spec_of(config)
     table = make(config["model_type"], spec)
     paths = [path for entry in table.entries for path in entry.paths]
@@ -133,7 +133,7 @@ def test_every_path_is_stored_once(make: Callable[[str, Model], Table], config: 
     assert not [name for name in names for pattern in table.ignored if re.fullmatch(pattern, name)]
 
 
-def stored_shapes(table: Table, spec: Model) -> dict[str, Shape]:
+def stored_shapes(table: TensorTable, spec: Model) -> dict[str, Shape]:
     """Name to shape on disk."""
     built = {path: weight.shape for path, weight, _ in weights(spec)}
     found: dict[str, Shape] = {}

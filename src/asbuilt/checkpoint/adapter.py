@@ -26,7 +26,7 @@ from asbuilt.families.shared.table import (
     Layout,
     Same,
     StackExperts,
-    Table,
+    TensorTable,
     Transpose,
     as_stored,
 )
@@ -74,7 +74,7 @@ class Adapter:
     tensors: Mapping[str, Tensor]
 
 
-def read_adapter(folder: str | os.PathLike[str], spec: Model, table: Table) -> Adapter:
+def read_adapter(folder: str | os.PathLike[str], spec: Model, table: TensorTable) -> Adapter:
     """Returns the adapter in `folder` for a model, whose modules a published family's `table` names.
 
     Raises InputError for what is no LoRA folder, a key that changes what is computed and is not read, a module that the
@@ -143,7 +143,7 @@ def _modules(stored: Mapping[str, StoredTensor], where: str) -> list[str]:
     return modules
 
 
-def _entries(modules: Sequence[str], spec: Model, table: Table, where: str) -> list[tuple[Entry, list[str]]]:
+def _entries(modules: Sequence[str], spec: Model, table: TensorTable, where: str) -> list[tuple[Entry, list[str]]]:
     """Returns the tensors of the model's file that the modules hold, with the modules."""
     places = adaptable(spec)
     named = {f"{name}.weight" for name in modules}

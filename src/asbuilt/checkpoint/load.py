@@ -22,7 +22,7 @@ from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAMES, torch_name
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, tensor_table
-from asbuilt.families.shared.table import Entry, Table, as_stored, is_ignored
+from asbuilt.families.shared.table import Entry, TensorTable, as_stored, is_ignored
 from asbuilt.formats.gguf import GGUFTensor
 from asbuilt.formats.safetensors import StoredTensor, read_folder
 from asbuilt.spec import Model as ModelSpec
@@ -248,7 +248,7 @@ def stored_dtype(tensor: Stored) -> str | None:
     return GGUF_FLOATS.get(tensor.type, "float32") if tensor.type in GGUF_READABLE else None
 
 
-def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[Entry, ...]:
+def match(table: TensorTable, spec: ModelSpec, stored: Headers, where: str) -> tuple[Entry, ...]:
     """Returns the table's entries with the names used in the file.
 
     Raises InputError listing tensors that are missing, unexpected, of another shape or not floats; `where` names the
@@ -271,7 +271,7 @@ def match(table: Table, spec: ModelSpec, stored: Headers, where: str) -> tuple[E
     return entries
 
 
-def _mismatches(table: Table, wanted: dict[str, tuple[int, ...]], stored: Headers) -> Iterator[str]:
+def _mismatches(table: TensorTable, wanted: dict[str, tuple[int, ...]], stored: Headers) -> Iterator[str]:
     found = {name: stored[name] for name in wanted if name in stored}
     yield from _listed("missing", [name for name in wanted if name not in stored])
     extra = (name for name in stored if name not in wanted)

@@ -10,7 +10,7 @@ from typing import Any
 
 from asbuilt.errors import InputError, near
 from asbuilt.families import Reading, families_that_write, load_config_file
-from asbuilt.families.shared.table import Entry, Table
+from asbuilt.families.shared.table import Entry, TensorTable
 from asbuilt.spec import Model, from_dict, stored_weights, to_dict
 from asbuilt.spec.whole import WHOLES
 
@@ -50,7 +50,7 @@ def own_reading(path: Path) -> Reading:
     return Reading(spec=spec, carried=carried, dtype=dtype, family=family)
 
 
-def own_table(spec: Model) -> Table:
+def own_table(spec: Model) -> TensorTable:
     """Returns the table of such a folder: each tensor under its own path, unchanged."""
     found = ((path, weight.format is not None) for path, weight, _ in stored_weights(spec))
-    return Table(entries=tuple(Entry(paths=(path,), names=(path,), packed=packed) for path, packed in found))
+    return TensorTable(entries=tuple(Entry(paths=(path,), names=(path,), packed=packed) for path, packed in found))

@@ -25,7 +25,7 @@ from asbuilt.checkpoint.source import CONFIG, GENERATION, Source
 from asbuilt.dtypes import STORED_BITS, STORED_FLOATS
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import tensor_table, write_config
-from asbuilt.families.shared.table import Entry, Table
+from asbuilt.families.shared.table import Entry, TensorTable
 from asbuilt.files import decoded, parse_json, read_regular, require_regular, stays_within
 from asbuilt.formats.safetensors import INDEX, SINGLE
 from asbuilt.spec import Model as ModelSpec
@@ -182,7 +182,7 @@ class Place:
         return math.prod(self.shape) * STORED_BITS[self.code] // 8
 
 
-def _stored(table: Table, spec: ModelSpec, dtypes: dict[str, torch.dtype]) -> Iterator[Place]:
+def _stored(table: TensorTable, spec: ModelSpec, dtypes: dict[str, torch.dtype]) -> Iterator[Place]:
     import torch
 
     shapes = {path: weight.stored_shape for path, weight, _ in stored_weights(spec)}

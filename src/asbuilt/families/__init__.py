@@ -13,7 +13,7 @@ from asbuilt.errors import InputError, near, one_of
 from asbuilt.families.shared.common import QUANTIZATION
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import Model, stored_weights
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _writes(family: str, spec: Model) -> bool:
     return True
 
 
-def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None = None) -> Table:
+def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None = None) -> TensorTable:
     """Returns the names and layouts of the tensors in a checkpoint folder of the family, packed as `quantization` says.
 
     Raises InputError naming a weight of the spec that the family has no name for, or one that the spec lacks, and for
@@ -194,7 +194,7 @@ def reads_packed(family: str, quantization: dict[str, Any]) -> bool:
     return isinstance(method, str) and method in _family(family).packed
 
 
-def _covering(table: Table, spec: Model, family: str) -> Table:
+def _covering(table: TensorTable, spec: Model, family: str) -> TensorTable:
     named = {path for entry in table.entries for path in entry.paths}
     held = {path for path, _, _ in stored_weights(spec)}
     if named != held:
@@ -216,7 +216,7 @@ def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Re
     return _passing_over(read, file.metadata, name, allow_unread)
 
 
-def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> Table:
+def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> TensorTable:
     """Returns the names and layouts of the tensors in a GGUF file of the family; raises as `tensor_table` does.
 
     `stored` are the tensors that a file has: some files hold apart what others hold in one.

@@ -29,7 +29,7 @@ from asbuilt.families.shared.key import (
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Leading, Table, entry
+from asbuilt.families.shared.table import Leading, TensorTable, entry
 from asbuilt.spec import (
     Activation,
     Block,
@@ -217,7 +217,7 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
     )
 
 
-def _names(spec: Model, family: str, *, kin: Kin) -> Table:
+def _names(spec: Model, family: str, *, kin: Kin) -> TensorTable:
     encoder = expect_whole(spec, EncoderDecoder, family).encoder
     shared = isinstance(encoder.embedding, SharedEmbedding)
     where = "norm" if kin.norm_first else "sum_norm"
@@ -237,7 +237,7 @@ def _names(spec: Model, family: str, *, kin: Kin) -> Table:
     again: list[str] = ["lm_head.weight"]
     again += [f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder") if shared]
     duplicates = dict.fromkeys(again, "embedding.weight")
-    return Table(entries=tuple(entries), ignored=COMPUTED if kin.sinusoids else {}, duplicates=duplicates)
+    return TensorTable(entries=tuple(entries), ignored=COMPUTED if kin.sinusoids else {}, duplicates=duplicates)
 
 
 FAMILY = family("bart", "BartForConditionalGeneration", Kin(embedding_norm=True), n_vocab=50265, start=2)

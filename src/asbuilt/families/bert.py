@@ -20,7 +20,7 @@ from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import DerivedHeadWidth
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import (
     Activation,
     Block,
@@ -143,7 +143,7 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
     )
 
 
-def names(spec: Model, family: str, head: dict[str, str], decoder: str, unused: dict[str, str]) -> Table:
+def names(spec: Model, family: str, head: dict[str, str], decoder: str, unused: dict[str, str]) -> TensorTable:
     """Returns the table of a family of these names; with a head they have the family's name in front.
 
     `decoder` is the stem under which the tied table and the head's bias may be stored again, `unused` are tensors that

@@ -12,7 +12,7 @@ from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Size, defaults
 from asbuilt.families.shared.parts import Parts, expect_whole
-from asbuilt.families.shared.table import Table, entry
+from asbuilt.families.shared.table import TensorTable, entry
 from asbuilt.families.shared.towers import (
     CLIP,
     LAYERS,
@@ -66,7 +66,7 @@ def _build(text: dict[str, Any], images: dict[str, Any], **rest: Any) -> Model: 
     return build(text, images, end=text.pop("end"), **rest)
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     images = expect_whole(spec, DualEncoder, family).vision.tower
     entries = (
         *TEXT_NAMES.entries(spec, family, prefix="text_model."),
@@ -75,7 +75,7 @@ def _names(spec: Model, family: str) -> Table:
         entry("vision.tower.head.weight", "visual_projection.weight"),
         entry("vision.scale", "logit_scale"),
     )
-    return Table(entries=entries, ignored=POSITION_IDS)
+    return TensorTable(entries=entries, ignored=POSITION_IDS)
 
 
 FAMILY = Family(

@@ -20,7 +20,7 @@ from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import Rope
 from asbuilt.families.shared.sizes import DerivedHeadWidth, four_times
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import LayerNorm, Model
 from asbuilt.spec.part import LARGEST_SIZE
 
@@ -101,7 +101,7 @@ def _kind(parts: Parts) -> str:
     return TWO_NORMS if parts.last.parallel else SEQUENTIAL
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     kind = _kind(Parts(spec, family, {}))
     at = "parallel.body.attention" if kind == ONE_NORM else "attention.body"
     own = Names(

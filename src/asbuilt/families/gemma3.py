@@ -21,7 +21,7 @@ from asbuilt.families.shared.multimodal import (
 )
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Table, Transpose, entry
+from asbuilt.families.shared.table import TensorTable, Transpose, entry
 from asbuilt.families.shared.towers import SIGLIP, TOWER_IRRELEVANT, Nested, tower
 from asbuilt.spec import LanguageModel, Model, PooledProjector, RMSNorm, Vision, VisionLanguageModel
 
@@ -81,7 +81,7 @@ def _uncapped(values: Values) -> bool:
     return head is not None and head.softcap is None
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     projector = [
         entry("vision.projector.weight", "multi_modal_projector.mm_input_projection_weight", Transpose()),
         entry("vision.projector.norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),

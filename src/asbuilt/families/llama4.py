@@ -17,7 +17,7 @@ from asbuilt.families.shared.multimodal import IMAGE_DELIMITERS, SAME_TIE, TEXT,
 from asbuilt.families.shared.parts import Parts, expect, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import read_rotary
-from asbuilt.families.shared.table import Entry, Flattened, Table, entry, respelled
+from asbuilt.families.shared.table import Entry, Flattened, TensorTable, entry, respelled
 from asbuilt.spec import LanguageModel, MLPProjector, Model, Rotary, Vision, VisionLanguageModel
 
 WIDTH = 4096
@@ -119,7 +119,7 @@ class _Shuffle:
         return {self.ratio.key: 1 / projector.merge, "layer_norm_eps": DROPPED} | widths
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     vision = whole.vision
     shape = vision.tower.embedding.holds()["weight"].shape[1:]
@@ -135,7 +135,7 @@ def _names(spec: Model, family: str) -> Table:
             raise InputError(f"{family} files have no name for this weight", field=f"vision.projector.{weight}")
         entries.append(entry(f"vision.projector.{weight}", f"{PROJECTOR[weight]}.weight"))
     again: dict[str, str] = {"language_model.lm_head.weight": "embedding.weight"} if text.duplicates else {}
-    return Table(entries=tuple(entries), ignored=text.ignored, duplicates=again)
+    return TensorTable(entries=tuple(entries), ignored=text.ignored, duplicates=again)
 
 
 TOWER: tuple[Key, ...] = (

@@ -15,7 +15,7 @@ from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Values, activa
 from asbuilt.families.shared.multimodal import Text, multimodal_table, placeholder, vision_of
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader, is_whole
-from asbuilt.families.shared.table import Table, entry
+from asbuilt.families.shared.table import TensorTable, entry
 from asbuilt.families.shared.towers import CLIP, TOWER_IRRELEVANT, Nested, tower
 from asbuilt.spec import Activation, LanguageModel, MLPProjector, Model, TiedHead, Vision, VisionLanguageModel
 
@@ -75,7 +75,7 @@ class Tied(Flag):
             values["text"] = replace(text, head=TiedHead(d_model=text.d_model, n_vocab=text.n_vocab))
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     held = whole.vision.projector.local_weights()
     stored = {"layers_0": "linear_1", "layers_1": "linear_2"}

@@ -35,7 +35,7 @@ from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import TwoRopes
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, DerivedHeadWidth
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import Block, Branch, Head, HeadTransform, LayerNorm, Model, Rotary, TextEncoder, TiedHead
 
 HEADS = ("ModernBertForMaskedLM", "ModernBertModel")
@@ -150,7 +150,7 @@ class Windows:
         return {"layer_types": types, self.window: near, self.every: DROPPED}
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     """Returns the names and layouts of a checkpoint folder's tensors."""
     bare = spec.head is None
     prefix = "" if bare else "model."

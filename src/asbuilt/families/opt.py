@@ -15,7 +15,7 @@ from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import DerivedHeadWidth
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import Block, Branch, Head, LayerNorm, LearnedPositions, Model, TiedHead, TokenEmbedding
 
 OFFSET = 2  # rows of the table before that of position 0
@@ -66,7 +66,7 @@ def build(
     )
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     norm = "norm" if spec.blocks[0].branches[0].norm is not None else "sum_norm"
     norms = {f"attention.{norm}": "self_attn_layer_norm", f"ffn.{norm}": "final_layer_norm"}
     return Names(stems=STEMS | norms, outside=OUTSIDE, layers="model.decoder.layers", ignored={})(spec, family)

@@ -17,7 +17,7 @@ from asbuilt.families.shared.key import Flag, Irrelevant, Key, Number, Size, Val
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Table, entry
+from asbuilt.families.shared.table import TensorTable, entry
 from asbuilt.spec import (
     Activation,
     BiasTable,
@@ -175,7 +175,7 @@ def written_activation(activation: Activation) -> str:
     return "gelu_new" if activation == "gelu_tanh" else activation
 
 
-def names(spec: Model, family: str, ffn: str = "DenseReluDense") -> Table:
+def names(spec: Model, family: str, ffn: str = "DenseReluDense") -> TensorTable:
     """Returns the table, in which a layer's feed-forward is called `ffn`, and experts are below it."""
     encoder = expect_whole(spec, EncoderDecoder, family).encoder
     entries = [
@@ -186,7 +186,7 @@ def names(spec: Model, family: str, ffn: str = "DenseReluDense") -> Table:
     tied = isinstance(spec.head, TiedHead)
     entries += [] if tied else [entry("head.weight", "lm_head.weight")]
     again = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) if tied else ()))
-    return Table(entries=tuple(entries), ignored=UNUSED, duplicates=dict.fromkeys(again, "embedding.weight"))
+    return TensorTable(entries=tuple(entries), ignored=UNUSED, duplicates=dict.fromkeys(again, "embedding.weight"))
 
 
 def _stack(spec: Model, ffn: str) -> Names:

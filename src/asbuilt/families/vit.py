@@ -13,7 +13,7 @@ from asbuilt.families.shared.key import Flag, Headed, Irrelevant, Only, Values, 
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Leading, Table, entry
+from asbuilt.families.shared.table import Leading, TensorTable, entry
 from asbuilt.families.shared.towers import CLIP, tower
 from asbuilt.spec import Classifier, ImageEncoder, Model, Pooler
 
@@ -81,15 +81,15 @@ def read_labels(reader: ConfigReader) -> int:
     return reader.size("num_labels", default=len(named), null=len(named), least=len(named), most=len(named))
 
 
-def _names(spec: Model, family: str) -> Table:
+def _names(spec: Model, family: str) -> TensorTable:
     """Returns the names and layouts of a checkpoint folder's tensors."""
     if spec.head is None:
         unused = {r"classifier\..*": "the classifier, which ViTModel leaves aside"}
-        return Table(entries=tuple(NAMES.entries(spec, family)), ignored=unused)
+        return TensorTable(entries=tuple(NAMES.entries(spec, family)), ignored=unused)
     head = [
         entry(f"head.{name}", f"classifier.{name}") for name in expect(spec.head, Classifier, "head", family).holds()
     ]
-    return Table(entries=(*NAMES.entries(spec, family, prefix="vit."), *head))
+    return TensorTable(entries=(*NAMES.entries(spec, family, prefix="vit."), *head))
 
 
 FAMILY = Family(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.families import load_config_file, tensor_table
-from asbuilt.families.shared.table import Entry, Table, respelled
+from asbuilt.families.shared.table import Entry, TensorTable, respelled
 from asbuilt.inspect.diff import Difference, relative
 from asbuilt.inspect.taps import activations
 from asbuilt.nn.model import Model
@@ -62,7 +62,7 @@ def _block(path: str) -> str:
     return f"{stem}{found}{rest.partition('.')[0]}" if found else ""
 
 
-def matched(table: Table, ours: Iterable[str], theirs: Iterable[str], base: str = "model.") -> dict[str, str]:
+def matched(table: TensorTable, ours: Iterable[str], theirs: Iterable[str], base: str = "model.") -> dict[str, str]:
     """Returns asbuilt path -> transformers module, for all pairs that hold the same tensors of the table.
 
     Names may have any of the table's spellings, and may omit the prefix of the module `base`.
@@ -80,7 +80,7 @@ def matched(table: Table, ours: Iterable[str], theirs: Iterable[str], base: str 
     return found
 
 
-def _spelled(table: Table, base: str) -> list[tuple[Entry, ...]]:
+def _spelled(table: TensorTable, base: str) -> list[tuple[Entry, ...]]:
     """Returns the table's entries in every spelling of its family's files, with and without the first word."""
     ways = [(), *table.spellings, ((table.prefix, ""),), (("", base),)]
     return [respelled(table.entries, way) for way in ways]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asbuilt.nn.linear import Linear, PartModule, Table
+from asbuilt.nn.linear import Linear, Matrix, PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import embedding as spec
@@ -28,9 +28,9 @@ class TokenEmbedding(PartModule):
             self.project = None
 
     @property
-    def table(self) -> Table:
+    def table(self) -> Matrix:
         """The table, which a tied head shares."""
-        return Table(self.weight, self.format)
+        return Matrix(self.weight, self.format)
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asbuilt.nn.linear import Linear, PartModule, Table
+from asbuilt.nn.linear import Linear, Matrix, PartModule
 from asbuilt.nn.registry import computes, optional
 from asbuilt.spec import head as spec
 
@@ -32,13 +32,13 @@ class Head(PartModule):
         if not part.shift:
             self.register_buffer("shift", None)
 
-    def forward(self, x: Tensor, table: Table | None) -> Tensor:
+    def forward(self, x: Tensor, table: Matrix | None) -> Tensor:
         """Returns (..., n_vocab); a tied head uses `table`, the embedding's."""
         if self.transform is not None:
             x = self.transform(x)
         if self.project is not None:
             x = self.project(x)
-        matrix = table if self.weight is None else Table(self.weight, self.format)
+        matrix = table if self.weight is None else Matrix(self.weight, self.format)
         assert matrix is not None, "a tied head needs the embedding's table"
         logits = matrix.product(x, self.bias)
         if self.scale != 1.0:

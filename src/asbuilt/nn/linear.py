@@ -59,7 +59,7 @@ class Lora(Linear):
         return super().matrix(dtype) + self.lora_b @ self.lora_a * self.scale
 
 
-class Table(NamedTuple):
+class Matrix(NamedTuple):
     """A matrix for lookups or products, plain or packed: an embedding's table, a head's matrix."""
 
     weight: Tensor

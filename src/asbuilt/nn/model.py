@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asbuilt.errors import InputError
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.embedding import TokenEmbedding
-from asbuilt.nn.linear import Table
+from asbuilt.nn.linear import Matrix
 from asbuilt.nn.positions import BiasTable
 from asbuilt.nn.registry import module, optional
 from asbuilt.nn.step import Step
@@ -124,7 +124,7 @@ class Model(nn.Module):
         return self.normed(x_BTM)
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> Matrix | None:
         """The embedding's table, which a tied head and an encoder may share."""
         return self.embedding.table if isinstance(self.embedding, TokenEmbedding) else None
 

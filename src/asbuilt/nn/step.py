@@ -14,7 +14,7 @@ from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
     from asbuilt.nn.cache import Cache
-    from asbuilt.nn.linear import Table
+    from asbuilt.nn.linear import Matrix
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Step:
 
     types_BT: Tensor | None = None
     relative_BH: Tensor | None = None
-    table: Table | None = None
+    table: Matrix | None = None
     source_BSM: Tensor | None = None
     source_mask: Mask = None
     images_NPM: Tensor | None = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.nn.feedforward import ACTIVATIONS
-from asbuilt.nn.linear import Linear, PartModule, Table
+from asbuilt.nn.linear import Linear, Matrix, PartModule
 from asbuilt.nn.registry import computes, module
 from asbuilt.nn.step import Step
 from asbuilt.spec import vision
@@ -82,7 +82,7 @@ class OneToken(PartModule):
         marked = tokens_BT if self.part.reads == "highest" else (tokens_BT == self.part.end).int()
         return x_BTM[torch.arange(len(x_BTM), device=x_BTM.device), marked.argmax(1)]
 
-    def forward(self, x_BM: Tensor, table: Table | None) -> Tensor:
+    def forward(self, x_BM: Tensor, table: Matrix | None) -> Tensor:
         """Returns (B, n_labels or d_out)."""
         return F.linear(x_BM, self.weight, self.bias)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from asbuilt.errors import InputError
 from asbuilt.families.gguf.engine import Architecture, Join
 from asbuilt.families.gguf.layouts import Each, PlusOne
-from asbuilt.families.shared.table import AdjacentPairs, Chain, Concat, EachExpert, Entry, Layout, Same, Table
+from asbuilt.families.shared.table import AdjacentPairs, Chain, Concat, EachExpert, Entry, Layout, Same, TensorTable
 from asbuilt.spec import (
     Attention,
     Block,
@@ -76,13 +76,13 @@ GATE_UP = Join("ffn_up", ("ffn.body.gate", "ffn.body.up"))
 EXPERTS_GATE_UP = Join("ffn_gate_up_exps", ("ffn.body.gate", "ffn.body.up"))
 
 
-def table(architecture: Architecture, spec: Model, stored: Collection[str] = ()) -> Table:
+def table(architecture: Architecture, spec: Model, stored: Collection[str] = ()) -> TensorTable:
     """Returns the names and layouts of the tensors in a file of the architecture; `stored` are those it has.
 
     Raises InputError naming the first weight that such files have no name for.
     """
     passed = _unread_predictors(spec, stored) if architecture.predicts else {}
-    return Table(
+    return TensorTable(
         entries=tuple(_entries(architecture, spec, stored)), ignored={**IGNORED, **architecture.ignored, **passed}
     )
 

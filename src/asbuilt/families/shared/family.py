@@ -14,7 +14,7 @@ from asbuilt.families.shared.common import config_of, read_common, require_same
 from asbuilt.families.shared.key import DROPPED, Key, Values, written
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, Reading
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import Model
 
 
@@ -32,9 +32,9 @@ class Family:
     heads: tuple[str, ...]
     keys: tuple[Key, ...]
     build: Callable[..., Model]
-    names: Callable[[Model, str], Table]
+    names: Callable[[Model, str], TensorTable]
     prefix: str = "model."
-    packed: Mapping[str, Callable[[Model, str], Table]] = field(default_factory=dict)
+    packed: Mapping[str, Callable[[Model, str], TensorTable]] = field(default_factory=dict)
     prepare: Callable[[dict[str, Any], str], dict[str, Any]] = lambda config, name: config
     encoder_decoder: bool = False
     causal: bool = True
@@ -74,6 +74,6 @@ class Family:
         require_same(spec, again if [*spec.extras()] else again.without_extras, self.name)
         return config
 
-    def table(self, spec: Model) -> Table:
+    def table(self, spec: Model) -> TensorTable:
         """Returns the names and layouts of a checkpoint folder's tensors."""
         return self.names(spec, self.name)

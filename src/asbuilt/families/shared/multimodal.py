@@ -12,7 +12,7 @@ from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Check, Irrelevant, Size, Values
 from asbuilt.families.shared.parts import P, Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, Table, respelled
+from asbuilt.families.shared.table import Entry, TensorTable, respelled
 from asbuilt.families.shared.towers import NAMES, POSITION_IDS
 from asbuilt.spec import TiedHead, Vision, VisionLanguageModel
 
@@ -96,7 +96,7 @@ def projector_of(parts: Parts, kind: type[P]) -> P:
     return parts.expect(vision_of(parts).projector, kind, "vision.projector")
 
 
-def multimodal_table(spec: VisionLanguageModel, text: Table, projector: list[Entry], family: str) -> Table:
+def multimodal_table(spec: VisionLanguageModel, text: TensorTable, projector: list[Entry], family: str) -> TensorTable:
     """Returns the table of a text's table, a tower and a projector."""
     entries = (
         *respelled(text.entries, TEXT),
@@ -104,7 +104,7 @@ def multimodal_table(spec: VisionLanguageModel, text: Table, projector: list[Ent
         *projector,
     )
     again = {"language_model.lm_head.weight", "lm_head.weight"} if text.duplicates else set()
-    return Table(
+    return TensorTable(
         entries=entries,
         ignored=text.ignored | POSITION_IDS,
         duplicates=dict.fromkeys(sorted(again), "embedding.weight"),

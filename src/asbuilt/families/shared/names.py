@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from asbuilt.errors import InputError
-from asbuilt.families.shared.table import Concat, Entry, Interleave, Layout, StackExperts, Table, entry
+from asbuilt.families.shared.table import Concat, Entry, Interleave, Layout, StackExperts, TensorTable, entry
 from asbuilt.spec import Attention, Block, MixtureOfExperts, Model, Parallel, Part, TiedHead, stored_weights
 
 NO_BUFFERS = {r"(.*\.)?rotary_emb\.inv_freq": "rotary frequencies, computed from the config"}
@@ -85,10 +85,10 @@ class Names:
     ignored: Mapping[str, str] = field(default_factory=lambda: NO_BUFFERS)
     elsewhere: tuple[str, ...] = ()
 
-    def __call__(self, spec: Model, family: str) -> Table:
+    def __call__(self, spec: Model, family: str) -> TensorTable:
         """Returns the table; raises InputError naming the first weight that the family's files have no name for."""
         again = {f"{self.outside['head']}.weight": "embedding.weight"} if isinstance(spec.head, TiedHead) else {}
-        return Table(entries=tuple(self.entries(spec, family)), ignored=dict(self.ignored), duplicates=again)
+        return TensorTable(entries=tuple(self.entries(spec, family)), ignored=dict(self.ignored), duplicates=again)
 
     def entries(self, spec: Model, family: str, path: str = "", prefix: str = "") -> list[Entry]:
         """Returns the entries of the model at `path`, but of its encoder and vision; `prefix` begins all names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asbuilt.errors import InputError
 from asbuilt.families.shared.common import MOST_LAYERS
 from asbuilt.families.shared.key import Key, Must, Size, tied
-from asbuilt.families.shared.table import Table
+from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import Model
 
 
@@ -23,7 +23,7 @@ def size_keys(*, d_model: Must | None = None, d_head: Must | None = None) -> tup
     )
 
 
-def no_tensors(spec: Model, family: str) -> Table:
+def no_tensors(spec: Model, family: str) -> TensorTable:
     """Raises InputError that says why there is no table of tensors."""
     raise InputError(
         "no checkpoints of this family were published, so its tensors have no names",

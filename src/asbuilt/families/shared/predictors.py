@@ -10,7 +10,7 @@ from asbuilt.families.shared.key import DROPPED, Values
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.families.shared.table import Entry, Table, entry
+from asbuilt.families.shared.table import Entry, TensorTable, entry
 from asbuilt.spec import LanguageModel, Model
 
 KEY, OTHER = "num_nextn_predict_layers", "num_mtp_layers"
@@ -40,10 +40,10 @@ class Count:
         return {KEY: len([*parts.model.extras()]) or parts.carried.get(KEY, 0), OTHER: DROPPED}
 
 
-def named(names: Names) -> Callable[[Model, str], Table]:
+def named(names: Names) -> Callable[[Model, str], TensorTable]:
     """Returns what makes the table of a model with prediction layers, which are named as further blocks."""
 
-    def table(spec: Model, family: str) -> Table:
+    def table(spec: Model, family: str) -> TensorTable:
         spec = expect_whole(spec, LanguageModel, family)
         after = tuple(predictor.block for predictor in spec.predictors)
         whole = names(replace(spec, blocks=(*spec.blocks, *after), predictors=()), family)

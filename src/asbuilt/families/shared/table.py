@@ -330,7 +330,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class TensorTable:
     """Every tensor of one family's file.
 
     `ignored` maps a regular expression over whole names to the reason why such a tensor carries nothing (a buffer that
@@ -349,7 +349,7 @@ class Table:
     spellings: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
-def spellings(table: Table) -> list[Table]:
+def spellings(table: TensorTable) -> list[TensorTable]:
     """Returns the table in every way that a file may begin its names, its own first."""
     within = any(name.startswith(table.prefix) for entry in table.entries for name in entry.names)
     other = (table.prefix, "") if within else ("", table.prefix)
@@ -357,18 +357,18 @@ def spellings(table: Table) -> list[Table]:
     return spelled + ([_begun(way, (other,)) for way in spelled] if table.prefix else [])
 
 
-def _begun(table: Table, beginnings: Sequence[tuple[str, str]]) -> Table:
+def _begun(table: TensorTable, beginnings: Sequence[tuple[str, str]]) -> TensorTable:
     again = {_other(name, beginnings): path for name, path in table.duplicates.items()}
     return replace(table, entries=respelled(table.entries, beginnings), duplicates=table.duplicates | again)
 
 
-def as_stored(table: Table, stored: Collection[str]) -> Table:
+def as_stored(table: TensorTable, stored: Collection[str]) -> TensorTable:
     """Returns the table under the names that a file uses, as far as they are `stored`: most decide how they begin.
 
     Ends of names are older where stored so, and a tensor is read under the name of its duplicate where stored only so.
     """
 
-    def found(way: Table) -> int:
+    def found(way: TensorTable) -> int:
         return sum(name in stored for entry in way.entries for name in entry.names)
 
     table = max(spellings(table), key=found)
@@ -389,7 +389,7 @@ def as_stored(table: Table, stored: Collection[str]) -> Table:
     )
 
 
-def is_ignored(table: Table, name: str) -> bool:
+def is_ignored(table: TensorTable, name: str) -> bool:
     """Returns whether a stored tensor carries nothing, with the prefix or without."""
     names = (name, table.prefix + name, name.removeprefix(table.prefix))
     return any(re.fullmatch(pattern, one) for pattern in table.ignored for one in names)
