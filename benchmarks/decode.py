@@ -1,8 +1,8 @@
-"""Decode and prefill beside transformers: the same weights, one run, both sides in turn, medians of ratios.
+"""Decode and prefill compared with transformers: same weights, one run, alternating, medians of ratios.
 
 Batch 1, 128 tokens in and 128 out, then a prefill of 512, in bfloat16 on SmolLM2-135M-Instruct from its GGUF file.
-What limits a decode step is reading every weight once; what limits a prefill is the matrix rate. The fractions of both
-that were reached are printed. Run it on a machine that does nothing else: `make bench`.
+A decode step is bound by reading every weight once, a prefill by the matrix rate; the achieved fractions of both are
+printed. Run it on an otherwise idle machine: `make bench`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IN, OUT, PREFILL = 128, 128, 512
 
 
 def locate() -> Path:
-    """Returns the path of the GGUF file, found without importing the package that carries it."""
+    """Returns the path of the GGUF file, without importing the package that contains it."""
     script = Path(__file__).parent.parent / "demo" / "find_smollm2.py"
     return Path(subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout.strip())
 
@@ -79,7 +79,7 @@ class Theirs:
 
 
 def decode_rate(side: Ours | Theirs, ids: list[int]) -> float:
-    """Tokens per second of the OUT-1 steps after the first token."""
+    """Returns the tokens per second of the OUT-1 steps after the first token."""
     first = timed(lambda: side.tokens(ids, 1))
     return (OUT - 1) / (timed(lambda: side.tokens(ids, OUT)) - first)
 

@@ -1,4 +1,4 @@
-"""How long plans take: one, with the document; and the whole catalogue times all machines. CPU seconds, in one process.
+"""CPU seconds of plans, in one process: of one plan with its document, and of the whole catalogue on all machines.
 
 Run as `python benchmarks/plan.py`. The budgets are 50 ms for one plan and 10 s for all of them.
 """
@@ -22,12 +22,12 @@ def cpu(work: object) -> float:
 
 
 def first_plans() -> list[float]:
-    """A plan of a model that was not looked at before: built, laid out, planned, written out."""
+    """Plans a model for the first time: builds its spec, lays it out, plans it and writes the document."""
     return [cpu(lambda name=name: serve(catalog.find(name).spec(), "h100-sxm").document()) for name in catalog.names()]
 
 
 def whole_catalogue(*, documents: bool) -> tuple[int, float]:
-    """Every model on every machine, with or without all that a document says worked out."""
+    """Plans every model on every machine, with or without the whole document."""
     plans, began = 0, time.process_time()
     for name in catalog.names():
         spec = catalog.find(name).spec()

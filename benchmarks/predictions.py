@@ -1,12 +1,12 @@
-"""What plans predict beside what is measured, on models that fit a small machine; prints the table of docs/plan.md.
+"""Predicted and measured figures of models that fit a small machine; prints the tables of docs/plan.md.
 
-    python benchmarks/predictions.py             # all, about ten minutes; on a quiet machine, since speeds are timed
+    python benchmarks/predictions.py             # all, about ten minutes; on an idle machine, since speeds are timed
     python benchmarks/predictions.py --counted   # bytes and FLOPs only: nothing is timed
 
-SmolLM2-135M, and random weights of five other families: none of their figures depends on the weights. Weights, cache
-and the peak of prefill are those of `asbuilt.plan.serve`; speeds are predicted by the machine as calibrated just
-before, which never sees the model, three times over: the row of the median difference is shown. The last column is the
-share of the plan's floor (bytes over bandwidth, FLOPs over rate) that was reached.
+SmolLM2-135M, and random weights of five other families: no figure depends on the weights. Weights, cache and the peak
+of prefill are those of `asbuilt.plan.serve`; speeds are predicted from a calibration just before, which never sees the
+model. Of three rounds, the one with the median difference is shown. The last column is the measured share of the plan's
+maximum speed (bytes over bandwidth, FLOPs over rate).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def a_gpt_neox() -> Model:
 
 
 def a_gemma3() -> Model:
-    """Windows of 128 on five of six layers, normed on both sides."""
+    """Returns a model with windows of 128 on five of six layers, and norms before and after each branch."""
     return gemma.build(
         n_vocab=16384,
         d_model=512,
@@ -102,9 +102,9 @@ MODELS: tuple[Callable[[], Model], ...] = (
 
 
 def planned(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
-    """The plan's own figures, under the names that `measure` gives them."""
+    """Returns the plan's figures by `measure`'s names."""
     tokens = min(PREFILL, spec.max_positions)
-    ours = plan.Conventions(kernel="library")  # what runs here is no engine
+    ours = plan.Conventions(kernel="library")  # nothing here runs an engine
     made = plan.serve(
         spec, machine, dtype=dtype, context=tokens, chunk=tokens, prompt=tokens, users=1, conventions=ours
     )
@@ -118,7 +118,7 @@ def planned(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
 
 
 def floors(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
-    """The plan's tokens/s if the machine's roofs were reached."""
+    """Returns the plan's theoretical maximum of tokens/s."""
     tokens = min(PREFILL, spec.max_positions)
     prefill = plan.serve(spec, machine, dtype=dtype, context=tokens, chunk=tokens, prompt=tokens).prefill
     decode = plan.serve(spec, machine, dtype=dtype, context=PROMPT + 32, users=1).decode
@@ -130,7 +130,7 @@ def floors(spec: Model, dtype: str, machine: Machine) -> dict[str, float]:
 
 
 def timed(model: Built) -> list[Row]:
-    """All rows, each of the round with the median difference: a neighbour may take the machine for one of them."""
+    """Returns all rows, each of the round with the median difference, since other processes may disturb one."""
     rounds = [measure.measure(model, refresh=True).rows for _ in range(ROUNDS)]
     return [sorted(same, key=lambda row: row.error)[ROUNDS // 2] for same in zip(*rounds, strict=True)]
 
@@ -161,7 +161,7 @@ def rows(dtype: str, counted: bool) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     counted = "--counted" in sys.argv[1:]
-    print("| model | dtype | figure | predicted | measured | difference | | of the floor |")
+    print("| model | dtype | figure | predicted | measured | difference | | of the maximum |")
     print("|---|---|---|---:|---:|---:|---|---:|")
     missed = False
     for dtype in DTYPES:

@@ -1,4 +1,4 @@
-"""How long the torch-free commands take from the shell: CPU seconds, start of Python included, the best of five.
+"""CPU seconds of the torch-free commands from the shell, including Python's start, best of five.
 
 Run as `python benchmarks/start.py`. The budgets are 0.3 s to describe and 0.4 s to plan; 2 s for all published configs.
 """
@@ -23,7 +23,7 @@ MODELS = Path(__file__).parents[2] / "shared" / "models"
 
 
 def seconds(words: tuple[str, ...], cache: str) -> float:
-    """The bytecode is kept in a folder of its own, for where Python is told to write none."""
+    """Returns CPU seconds; bytecode is written to its own folder, in case Python is set not to write any."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPYCACHEPREFIX": cache}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "asbuilt", *words], env=env, check=False, capture_output=True)

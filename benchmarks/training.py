@@ -1,7 +1,7 @@
 """Memory of a training step, predicted by `asbuilt plan train` and measured by PyTorch's allocator, in one table.
 
-Models of five families at their published widths and vocabularies, with the first blocks only and random weights: the
-state that AdamW keeps (exact by construction, measured all the same), and the most bytes alive beyond it.
+Models of five families at their published widths and vocabularies, with the first blocks only and random weights:
+AdamW's state (exact by construction, but measured), and the peak bytes beyond it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HERE = Machine(name="here", memory_gb=64, bandwidth=1e10, rates={"fp32": 1e11})
 
 
 def forward(model: Model, tokens: Tensor, *, again: bool) -> Tensor:
-    """Logits; with each block's saved tensors dropped and made again in the backward pass where `again`."""
+    """Returns logits; with `again`, each block's activations are recomputed in the backward pass."""
     if not again:
         return model(tokens)
     begun = model.begin((len(tokens), tokens.shape[1]), tokens.device, None, None, "fused")
@@ -45,7 +45,7 @@ def forward(model: Model, tokens: Tensor, *, again: bool) -> Tensor:
 
 
 def step_of(model: Model, tokens: Tensor, *, again: bool) -> Callable[[], None]:
-    """One forward and backward pass; only what autograd needs outlives its use."""
+    """Runs one forward and backward pass; only tensors that autograd needs are kept."""
 
     def step() -> None:
         loss = F.cross_entropy(forward(model, tokens, again=again).float().flatten(0, 1), tokens.flatten())
@@ -55,12 +55,12 @@ def step_of(model: Model, tokens: Tensor, *, again: bool) -> Callable[[], None]:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all of them, an optimizer's counts of steps left out."""
+    """Returns the bytes of all tensors, without an optimizer's step counts."""
     return sum(t.numel() * t.element_size() for t in tensors if t.dim())
 
 
 def row(name: str, checkpointing: str) -> tuple[str | float, ...]:
-    """Predicted and measured bytes of one model, and how far apart they are."""
+    """Returns the predicted and measured bytes of one model, and their difference."""
     whole = find(name).spec()
     spec = replace(whole, blocks=whole.blocks[:BLOCKS])
     plan = train(spec, HERE, seq=SEQ, batch=BATCH, dtype="fp32", checkpointing=checkpointing)
