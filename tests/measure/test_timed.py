@@ -25,7 +25,7 @@ from fake_machine import (
 
 from asbuilt.measure import calibrate, measure, micro, report, run, timing
 from asbuilt.measure.calibrate import DRIFT, LOOKS
-from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid, quarter
+from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid, lower_quartile
 from asbuilt.measure.report import PREFILL as PREFILL_TOKENS
 from asbuilt.measure.report import PREFILLS, PROMPT, ROUNDS, STEPS, TIME, Report, Row
 from asbuilt.measure.trace import Call, Trace
@@ -204,8 +204,8 @@ def test_what_is_done_the_first_time_is_not_timed(machine: FakeMachine) -> None:
 
 def test_the_lower_quartile_of_steps(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours slow most steps down; a quarter of them say what the machine can do."""
-    assert quarter([4.0, 1.0, 3.0, 2.0, 5.0, 6.0, 7.0]) == 2.0
-    assert quarter([3.0]) == 3.0
+    assert lower_quartile([4.0, 1.0, 3.0, 2.0, 5.0, 6.0, 7.0]) == 2.0
+    assert lower_quartile([3.0]) == 3.0
 
 
 def test_a_line_and_a_table_by_hand() -> None:

@@ -41,7 +41,7 @@ KEYS = {
 
 
 def test_three_published_answers_for_one_card() -> None:
-    """Llama-3-8B at 8k on 80 GB: 53, 54 and 55 to 60 users, each by the convention it was reckoned in."""
+    """Llama-3-8B at 8k on 80 GB: 53, 54 and 55 to 60 users, each by the convention it was computed by."""
     said = Conventions(memory="reported", overhead=3 * GIB)
     reported = serve(LLAMA, "h100-sxm", context=8192, conventions=said)
     assert reported.users == 53

@@ -125,7 +125,7 @@ def test_adapters_need_room(targets: tuple[str, ...] | None) -> None:
     options = Options(batch=2, seq=32, lora=4, targets=targets)
     wide = 64 if targets == ("down",) else 96
     plain, adapted = block(model(2), replace(options, lora=None, targets=None)), block(model(2), options)
-    assert adapted.room - plain.room == 64 * (4 + 2 * wide) * 2
+    assert adapted.temporary - plain.temporary == 64 * (4 + 2 * wide) * 2
 
 
 def test_adapters_hold_and_multiply_what_their_maps_sizes_say() -> None:

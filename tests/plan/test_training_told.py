@@ -715,12 +715,12 @@ def test_a_tied_table_needs_three_gradients_when_all_else_is_gone() -> None:
     """
     stage = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2)).trial.fullest
     assert (stage.activations, stage.outside) == (16_576, 552)
-    assert stage.gradient_room == stage.room == 3 * 128_000 - 16_576 - 552
+    assert stage.gradient_peak == stage.temporary == 3 * 128_000 - 16_576 - 552
     away = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, offload="activations")).trial.fullest
-    assert away.gradient_room == 3 * 128_000 - 552
+    assert away.gradient_peak == 3 * 128_000 - 552
     split = plan(Subject(TIED), MACHINE, Options(batch=1, seq=2, gpus=2, pp=2)).trial
     last = next(stage for stage in split.stages if stage.section.stage.last)
-    assert last.gradient_room == 128_000 + 2 * 1000 * 2  # one beside the old one, and the logits' in bf16
+    assert last.gradient_peak == 128_000 + 2 * 1000 * 2  # one beside the old one, and the logits' in bf16
 
 
 def test_the_whole_document() -> None:

@@ -69,9 +69,9 @@ def test_which_lengths_share_their_frequencies() -> None:
         False,
     ]
     ntk, long = replace(TWO, scaling=NTK), replace(TWO, scaling=LONG)
-    assert [ntk.reckoned(length) for length in (0, 9, 10, 11, 20)] == [10, 10, 10, 11, 20]
-    assert [long.reckoned(length) for length in (0, 63, 64, 65, 99)] == [64, 64, 64, 65, 65]
-    assert replace(TWO, scaling=LLAMA3).reckoned(99) == TWO.reckoned(99) == 0
+    assert [ntk.length_class(length) for length in (0, 9, 10, 11, 20)] == [10, 10, 10, 11, 20]
+    assert [long.length_class(length) for length in (0, 63, 64, 65, 99)] == [64, 64, 64, 65, 65]
+    assert replace(TWO, scaling=LLAMA3).length_class(99) == TWO.length_class(99) == 0
     assert read_again((ntk,), 8, 10) == read_again((), 8, 99) == 0
     assert read_again((ntk,), 8, 11) == 8
     assert read_again((TWO, ntk, long), 11, 12) == 11

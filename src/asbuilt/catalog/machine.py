@@ -100,38 +100,38 @@ def parse_numbers(text: str) -> Machine:
 
     Raises InputError naming a missing, unknown or invalid key.
     """
-    return from_plain(_said(text), "gpu")
+    return from_plain(_overrides(text), "gpu")
 
 
-def _said(text: str) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+def _overrides(text: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
     for item in text.split(","):
         key, equals, value = item.partition("=")
         key = key.strip().lower()
-        if not equals or key in said:
+        if not equals or key in given:
             problem = "given twice" if equals else ""
             raise InputError(problem, field="gpu", value=item, allowed="distinct key=value pairs, separated by commas")
-        said[key] = value.strip()
-    return said
+        given[key] = value.strip()
+    return given
 
 
 def with_numbers(machine: Machine, text: str) -> Machine:
     """Returns the machine with some numbers replaced, `bf16=990T,bandwidth=3TB/s`; raises InputError as above."""
-    said = _said(text)
-    new = from_plain({"memory": machine.memory_gb * GB, "bandwidth": machine.bandwidth} | said, "gpu")
-    same_memory = "memory" not in said
-    told = same_memory and "reported" not in said  # what a process sees of another memory size is unknown
+    given = _overrides(text)
+    new = from_plain({"memory": machine.memory_gb * GB, "bandwidth": machine.bandwidth} | given, "gpu")
+    same_memory = "memory" not in given
+    told = same_memory and "reported" not in given  # what a process sees of another memory size is unknown
     return replace(
         machine,
-        name=said.get("name", machine.name),
+        name=given.get("name", machine.name),
         memory_gb=machine.memory_gb if same_memory else new.memory_gb,
-        reported_gib=new.reported_gib if "reported" in said else machine.reported_gib if same_memory else None,
-        process_gib=new.process_gib if "process" in said else machine.process_gib if told else None,
-        process_source=new.process_source if "process" in said else machine.process_source if told else "",
+        reported_gib=new.reported_gib if "reported" in given else machine.reported_gib if same_memory else None,
+        process_gib=new.process_gib if "process" in given else machine.process_gib if told else None,
+        process_source=new.process_source if "process" in given else machine.process_source if told else "",
         bandwidth=new.bandwidth,
         rates={**machine.rates, **new.rates},
         link=new.link or machine.link,
-        note="; ".join(filter(None, (machine.note, f"replaced: {', '.join(said)}"))),
+        note="; ".join(filter(None, (machine.note, f"replaced: {', '.join(given)}"))),
     )
 
 
@@ -181,36 +181,36 @@ TEXTS = ("name", "vendor", "kind", "source", "note", "link_kind")
 SIZES = ("memory", "reported", "process", "bandwidth", "link")
 
 
-def from_plain(said: Mapping[str, Any], where: str) -> Machine:
+def from_plain(given: Mapping[str, Any], where: str) -> Machine:
     """Returns the machine described by plain values; raises InputError naming `where` and the invalid key."""
-    for key, value in said.items():
+    for key, value in given.items():
         if key not in (*TEXTS, *SIZES, *PRECISIONS):
             raise _unknown(where, key, (*SIZES, *PRECISIONS, *TEXTS))
         if key in TEXTS and (not isinstance(value, str) or len(value) > 1000):
             raise InputError(field=f"{where}: {key}", value=value, allowed="a string of at most 1,000 characters")
     for key in ("memory", "bandwidth"):
-        if key not in said:
+        if key not in given:
             raise InputError("missing", field=f"{where}: {key}", fix="state both, as in memory=80GB,bandwidth=2TB/s")
-    kind = said.get("kind", "accelerator")
+    kind = given.get("kind", "accelerator")
     if kind not in ("accelerator", "cpu"):
         raise InputError(field=f"{where}: kind", value=kind, allowed="accelerator or cpu")
-    link = said.get("link")
-    reported, process = said.get("reported"), said.get("process")
+    link = given.get("link")
+    reported, process = given.get("reported"), given.get("process")
     return Machine(
-        name=said.get("name", "custom"),
-        vendor=said.get("vendor", ""),
+        name=given.get("name", "custom"),
+        vendor=given.get("vendor", ""),
         kind=kind,
-        memory_gb=parse_bytes(said["memory"], f"{where}: memory") / GB,
+        memory_gb=parse_bytes(given["memory"], f"{where}: memory") / GB,
         reported_gib=None if reported is None else parse_bytes(reported, f"{where}: reported") / GIB,
         process_gib=None if process is None else parse_bytes(process, f"{where}: process") / GIB,
         process_source="" if process is None else f"given in {where}",
-        bandwidth=parse_bytes(said["bandwidth"], f"{where}: bandwidth", per_second=True),
-        rates={key: parse_rate(said[key], f"{where}: {key}") for key in PRECISIONS if key in said},
+        bandwidth=parse_bytes(given["bandwidth"], f"{where}: bandwidth", per_second=True),
+        rates={key: parse_rate(given[key], f"{where}: {key}") for key in PRECISIONS if key in given},
         link=None
         if link is None
-        else Link(kind=said.get("link_kind", "link"), bandwidth=parse_bytes(link, f"{where}: link", per_second=True)),
-        source=said.get("source", f"given in {where}"),
-        note=said.get("note", ""),
+        else Link(kind=given.get("link_kind", "link"), bandwidth=parse_bytes(link, f"{where}: link", per_second=True)),
+        source=given.get("source", f"given in {where}"),
+        note=given.get("note", ""),
     )
 
 

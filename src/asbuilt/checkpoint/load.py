@@ -144,9 +144,9 @@ class Contents:
 
         self.adapter: Mapping[str, Tensor] = {}
         if adapter is not None:
-            self._put_beside(adapter)
+            self._add_adapters(adapter)
 
-    def _put_beside(self, folder: str | Path) -> None:
+    def _add_adapters(self, folder: str | Path) -> None:
         """Has the adapters of a folder loaded beside the maps that they are for; the spec says so."""
         source = self.source
         if not source.family:

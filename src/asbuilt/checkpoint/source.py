@@ -22,7 +22,7 @@ from asbuilt.formats.gguf import GGUFFile, read_header
 from asbuilt.formats.safetensors import PICKLES, has_weights, pickle_error, read_folder
 from asbuilt.spec import Model, from_dict
 from asbuilt.spec.whole import WHOLES
-from asbuilt.text.ends import told_ends
+from asbuilt.text.ends import declared_ends
 
 if TYPE_CHECKING:
     from asbuilt.catalog import Entry
@@ -99,7 +99,7 @@ class Source:
         Raises InputError for anything but token ids.
         """
         tokenizer = self.tokenizer()
-        told = (told_ends(self._settings, GENERATION), told_ends(self.reading.carried, CONFIG))
+        told = (declared_ends(self._settings, GENERATION), declared_ends(self.reading.carried, CONFIG))
         return tuple(dict.fromkeys([*(tokenizer.eos_ids if tokenizer is not None else ()), *chain(*told)]))
 
     @property

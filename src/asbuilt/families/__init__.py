@@ -77,13 +77,13 @@ def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] =
     if not isinstance(config, dict):
         raise InputError(field=name, value=config, allowed="a JSON object")
     read = _family(config.get("model_type"), f"{name}: model_type").read
-    reading, inner = _passing_over(read, config, name, allow_unread), config.get("text_config")
+    reading, inner = _ignoring(read, config, name, allow_unread), config.get("text_config")
     packed = _packing(config, name)
     within = _packing(inner, f"{name}: text_config") if packed is None and isinstance(inner, dict) else None
     return replace(reading, quantization=packed or within, text_packed=within is not None)
 
 
-def _passing_over(
+def _ignoring(
     read: Callable[[dict[str, Any], str], Reading], config: dict[str, Any], name: str, allow_unread: Sequence[str]
 ) -> Reading:
     """Returns what `read` makes of the config without the keys to pass over, each of which must be unknown to it."""
@@ -213,7 +213,7 @@ def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Re
         found = replace(file, metadata=data)
         return gguf.read(_architecture(found, name), found, name, read_config)
 
-    return _passing_over(read, file.metadata, name, allow_unread)
+    return _ignoring(read, file.metadata, name, allow_unread)
 
 
 def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> TensorTable:

@@ -51,9 +51,9 @@ def embed(
     if tokenizer is None:
         raise InputError("has no tokenizer", field="MODEL", value=source.name, fix="give a folder with tokenizer.json")
     limit = min(source.spec.max_positions, pooling.max_tokens or tokenizer.max_tokens or source.spec.max_positions)
-    ids = [_ids(tokenizer, _said(prompt + text, pooling), limit) for text in sentences]
+    ids = [_ids(tokenizer, _normalised(prompt + text, pooling), limit) for text in sentences]
     _check_ids(source, ids)
-    skip = 0 if pooling.include_prompt or not prompt else _prompt_length(tokenizer, _said(prompt, pooling))
+    skip = 0 if pooling.include_prompt or not prompt else _prompt_length(tokenizer, _normalised(prompt, pooling))
     return embed_ids(load(source, "float32"), ids, pooling, skip)
 
 
@@ -118,7 +118,7 @@ def _pooled(model: Model, rows: list[Sequence[int]], pooling: Pooling, skip: int
     return pooling.vectors(states_BTM, valid_BT)
 
 
-def _said(text: str, pooling: Pooling) -> str:
+def _normalised(text: str, pooling: Pooling) -> str:
     """Returns the text as it is encoded: stripped of surrounding spaces, as in sentence-transformers."""
     return text.strip().lower() if pooling.lower else text.strip()
 

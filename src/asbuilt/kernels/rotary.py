@@ -54,11 +54,11 @@ def rotate(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "adjacen
     """Returns x with RoPE applied to its first d_rotary numbers and the rest unchanged."""
     d = turn.cos.shape[-1]
     if d == x_BTHD.shape[-1]:
-        return _turn(x_BTHD, turn, pairing)
-    return torch.cat((_turn(x_BTHD[..., :d], turn, pairing), x_BTHD[..., d:]), -1)
+        return _rotate(x_BTHD, turn, pairing)
+    return torch.cat((_rotate(x_BTHD[..., :d], turn, pairing), x_BTHD[..., d:]), -1)
 
 
-def _turn(x: Tensor, turn: RopeTables, pairing: str) -> Tensor:
+def _rotate(x: Tensor, turn: RopeTables, pairing: str) -> Tensor:
     d = x.shape[-1]
     swapped = x.roll(d // 2, -1) if pairing == "halves" else x.unflatten(-1, (d // 2, 2)).flip(-1).flatten(-2)
     return torch.addcmul(x * turn.cos, swapped, turn.sin)

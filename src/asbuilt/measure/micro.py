@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asbuilt.kernels.rows import linear, row_products
 from asbuilt.measure import timing
-from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid, quarter
+from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid, lower_quartile
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.measure.trace import trace
 from asbuilt.nn import build
@@ -117,7 +117,7 @@ class Probe:
             found[f"{name} decode"] = decode_seconds(model, PROBE_PROMPT, PROBE_STEPS)
             found[f"{name} prefill"] = prefill_seconds(model, PROBE_PROMPT, PROBE_PREFILLS)
             product = partial(linear, *self.products[name])
-            found[f"{name} product"] = quarter([timing.seconds(product) for _ in range(PROBE_PREFILLS + 1)][1:])
+            found[f"{name} product"] = lower_quartile([timing.seconds(product) for _ in range(PROBE_PREFILLS + 1)][1:])
         return found
 
 
@@ -130,7 +130,7 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
             if before is not None:
                 before(memory)()
             kept.append(timing.seconds(work))
-    return [quarter(kept[1:]) for kept in times]
+    return [lower_quartile(kept[1:]) for kept in times]
 
 
 def stack(layers: int = 12, width: int = 256) -> Model:

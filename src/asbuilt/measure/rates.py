@@ -104,6 +104,6 @@ class Calibration:
         return max(max(now[name] / then, then / now[name]) for name, then in self.probes.items())
 
 
-def quarter(times: list[float]) -> float:
+def lower_quartile(times: list[float]) -> float:
     """Returns the lower quartile of the times: the machine's speed with little interference."""
     return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]

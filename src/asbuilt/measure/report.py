@@ -10,7 +10,7 @@ from asbuilt import cost
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run, timing
 from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
-from asbuilt.measure.rates import DTYPES, Calibration, quarter
+from asbuilt.measure.rates import DTYPES, Calibration, lower_quartile
 from asbuilt.measure.trace import trace
 from asbuilt.nn.model import Model
 from asbuilt.spec import model as spec_model
@@ -240,7 +240,7 @@ def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
         say(f"prefill and decode, round {number + 1} of {ROUNDS}")
         prefills.append(run.prefill_seconds(model, tokens, PREFILLS))
         decodes.append(run.decode_seconds(model, prompt, steps))
-    return quarter(prefills), quarter(decodes)
+    return lower_quartile(prefills), lower_quartile(decodes)
 
 
 def _notes(found: _Timed) -> Iterator[str]:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt.dtypes import BLOCKS
 from asbuilt.measure import timing
-from asbuilt.measure.rates import quarter
+from asbuilt.measure.rates import lower_quartile
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.image_encoder import ImageEncoder
@@ -172,7 +172,7 @@ def prefill_seconds(model: Model, tokens: int, repeats: int = 7) -> float:
     ids = _some_tokens(model, tokens)
     with torch.inference_mode():
         _prefill(model, ids)
-        return quarter([timing.seconds(lambda: _prefill(model, ids)) for _ in range(repeats)])
+        return lower_quartile([timing.seconds(lambda: _prefill(model, ids)) for _ in range(repeats)])
 
 
 def decode_seconds(model: Model, prompt: int, steps: int) -> float:
@@ -185,7 +185,7 @@ def decode_seconds(model: Model, prompt: int, steps: int) -> float:
             chosen = logits[:, -1].max(-1).indices
             logits = model(chosen[:, None], cache=cache, last=True)
             times.append(timing.clock() - start)
-    return quarter(times)
+    return lower_quartile(times)
 
 
 def _some_tokens(model: Model, tokens: int) -> Tensor:

@@ -237,7 +237,7 @@ class Cache:
         }
         self.rotaries = rotaries_by_length(spec)
         # per row: the length that determined its keys' angles, 0 initially; its token ids, types and images
-        self._reckoned: tuple[int, ...] = (0,) * batch
+        self._rope_lengths: tuple[int, ...] = (0,) * batch
         self._text_BN = torch.zeros(batch, capacity if self.rotaries else 0, dtype=torch.long, device=device)
         self._types_BN: Tensor | None = None
         self._images: list[list[Tensor]] = [[] for _ in range(batch)]
@@ -279,16 +279,16 @@ class Cache:
 
     def outdated(self, past: Sequence[int], reach: Sequence[int]) -> list[int]:
         """Returns the rows whose `past` tokens were cached with other frequencies than those of `reach` tokens."""
-        told = [reckoned or length for reckoned, length in zip(self._reckoned, past, strict=True)]
+        old_lengths = [used or length for used, length in zip(self._rope_lengths, past, strict=True)]
         return [
             row
-            for row, (length, old, new) in enumerate(zip(past, told, reach, strict=True))
-            if length and any(rotary.reckoned(old) != rotary.reckoned(new) for rotary in self.rotaries)
+            for row, (length, old, new) in enumerate(zip(past, old_lengths, reach, strict=True))
+            if length and any(rotary.length_class(old) != rotary.length_class(new) for rotary in self.rotaries)
         ]
 
     def record(self, tokens_BT: Tensor, step: Step, images: Sequence[Tensor] | None) -> None:
         """Stores the pass's token ids, and the lengths that determine its RoPE frequencies."""
-        self._reckoned = step.reach
+        self._rope_lengths = step.reach
         self._write_text(self._text_BN, tokens_BT, step)
         if step.types_BT is not None:
             self._types_BN = torch.zeros_like(self._text_BN) if self._types_BN is None else self._types_BN
@@ -318,7 +318,7 @@ class Cache:
     def keep(self, rows: list[int]) -> None:
         """Drops all other rows; one layer at a time is temporarily held twice."""
         self.lengths = tuple(self.lengths[row] for row in rows)
-        self._reckoned = tuple(self._reckoned[row] for row in rows)
+        self._rope_lengths = tuple(self._rope_lengths[row] for row in rows)
         self._text_BN, self._images = self._text_BN[rows], [self._images[row] for row in rows]
         if self._types_BN is not None:
             self._types_BN = self._types_BN[rows]

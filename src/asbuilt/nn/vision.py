@@ -153,7 +153,7 @@ class Vision(nn.Module):
         """Returns (N, C, H, W); raises InputError for images of another size."""
         return images_of(self.tower, pixels)
 
-    def spoken(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
+    def without_placeholders(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
         """Returns the tokens to look up: token 0 for placeholders outside the vocabulary, whose rows are not used."""
         if self.part.placeholder < n_vocab:
             return tokens_BT

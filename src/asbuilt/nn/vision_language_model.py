@@ -51,7 +51,7 @@ class VisionLanguageModel(LanguageModel):
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by images."""
-        x_BTM = self.embedding(self.vision.spoken(tokens_BT, self.spec.n_vocab), step)
+        x_BTM = self.embedding(self.vision.without_placeholders(tokens_BT, self.spec.n_vocab), step)
         return x_BTM if step.images_NPM is None else self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
 
     def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:

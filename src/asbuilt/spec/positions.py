@@ -269,7 +269,7 @@ class Rotary(Part):
         """Whether the frequencies depend on a sequence's length, so that every row has its own."""
         return isinstance(self.scaling, DynamicNTK | LongRope)
 
-    def reckoned(self, length: int) -> int:
+    def length_class(self, length: int) -> int:
         """Returns the length that determines a text's frequencies; texts with equal ones share frequencies."""
         if isinstance(self.scaling, DynamicNTK):
             return max(length, self.scaling.original_context)
@@ -290,14 +290,14 @@ class Rotary(Part):
 
     def inverse_frequencies(self, length: int = 0) -> tuple[float, ...]:
         """Returns radians per token for each of the d_rotary/2 pairs, for a sequence of `length` tokens."""
-        return _frequencies(self, self.reckoned(length))
+        return _frequencies(self, self.length_class(length))
 
 
 def rotaries_by_length(part: Part) -> tuple[Rotary, ...]:
     """Returns the distinct RoPE parts of cached mixers whose frequencies depend on a sequence's length.
 
-    If `reckoned` changes for one of them, the whole cache of the sequence must be recomputed, since each layer's input
-    depends on the old angles.
+    If `length_class` changes for one of them, the whole cache of the sequence must be recomputed, since each
+    layer's input depends on the old angles.
     """
     mixers = (inner for _, inner in walk(part) if any(r.of == "sequence" for r in inner.remembers()))
     rotaries = (inner for mixer in mixers for _, inner in walk(mixer) if isinstance(inner, Rotary))
@@ -306,7 +306,7 @@ def rotaries_by_length(part: Part) -> tuple[Rotary, ...]:
 
 def read_again(rotaries: tuple[Rotary, ...], past: int, length: int) -> int:
     """Returns how many cached tokens a pass from `past` to `length` tokens recomputes: all `past`, or none."""
-    return past if any(rotary.reckoned(past) != rotary.reckoned(length) for rotary in rotaries) else 0
+    return past if any(rotary.length_class(past) != rotary.length_class(length) for rotary in rotaries) else 0
 
 
 @lru_cache(maxsize=1024)
@@ -333,10 +333,10 @@ def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
 
 
 def _yarn(plain: tuple[float, ...], scaling: YaRN, d: int, theta: float) -> tuple[float, ...]:
-    def pair_turning(times: float) -> float:
+    def pair_with_rotations(times: float) -> float:
         return d * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    low, high = pair_with_rotations(scaling.beta_fast), pair_with_rotations(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)

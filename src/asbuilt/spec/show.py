@@ -18,11 +18,11 @@ def show(part: Part, indent: int = 0) -> str:
     if len(one) + indent <= LINE and "×" not in one:
         return one
     pad = " " * (indent + 2)
-    lines = [f"{pad}{name}={_value(value, indent + 2)}," for name, value in _told(part)]
+    lines = [f"{pad}{name}={_value(value, indent + 2)}," for name, value in _shown_fields(part)]
     return f"{type(part).__name__}(\n" + "\n".join(lines) + f"\n{' ' * indent})"
 
 
-def _told(part: Part) -> Iterator[tuple[str, object]]:
+def _shown_fields(part: Part) -> Iterator[tuple[str, object]]:
     for field in fields(part):
         value = getattr(part, field.name)
         if field.default is MISSING or value != field.default:
@@ -30,7 +30,7 @@ def _told(part: Part) -> Iterator[tuple[str, object]]:
 
 
 def _one_line(part: Part) -> str:
-    told = ", ".join(f"{name}={_flat(value)}" for name, value in _told(part))
+    told = ", ".join(f"{name}={_flat(value)}" for name, value in _shown_fields(part))
     return f"{type(part).__name__}({told})"
 
 

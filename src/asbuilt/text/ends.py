@@ -7,7 +7,7 @@ from typing import Any
 from asbuilt.errors import InputError
 
 
-def told_ends(config: dict[str, Any], where: str) -> list[int]:
+def declared_ends(config: dict[str, Any], where: str) -> list[int]:
     """Returns the end token ids of a config.json or generation_config.json, including those of `text_config`.
 
     null and negative numbers mean none; raises InputError for anything else but ids.

@@ -24,7 +24,7 @@ import tokenizers
 from asbuilt.errors import InputError
 from asbuilt.files import read_object, read_text, require_regular
 from asbuilt.formats.gguf import GGUFFile
-from asbuilt.text.ends import told_ends
+from asbuilt.text.ends import declared_ends
 from asbuilt.text.gguf_vocab import SPACE, Vocabulary, build, read_vocabulary
 from asbuilt.text.tokenizer_worker import LARGEST_FILE, Distant, Engine, Library
 
@@ -141,7 +141,7 @@ class Tokenizer:
         bos, eos = (self.named.get(name) for name in ("bos_token", "eos_token"))
         self.bos_id = None if bos is None else self._inner.id(bos)
         own = () if eos is None else (self._inner.id(eos),)
-        told = (id_ for name in (GENERATION, MODEL_CONFIG) for id_ in told_ends(_object(folder / name), name))
+        told = (id_ for name in (GENERATION, MODEL_CONFIG) for id_ in declared_ends(_object(folder / name), name))
         self.eos_ids = tuple(dict.fromkeys(id_ for id_ in (*own, *told) if id_ is not None))
         self.add_bos = self.bos_id is not None and self.encode("", wrap=True)[:1] == [self.bos_id]
 
@@ -296,39 +296,39 @@ class _LibraryStream:
     """For decoders that do not concatenate (WordPiece): decodes all ids so far, and returns what is new."""
 
     def __init__(self, decode: Callable[[list[int], bool], str], skip_special: bool) -> None:
-        self._decode, self._skip, self._ids, self._said = decode, skip_special, [], ""
+        self._decode, self._skip, self._ids, self._sent = decode, skip_special, [], ""
 
     def whole(self, ids: list[int]) -> str:
         return self._decode(ids, self._skip)
 
     def push(self, id_: int) -> str:
         self._ids.append(id_)
-        return "" if (text := self.whole(self._ids)).endswith("\ufffd") else self._say(text)
+        return "" if (text := self.whole(self._ids)).endswith("\ufffd") else self._unsent(text)
 
     def finish(self) -> str:
-        return self._say(self.whole(self._ids))
+        return self._unsent(self.whole(self._ids))
 
-    def _say(self, text: str) -> str:
-        new, self._said = text[len(self._said) :], text
+    def _unsent(self, text: str) -> str:
+        new, self._sent = text[len(self._sent) :], text
         return new
 
 
 def _decoder_kind(decoder: dict[str, Any] | None) -> str | None:
     """Returns how tokens map to bytes: 'bytes', 'metaspace' or 'metaspace-strip'; None for any other decoder."""
-    said = decoder or {}
-    steps = said.get("decoders", [said])
+    declared = decoder or {}
+    steps = declared.get("decoders", [declared])
     known = {"ByteLevel": "bytes", "Replace": "space", "ByteFallback": "fallback", "Fuse": "", "Strip": "strip"}
-    says = [known.get(step.get("type")) for step in steps]
-    if says == ["bytes"]:
+    kinds = [known.get(step.get("type")) for step in steps]
+    if kinds == ["bytes"]:
         return "bytes"
-    if None in says or "bytes" in says or not {"space", "fallback"} <= set(says):
+    if None in kinds or "bytes" in kinds or not {"space", "fallback"} <= set(kinds):
         return None
     for step in steps:
         if step["type"] == "Replace" and (step["pattern"], step["content"]) != ({"String": SPACE}, " "):
             return None
         if step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) != (" ", 1, 0):
             return None
-    return "metaspace-strip" if "strip" in says else "metaspace"
+    return "metaspace-strip" if "strip" in kinds else "metaspace"
 
 
 def _token_bytes(token: str, kind: str) -> bytes:

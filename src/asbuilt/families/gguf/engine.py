@@ -300,7 +300,7 @@ def read(architecture: Architecture, file: GGUFFile, name: str, read_config: Rea
     try:
         reading = read_config(header.config, name)
     except InputError as error:
-        raise _in_own_words(error, header.names, name) from error
+        raise _with_file_keys(error, header.names, name) from error
     dtype = next((dtype for tensor in FIRST_MAPS if (dtype := stored_dtype(file, tensor))), None)
     return replace(
         reading,
@@ -312,7 +312,7 @@ def read(architecture: Architecture, file: GGUFFile, name: str, read_config: Rea
     )
 
 
-def _in_own_words(error: InputError, names: Mapping[str, str], name: str) -> InputError:
+def _with_file_keys(error: InputError, names: Mapping[str, str], name: str) -> InputError:
     """Returns the error with the config's keys in it as the file spells them."""
 
     def own(text: str) -> str:

@@ -244,7 +244,7 @@ class ConfigReader:
         """
         unread = [key for key in self.config if key not in self.known]
         if unread:
-            said = [f"{shown(key)!r} {self._slip(key)}".strip() for key in unread[:10]]
+            said = [f"{shown(key)!r} {self._suggestion(key)}".strip() for key in unread[:10]]
             more = f" and {len(unread) - 10} more" if len(unread) > 10 else ""
             field = f"{self.where}: {self.prefix.rstrip('.')}" if self.prefix else self.where
             raise UnreadKeys(
@@ -253,7 +253,7 @@ class ConfigReader:
         if not self.prefix:
             self._require_own_sizes()
 
-    def _slip(self, key: str) -> str:
+    def _suggestion(self, key: str) -> str:
         """A hint where the key is nearly one that is read and is not there."""
         return near(key[:80], [name for name in self.known if name not in self.config], cutoff=SLIP)
 

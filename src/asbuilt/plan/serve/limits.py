@@ -54,7 +54,7 @@ class Goal:
         """Returns the tokens of the prompt, for sequences of `context` tokens."""
         return min(context, roofline.capacity.chunk if self.prompt is None else self.prompt)
 
-    def in_time(self, roofline: Roofline, context: int, users: int) -> bool:
+    def meets_targets(self, roofline: Roofline, context: int, users: int) -> bool:
         """Returns whether the step of `users` sequences and the first token of one meet their targets."""
         if self.latency is not None and roofline.decode(users, context).seconds > self.latency:
             return False
@@ -63,13 +63,13 @@ class Goal:
 
     def met(self, roofline: Roofline, context: int) -> bool:
         """Returns whether the users fit and are served within the targets."""
-        return roofline.capacity.users(context) >= self.users and self.in_time(roofline, context, self.users)
+        return roofline.capacity.users(context) >= self.users and self.meets_targets(roofline, context, self.users)
 
 
 def most_users(roofline: Roofline, goal: Goal, context: int) -> int:
     """Returns the largest number of sequences of `context` tokens, up to MOST_USERS, that fit within the targets."""
     room = int(min(roofline.capacity.users(context), MOST_USERS))
-    return largest(lambda users: goal.in_time(roofline, context, users), room) if goal.timed else room
+    return largest(lambda users: goal.meets_targets(roofline, context, users), room) if goal.timed else room
 
 
 def largest_context(roofline: Roofline, goal: Goal, most: int) -> int:

@@ -103,20 +103,20 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
     yield Line(name="gradients before they are scattered", value=stage.scattered, source=ASSUMPTIONS["gathered"])
     yield _activations(stage)
     yield Line(name="outside the blocks", value=stage.outside, note="inputs of the final norm and head, tokens, tables")
-    if stage.room == stage.gradient_room > max(stage.loss_room, stage.again_room):
+    if stage.temporary == stage.gradient_peak > max(stage.loss_peak, stage.recompute_peak):
         yield Line(
             name="the head's gradient",
-            value=stage.room,
+            value=stage.temporary,
             source=ASSUMPTIONS["gradient"],
             note="the largest of this, the loss and a block's backward pass",
         )
-    elif stage.loss_room >= stage.again_room:
-        gradient = stage.loss_room - LOGITS_ALIVE * stage.logits
+    elif stage.loss_peak >= stage.recompute_peak:
+        gradient = stage.loss_peak - LOGITS_ALIVE * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
         formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])
         yield Line(
             name="the loss",
-            value=stage.loss_room,
+            value=stage.loss_peak,
             formula=formula,
             source=ASSUMPTIONS["loss"],
             numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
@@ -125,7 +125,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
     else:
         yield Line(
             name="a block's backward pass",
-            value=stage.again_room,
+            value=stage.recompute_peak,
             source=ASSUMPTIONS["backward"],
             note="recomputed tensors and working memory; larger than the loss",
         )

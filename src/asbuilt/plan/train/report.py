@@ -154,7 +154,7 @@ def said(trial: Trial) -> str:
 
 def tables(plan: TrainPlan) -> list[Table]:
     """Returns the plan as tables: memory, time, the run, and suggestions."""
-    found = [_memory(plan), _held_against(plan), _step(plan), _run(plan)]
+    found = [_memory(plan), _against_capacity(plan), _step(plan), _run(plan)]
     if plan.not_counted:
         rows = [(what,) for what in plan.not_counted]
         found.append(Table("Not counted without a MODEL", ("what",), rows))
@@ -186,7 +186,7 @@ def _memory(plan: TrainPlan) -> Table:
     )
 
 
-def _held_against(plan: TrainPlan) -> Table:
+def _against_capacity(plan: TrainPlan) -> Table:
     trial = plan.trial
     left = trial.memory - trial.reserve - plan.per_device_bytes
     rows = [

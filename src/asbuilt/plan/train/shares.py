@@ -92,7 +92,7 @@ class Piece:
     experts: State = field(default_factory=State)
     kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     shared: dict[str, int] = field(default_factory=dict)
-    room: int = 0
+    temporary: int = 0
     work: Work = field(default_factory=Work)
     reduced: int = 0
     sent: int = 0
@@ -290,7 +290,7 @@ class _Fold:
             experts=self._state_of(node, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
-            room=memory(node.own).peak_bytes(run),
+            temporary=memory(node.own).peak_bytes(run),
             work=self._work(node),
             reduced=sums if self.at.tp > 1 else 0,
             sent=self._sent(node),

@@ -219,19 +219,19 @@ class StageMemory:
         return self.shares.logits // self.shares.rows * split(self.shares.rows, self.job.chunks)
 
     @cached_property
-    def loss_room(self) -> int:
+    def loss_peak(self) -> int:
         """The logits' three tensors and, if the loss is chunked, the gradient of its input."""
         chunked = self.shares.stream if self.section.stage.last and self.job.chunks > 1 else 0
         return LOGITS_ALIVE * self.logits + chunked
 
     @cached_property
-    def again_room(self) -> int:
+    def recompute_peak(self) -> int:
         """Tensors that one block recomputes, and its working memory."""
         way = self.job.checkpointing
-        return max(kind.kept["none"] - kind.kept[way] + kind.room for kind, _ in self.section.kinds)
+        return max(kind.kept["none"] - kind.kept[way] + kind.temporary for kind, _ in self.section.kinds)
 
     @cached_property
-    def gradient_room(self) -> int:
+    def gradient_peak(self) -> int:
         """A new gradient of the head's matrix beside the one it is added to, and the logits' gradient.
 
         A tied table's gradient waits for the embedding's and for their sum: three of them when all else is freed. From
@@ -247,9 +247,9 @@ class StageMemory:
         return max(new, alone)
 
     @property
-    def room(self) -> int:
+    def temporary(self) -> int:
         """The peak of temporary memory on top of saved tensors."""
-        return max(self.loss_room, self.again_room, self.gradient_room)
+        return max(self.loss_peak, self.recompute_peak, self.gradient_peak)
 
     @cached_property
     def on_host(self) -> int:
@@ -261,7 +261,7 @@ class StageMemory:
     @cached_property
     def total(self) -> int:
         """The device's peak memory."""
-        kept = self.activations + self.outside + self.room
+        kept = self.activations + self.outside + self.temporary
         return self.state.total + self.gathered + self.scattered + kept - self.on_host
 
 
