@@ -294,10 +294,10 @@ def find(name: str) -> Machine:
 
 
 def resolve(text: str) -> Machine:
-    """Returns the machine that a person means by `text`: a name, a TOML file, numbers, or a name with other numbers.
+    """Returns the machine given by `text`: a name, a TOML file, numbers, or a name with other numbers.
 
     The last is `h100-sxm,bf16=990T`. `this`, the measured machine, is found by `asbuilt.measure.this_machine`, which
-    runs it. Raises InputError for what is none of these.
+    runs it. Raises InputError for anything else.
     """
     name, _, numbers = text.partition(",")
     if numbers and "=" not in name:

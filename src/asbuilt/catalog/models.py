@@ -104,7 +104,7 @@ if not TYPE_CHECKING:
 class Entry:
     """One published model; `spec()` builds its description.
 
-    `quantization` is what the published config says of how its weights are packed, None where they are plain numbers.
+    `quantization` is the published config's `quantization_config`, None if the weights are not quantised.
     """
 
     name: str
@@ -771,7 +771,7 @@ def _gemma(
     context: int = 8192,
     **more: float | bool,
 ) -> None:
-    """Adds a row of as many layers as `windows`; those with one turn by `local` where it is given."""
+    """Adds a row with one layer per item of `windows`; layers with a window use the RoPE `local`, if given."""
 
     def make() -> Model:
         return gemma.build(

@@ -77,8 +77,8 @@ class Adapter:
 def read_adapter(folder: str | os.PathLike[str], spec: Model, table: TensorTable) -> Adapter:
     """Returns the adapter in `folder` for a model, whose modules a published family's `table` names.
 
-    Raises InputError for what is no LoRA folder, a key that changes what is computed and is not read, a module that the
-    model has not or that can have no adapter, and tensors that do not fit.
+    Raises InputError for a folder without a LoRA, an unread key that affects the computation, a module that the model
+    lacks or that cannot have an adapter, and tensors that do not fit.
     """
     place = Path(folder)
     config = load_config_file(place / CONFIG)
@@ -204,7 +204,7 @@ def _alpha(config: Mapping[str, Any], module: str, rank: int, where: str) -> flo
 
 
 def _of_module(config: Mapping[str, Any], key: str, patterns: str, module: str, where: str) -> float:
-    """Returns what is said of a module: by the first pattern that its name ends with, else by `key`."""
+    """Returns a module's setting: of the first pattern that its name ends with, else of `key`."""
     said = (config.get(patterns) or {}).items()
     value = next((value for end, value in said if module == end or module.endswith(f".{end}")), config.get(key))
     if not is_finite(value) or not isinstance(value, int | float) or value <= 0:
@@ -213,7 +213,7 @@ def _of_module(config: Mapping[str, Any], key: str, patterns: str, module: str, 
 
 
 def _adapted(spec: Model, maps: Mapping[str, tuple[int, float]]) -> Model:
-    """Returns the model with adapters beside the matrices at these paths."""
+    """Returns the model with adapters on the matrices at these paths."""
 
     def beside(path: str, part: Part) -> Part:
         if not isinstance(part, Mapped):

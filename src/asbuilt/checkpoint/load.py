@@ -51,10 +51,10 @@ def load(
 ) -> Model:
     """Returns the model of a checkpoint folder or GGUF file, its weights loaded, in evaluation mode.
 
-    `dtype` None means the stored one: what config.json says, else what the tensors have; float32 for a GGUF of
-    quantised blocks. With `packed`, matrices and tables that a GGUF file or an MXFP4 checkpoint holds as blocks stay
-    so: in memory is what the file holds, and each product expands what it multiplies to `dtype`. `adapter` is a folder
-    of low-rank adapters in PEFT's layout, which are put beside the maps that they are for.
+    `dtype` defaults to the stored one: config.json's, else the tensors'; float32 for a GGUF of quantised blocks. With
+    `packed`, matrices and tables that a GGUF file or an MXFP4 checkpoint stores as blocks stay packed in memory, and
+    each product dequantises them to `dtype`. `adapter` is a folder of low-rank adapters in PEFT's layout, which are
+    added to their maps.
 
     Raises InputError for a source without weights, for tensors that are missing, unexpected, of another shape or no
     floats, for values beyond the range of `dtype`, for a device that is not there, for `packed` where nothing is held
@@ -147,7 +147,7 @@ class Contents:
             self._add_adapters(adapter)
 
     def _add_adapters(self, folder: str | Path) -> None:
-        """Has the adapters of a folder loaded beside the maps that they are for; the spec says so."""
+        """Adds the adapters of a folder to the spec and to the tensors to load."""
         source = self.source
         if not source.family:
             raise InputError(
@@ -160,7 +160,7 @@ class Contents:
         self.spec, self.adapter = found.spec, found.tensors
 
     def _keep_blocks(self) -> None:
-        """Has what can stay blocks read as such; the spec says so."""
+        """Marks all weights that can stay packed as packed, in the spec and the entries."""
         found = packed_entries(self.spec, self.entries, self.headers)
         again = {path for _, path in self._again}
         found = tuple((entry, format) for entry, format in found if again.isdisjoint(entry.paths))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, one_of
 from asbuilt.families import Reading, families_that_write, load_config_file
 from asbuilt.families.shared.table import Entry, TensorTable
 from asbuilt.spec import Model, from_dict, stored_weights, to_dict
@@ -39,7 +39,7 @@ def own_reading(path: Path) -> Reading:
             raise InputError("unknown key", field=f"{where}: {key}", value=data[key], fix=near(key, KEYS))
     spec = from_dict(data.get("model"), f"{where}: model")
     if not isinstance(spec, Model):
-        names = ", ".join(part.__name__ for part in WHOLES)
+        names = one_of(part.__name__ for part in WHOLES)
         raise InputError(field=f"{where}: model.part", value=type(spec).__name__, allowed=names)
     dtype, carried = data.get("dtype"), data.get("carried", {})
     if not isinstance(dtype, str | None):

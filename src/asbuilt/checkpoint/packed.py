@@ -1,4 +1,4 @@
-"""Weights that stay blocks: which tensors of a file can, the spec that says so, and their bytes as the model has them.
+"""Weights that stay packed: which tensors of a file can, the spec with them packed, and the model's bytes of them.
 
 Blocks lie along the rows of a matrix, so a layout that only moves whole rows moves them as it moves numbers.
 """
@@ -108,7 +108,7 @@ def _places(spec: Model) -> set[str]:
 
 
 def packed_spec(spec: Model, formats: Mapping[str, str]) -> Model:
-    """Returns the model with the weights at these paths held as blocks of the formats beside them."""
+    """Returns the model with the weights at these paths packed in the given formats."""
 
     def packed(path: str, part: Part) -> Part:
         begin = f"{path}." if path else ""

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class Model(nn.Module):
     """Base of whole models; `spec` is its description, and `forward` takes the inputs that the spec `reads`.
 
-    What all take: `cache` is continued and extended; `valid_BT` marks valid tokens, padding may be on either side;
-    `last` asks for what comes of each row's last real token alone, (B, 1, ...); `kernel` is "fused" or "reference".
-    Where rotary positions depend on how long a text is, each row's are those of its own text up to the last of these
-    tokens, as in one pass over all of it; what is cached under others is first read again. `reach` says how long the
-    texts are, where they are given in pieces, and spares that.
+    Common arguments: `cache` is read and extended; `valid_BT` marks valid tokens, with padding on either side; `last`
+    asks only for the output of each row's last valid token, (B, 1, ...); `kernel` is "fused" or "reference". If RoPE
+    frequencies depend on a text's length, each row uses those of its own text up to the last of these tokens, as in one
+    pass over the whole text; entries cached with other frequencies are recomputed first. For texts given in pieces,
+    `reach` gives their full lengths, which avoids that.
 
-    Without a head it is the stream (B, T, M) that is given; of a head that reads one token, its numbers (B, n). What a
-    model does not read is refused by name.
+    Without a head the result is the stream (B, T, M); with a head that reads one token, its outputs (B, n). Inputs that
+    the model does not read are refused by name.
     """
 
     embedding: nn.Module

@@ -1,7 +1,7 @@
-"""What one device holds, keeps and multiplies of each piece of a model: folds over the declarations, made once a plan.
+"""One device's weights, saved tensors and products of each piece of a model: folds over the declarations.
 
-A piece is a block, or what comes before or after the blocks: what a pipeline stage holds whole. What tensor parallelism
-divides the parts say: a weight its `split`, a kept tensor what it is `divided` by. No formula of a part stands here.
+A piece is a block, or the parts before or after the blocks: a pipeline stage holds whole pieces. Parts declare what
+tensor parallelism divides: a weight its `split`, a saved tensor its `divided`. No formula of a part is repeated here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADAPTER = ("lora_a", "lora_b")
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Low-rank adapters beside frozen maps of the blocks (arXiv 2106.09685), on `targets` or on all.
+    """Low-rank adapters on frozen maps of the blocks (arXiv 2106.09685), on `targets` or on all.
 
     `nf4` holds the frozen matrices in NF4 with double quantisation (QLoRA, arXiv 2305.14314).
     """
@@ -131,12 +131,12 @@ class Slice:
 
     @property
     def by_tokens(self) -> int:
-        """Devices among which tensor parallelism shares out by tokens what it leaves whole."""
+        """The number of devices that split undivided tensors by tokens (sequence parallelism)."""
         return self.tp if self.sequence else 1
 
     @property
     def placement(self) -> Placement:
-        """Where the layers are divided so."""
+        """The placement of the layers, divided by tensor parallelism."""
         return Placement(tp=self.tp, etp=self.tp)
 
     @property
@@ -200,7 +200,7 @@ def _pieces(root: Node, encoded: bool = False) -> Iterator[tuple[Node, bool]]:
 
 
 def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterator[int]:
-    """The number of every block's piece, an encoder's before the model's own."""
+    """The index of every block's piece, an encoder's before the model's own."""
     for child in root.children:
         if isinstance(child.whole, Model):
             for block in child.children:
@@ -210,7 +210,7 @@ def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterato
 
 
 def stack(path: str) -> str:
-    """The path before the stack's own: an encoder's, or nothing."""
+    """The path prefix of the stack: the encoder's, or empty."""
     return "encoder." if path.startswith("encoder.") else ""
 
 
@@ -233,24 +233,24 @@ def _joined(a: Piece, b: Piece) -> Piece:
 
 
 def _width(part: Part) -> int:
-    """d_model of a block; no stream is kept of what lies outside the blocks."""
+    """d_model of a block; 0 outside the blocks, where no stream is saved."""
     return part.branches[0].body.d_model if isinstance(part, Block) else 0
 
 
 def _divided(node: Node, run: Pass) -> int:
-    """Numbers of the stream that a table or head adds up, where its vocabulary is divided."""
+    """Numbers of the stream that a table or head all-reduces if its vocabulary is divided."""
     owners = [n.whole for n in node.below() if getattr(n.whole, "n_vocab", 0) != getattr(n.own, "n_vocab", 0)]
     return sum(run.rows * getattr(owner, "d_model", 0) for owner in owners)
 
 
 def split(size: int, ways: int) -> int:
-    """Returns what the fullest of `ways` devices has of `size`."""
+    """Returns the largest of `ways` shares of `size`."""
     return -(-size // ways)
 
 
 @dataclass(frozen=True)
 class _Fold:
-    """Folds one piece of the counted tree after the other, all of one plan."""
+    """Folds the pieces of the counted tree of one plan, one by one."""
 
     recipe: Recipe
     adapters: Adapters | None
@@ -258,7 +258,7 @@ class _Fold:
     kept: dict[tuple[object, ...], Piece]
 
     def piece(self, node: Node) -> Piece:
-        """Returns one device's share of everything below a node, which is there once."""
+        """Returns one device's share of a single node and everything below it."""
         key = (stack(node.path), node.whole, self.recipe, self.adapters, replace(self.at, ep=1))
         if key not in self.kept:
             self.kept[key] = replace(self, at=replace(self.at, ep=1)).made(node)
@@ -269,7 +269,7 @@ class _Fold:
         return replace(alike, experts=self._state_of(node, spread=True), sent=self._sent(node))
 
     def idle(self, node: Node) -> Piece:
-        """Returns one device's share of what is held, takes no part in the step, and is not trained."""
+        """Returns one device's share of weights that are held but neither used in the step nor trained."""
         held = (
             self.recipe.frozen(weight, nf4=False).times(below.count)
             for below in node.below()
@@ -278,7 +278,7 @@ class _Fold:
         return Piece(dense=sum(held, State()))
 
     def made(self, node: Node) -> Piece:
-        """Returns the piece, folded anew."""
+        """Returns a newly folded piece."""
         inside, run = isinstance(node.whole, Block), self.at.local
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
@@ -298,7 +298,7 @@ class _Fold:
         )
 
     def _state_of(self, node: Node, *, spread: bool) -> State:
-        """The state of the experts that a device holds, or of all else."""
+        """The training state of a device's experts, or of all other weights."""
         total = State()
         for below in node.below():
             stacked = below.own.spreads()
@@ -309,11 +309,11 @@ class _Fold:
         return total
 
     def _own_experts(self, weight: Weight) -> Weight:
-        """The experts that a device holds of a stack."""
+        """The number of a stack's experts on one device."""
         return replace(weight, shape=(split(weight.shape[0], self.at.ep), *weight.shape[1:]))
 
     def state(self, path: str, weight: Weight, kind: Kind) -> State:
-        """A trained weight, or a frozen one: with adapters all but those are."""
+        """Returns the state of a weight, trained or frozen; with adapters all other weights are frozen."""
         if self.adapters is None:
             frozen = weight.frozen or not weight.learned
             return self.recipe.frozen(weight, nf4=False) if frozen else self.recipe.trained(weight, kind)
@@ -323,7 +323,7 @@ class _Fold:
         return self.recipe.frozen(weight, nf4=self.adapters.nf4 and packed)
 
     def _saved(self, node: Node) -> tuple[int, int, dict[str, int]]:
-        """Bytes that the piece keeps, those of them it can make again, and by name the tensors that all pieces share.
+        """Returns the bytes that the piece saves, those it can recompute, and by name tensors that all pieces share.
 
         What has a row of whole width for each token is divided by tokens.
         """
@@ -360,7 +360,7 @@ class _Fold:
         return Work(**{name: split(flops, self.at.cp) for name, flops in done.items()})
 
     def _sent(self, node: Node) -> int:
-        """Rows that go to experts in one forward pass: those of the widest product with spread weights of each part."""
+        """Rows sent to experts in one forward pass: those of each part's widest product with distributed weights."""
         if self.at.ep == 1:
             return 0
         rows = 0
@@ -370,7 +370,7 @@ class _Fold:
         return split(rows, self.at.by_tokens) * _width(node.own)
 
     def _passed(self, node: Node) -> int:
-        """Bytes of keys and values that go by on a context's ring in a forward pass: the others' part of each."""
+        """Bytes of keys and values sent around the context-parallel ring in a forward pass: other devices' shares."""
         if self.at.cp == 1:
             return 0
         own, seen = self.at.local, self.at.run.tokens
@@ -383,12 +383,12 @@ class _Fold:
 
 
 def _times(node: Node, below: Node) -> int:
-    """How often one of a node has what is below it."""
+    """Returns the number of instances of a child in one instance of the node."""
     return below.count // node.count
 
 
 def _splits(held: Mapping[str, Weight], name: str) -> bool:
-    """Whether tensor parallelism divides a product by its weight; an adapter's as that of the map it stands beside.
+    """Whether tensor parallelism divides a product by its weight; an adapter's is divided like its map's.
 
     The weight of another part is a table, which is divided by its rows.
     """
@@ -399,7 +399,7 @@ def _splits(held: Mapping[str, Weight], name: str) -> bool:
 
 
 def _logits(spec: Model, root: Node, run: Pass, at: Slice) -> int:
-    """Bytes of a rank's logits: of its columns, padded where the degree does not divide them, or of its tokens."""
+    """Bytes of a rank's logits: of its columns, padded if the degree does not divide them, or of its tokens."""
     whole = cost.logits_bytes(spec, run)
     n_vocab, own = (getattr(getattr(part, "head", None), "n_vocab", 0) for part in (root.whole, root.own))
     if at.tp == 1 or not n_vocab:
