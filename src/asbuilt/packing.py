@@ -1,4 +1,4 @@
-"""How the files of a family pack weights: which modules are left out, and the scales of the others."""
+"""Packed weights of a family's files: the modules excluded from quantisation, and the scales of the others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from asbuilt.families.shared.reader import is_whole
 from asbuilt.spec import Model, stored_weights
 
 FIELD = "quantization_config"
-# The keys under which quantisers name the modules that they left as they were.
+# The keys under which quantisers list the modules that they excluded.
 LEFT_OUT = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "exclude_modules", "exclude", "ignored_layers")
 MOST_PATTERNS = 200_000
-# Quantisers pack the matrices of these: embeddings, the head, routers, norms and biases they leave as they were.
+# Quantisers pack the matrices of these kinds, not embeddings, heads, routers, norms and biases.
 QUANTISED_KINDS = ("attention", "ffn", "ssm")
 BLOCK = "weight_block_size"
-# Families for which llama.cpp's quantiser has rules that differ from everybody's.
-RULES_OF_THEIR_OWN = ("falcon",)
+# Families for which llama.cpp's quantiser has separate rules, which are not implemented.
+SEPARATE_RULES = ("falcon",)
 
 
 def modules(family: str, spec: Model) -> dict[str, tuple[str, ...]]:
-    """Returns the modules that hold each weight, by its path, as checkpoints of the family name them."""
+    """Returns the modules that hold each weight, by its path, with the names of the family's checkpoints."""
     return {
         path: tuple(name.removesuffix(".weight") for name in entry.names)
         for entry in tensor_table(family, spec).entries
@@ -34,11 +34,11 @@ def modules(family: str, spec: Model) -> dict[str, tuple[str, ...]]:
 
 
 def left_out(said: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Returns which of the modules a quantisation leaves as they were: the one rule, for files and for plans.
+    """Returns the modules excluded from a quantisation: the same rule for files and plans.
 
-    A name is a module with all that is in it, wherever it stands, as transformers takes `modules_to_not_convert`; `re:`
-    an expression, as compressed-tensors has it; stars are those of file names, as modelopt has them. Raises InputError
-    for what names none.
+    A name matches a module and everything in it, at any depth, as in transformers; `re:` starts a
+    regular expression, as in compressed-tensors; `*` is a wildcard, as in modelopt. Raises InputError for an invalid
+    pattern.
     """
     found = set[str]()
     for key in LEFT_OUT:
@@ -48,18 +48,18 @@ def left_out(said: Mapping[str, Any], names: Iterable[str]) -> set[str]:
 
 
 def listed(said: object, field: str) -> list[Any]:
-    """Returns a list of patterns; raises InputError for what is none, and for too many."""
+    """Returns a list of patterns; raises InputError for anything else, and for too many."""
     if not isinstance(said, list) or len(said) > MOST_PATTERNS:
-        raise InputError("not a list of names", field=field, value=said, allowed=f"at most {MOST_PATTERNS:,}")
+        raise InputError(field=field, value=said, allowed=f"a list of at most {MOST_PATTERNS:,} names")
     return said
 
 
 def block_scales(family: str, spec: Model, quantization: Mapping[str, Any] | None) -> int:
-    """Returns the scales, one for each tile of `weight_block_size` (rows, columns), those at the edges too.
+    """Returns the number of scales, one per tile of `weight_block_size` (rows, columns), including partial tiles.
 
-    Stored so are the matrices of attention and feed-forward, but those that are left out; embedding, router, head and
-    what joins a prediction layer's halves are not (DeepSeek-V3's README_WEIGHTS, section FP8). Raises InputError for a
-    tile that is none.
+    Matrices of attention and feed-forward have scales unless excluded; embeddings, routers, heads and the map that
+    joins a prediction layer's inputs do not (DeepSeek-V3's README_WEIGHTS, section FP8). Raises InputError for an
+    invalid tile size.
     """
     if quantization is None or quantization.get("quant_method") != "fp8" or quantization.get(BLOCK) is None:
         return 0
@@ -88,13 +88,13 @@ def _stored_matrices(family: str, spec: Model) -> Iterator[tuple[str, tuple[int,
 
 
 def holding(family: str, spec: Model, dtype: str) -> Held:
-    """Returns what gives a weight its bytes at a format or a mixture of formats, by its path, itself and its part.
+    """Returns the function that computes a weight's bytes in a format or mixture, from its path, itself and its part.
 
-    Raises InputError for a name of neither, and for a mixture of a family that has rules of its own there.
+    Raises InputError for an unknown name, and for a mixture if llama.cpp has its own rules for the family.
     """
     if find_mixture(dtype) is None:
         return held(spec, dtype)
-    if family in RULES_OF_THEIR_OWN:
+    if family in SEPARATE_RULES:
         raise InputError(
             f"this mixture is not stated for {family}",
             field="dtype",
@@ -105,7 +105,7 @@ def holding(family: str, spec: Model, dtype: str) -> Held:
 
 
 def _joined(family: str, spec: Model) -> bool:
-    """Whether files of the family keep the maps of queries, keys and values as one."""
+    """Whether files of the family store the query, key and value maps as one tensor."""
     ends = (".q.weight", ".k.weight", ".v.weight")
     return any(
         len(entry.paths) == len(ends) and all(map(str.endswith, entry.paths, ends))
