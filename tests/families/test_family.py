@@ -179,8 +179,8 @@ def test_a_path_leads_to_what_a_key_says() -> None:
     assert parts.at("d_ff") == parts.at("ffn.d_ff") == parts.at("last.body.d_ff") == 96
     assert parts.at("model.embedding.n_vocab") == parts.at("embedding.n_vocab") == 100
     assert parts.at("max_positions") == parts.at("model.max_positions") == 128
-    assert parts.at("vision") is None
-    for path, field in (("vision.tower", "vision"), ("ffn.body.up", "ffn"), ("head.transform.bias", "head.transform")):
+    assert parts.at("positions") is None
+    for path, field in (("positions.offset", "positions"), ("ffn.body.up", "ffn"), ("head.transform.bias", "head.transform")):
         with pytest.raises(
             InputError, match=rf"^{field}: mistral needs a part with {path.split('.')[field.count('.') + 1]} "
         ):
