@@ -180,7 +180,11 @@ def test_a_path_leads_to_what_a_key_says() -> None:
     assert parts.at("model.embedding.n_vocab") == parts.at("embedding.n_vocab") == 100
     assert parts.at("max_positions") == parts.at("model.max_positions") == 128
     assert parts.at("positions") is None
-    for path, field in (("positions.offset", "positions"), ("ffn.body.up", "ffn"), ("head.transform.bias", "head.transform")):
+    for path, field in (
+        ("positions.offset", "positions"),
+        ("ffn.body.up", "ffn"),
+        ("head.transform.bias", "head.transform"),
+    ):
         with pytest.raises(
             InputError, match=rf"^{field}: mistral needs a part with {path.split('.')[field.count('.') + 1]} "
         ):
@@ -188,7 +192,7 @@ def test_a_path_leads_to_what_a_key_says() -> None:
     with pytest.raises(InputError, match=r"^nothing: mistral needs a part with nothing here"):
         parts.at("nothing")
     for path in ("mixture.d_ff", "encoder.n_layers"):
-        with pytest.raises(InputError, match=r"^(blocks|encoder): mistral"):
+        with pytest.raises(InputError, match=r"^(blocks|model): mistral"):
             parts.at(path)
 
 
