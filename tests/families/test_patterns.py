@@ -135,5 +135,5 @@ def test_the_scales_that_a_checkpoint_holds_are_of_the_same_modules() -> None:
     assert block_scales("deepseek_v3", spec, fp8 | {"modules_to_not_convert": ["gate_proj"]}) == every - gates
     assert block_scales("deepseek_v3", spec, fp8 | {"ignore": ["re:.*gate_proj$"]}) == every - gates
     assert block_scales("deepseek_v3", spec, fp8 | {"quant_method": "gptq"}) == 0
-    with pytest.raises(InputError, match=r"quantization_config\.ignore: not a list"):
+    with pytest.raises(InputError, match=r"quantization_config\.ignore: must be a list"):
         left_out({"ignore": "lm_head"}, NAMES)
