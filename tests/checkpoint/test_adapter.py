@@ -128,8 +128,22 @@ def test_every_expert_s_own(tmp_path: Path) -> None:
         name = f"base_model.model.model.layers.0.block_sparse_moe.experts.{expert}.w2"
         assert torch.equal(stored[f"{name}.lora_A.weight"], held["blocks.0.ffn.body.down_lora_a"][expert])
         assert torch.equal(stored[f"{name}.lora_B.weight"], held["blocks.0.ffn.body.down_lora_b"][expert])
+    changed("revision", "main")(tmp_path / "adapter")  # about where the base came from
     again = stored_tensors(load(tmp_path / "base", adapter=tmp_path / "adapter"))
     assert all(torch.equal(tensor, again[path]) for path, tensor in held.items() if "lora_" in path)
+
+    name = "block_sparse_moe.experts.1.w2"  # alone with another alpha, and then with another rank
+    changed("alpha_pattern", {name: 5})(tmp_path / "adapter")
+    with pytest.raises(InputError, match="several ranks or alphas"):
+        load(tmp_path / "base", adapter=tmp_path / "adapter")
+    changed("rank_pattern", {name: 3})(tmp_path / "adapter")
+    changed("alpha_pattern", {})(tmp_path / "adapter")
+    whole = f"base_model.model.model.layers.0.{name}"
+    tensors(
+        lambda s: s.update({f"{whole}.lora_A.weight": torch.ones(3, 24), f"{whole}.lora_B.weight": torch.ones(16, 3)})
+    )(tmp_path / "adapter")
+    with pytest.raises(InputError, match="several ranks or alphas"):
+        load(tmp_path / "base", adapter=tmp_path / "adapter")
 
 
 def changed(key: str, value: object) -> Callable[[Path], None]:
@@ -178,6 +192,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         tensors(lambda s: s.update({f"base_model.model.lm_head.lora_{x}.weight": torch.ones(3, 12) for x in "AB"})),
         "lm_head",
     ),
+    "a single number": (tensors(lambda s: s.update({f"{NAME}.lora_A.weight": torch.tensor(3.0)})), WEIGHTS),
     "another shape": (tensors(lambda s: s.update({f"{NAME}.lora_A.weight": torch.ones(3, 5)})), "does not fit"),
     "no config": (lambda folder: (folder / CONFIG).unlink(), CONFIG),
     "no tensors": (lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS),

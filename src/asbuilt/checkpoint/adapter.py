@@ -90,11 +90,11 @@ def read_adapter(folder: str | os.PathLike[str], spec: Model, table: TensorTable
     maps: dict[str, tuple[int, float]] = {}
     tensors: dict[str, Tensor] = {}
     for entry, names in _entries(modules, spec, table, str(place / WEIGHTS)):
-        ranks = {stored[f"{BEGIN}{name}{A}"].shape[0] for name in names}
-        alphas = {_alpha(config, name, rank, where) for name in names for rank in ranks}
-        if len(ranks) > 1 or len(alphas) > 1:
+        ranks = [stored[f"{BEGIN}{name}{A}"].shape[0] for name in names]
+        found = {(rank, _alpha(config, name, rank, where)) for name, rank in zip(names, ranks, strict=True)}
+        if len(found) > 1:
             raise InputError("experts of one stack have several ranks or alphas", field=where, value=names[0])
-        (rank,), (alpha,) = ranks, alphas
+        ((rank, alpha),) = found
         made = _loaded(
             entry.layout, [reader(f"{BEGIN}{n}{A}") for n in names], [reader(f"{BEGIN}{n}{B}") for n in names]
         )
@@ -128,7 +128,8 @@ def _require_plain(config: Mapping[str, Any], where: str) -> None:
 
 def _modules(stored: Mapping[str, StoredTensor], where: str) -> list[str]:
     """Returns the names of the modules that have an A and a B; raises InputError for any other tensor."""
-    names = [name for name in stored if name.startswith(BEGIN) and name.endswith((A, B))]
+    named = (name for name in stored if name.startswith(BEGIN) and name.endswith((A, B)))
+    names = [name for name in named if len(stored[name].shape) == 2]
     others = [shorten(name) for name in stored if name not in set(names)]
     modules = list(dict.fromkeys(name.removeprefix(BEGIN).removesuffix(A).removesuffix(B) for name in names))
     alone = [shorten(name) for name in modules if not {f"{BEGIN}{name}{A}", f"{BEGIN}{name}{B}"} <= stored.keys()]
