@@ -18,7 +18,7 @@ from test_mxfp4 import drawn, folders  # noqa: F401  a fixture
 import asbuilt
 from asbuilt import cost
 from asbuilt.checkpoint.convert import convert
-from asbuilt.checkpoint.load import load, stored_bytes
+from asbuilt.checkpoint.load import load, stored_bytes, stored_parameters
 from asbuilt.checkpoint.packed import PACKABLE, Mxfp4Blocks, blocks_layout
 from asbuilt.checkpoint.save import save
 from asbuilt.dtypes import BLOCKS
@@ -147,6 +147,7 @@ def test_a_gguf_file_stays_packed(kinds: list[str], tmp_path: Path) -> None:
     assert held == stored_bytes(file) == cost.weight_bytes(mine.spec, "fp32")
     assert run.parameters(mine) == cost.total_parameters(theirs.spec)
     asbuilt.save(mine, tmp_path / "own")
+    assert stored_parameters(tmp_path / "own") == stored_parameters(file) == cost.total_parameters(mine.spec)
     again = load(tmp_path / "own")
     assert again.spec == mine.spec
     assert torch.equal(again(ids), theirs(ids))

@@ -92,7 +92,10 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
 
 def stored_parameters(source: Source | str | Path) -> int:
     """Returns how many numbers the file stores, including buffers and duplicated ties; reads only headers."""
-    return sum(math.prod(tensor.shape) for tensor in headers(as_source(source)).values())
+    source = as_source(source)
+    found = stored_weights(source.spec) if source.own else ()
+    packed = {path: weight.size for path, weight, _ in found if weight.format is not None}  # stored as bytes
+    return sum(packed.get(name, math.prod(tensor.shape)) for name, tensor in headers(source).items())
 
 
 def stored_bytes(source: Source | str | Path) -> int:
