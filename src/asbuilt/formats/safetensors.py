@@ -76,7 +76,7 @@ def _header_text(path: Path) -> tuple[int, bytes]:
                     "invalid header length",
                     field=str(path),
                     value=length,
-                    allowed=f"2 to {most}",
+                    allowed=f"2 to {most}" if most >= 2 else "",
                     fix="check that this is a safetensors file and that it is complete",
                 )
             text = file.read(length)
