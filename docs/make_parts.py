@@ -61,7 +61,7 @@ def section(part: type[Part]) -> str:
 
 
 def _of_memory(part: type[Part]) -> dict[str, Any]:
-    """What is said of the part's memory, where anything is."""
+    """Returns the attributes of the part's memory class, none if it has no class of its own."""
     found = memory_registered(part)
     return {} if found is Memory else dict(vars(found))
 

@@ -14,26 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asbuilt.checkpoint.packed import by_rows
 from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import load_config_file
-from asbuilt.families.shared.table import (
-    Chain,
-    Concat,
-    EachExpert,
-    Entry,
-    Interleave,
-    Layout,
-    Same,
-    StackExperts,
-    TensorTable,
-    Transpose,
-    as_stored,
-)
+from asbuilt.families.shared.table import Entry, Layout, Same, TensorTable, Transpose, as_stored
 from asbuilt.formats.safetensors import StoredTensor, read_header
-from asbuilt.spec import Lora, Model, Part, walk
-from asbuilt.spec.edit import transform
-from asbuilt.spec.linear import Mapped
+from asbuilt.spec import Lora, Model
+from asbuilt.spec.linear import Map, maps_by_path, transform_maps
 from asbuilt.spec.part import is_finite
 
 if TYPE_CHECKING:
@@ -146,13 +134,13 @@ def _modules(stored: Mapping[str, StoredTensor], where: str) -> list[str]:
 
 def _entries(modules: Sequence[str], spec: Model, table: TensorTable, where: str) -> list[tuple[Entry, list[str]]]:
     """Returns the tensors of the model's file that the modules hold, with the modules."""
-    places = adaptable(spec)
+    places = maps_by_path(spec)
     named = {f"{name}.weight" for name in modules}
     found, left = [], set(named)
     for entry in as_stored(table, named).entries:
         if named.isdisjoint(entry.names):
             continue
-        if not named.issuperset(entry.names) or not places.issuperset(entry.paths) or rows_of(entry.layout) is None:
+        if not named.issuperset(entry.names) or not places.keys() >= {*entry.paths} or rows_of(entry.layout) is None:
             refused = next(name for name in entry.names if name in named)
             raise InputError("cannot have an adapter here", field=where, value=refused.removesuffix(".weight"))
         found.append((entry, [name.removesuffix(".weight") for name in entry.names]))
@@ -163,25 +151,9 @@ def _entries(modules: Sequence[str], spec: Model, table: TensorTable, where: str
     return found
 
 
-def adaptable(spec: Model) -> set[str]:
-    """Returns the paths of matrices that can have an adapter: those of linear maps, and of experts."""
-    parts = [(f"{path}." if path else "", part) for path, part in walk(spec) if isinstance(part, Mapped)]
-    maps = {f"{begin}{name}.weight" for begin, part in parts for name in part.maps}
-    return maps | {f"{begin}{name}" for begin, part in parts for name in part.stacks}
-
-
 def rows_of(layout: Layout) -> Layout | None:
-    """Returns how a layout of a matrix moves rows, as B (out, r) has them; None where it moves more than rows."""
-    if isinstance(layout, Transpose):  # B is stored outputs first, whatever the matrix is
-        return Same()
-    if isinstance(layout, Same | Concat | Interleave | StackExperts):
-        return layout
-    if isinstance(layout, EachExpert):
-        return None
-    if isinstance(layout, Chain):
-        steps = [rows_of(step) for step in layout.steps]
-        return None if None in steps else Chain(tuple(step for step in steps if step is not None))
-    return None
+    """Returns how a layout of a matrix moves the rows of B (out, r); None where it moves more than rows."""
+    return by_rows(layout, {Transpose: Same()})  # B is stored outputs first, whatever the matrix is
 
 
 def _loaded(layout: Layout, a: list[Tensor], b: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -216,16 +188,15 @@ def _of_module(config: Mapping[str, Any], key: str, patterns: str, module: str, 
 def _adapted(spec: Model, maps: Mapping[str, tuple[int, float]]) -> Model:
     """Returns the model with adapters on the matrices at these paths."""
 
-    def beside(path: str, part: Part) -> Part:
-        if not isinstance(part, Mapped):
-            return part
-        begin = f"{path}." if path else ""
-        paths = {f"{begin}{name}.weight": name for name in part.maps} | {f"{begin}{name}": name for name in part.stacks}
-        held = {name: maps[path] for path, name in paths.items() if path in maps}
-        every = part.maps | part.stacks
-        return part.with_maps({n: Lora(base=every[n], rank=r, alpha=alpha) for n, (r, alpha) in held.items()})  # type: ignore[arg-type]  # pyright: ignore
+    def with_adapter(path: str, one: Map) -> Map:
+        if path not in maps:
+            return one
+        if isinstance(one, Lora):
+            raise InputError("already has an adapter", field="adapter", value=path)
+        rank, alpha = maps[path]
+        return Lora(base=one, rank=rank, alpha=alpha)
 
-    return transform(spec, beside)
+    return transform_maps(spec, with_adapter)
 
 
 def _require_shapes(spec: Model, tensors: Mapping[str, Tensor], where: str) -> None:

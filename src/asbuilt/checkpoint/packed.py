@@ -28,11 +28,11 @@ from asbuilt.formats.gguf import GGUFTensor
 from asbuilt.formats.safetensors import StoredTensor
 from asbuilt.spec import Head, Model, Packed, Part, TiedHead, TokenEmbedding, walk
 from asbuilt.spec.edit import transform
-from asbuilt.spec.linear import Mapped
+from asbuilt.spec.linear import Map, maps_by_path, transform_maps
 
 # Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
 PACKABLE = tuple(name.lower() for name in GGUF_READABLE if name not in GGUF_FLOATS)
-ROWS_ONLY = (Same, Concat, Interleave, StackExperts, AdjacentPairs, PerHead)
+ROWS_ONLY = (Same, Concat, Interleave, StackExperts, AdjacentPairs, PerHead, Leading)
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,21 @@ class Mxfp4Blocks(Mxfp4):
 
 def blocks_layout(layout: Layout) -> Layout | None:
     """Returns the layout that moves bytes of blocks as `layout` moves numbers; None where that cannot be."""
-    if isinstance(layout, Mxfp4):
-        return Mxfp4Blocks()
+    return by_rows(layout, {Mxfp4: Mxfp4Blocks()})
+
+
+def by_rows(layout: Layout, instead: Mapping[type[Layout], Layout]) -> Layout | None:
+    """Returns a layout that moves rows as `layout` does, some steps replaced; None if a step moves parts of rows."""
+    if type(layout) in instead:
+        return instead[type(layout)]
     if isinstance(layout, ROWS_ONLY):
         return layout
-    if isinstance(layout, Leading):
-        return layout
     if isinstance(layout, EachExpert):
-        inner = blocks_layout(layout.layout)
+        inner = by_rows(layout.layout, instead)
         return None if inner is None else EachExpert(inner)
     if isinstance(layout, Chain | Each):
         steps = layout.steps if isinstance(layout, Chain) else layout.layouts
-        made = [blocks_layout(step) for step in steps]
+        made = [by_rows(step, instead) for step in steps]
         return None if None in made else type(layout)(tuple(step for step in made if step is not None))
     return None
 
@@ -97,30 +100,19 @@ def _format(entry: Entry, stored: Mapping[str, StoredTensor | GGUFTensor]) -> st
 
 def _places(spec: Model) -> set[str]:
     """The paths of weights that a part can hold as blocks."""
-    found = set()
-    for path, part in walk(spec):
-        begin = f"{path}." if path else ""
-        if isinstance(part, Mapped):
-            found |= {f"{begin}{name}.weight" for name in part.maps} | {f"{begin}{name}" for name in part.stacks}
-        if isinstance(part, TokenEmbedding | Head):
-            found.add(f"{begin}weight")
-    return found
+    tables = (path for path, part in walk(spec) if isinstance(part, TokenEmbedding | Head))
+    return {*maps_by_path(spec), *(f"{path}.weight" for path in tables)}
 
 
 def packed_spec(spec: Model, formats: Mapping[str, str]) -> Model:
     """Returns the model with the weights at these paths packed in the given formats."""
 
-    def packed(path: str, part: Part) -> Part:
-        begin = f"{path}." if path else ""
-        if isinstance(part, Mapped):
-            names = {f"{begin}{name}.weight": name for name in part.maps} | {f"{begin}{n}": n for n in part.stacks}
-            plain = {name: one.plain for name, one in (part.maps | part.stacks).items()}
-            held = {name: formats[path] for path, name in names.items() if path in formats}
-            part = part.with_maps({name: Packed(base=plain[name], format=format) for name, format in held.items()})
-        if isinstance(part, TokenEmbedding | Head) and f"{begin}weight" in formats:
-            return replace(part, format=formats[f"{begin}weight"])
-        if isinstance(part, TiedHead):
-            return replace(part, format=formats.get("embedding.weight"))
-        return part
+    def table(path: str, part: Part) -> Part:
+        if isinstance(part, TokenEmbedding | Head):
+            return replace(part, format=formats.get(f"{path}.weight"))
+        return replace(part, format=formats.get("embedding.weight")) if isinstance(part, TiedHead) else part
 
-    return transform(spec, packed)
+    def matrix(path: str, one: Map) -> Map:
+        return Packed(base=one.plain, format=formats[path]) if path in formats else one
+
+    return transform_maps(transform(spec, table), matrix)

@@ -14,8 +14,8 @@ from asbuilt.checkpoint.save import aside
 from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
 from asbuilt.families.shared.table import Entry
-from asbuilt.spec import Lora, Model, walk, without_adapters
-from asbuilt.spec.linear import Mapped
+from asbuilt.spec import Lora, without_adapters
+from asbuilt.spec.linear import maps_by_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ def save_adapter(model: Built, folder: str | os.PathLike[str], *, family: str, b
     from asbuilt.nn import stored_tensors
 
     spec, held = model.spec, stored_tensors(model)
-    loras = _loras(spec)
+    loras = {path: one for path, one in maps_by_path(spec).items() if isinstance(one, Lora)}
     if not loras:
         raise InputError("has no adapters", field="model", value=spec.name, fix="asbuilt.spec.adapted gives it some")
     tensors, found = {}, {}
@@ -51,17 +51,6 @@ def save_adapter(model: Built, folder: str | os.PathLike[str], *, family: str, b
     with aside(Path(folder), len(written) + (1 << 20)) as partial:
         (partial / WEIGHTS).write_bytes(written)
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _loras(spec: Model) -> dict[str, Lora]:
-    """Returns the adapters by the path of the matrix that each stands beside."""
-    found = {}
-    for path, part in walk(spec):
-        if isinstance(part, Mapped):
-            begin = f"{path}." if path else ""
-            found |= {f"{begin}{name}.weight": one for name, one in part.maps.items() if isinstance(one, Lora)}
-            found |= {f"{begin}{name}": one for name, one in part.stacks.items() if isinstance(one, Lora)}
-    return found
 
 
 def _stored(entry: Entry, loras: Sequence[Lora | None], held: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:

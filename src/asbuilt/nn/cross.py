@@ -39,7 +39,7 @@ class CrossAttention(PartModule):
         return self.o(y.transpose(1, 2).reshape(B, T, self.part.d_query))
 
     def read(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Returns k and v (B, H, S, D), from the cache if they are there."""
+        """Returns k and v (B, H, S, D), from the cache if it holds them."""
         layer = None if step.cache is None else step.cache.layer(self.path, SourceCache)
         if step.source_BSM is None:
             assert layer is not None, "no source was read"

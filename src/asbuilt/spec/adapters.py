@@ -6,9 +6,8 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from asbuilt.errors import InputError, near, one_of
-from asbuilt.spec.edit import transform
-from asbuilt.spec.linear import Lora, Map, Mapped
-from asbuilt.spec.part import Part, walk
+from asbuilt.spec.linear import Lora, Map, maps_by_path, transform_maps
+from asbuilt.spec.part import Part
 
 P = TypeVar("P", bound=Part)
 
@@ -19,8 +18,7 @@ def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = 
     `targets` are names of maps, such as `q` and `down`; None adapts all of them. A packed map stays packed inside its
     adapter. Raises InputError for a target that matches no map of a block, and for a rank larger than a map allows.
     """
-    parts = (part for path, part in walk(spec) if isinstance(part, Mapped) and _adaptable(path, part))
-    known = dict.fromkeys(name for part in parts for name in part.maps | part.stacks)
+    known = dict.fromkeys(_name(path) for path in maps_by_path(spec) if _in_block(path))
     for target in targets or ():
         if target not in known:
             raise InputError(
@@ -31,32 +29,26 @@ def adapted(spec: P, rank: int, alpha: float, targets: Collection[str] | None = 
                 fix=near(target, known),
             )
 
-    def beside(path: str, part: Part) -> Part:
-        if not isinstance(part, Mapped) or not _adaptable(path, part):
-            return part
-        maps = part.maps | part.stacks
-        return part.with_maps({n: _beside(m, rank, alpha) for n, m in maps.items() if targets is None or n in targets})
+    def with_adapter(path: str, one: Map) -> Map:
+        if not _in_block(path) or (targets is not None and _name(path) not in targets):
+            return one
+        if isinstance(one, Lora):
+            raise InputError("already has an adapter", field="spec", fix="remove it first, or merge it")
+        return Lora(base=one, rank=rank, alpha=alpha)
 
-    return transform(spec, beside)
+    return transform_maps(spec, with_adapter)
 
 
 def without_adapters(spec: P) -> P:
     """Returns a model without its adapters."""
-
-    def bare(_: str, part: Part) -> Part:
-        if not isinstance(part, Mapped):
-            return part
-        return part.with_maps({n: m.base for n, m in (part.maps | part.stacks).items() if isinstance(m, Lora)})
-
-    return transform(spec, bare)
+    return transform_maps(spec, lambda _, one: one.base if isinstance(one, Lora) else one)
 
 
-def _adaptable(path: str, part: Part) -> bool:
-    """Returns whether this part is in a block of the model or of its encoder, and not a router."""
-    return (path.startswith("blocks.") or ".blocks." in path) and part.kind != "router"
+def _in_block(path: str) -> bool:
+    """Returns whether a matrix is in a block of the model or of its encoder."""
+    return path.startswith("blocks.") or ".blocks." in path
 
 
-def _beside(one: Map, rank: int, alpha: float) -> Lora:
-    if isinstance(one, Lora):
-        raise InputError("already has an adapter", field="spec", fix="remove it first, or merge it")
-    return Lora(base=one, rank=rank, alpha=alpha)
+def _name(path: str) -> str:
+    """Returns a map's name, given the path of its matrix."""
+    return path.removesuffix(".weight").rpartition(".")[2]

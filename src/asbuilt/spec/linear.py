@@ -6,11 +6,12 @@ how many rows; the map declares its weights, how they are divided over devices, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from asbuilt.spec.edit import transform
 from asbuilt.spec.part import (
     KINDS,
     Init,
@@ -27,7 +28,10 @@ from asbuilt.spec.part import (
     require_format,
     require_number,
     require_sizes,
+    walk,
 )
+
+P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +306,12 @@ class Mapped(Part):
             fits = wraps or (found is None and unwrapped is None) or (isinstance(found, bool) and unwrapped is True)
             require(self, name, fits, f"{plain}, or an adapter of it" if plain else "none: this part has no such map")
 
+    def matrix_paths(self, path: str) -> dict[str, str]:
+        """Returns the names of the maps and stacks by the full path of each matrix, this part being at `path`."""
+        begin = f"{path}." if path else ""
+        stacks = {f"{begin}{stack_name(name, 'weight')}": name for name in self.stacks}
+        return {f"{begin}{name}.weight": name for name in self.maps} | stacks
+
     def with_maps(self, changed: Mapping[str, Map]) -> Self:
         """Returns this part with the named maps and stacks replaced; plain ones become None."""
         unwrapped = _map_fields(type(self))
@@ -343,3 +353,26 @@ class Mapped(Part):
         """Returns how many rows the map multiplies in one pass."""
         seen = self.child_run(name, run)
         return 0 if seen is None else seen.rows
+
+
+def maps_by_path(part: Part) -> dict[str, Map]:
+    """Returns every linear map below a part, stacks included, by the full path of its matrix."""
+    mapped = ((path, found) for path, found in walk(part) if isinstance(found, Mapped))
+    return {
+        matrix: (owner.maps | owner.stacks)[name]
+        for path, owner in mapped
+        for matrix, name in owner.matrix_paths(path).items()
+    }
+
+
+def transform_maps(part: P, change: Callable[[str, Map], Map]) -> P:
+    """Returns the part with each linear map below it replaced by `change(path of its matrix, map)`."""
+
+    def changed(path: str, owner: Part) -> Part:
+        if not isinstance(owner, Mapped):
+            return owner
+        every = owner.maps | owner.stacks
+        made = {name: change(matrix, every[name]) for matrix, name in owner.matrix_paths(path).items()}
+        return owner.with_maps({name: one for name, one in made.items() if one is not every[name]})
+
+    return transform(part, changed)
