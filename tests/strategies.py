@@ -24,6 +24,7 @@ from asbuilt.spec import (
     SCORINGS,
     SINUSOID_LAYOUTS,
     WEIGHINGS,
+    XIELU,
     Alibi,
     Attention,
     BiasTable,
@@ -252,7 +253,8 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
         "activation": st.sampled_from(ACTIVATIONS),
         "bias": st.booleans(),
     }
-    return st.builds(MLP, **fields) | st.builds(GatedMLP, **fields)
+    learned = fields | {"activation": st.just(XIELU())}
+    return st.builds(MLP, **fields) | st.builds(GatedMLP, **fields) | st.builds(MLP, **learned)
 
 
 @cache

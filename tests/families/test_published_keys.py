@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.activations import ACT2FN
+from transformers.activations import ACT2FN, XIELUActivation
 
 from asbuilt.catalog import find
 from asbuilt.cost import total_parameters
@@ -14,7 +14,8 @@ from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
 from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.nn.feedforward import ACTIVATIONS
-from asbuilt.spec import Router, VisionLanguageModel, walk
+from asbuilt.nn.registry import module
+from asbuilt.spec import XIELU, Router, VisionLanguageModel, walk
 
 LLAMA4_TEXT = {
     "attn_temperature_tuning": 4,
@@ -195,6 +196,17 @@ def test_each_spelling_of_an_activation_is_transformers_own(name: str) -> None:
     """`gelu_python` is the exact one, `gelu_python_tanh` the other: the two part by 5e-4."""
     x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
     assert torch.allclose(ACTIVATIONS[ACTIVATION_NAMES[name]](x), ACT2FN[name](x), rtol=0, atol=1e-8)
+
+
+def test_a_learned_activation_is_transformers_own() -> None:
+    own, x = module(XIELU(), ""), torch.linspace(-6, 6, 1001, dtype=torch.float64)
+    theirs = XIELUActivation(dtype=torch.float64)
+    given = {"alpha_p": 0.7, "alpha_n": -0.4, "beta": 0.3, "eps": -0.1}
+    with torch.no_grad():
+        for one in (own.double(), theirs):
+            for name, value in given.items():
+                getattr(one, name).fill_(value)
+    assert torch.allclose(own(x), theirs._xielu_python(x), rtol=0, atol=1e-12)
 
 
 def test_deepseek_adds_an_epsilon_to_the_sum_of_the_chosen() -> None:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from asbuilt import cost
+from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     ACTIVATIONS,
     MLP,
+    XIELU,
     Alibi,
     Attention,
     BiasTable,
@@ -392,6 +394,18 @@ def test_feed_forwards(activation: Any) -> None:  # noqa: ANN401
     assert kept(gated) == {"input": 231, "activated": inside, "up": inside, "hidden": inside} | (
         {} if relu else {"gate": inside}
     )
+
+
+def test_a_learned_activation() -> None:
+    part = MLP(d_model=11, d_ff=13, activation=XIELU())
+    learned = {"activation.alpha_p": ((1,), "bias"), "activation.alpha_n": ((1,), "bias")}
+    assert held(part) == {"up.weight": ((13, 11), "matrix"), "down.weight": ((11, 13), "depth_scaled")} | learned
+    assert [(path, one.shape, one.fill) for path, one, _ in buffers(part)] == [
+        ("activation.beta", (), 0.5),
+        ("activation.eps", (), -1e-6),
+    ]
+    with pytest.raises(InputError, match=r"GatedMLP\.activation: must be relu"):
+        GatedMLP(d_model=11, d_ff=13, activation=XIELU())  # type: ignore[arg-type]  # pyright: ignore
 
 
 ROUTER = Router(d_model=5, n_experts=8, top_k=3)

@@ -41,7 +41,7 @@ def build(
 def initialise(built: Model, seed: int, std: float = 0.02) -> None:
     """Initialises each weight as declared (`Weight.start`): N(0, std), N(0, std / sqrt(2 n_layers)) or a constant.
 
-    Buffers are 0. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
+    Buffers are filled as declared. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
     stream, so its variance stays constant.
     """
     generator = torch.Generator(device=built.device).manual_seed(seed)
@@ -50,7 +50,7 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
         if path in parameters:
             _fill(parameters[path], weight, std, built.spec.n_layers, generator)
         else:
-            built.get_buffer(path).zero_()
+            built.get_buffer(path).fill_(weight.fill)
 
 
 def stored_tensors(built: Model) -> dict[str, Tensor]:

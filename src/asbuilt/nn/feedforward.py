@@ -22,7 +22,31 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "quick_gelu": lambda x: F.silu(1.702 * x) / 1.702,
+    "relu2": lambda x: _squared(F.relu(x)),
 }
+
+
+def _squared(x: Tensor) -> Tensor:
+    """Returns x^2, in place where autograd does not need x."""
+    return x.square() if torch.is_grad_enabled() else x.mul_(x)
+
+
+@computes(spec.XIELU)
+class XIELU(PartModule):
+    """a_p x^2 + beta x for x > 0, else a_n (e^min(x, eps) - 1 - x) + beta x."""
+
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x transformed elementwise."""
+        beta, eps = self.beta.to(x.dtype), self.eps.to(x.dtype)
+        above = x.square() * F.softplus(self.alpha_p)
+        below = torch.expm1(torch.minimum(x, eps)) - x
+        below = below * (beta + F.softplus(self.alpha_n))
+        return torch.where(x > 0, above, below) + beta * x
 
 
 @computes(spec.MLP)
@@ -34,7 +58,8 @@ class MLP(PartModule):
 
     def __init__(self, part: spec.MLP, path: str) -> None:
         super().__init__(part, path)
-        self.activation = ACTIVATIONS[part.activation]
+        own = part.activation
+        self.activation = XIELU(own, f"{path}.activation") if isinstance(own, spec.XIELU) else ACTIVATIONS[own]
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""

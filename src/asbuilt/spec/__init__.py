@@ -21,7 +21,7 @@ from asbuilt.spec.experts import (
     Router,
     Scoring,
 )
-from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
+from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
@@ -89,6 +89,7 @@ __all__ = [
     "SCORINGS",
     "SINUSOID_LAYOUTS",
     "WEIGHINGS",
+    "XIELU",
     "Activation",
     "Alibi",
     "AnyHead",

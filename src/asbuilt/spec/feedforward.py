@@ -6,11 +6,39 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from asbuilt.spec.linear import Linear, Map, Mapped
-from asbuilt.spec.part import Pass, Product, divided, require_choice, require_flags, require_sizes
+from asbuilt.spec.part import (
+    Part,
+    Pass,
+    Product,
+    Weight,
+    divided,
+    require_choice,
+    require_flags,
+    require_sizes,
+)
 
-# quick_gelu is x * sigmoid(1.702 x), used by CLIP
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "quick_gelu"]
-ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu", "quick_gelu")
+# quick_gelu is x * sigmoid(1.702 x), used by CLIP; relu2 is relu(x)^2 (So et al. 2021, arXiv 2109.08668)
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "quick_gelu", "relu2"]
+ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu", "quick_gelu", "relu2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class XIELU(Part):
+    """a_p x^2 + beta x for x > 0, else a_n (e^min(x, eps) - 1 - x) + beta x, with two learned numbers.
+
+    a_p = softplus(alpha_p) and a_n = beta + softplus(alpha_n), so that the slopes meet at zero. Huang and Schlag 2024
+    (arXiv 2411.13010), section 3; beta and eps are stored, but not trained.
+    """
+
+    kind = "ffn"
+
+    def holds(self) -> dict[str, Weight]:
+        """alpha_p and alpha_n, one number each."""
+        return dict.fromkeys(("alpha_p", "alpha_n"), Weight(shape=(1,), role="bias"))
+
+    def buffers(self) -> dict[str, Weight]:
+        """beta and eps."""
+        return {"beta": Weight(shape=(), role="bias", fill=0.5), "eps": Weight(shape=(), role="bias", fill=-1e-6)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +50,7 @@ class _FeedForward(Mapped):
     """Width of the residual stream."""
     d_ff: int
     """Hidden width."""
-    activation: Activation
+    activation: Activation | XIELU
     """Activation between the maps."""
     bias: bool = False
     """Whether the maps have biases."""
@@ -33,7 +61,8 @@ class _FeedForward(Mapped):
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff")
-        require_choice(self, "activation", ACTIVATIONS)
+        if not isinstance(self.activation, XIELU) or not isinstance(self, MLP):
+            require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias")
         self.require_maps()
 
@@ -65,6 +94,8 @@ class MLP(_FeedForward):
 class GatedMLP(_FeedForward):
     """down(activation(gate(x)) * up(x)), three maps; with silu it is SwiGLU."""
 
+    activation: Activation
+    """Activation of the gate."""
     gate: Map | None = None
     """Replaces the plain gate map, if given."""
 

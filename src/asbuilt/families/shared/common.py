@@ -20,6 +20,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "quick_gelu": "quick_gelu",
     "gelu_python": "gelu",

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory
-from asbuilt.kernels.memory.registry import Saved, memory_of
-from asbuilt.spec.feedforward import MLP, GatedMLP
+from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.spec.feedforward import MLP, XIELU, GatedMLP
 from asbuilt.spec.part import Pass
+
+# What xIELU saves beside its input, each as wide: x^2, e^x - 1, and the difference from x.
+LEARNED = ("squared", "exponential", "below")
+
+
+@memory_of(XIELU)
+class XIELUMemory(Memory[XIELU]):
+    """Memory of a learned activation: its owner, which knows the width, declares it."""
 
 
 @memory_of(MLP)
@@ -17,6 +25,10 @@ class MLPMemory(MappedMemory[MLP]):
         part = self.part
         wide = run.rows * part.d_ff
         before = () if part.activation == "relu" else (Saved(name="up", size=wide, divided="width"),)
+        if isinstance(part.activation, XIELU):
+            before += tuple(Saved(name=name, size=wide, divided="width") for name in LEARNED)
+            before += (Saved(name="positive", size=wide, width="bool", divided="width"),)
+            before += (Saved(name="scales", size=4, divided="none"),)
         kept = (
             Saved(name="input", size=run.rows * part.d_model),
             *before,
@@ -26,12 +38,17 @@ class MLPMemory(MappedMemory[MLP]):
 
     def recomputes(self) -> tuple[str, ...]:
         """Down's input, from the activation's; not for relu, which saves only its output."""
-        return () if self.part.activation == "relu" else ("hidden",)
+        learned = (*LEARNED, "positive") if isinstance(self.part.activation, XIELU) else ()
+        return () if self.part.activation == "relu" else (*learned, "hidden")
 
     def peak_bytes(self, run: Pass) -> int:
-        """The activation's input and output, for quick_gelu also its scaled input; or its output and the result."""
+        """The activation's input and output, for quick_gelu also its scaled input; or its output and the result.
+
+        xIELU has both sides, the chosen one, beta x, and their sum beside its input.
+        """
         part = self.part
         between = part.d_ff if part.activation == "quick_gelu" else 0
+        between = 4 * part.d_ff if isinstance(part.activation, XIELU) else between
         return run.rows * run.width * (part.d_ff + max(part.d_ff + between, part.d_model)) + self.peak_beside(run)
 
 
