@@ -23,6 +23,8 @@ CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 ROUNDED = {
     "bart-base": 0.139,
     "bart-large": 0.406,
+    "xlm-roberta-base": 0.278,
+    "bge-m3": 0.568,
     "mt5-small": 0.300,
     "t5-11b": 11.3,
     "t5-large": 0.737,
@@ -75,6 +77,8 @@ COUNTED = {
     "bert-base-uncased": (109_514_298, 512, 0),
     "all-minilm-l6-v2": (22_713_216, 512, 0),
     "roberta-base": (124_697_433, 512, 0),
+    "xlm-roberta-base": (278_295_186, 512, 0),
+    "bge-m3": (567_754_752, 8_192, 0),
     "modernbert-base": (149_655_232, 8_192, 0),
     "palm-8b": (8_632_012_800, 2_048, 32_768),
     "palm-62b": (62_495_662_080, 2_048, 65_536),

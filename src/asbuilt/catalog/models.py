@@ -97,7 +97,7 @@ class _Module:
 
 
 if not TYPE_CHECKING:
-    globals().update((name, _Module(name)) for name in FAMILIES)
+    globals().update((name, _Module(name)) for name in (family.replace("-", "_") for family in FAMILIES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,25 +275,29 @@ MINILM_SOURCE = "Wang et al. 2020, arXiv 2002.10957; config of sentence-transfor
 _bert("all-minilm-l6-v2", 6, 384, MINILM_SOURCE, masked=False)
 
 
-def _roberta_base() -> Model:
-    return bert.build(
-        n_vocab=50265,
-        d_model=768,
-        n_layers=12,
-        n_heads=12,
-        d_ff=3072,
-        max_positions=512,
-        n_types=1,
-        eps=1e-5,
-        offset=2,
-        head_activation="gelu",
-        name="roberta-base",
-    )
+def _roberta(name: str, family: str, source: str, **sizes: Any) -> None:  # noqa: ANN401
+    """Adds a row with one type of tokens, and positions from the third row of their table on."""
+    usual: dict[str, Any] = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "max_positions": 512}
+    build = partial(bert.build, n_types=1, eps=1e-5, offset=2, head_activation="gelu", name=name, **usual | sizes)
+    ROWS[name] = Entry(name=name, family=family, source=source, dtype="float32", make=build)
 
 
 ROBERTA_SOURCE = "Liu et al. 2019, arXiv 1907.11692, Appendix B; config of FacebookAI/roberta-base"
-ROWS["roberta-base"] = Entry(
-    name="roberta-base", family="roberta", source=ROBERTA_SOURCE, dtype="float32", make=_roberta_base
+_roberta("roberta-base", "roberta", ROBERTA_SOURCE, n_vocab=50265)
+XLM_ROBERTA_SOURCE = "Conneau et al. 2019, arXiv 1911.02116, section 4; config of FacebookAI/xlm-roberta-base"
+_roberta("xlm-roberta-base", "xlm-roberta", XLM_ROBERTA_SOURCE, n_vocab=250002)
+_roberta(
+    "bge-m3",
+    "xlm-roberta",
+    "Chen et al. 2024, arXiv 2402.03216; config of BAAI/bge-m3",
+    n_vocab=250002,
+    d_model=1024,
+    n_layers=24,
+    n_heads=16,
+    d_ff=4096,
+    max_positions=8192,
+    masked=False,
+    pooled=True,
 )
 
 

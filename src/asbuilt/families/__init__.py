@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from asbuilt.families import gguf
     from asbuilt.formats.gguf import GGUFFile
 
-# The `model_type`s that are read: each is a file here, imported when asked for.
-FAMILIES = tuple(
-    sorted(file.removesuffix(".py") for file in os.listdir(__path__[0]) if re.fullmatch(r"[a-z]\w*\.py", file))
-)
+# The `model_type`s that are read: each is a file here, imported when asked for; what a module's name cannot spell.
+_HYPHENATED = {"xlm_roberta": "xlm-roberta", "deberta_v2": "deberta-v2"}
+_FILES = [file.removesuffix(".py") for file in os.listdir(__path__[0]) if re.fullmatch(r"[a-z]\w*\.py", file)]
+FAMILIES = tuple(sorted(_HYPHENATED.get(file, file) for file in _FILES))
 
 __all__ = [
     "FAMILIES",
@@ -49,7 +49,7 @@ def _family(name: object, field: str = "family") -> Family:
             allowed=one_of(FAMILIES),
             fix=_instead(name),
         )
-    return import_module(f"{__name__}.{name}").FAMILY
+    return import_module(f"{__name__}.{name.replace('-', '_')}").FAMILY
 
 
 def _instead(family: object) -> str:

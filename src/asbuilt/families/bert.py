@@ -143,8 +143,10 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
     )
 
 
-def names(spec: Model, family: str, head: dict[str, str], decoder: str, unused: dict[str, str]) -> TensorTable:
-    """Returns the table of a family of these names; with a head they have the family's name in front.
+def names(
+    spec: Model, family: str, base: str, head: dict[str, str], decoder: str, unused: dict[str, str]
+) -> TensorTable:
+    """Returns the table of a family of these names; with a head they have `base` in front.
 
     `decoder` is the stem under which the tied table and the head's bias may be stored again, `unused` are tensors that
     the class with the head leaves aside. Early files say gamma and beta of a LayerNorm.
@@ -152,7 +154,7 @@ def names(spec: Model, family: str, head: dict[str, str], decoder: str, unused: 
     pooler = expect_whole(spec, TextEncoder, family).pooler
     if spec.head is not None and pooler is not None:
         raise InputError(f"{family} has no pooler beside a head", field="pooler", value=repr(pooler))
-    prefix = "" if spec.head is None else f"{family}."
+    prefix = "" if spec.head is None else f"{base}."
     own = Names(
         stems=STEMS,
         outside={path: prefix + stem for path, stem in OUTSIDE.items()} | head,
@@ -207,5 +209,5 @@ FAMILY = Family(
         ),
     ),
     build=build,
-    names=partial(names, head=HEAD, decoder="cls.predictions.decoder", unused=UNUSED),
+    names=partial(names, base="bert", head=HEAD, decoder="cls.predictions.decoder", unused=UNUSED),
 )

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from asbuilt.families import bert
+from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Size, Values
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 
-HEADS = ("RobertaForMaskedLM", "RobertaModel")
 HEAD = {"head.transform.dense": "lm_head.dense", "head.transform.norm": "lm_head.layer_norm", "head": "lm_head"}
-UNUSED = {r"roberta\.pooler\..*": "RobertaForMaskedLM has no pooler; early files hold one all the same"}
+UNUSED = {r"roberta\.pooler\..*": "a masked language model has no pooler; early files hold one all the same"}
 
 
 class _Rows:
@@ -38,12 +38,18 @@ class _Rows:
         return {self.rows.key: table.n_positions + table.offset, self.padding.key: max(table.offset - 1, 0)}
 
 
-FAMILY = replace(
-    bert.FAMILY,
-    name="roberta",
-    prefix="roberta.",
-    heads=HEADS,
-    prepare=lambda config, name: config,
-    keys=bert.keys(HEADS, 50265, _Rows()),  # defaults as in transformers' RobertaConfig
-    names=partial(bert.names, head=HEAD, decoder="lm_head.decoder", unused=UNUSED),
-)
+def family(name: str, classes: str, n_vocab: int) -> Family:
+    """Returns the family of this name; what its `classes` begin with, and the vocabulary of its config's class."""
+    heads = f"{classes}ForMaskedLM", f"{classes}Model"
+    return replace(
+        bert.FAMILY,
+        name=name,
+        prefix="roberta.",
+        heads=heads,
+        prepare=lambda config, name: config,
+        keys=bert.keys(heads, n_vocab, _Rows()),
+        names=partial(bert.names, base="roberta", head=HEAD, decoder="lm_head.decoder", unused=UNUSED),
+    )
+
+
+FAMILY = family("roberta", "Roberta", 50265)  # defaults as in transformers' RobertaConfig

@@ -11,10 +11,12 @@ from transformers import PreTrainedConfig, RobertaConfig
 from cases import bert
 
 
-def draw(rng: Random, name: str = "RobertaForMaskedLM") -> PreTrainedConfig:
+def draw(
+    rng: Random, name: str = "RobertaForMaskedLM", kind: type[PreTrainedConfig] = RobertaConfig
+) -> PreTrainedConfig:
     """A config of any padding token."""
     padding = rng.choice([0, 1, 4])
-    return bert.draw(rng, RobertaConfig, name, rows=TOKENS + padding + 1, pad_token_id=padding)
+    return bert.draw(rng, kind, name, rows=TOKENS + padding + 1, pad_token_id=padding)
 
 
 CASE = ParityCase(
