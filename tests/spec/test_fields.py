@@ -32,6 +32,7 @@ from asbuilt.spec import (
     Predictor,
     RMSNorm,
     Rotary,
+    ShortConvolution,
     VisionLanguageModel,
     walk,
     whole,
@@ -67,6 +68,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "MixtureOfExperts": {"gating": "gated", "bias": False, "weighs": "results", "shared_gate": False},
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
+    "ShortConvolution": {"bias": False, "activation": "silu", "belongs": "ssm"},
     "TextEncoder": {"name": "model"},
     "EncoderDecoder": {"name": "model"},
     "ImageEncoder": {"name": "model"},
@@ -116,6 +118,7 @@ def examples() -> dict[type[Part], Part]:
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
+    found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found

@@ -186,17 +186,17 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
     everything = [r for _, part in walk(spec) for r in part.remembers()]
     remembered = [r for r in everything if r.of == "sequence"]
     growing = [r for r in remembered if r.grows]
-    read = sum(r.size for r in everything if r.of == "source")
-    size = held.block_bytes
-    at_seq = sum(r.size * r.tokens_kept(tokens) for r in remembered) + read * (tokens if source is None else source)
+    each = held.block_bytes
+    read = sum(r.size * r.number_bytes(each) for r in everything if r.of == "source")
+    kept = sum(r.size * r.tokens_kept(tokens) * r.number_bytes(each) for r in remembered)
     return CacheBill(
-        per_token=math.ceil(size * sum(r.size for r in growing)),
-        unbounded=math.ceil(size * sum(r.size for r in growing if r.window is None)),
-        window=math.ceil(size * sum(r.size * r.window for r in growing if r.window is not None)),
-        fixed=math.ceil(size * sum(r.size for r in remembered if r.per == "sequence")),
-        per_source_token=math.ceil(size * read),
-        expanded=math.ceil(size * sum(r.expanded for r in growing)),
-        at_seq=math.ceil(size * at_seq),
+        per_token=math.ceil(sum(r.size * r.number_bytes(each) for r in growing)),
+        unbounded=math.ceil(sum(r.size * r.number_bytes(each) for r in growing if r.window is None)),
+        window=math.ceil(sum(r.size * r.window * r.number_bytes(each) for r in growing if r.window is not None)),
+        fixed=math.ceil(sum(r.size * r.number_bytes(each) for r in remembered if r.per == "sequence")),
+        per_source_token=math.ceil(read),
+        expanded=math.ceil(sum(r.expanded * r.number_bytes(each) for r in growing)),
+        at_seq=math.ceil(kept + read * (tokens if source is None else source)),
     )
 
 
@@ -335,8 +335,8 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
                 by_kind["head"] += math.ceil(nbytes)
     remembered = [r for _, part in walk(spec) for r in part.remembers()]
     length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
-    kept = sum(r.size * r.tokens_kept(length[r.of]) for r in remembered)
-    return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * kept * kv))
+    kept = sum(r.size * r.tokens_kept(length[r.of]) * r.number_bytes(kv) for r in remembered)
+    return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * kept))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,9 +370,7 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
                     kind=part.kind,
                     parameters=sum(w.size for w in held.values()),
                     flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
-                    cache_bytes_per_token=math.ceil(
-                        size * sum(r.size for r in remembered if r.of == "sequence" and r.per == "token")
-                    ),
+                    cache_bytes_per_token=math.ceil(sum(r.size * r.number_bytes(size) for r in remembered if r.grows)),
                     count=count,
                 )
             )

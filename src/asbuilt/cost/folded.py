@@ -93,6 +93,18 @@ def census(part: Part) -> Census:
     return Census(small=replace(part, **once), order=order)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheNumbers:
+    """The numbers of one sequence's cache: those in the cache's dtype, and those that are float32 in any narrower."""
+
+    cached: int
+    float32: int
+
+    def nbytes(self, each: Number) -> Number:
+        """Returns their bytes, with `each` for a number in the cache's dtype."""
+        return self.cached * each + self.float32 * max(4, each)
+
+
 @dataclass(kw_only=True)
 class RunCost:
     """The costs of one kind of part in one pass: bytes of weights, looked-up rows and cache; FLOPs."""
@@ -224,9 +236,14 @@ class Folded:
             0,
         )
 
-    def cache_numbers(self, tokens: int, kept: Callable[[Remembered, int], int] = Remembered.tokens_kept) -> int:
+    def cache_numbers(
+        self, tokens: int, kept: Callable[[Remembered, int], int] = Remembered.tokens_kept
+    ) -> CacheNumbers:
         """Returns how many numbers the cache of one sequence has; `kept` returns for how many tokens."""
-        return sum(node.count * r.size * kept(r, tokens) for node, r in self.remembered)
+        found = {None: 0, "float32": 0}
+        for node, r in self.remembered:
+            found[r.dtype] += node.count * r.size * kept(r, tokens)
+        return CacheNumbers(cached=found[None], float32=found["float32"])
 
     def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
         """Returns the traffic and FLOPs of one pass, by kind of part; `kv_bytes` are those of one cached number.
@@ -271,7 +288,8 @@ class Folded:
                     steps["head"].weights += math.ceil(entry.nbytes)
         length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
         for node, r in self.remembered:
-            steps[node.whole.kind].cache += run.batch * node.count * r.size * r.tokens_kept(length[r.of]) * kv_bytes
+            kept = node.count * r.size * r.tokens_kept(length[r.of])
+            steps[node.whole.kind].cache += run.batch * kept * r.number_bytes(kv_bytes)
         for node in seen:
             self._multiply(steps[node.whole.kind], node, self._run_of(node, seen[node]))
         return steps

@@ -22,6 +22,11 @@ from asbuilt.spec.positions import rotaries_by_length
 L = TypeVar("L", bound="LayerCache")
 
 
+def _dtype(r: Remembered, dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of what is remembered, in a cache of `dtype`."""
+    return dtype if r.dtype is None else torch.promote_types(dtype, getattr(torch, r.dtype))
+
+
 class LayerCache:
     """The cache of one layer: tensors whose first dimension is the batch."""
 
@@ -51,7 +56,7 @@ class KVCache(LayerCache):
     ) -> None:
         # zeros: a masked slot is still multiplied by zero, and zero times garbage may be NaN
         self.tensors = [
-            torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=dtype, device=device)
+            torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=_dtype(r, dtype), device=device)
             for r in remembered
         ]
 
@@ -154,7 +159,8 @@ class SourceCache(LayerCache):
         self, remembered: tuple[Remembered, ...], batch: int, source: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.tensors = [
-            torch.zeros(batch, r.shape[0], source, *r.shape[1:], dtype=dtype, device=device) for r in remembered
+            torch.zeros(batch, r.shape[0], source, *r.shape[1:], dtype=_dtype(r, dtype), device=device)
+            for r in remembered
         ]
 
     def write(self, new: tuple[Tensor, ...]) -> None:
@@ -173,7 +179,7 @@ class StateCache(LayerCache):
     def __init__(
         self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.tensors = [torch.zeros(batch, *r.shape, dtype=dtype, device=device) for r in remembered]
+        self.tensors = [torch.zeros(batch, *r.shape, dtype=_dtype(r, dtype), device=device) for r in remembered]
 
     def read(self) -> tuple[Tensor, ...]:
         """Returns the current state, initially zeros."""

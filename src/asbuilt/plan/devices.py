@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from asbuilt.cost.folded import Census, Folded, Node, census, tree
+from asbuilt.cost.folded import CacheNumbers, Census, Folded, Node, census, tree
 from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.placement import Placement
@@ -93,7 +93,7 @@ class DeviceStage:
 
     stage: Stage
     folds: Folded
-    held: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+    held: dict[tuple[int, int, bool], CacheNumbers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

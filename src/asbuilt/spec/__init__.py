@@ -3,6 +3,7 @@
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block, Body, Branch, Parallel
+from asbuilt.spec.convolution import ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.dual_encoder import DualEncoder
@@ -156,6 +157,7 @@ __all__ = [
     "Scaling",
     "Scoring",
     "SharedEmbedding",
+    "ShortConvolution",
     "Sinusoids",
     "TextEncoder",
     "TiedHead",

@@ -145,7 +145,8 @@ class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
     `of` tells whose tokens: the sequence's own, or those of an encoder's source. A tensor `per` sequence is a state, of
-    constant size. `stands_for` is the number of key and value numbers that are expanded from it, if larger.
+    constant size. `stands_for` is the number of key and value numbers that are expanded from it, if larger. Its numbers
+    have the cache's dtype; with `dtype` float32, that or a wider one: errors of a state add up over a whole text.
     """
 
     name: str
@@ -154,6 +155,11 @@ class Remembered:
     of: Literal["sequence", "source"] = "sequence"
     per: Literal["token", "sequence"] = "token"
     stands_for: int | None = None
+    dtype: Literal["float32"] | None = None
+
+    def number_bytes(self, cached: int | Fraction) -> int | Fraction:
+        """Returns the bytes of one of its numbers in a cache whose numbers have `cached` bytes."""
+        return cached if self.dtype is None else max(4, cached)
 
     @property
     def expanded(self) -> int:

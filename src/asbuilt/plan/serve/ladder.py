@@ -9,7 +9,7 @@ from functools import cached_property
 
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
-from asbuilt.cost.folded import Folded
+from asbuilt.cost.folded import CacheNumbers, Folded
 from asbuilt.plan.devices import Device, DeviceStage, device
 from asbuilt.plan.lines import Line
 from asbuilt.plan.placement import Placement
@@ -88,14 +88,14 @@ class Capacity:
         """Returns the bytes of logits and sampler per sequence."""
         return self.logits if stage.stage.last and self.conventions.overhead is None else 0
 
-    def numbers(self, stage: DeviceStage, context: int) -> int:
+    def numbers(self, stage: DeviceStage, context: int) -> CacheNumbers:
         """Returns the cached numbers of one sequence in this stage, paged and windowed by convention."""
         block = self.conventions.block_size if self.conventions.page else 1
         return held_numbers(stage, context, block, whole=self.conventions.windows == "full")
 
     def per_user(self, stage: DeviceStage, context: int) -> int:
         """Returns the cache bytes of one sequence of `context` tokens in this stage."""
-        return math.ceil(self.numbers(stage, context) * self.kv_bytes)
+        return math.ceil(self.numbers(stage, context).nbytes(self.kv_bytes))
 
     def in_group(self, stage: DeviceStage, context: int) -> int | float:
         """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""
@@ -126,7 +126,7 @@ class Capacity:
         return max(stage.folds.total_bytes for stage in self.device.stages)
 
 
-def held_numbers(stage: DeviceStage, context: int, block: int, *, whole: bool) -> int:
+def held_numbers(stage: DeviceStage, context: int, block: int, *, whole: bool) -> CacheNumbers:
     """Returns the cached numbers of one sequence in a stage, in pages of `block` tokens."""
     key = (context, block, whole)
     if key not in stage.held:
@@ -266,13 +266,17 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     """Returns the lines from the cache budget to tokens and users."""
     stage, c = capacity.tightest(context), capacity.conventions
     cache, scratch = capacity.per_user(stage, context), capacity.scratch(stage)
-    size = {"cached numbers": capacity.numbers(stage, context), "bytes": float(capacity.kv_bytes)}
+    numbers = capacity.numbers(stage, context)
+    formula, size = "{cached numbers} × {bytes}", {"cached numbers": numbers.cached, "bytes": float(capacity.kv_bytes)}
+    if numbers.float32:
+        formula += " + {float32 numbers} × {bytes of one}"
+        size |= {"float32 numbers": numbers.float32, "bytes of one": float(max(4, capacity.kv_bytes))}
     paged = f"pages of {c.block_size} tokens" if c.page else "no pages"
     lines = [
         Line(
             name="cache per user",
             value=cache,
-            formula="ceil({cached numbers} × {bytes})",
+            formula=f"ceil({formula})",
             numbers=size,
             source=f"{DECLARED}, in {capacity.kv_dtype}",
             note=f"{context:,} tokens, {paged}",

@@ -395,9 +395,9 @@ def _caches(capacity: Capacity, context: int) -> Caches:
     numbers, block = alone.folds.cache_numbers(context), capacity.conventions.block_size
     paged = held_numbers(alone, context, block, whole=capacity.conventions.windows == "full")
     return Caches(
-        minimum=math.ceil(numbers * capacity.kv_bytes),
-        object=numbers * capacity.precision.width,
-        paged=math.ceil(paged * capacity.kv_bytes),
+        minimum=math.ceil(numbers.nbytes(capacity.kv_bytes)),
+        object=math.ceil(numbers.nbytes(capacity.precision.width)),
+        paged=math.ceil(paged.nbytes(capacity.kv_bytes)),
     )
 
 

@@ -374,12 +374,12 @@ class _Fold:
         if self.at.cp == 1:
             return 0
         own, seen = self.at.local, self.at.run.tokens
-        numbers = sum(
-            _times(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens)
+        passed = sum(
+            _times(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
             for below in node.below()
             for r in below.own.remembers()
         )
-        return own.batch * numbers * own.width
+        return own.batch * int(passed)
 
 
 def _times(node: Node, below: Node) -> int:

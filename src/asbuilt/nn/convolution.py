@@ -1,0 +1,72 @@
+"""Short causal convolutions, with a sequence's last inputs in the cache.
+
+Shapes: batch B, new tokens T, channels C, taps K.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from asbuilt.kernels import convolution
+from asbuilt.nn.cache import StateCache
+from asbuilt.nn.linear import PartModule
+from asbuilt.nn.registry import computes
+from asbuilt.nn.step import Step
+from asbuilt.spec.convolution import ShortConvolution as Spec
+
+
+@computes(Spec)
+class ShortConvolution(PartModule):
+    """A sum of each channel's last inputs, with an activation.
+
+    Padding counts as zeros before a text and is never stored: a ragged batch is computed with each row's valid tokens
+    moved together.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, part: Spec, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x_BTC: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, C)."""
+        keeps = step.cache is not None and self.part.kernel > 1
+        layer = step.cache.layer(self.path, StateCache) if step.cache is not None and keeps else None
+        before = None if layer is None or not any(step.past) else layer.read()[0]
+        if step.tokens == 1 and step.valid_BT is None and layer is not None and before is not None:
+            return self.one(x_BTC, before, layer)
+        valid = step.valid_BT
+        if valid is None:
+            return self.many(x_BTC, before, layer, None)
+        order, places, counts = step.once("valid tokens first", lambda: _together(valid))
+        moved = self.many(_rows(x_BTC, order), before, layer, counts)
+        return _rows(moved, places)
+
+    def many(self, x_BTC: Tensor, before: Tensor | None, layer: StateCache | None, counts: Tensor | None) -> Tensor:
+        """Returns the outputs of several tokens; of row b the first `counts[b]` are valid, all if None."""
+        y = convolution.convolve(x_BTC, self.weight[:, 0], self.bias, before, silu=self.part.activation == "silu")
+        if layer is not None:
+            layer.write((convolution.last_inputs(x_BTC, before, counts, self.part.kernel - 1),))
+        return y
+
+    def one(self, x_B1C: Tensor, before: Tensor, layer: StateCache) -> Tensor:
+        """Returns the output of one token."""
+        silu = self.part.activation == "silu"
+        y, after = convolution.step(x_B1C[:, 0], self.weight[:, 0], self.bias, before, silu=silu)
+        layer.write((after,))
+        return y[:, None]
+
+
+def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the order (B, T) with each row's valid tokens first, the place of each token in it, and their counts."""
+    order = (~valid_BT).int().argsort(dim=1, stable=True)
+    return order, order.argsort(1), valid_BT.sum(1, keepdim=True)
+
+
+def _rows(x_BTC: Tensor, order_BT: Tensor) -> Tensor:
+    """Returns the tokens of each row in another order."""
+    return x_BTC.gather(1, order_BT[:, :, None].expand_as(x_BTC))
