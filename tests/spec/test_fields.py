@@ -18,6 +18,7 @@ from asbuilt.catalog import find, names
 from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
+    XIELU,
     Attention,
     DynamicNTK,
     LayerNorm,
@@ -118,6 +119,7 @@ def examples() -> dict[type[Part], Part]:
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
+    found[XIELU] = XIELU()
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")

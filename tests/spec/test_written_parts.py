@@ -25,6 +25,7 @@ def examples() -> dict[str, Part]:
             found.setdefault(type(inner).__name__, inner)
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["LinearAttention"] = spec.LinearAttention(d_model=4, n_heads=2, d_head=3)
+    found["XIELU"] = spec.XIELU()
     found["ShortConvolution"] = spec.ShortConvolution(channels=4, kernel=3)
     found["Lora"] = spec.Lora(base=spec.Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found["Packed"] = spec.Packed(base=spec.Linear(d_in=32, d_out=6), format="q4_0")
