@@ -122,7 +122,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     "`quantised`: as in the quantization_config or GGUF file, the default if there is one.  [bf16]",
 )
 @click.option(
-    "--kv-dtype", help="Dtype of the cache; by default that of activations: bf16, or the weights' if fp16 or wider."
+    "--kv-dtype",
+    help="Dtype of the cache; by default that of activations: bf16, or the weights' if fp16 or wider; or the one that "
+    "quantised weights are published for.",
 )
 @click.option("--latency-target", metavar="TIME", help="Longest time per generated token, such as 20ms.")
 @click.option("--first-token-target", metavar="TIME", help="Longest time to the first token, such as 0.5s.")

@@ -104,7 +104,9 @@ def _packing(config: dict[str, Any], name: str) -> dict[str, Any] | None:
         if said is not None:
             if not isinstance(said, dict):
                 raise InputError(field=f"{name}: {key}", value=said, allowed="a JSON object")
-            return said
+            # DeepSeek-V4 says beside it, and DeepSeek-V4.1 in it, how the experts' weights differ
+            beside = {key: config[key] for key in ("expert_dtype",) if key in config and key not in said}
+            return said | beside if said.get("quant_method") == "fp8" else said
     return None
 
 

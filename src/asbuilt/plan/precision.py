@@ -25,13 +25,17 @@ SQUARE_SCALE = Fraction(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """A format of weights: `held` returns a weight's bytes; products run at `compute`, activations are `activation`."""
+    """A format of weights: `held` returns a weight's bytes; products run at `compute`, activations are `activation`.
+
+    `kv` is the dtype of the cache that the weights are published for, None for that of activations.
+    """
 
     name: str
     activation: str
     compute: str
     held: Held = field(repr=False)
     note: str = ""
+    kv: str | None = None
 
     @property
     def width(self) -> int:

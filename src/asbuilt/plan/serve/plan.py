@@ -281,7 +281,7 @@ def serve(
     _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
     conventions = conventions or Conventions()
     held = dtype if isinstance(dtype, Precision) else _precision(spec, dtype, row)
-    kv = held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
+    kv = held.kv or held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
     cache_bytes(kv)
     capacity = Capacity(
         spec=spec,
