@@ -202,6 +202,7 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (Alibi(n_heads=4), {"bias_max": 0.0}, "bias_max"),
     (QueryTemperature(scale=0.1, floor=8), {"scale": 0.0}, "scale"),
     (QueryTemperature(scale=0.1, floor=8), {"floor": 0}, "floor"),
+    (QueryTemperature(scale=0.1, floor=8), {"from_zero": 1}, "from_zero"),
     (BUCKETS, {"n_buckets": 7}, "n_buckets"),
     (BUCKETS, {"n_buckets": 6, "both_ways": True}, "n_buckets"),
     (BUCKETS, {"max_distance": 4}, "max_distance"),

@@ -14,7 +14,7 @@ from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Irrelevant, Number, Only, but, eps
 from asbuilt.families.shared.names import ATTENTION, NORMS, Names
 from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.rotary import Rope
+from asbuilt.families.shared.rotary import Rope, usual_scaling
 from asbuilt.families.shared.sizes import HeadWidth, LayerWindows, sizes
 from asbuilt.families.shared.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Transpose, entry
 from asbuilt.spec import ClampedGate, MixtureOfExperts, Model, RMSNorm, Router
@@ -51,11 +51,6 @@ def build(
         for window in set(windows)
     }
     return made.model(tuple(map(kinds.__getitem__, windows)), norm)
-
-
-def _with_rope(config: dict[str, Any], name: str) -> dict[str, Any]:
-    said = {key: value for key, value in config.items() if key not in ("rope_parameters", "rope_scaling") or value}
-    return said if "rope_parameters" in said or "rope_scaling" in said else said | {"rope_scaling": ROPE}
 
 
 class _ScaledRope(Rope):
@@ -100,7 +95,7 @@ def _packed(part: MixtureOfExperts) -> list[Entry]:
 FAMILY = Family(
     name="gpt_oss",
     heads=("GptOssForCausalLM",),
-    prepare=_with_rope,
+    prepare=usual_scaling(ROPE),
     keys=(  # defaults as in transformers' GptOssConfig
         Only("hidden_act", "silu", reason="the experts of this family are gated by a clamped silu"),
         *but(

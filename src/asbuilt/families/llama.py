@@ -7,14 +7,15 @@ Llama 1 to 3.3, SmolLM2, TinyLlama and others publish under `model_type: llama`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Unpack
+from dataclasses import replace
+from typing import Any, Literal, Unpack
 
-from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized, with_predictors
+from asbuilt.families.shared.dimensions import Sizes, residual, sized, with_predictors
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Only, but
 from asbuilt.families.shared.names import STEMS, Names
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, MLP_BIAS, RMS_EPS, sizes
-from asbuilt.spec import Block, LanguageModel, Mixer, Norm, RMSNorm, Router
+from asbuilt.spec import Block, LanguageModel, Mixer, Norm, QueryTemperature, RMSNorm, Rotary, Router
 
 
 def build(
@@ -28,7 +29,10 @@ def build(
     whole_norms: bool = False,
     window: int | None = None,
     windows: Sequence[int | None] = (),
+    local: Rotary | None = None,
     rope_layers: Sequence[bool] = (),
+    adjacent: bool = False,
+    temperature: QueryTemperature | None = None,
     score_scale: float | None = None,
     gated: bool = True,
     mlp_bias: bool = False,
@@ -37,6 +41,7 @@ def build(
     n_shared: int | None = None,
     n_dense: int = 0,
     dense: Collection[int] = (),
+    norm_at: Literal["before", "after", "both"] = "before",
     parallel: bool = False,
     branch_scale: float = 1.0,
     embedding_scale: float = 1.0,
@@ -44,26 +49,27 @@ def build(
     n_predictors: int = 0,
     **sizes: Unpack[Sizes],
 ) -> LanguageModel:
-    """Returns the model of these sizes: blocks with a norm before attention and one before the feed-forward.
+    """Returns the model of these sizes: blocks of attention and feed-forward, with norms before them, after, or both.
 
     q, k and v have a `bias`, and the output map too unless `output_bias` says otherwise; `head_norms` norm each head's
     queries and keys, `whole_norms` those of all heads together. `windows` and `rope_layers` say for each layer how far
-    it sees and whether it has RoPE; a `mixer` stands in place of attention. With a `router` the feed-forward is a
-    mixture of experts, `d_expert` wide, beside `n_shared` shared ones, in all layers but the first `n_dense` and those
-    in `dense`.
+    it sees and whether it has RoPE, which is `local` in those with a window, and pairs numbers that are `adjacent` or
+    of either half of a head; a `mixer` stands in place of attention. With a `router` the feed-forward is a mixture of
+    experts, `d_expert` wide, beside `n_shared` shared ones, in all layers but the first `n_dense` and those in `dense`.
     """
     made = sized(sizes)
     norm, normed = norms(d=made.d_model, eps=eps), (1, 1) if head_norms else (made.n_heads, made.n_kv_heads)
     q_norm, k_norm = (norms(d=n * made.head_width, eps=eps) if head_norms or whole_norms else None for n in normed)
     ffn = made.gated(mlp_bias) if gated else made.plain(mlp_bias)
     experts = ffn if router is None else made.mixture(router, d_expert, n_shared)
-    biases = {"bias": bias, "output_bias": bias if output_bias is None else output_bias}
+    alike: dict[str, Any] = {"bias": bias, "output_bias": bias if output_bias is None else output_bias}
+    alike |= {"q_norm": q_norm, "k_norm": k_norm, "scale": score_scale, "temperature": temperature}
+    before, after = (norm if norm_at in (place, "both") else None for place in ("before", "after"))
 
     def block(window: int | None, rope: bool, sparse: bool) -> Block:
-        own = mixer or made.attention(
-            rope=rope, window=window, scale=score_scale, q_norm=q_norm, k_norm=k_norm, **biases
-        )
-        return pre_norm(own, experts if sparse else ffn, norm, branch_scale, parallel=parallel)
+        turned = made if window is None or local is None else replace(made, rotary=local)
+        own = mixer or turned.attention(rope=rope, adjacent=adjacent, window=window, **alike)
+        return residual(own, experts if sparse else ffn, before, after, branch_scale, parallel=parallel)
 
     n_layers = range(made.n_layers)
     layers = list(

@@ -13,7 +13,9 @@ from asbuilt.families.shared.key import Only, but, eps
 from asbuilt.families.shared.names import ATTENTION, NORMS, Names
 from asbuilt.families.shared.sizes import NullableHeadWidth, sizes, window
 
+STEMS = NORMS | ATTENTION | {"ffn.body.router": "block_sparse_moe.gate"}
 STORED = {"gate": "w1", "up": "w3", "down": "w2"}
+EXPERTS = {part: f"block_sparse_moe.experts.{{}}.{name}.weight" for part, name in STORED.items()}
 
 FAMILY = replace(
     llama.FAMILY,
@@ -31,8 +33,5 @@ FAMILY = replace(
         window(None),
         Only("attention_bias", False, None, reason="this family has no biases"),
     ),
-    names=Names(
-        stems=NORMS | ATTENTION | {"ffn.body.router": "block_sparse_moe.gate"},
-        experts={part: f"block_sparse_moe.experts.{{}}.{name}.weight" for part, name in STORED.items()},
-    ),
+    names=Names(stems=STEMS, experts=EXPERTS),
 )

@@ -75,7 +75,8 @@ def temperature(step: Step, part: spec.QueryTemperature, dtype: torch.dtype) -> 
     """Returns the scale of each token's queries, (B or 1, T, 1, 1), computed once for all layers."""
 
     def made() -> Tensor:
-        steps = torch.floor((step.positions_BT + 1).float() / part.floor)
+        counted = step.positions_BT if part.from_zero else step.positions_BT + 1
+        steps = torch.floor(counted.float() / part.floor)
         return (1 + part.scale * torch.log1p(steps)).to(dtype)[:, :, None, None]
 
     return step.once((part, dtype), made)

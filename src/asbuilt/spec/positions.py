@@ -388,17 +388,21 @@ def _slopes(n: int, bias_max: float) -> tuple[float, ...]:
 class QueryTemperature(Part):
     """Queries at position p are multiplied by 1 + scale * ln(1 + floor((p + 1) / floor)).
 
-    Keeps attention sharp over long contexts in layers without positions (Llama 4's published code).
+    Keeps attention sharp over long contexts: in layers without positions (Llama 4's published code), or in all layers,
+    `from_zero`: without the 1 that is added to p (Ministral 3's).
     """
 
     scale: float
     """Factor on the logarithm."""
     floor: int
     """Position from which queries are scaled."""
+    from_zero: bool = False
+    """Whether positions are counted from 0, not 1."""
 
     def __post_init__(self) -> None:
         require_number(self, "scale")
         require_sizes(self, "floor")
+        require_flags(self, "from_zero")
 
 
 @dataclass(frozen=True, kw_only=True)

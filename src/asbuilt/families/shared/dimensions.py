@@ -158,8 +158,25 @@ def sized(sizes: Mapping[str, Any], **usual: Any) -> Dimensions:  # noqa: ANN401
 
 def pre_norm(attention: Mixer, ffn: FeedForward, norm: Norm, scale: float = 1.0, *, parallel: bool = False) -> Block:
     """Returns the block x + scale * attention(norm(x)), then the same of the feed-forward part, or `parallel` to it."""
-    first = Branch(name="attention", body=attention, norm=norm, scale=scale)
-    return Block(branches=(first, Branch(name="ffn", body=ffn, norm=norm, scale=scale, parallel=parallel)))
+    return residual(attention, ffn, norm, None, scale, parallel=parallel)
+
+
+def residual(
+    attention: Mixer,
+    ffn: FeedForward,
+    before: Norm | None,
+    after: Norm | None,
+    scale: float = 1.0,
+    *,
+    parallel: bool = False,
+) -> Block:
+    """Returns the block x + scale * after(attention(before(x))), then the same of the feed-forward part.
+
+    Either norm may be absent; a `parallel` feed-forward part reads what attention reads.
+    """
+    alike: dict[str, Any] = {"norm": before, "post_norm": after, "scale": scale}
+    first = Branch(name="attention", body=attention, **alike)
+    return Block(branches=(first, Branch(name="ffn", body=ffn, parallel=parallel, **alike)))
 
 
 def parallel_block(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:

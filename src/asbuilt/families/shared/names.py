@@ -15,6 +15,7 @@ OUTSIDE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_
 ATTENTION = {f"attention.body.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 GATED = {f"ffn.body.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 NORMS = {"attention.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"}
+POST_NORMS = {"attention.post_norm": "post_attention_layernorm", "ffn.post_norm": "post_feedforward_layernorm"}
 QK_NORMS = {f"attention.body.{part}_norm": f"self_attn.{part}_norm" for part in "qk"}
 STEMS = NORMS | ATTENTION | GATED
 # of blocks whose q, k and v are stored as one

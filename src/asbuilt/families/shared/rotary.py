@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asbuilt.errors import InputError
@@ -19,6 +19,7 @@ from asbuilt.spec import DynamicNTK, FrequencyFactors, LinearScaling, Llama3Scal
 MOST_FACTOR = 1e6
 ORIGINAL = "original_max_position_embeddings"
 OUTSIDE = ("rope_theta", "partial_rotary_factor")
+ROPE_OBJECTS = ("rope_parameters", "rope_scaling")
 WHOLE = "RoPE covers whole heads in this family"
 # rope_type -> what reads the scaling from (the RoPE object, original context, context, width that RoPE covers)
 Kinds = dict[str, Callable[[ConfigReader, int, int, int], Scaling | None]]
@@ -40,7 +41,7 @@ def read_rotary(
     names the base and that factor where they stand beside the RoPE object. Raises InputError naming the key, in either
     spelling, that is missing, out of bounds or unknown.
     """
-    inner = reader.nested("rope_parameters", "rope_scaling")
+    inner = reader.nested(*ROPE_OBJECTS)
     theta = _theta(reader, inner, outside[0], default_theta)
     original = _agreed(reader, inner, ORIGINAL)
     d_rotary = _width(reader, inner, outside[1], d_head, partial)
@@ -150,7 +151,9 @@ def _yarn(inner: ConfigReader, original: int, context: int, d_head: int) -> Scal
 
 def _yarn_attention(inner: ConfigReader, factor: float) -> float | None:
     """Returns the factor on cos and sin: as given, or the quotient of two mscales; None for the usual one."""
-    scales = [inner.number(key, most=MOST_FACTOR) for key in ("mscale", "mscale_all_dim") if inner.given(key)]
+    # a 0 is no mscale, as in transformers
+    said = [key for key in ("mscale", "mscale_all_dim") if inner.given(key) and inner.config[key] != 0]
+    scales = [inner.number(key, most=MOST_FACTOR) for key in said]
     if inner.given("attention_factor"):
         return inner.number("attention_factor", most=MOST_FACTOR)
     if len(scales) < 2:
@@ -235,6 +238,42 @@ class Rope:
         return written
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RopeOfWidth(Rope):
+    """The keys of RoPE on the first `rotary_dim` numbers of each head; a newer `partial_rotary_factor` says it too.
+
+    Without either it covers the part `partial`, whole heads unless said.
+    """
+
+    partial: float | None = 1.0
+
+    def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
+        """Reads the keys; raises InputError where both say a width and it is not the same."""
+        key, d_head = "rotary_dim", self.width(values)
+        if not reader.given(key):
+            super().read(reader, values)
+            return
+        width = reader.size(key, most=d_head)
+        reader.require(key, width % 2 == 0, "an even number (RoPE rotates pairs)")
+        Rope.read(replace(self, partial=partial_factor(width, d_head)), reader, values)
+        reader.require(key, values["rotary"].d_rotary == width, "the same width as partial_rotary_factor says")
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys, the width in numbers."""
+        written = {key: value for key, value in super().write(parts).items() if key != self.outside[1]}
+        return written | {"rotary_dim": parts.rotary.d_rotary}
+
+
+def usual_scaling(scaling: dict[str, Any]) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+    """Returns what gives a config without a RoPE object this one, which its class has; a null says nothing either."""
+
+    def prepare(config: dict[str, Any], name: str) -> dict[str, Any]:
+        said = {key: value for key, value in config.items() if key not in ROPE_OBJECTS or value}
+        return said if any(key in said for key in ROPE_OBJECTS) else said | {"rope_scaling": scaling}
+
+    return prepare
+
+
 class TwoRopes:
     """RoPE of the layers with full attention, and `local`, that of layers with a window.
 
@@ -263,6 +302,11 @@ class TwoRopes:
     def _scaled_outside(self) -> bool:
         return self.bases["full_attention"][0] == "rope_theta"
 
+    def _told_apart(self, full: Rotary, local: Rotary) -> bool:
+        """Whether the older keys say both bases; one key for both, transformers reads for full attention alone."""
+        (key, _), (local_key, usual) = self.bases.values()
+        return key != local_key or full.theta == local.theta == usual
+
     def _one(
         self, reader: ConfigReader, key: str, default: float, inner: ConfigReader | None, values: dict[str, Any]
     ) -> Rotary:
@@ -280,7 +324,7 @@ class TwoRopes:
         for i, layer in enumerate(parts.attentions):
             rotary = parts.expect(layer.positions, Rotary, f"blocks.{i}.attention.body.positions")
             full, local = (rotary, local) if layer.window is None else (full, rotary)
-        if self._scaled_outside and local.scaling is None:
+        if self._scaled_outside and local.scaling is None and self._told_apart(full, local):
             return write_rotary(full, parts.max_positions) | {self.bases["sliding_attention"][0]: float(local.theta)}
         objects = (write_rotary_object(rotary, parts.max_positions) for rotary in (full, local))
         return {"rope_parameters": dict(zip(self.bases, objects, strict=True))}

@@ -85,7 +85,8 @@ class NullableHeadWidth(HeadWidth):
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the width."""
-        super().read(reader, values)
+        null = reader.config.get("head_dim", self.default) is None
+        HeadWidth(None if null else self.default).read(reader, values)
         reader.irrelevant("head_dim", "carried so that a null, hidden_size / num_attention_heads, stays one")
 
     def write(self, parts: Parts) -> dict[str, Any]:

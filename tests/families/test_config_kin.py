@@ -1,0 +1,127 @@
+"""Kin of llama that add little: their classes' defaults, their own keys written and read back, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asbuilt import cost
+from asbuilt.errors import InputError
+from asbuilt.families import load_config_file, read_config, tensor_table, write_config
+
+FRONTIER = Path(__file__).parents[3] / "shared" / "frontier"
+FULL, SLIDING = "full_attention", "sliding_attention"
+BOOL = st.booleans()
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 10,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+WINDOW = st.none() | st.integers(1, 9)
+KINDS = st.lists(st.sampled_from([FULL, SLIDING]), min_size=3, max_size=3)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+# What each family's configs may say beside the sizes: of these keys any number is drawn.
+OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "minimax_m2": {"rotary_dim": st.sampled_from([2, 4, 6]), "num_experts_per_tok": st.integers(1, 5)},
+    "ministral3": {
+        "head_dim": st.sampled_from([None, 6, 8]),
+        "sliding_window": WINDOW,
+        "rope_parameters": st.floats(0.0, 2.0).map(lambda beta: YARN | {"llama_4_scaling_beta": beta}),
+    },
+    "olmo3": {
+        "layer_types": KINDS,
+        "attention_bias": BOOL,
+        "rope_theta": st.sampled_from([1e4, 5e5]),
+        "rope_scaling": st.sampled_from([None, YARN]),
+    },
+    "exaone4": {"layer_types": KINDS, "sliding_window_pattern": st.sampled_from([2, 3, "LLG"])},
+}
+# Sizes that a small model of the family needs beside those.
+SMALL: dict[str, dict[str, Any]] = {
+    "minimax_m2": {"head_dim": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "ministral3": {"head_dim": 6},
+}
+REFUSED: list[tuple[str, str, object]] = [
+    ("minimax_m2", "rotary_dim", 5),
+    ("minimax_m2", "rotary_dim", 8),
+    ("minimax_m2", "scoring_func", "softmax"),
+    ("minimax_m2", "use_qk_norm", False),
+    ("minimax_m2", "attn_type_list", [1, 0, 1]),
+    ("minimax_m2", "shared_intermediate_size", 8),
+    ("ministral3", "llama_4_scaling_beta", {"rope_parameters": YARN | {"llama_4_scaling_beta": -0.1}}),
+    ("ministral3", "original_max_position_embeddings", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}),
+    ("ministral3", "layer_types", [SLIDING] * 3),
+    ("olmo3", "sliding_window", None),
+    ("olmo3", "layer_types", [SLIDING]),
+    ("exaone4", "sliding_window_pattern", 0),
+    ("exaone4", "sliding_window_pattern", "LXG"),
+    ("exaone4", "attention_bias", True),
+]
+
+
+def small(family: str) -> dict[str, Any]:
+    return SIZES | SMALL.get(family, {}) | {"model_type": family}
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_defaults_are_those_of_the_class(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoConfig.for_model(family).to_dict()
+    assert read_config({"model_type": family}, "x").spec == read_config(json.loads(json.dumps(theirs)), "x").spec
+
+
+@pytest.mark.parametrize("family", OWN)
+@given(data=st.data())
+def test_what_is_written_reads_back_equal(family: str, data: st.DataObject) -> None:
+    own = data.draw(st.fixed_dictionaries({"tie_word_embeddings": BOOL}, optional=OWN[family]))
+    first = read_config(small(family) | own, "x")
+    written = json.loads(json.dumps(write_config(family, first.spec, first.carried, "bfloat16")))
+    again = read_config(written, "x")
+    assert (again.spec, again.dtype) == (first.spec, "bfloat16")
+    assert {key: again.carried.get(key) for key in first.carried} == first.carried
+    assert read_config(write_config(family, first.spec, {}, None), "x").spec == first.spec
+    tensor_table(family, first.spec)  # covers every weight, or raises
+
+
+BAD = [(family, "some_new_key", True) for family in OWN] + REFUSED
+
+
+@pytest.mark.parametrize(("family", "key", "value"), BAD)
+def test_bad_values_are_one_message_naming_the_key(family: str, key: str, value: object) -> None:
+    said = value if isinstance(value, dict) else {key: value}
+    with pytest.raises(InputError, match=key) as caught:
+        read_config(small(family) | said, "x")
+    assert str(caught.value).startswith("x: ")
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_another_familys_spec_is_refused(family: str) -> None:
+    with pytest.raises(InputError):
+        write_config(family, read_config({"model_type": "gpt2"}, "x").spec, {}, None)
+
+
+def frontier() -> list[dict[str, str]]:
+    """The rows of the totals whose family is one of these; one empty row where the folder is absent."""
+    if not (FRONTIER / "totals.csv").exists():
+        return [{"name": ""}]
+    with (FRONTIER / "totals.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["model_type"] in OWN]
+
+
+@pytest.mark.parametrize("row", frontier(), ids=lambda row: row["name"] or "absent")
+def test_published_totals(row: dict[str, str]) -> None:
+    if not row["name"]:
+        pytest.skip(f"no published models at {FRONTIER}")
+    spec = read_config(load_config_file(FRONTIER / row["name"] / "config.json"), row["name"]).spec
+    counted = cost.total_parameters(spec), cost.active_parameters(spec), cost.stored_extra(spec)["buffers"]
+    assert counted == tuple(int(row[key]) for key in ("total", "active", "buffers"))
