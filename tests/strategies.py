@@ -64,6 +64,7 @@ from asbuilt.spec import (
     Predictor,
     Projection,
     Projector,
+    Proportional,
     QueryTemperature,
     RelativeBuckets,
     RelativeProjection,
@@ -135,7 +136,8 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
         original_context=originals,
         attention_factor=st.sampled_from((1.0, 1.3)),
     )
-    kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long]
+    some = st.builds(Proportional, n_pairs=st.integers(1, d_rotary // 2), factor=st.sampled_from((1.0, 2.0)))
+    kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long, some]
     if d_rotary > 2:
         kinds.append(st.builds(DynamicNTK, factor=factors, original_context=originals))
     return st.one_of(kinds)
@@ -169,11 +171,17 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     q_norm = draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head)))))
     k_norm = draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head)))))
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
+    as_keys = k_norm is not None and draw(st.booleans())
+    d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
     return Attention(
         d_model=d_model,
         n_heads=heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
+        d_value=d_value,
+        v_norm=draw((norms if as_keys else maybe_norms)(d_value or d_head)),
+        value_scale=draw(st.sampled_from((1.0, 0.6))),
+        values_are_keys=as_keys,
         causal=causal,
         positions=positions,
         bias=draw(st.booleans()),
@@ -336,6 +344,29 @@ def blocks(draw: DrawFn, d_model: int) -> Block:
     return Block(branches=draw(st.sampled_from(kinds)))
 
 
+@st.composite
+def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
+    """The blocks, or those and one more, whose attention reads the keys and values of one of theirs."""
+    found = [
+        (i, branch)
+        for i, block in enumerate(drawn)
+        for branch in block.branches
+        if isinstance(branch.body, Attention) and not isinstance(branch.body.positions, RelativeProjection)
+    ]
+    if not found or not draw(st.booleans()):
+        return tuple(drawn)
+    i, branch = draw(st.sampled_from(found))
+    assert isinstance(branch.body, Attention)
+    lender = replace(branch, body=replace(branch.body, kv_name="lent"))
+    named = replace(drawn[i], branches=tuple(lender if one is branch else one for one in drawn[i].branches))
+    own = {"k_norm": None, "v_norm": None, "value_scale": 1.0, "values_are_keys": False, "rotate_first": False}
+    n_heads = draw(st.integers(1, 2)) * branch.body.n_kv_heads
+    positions = branch.body.positions
+    heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}
+    reader = replace(branch, parallel=False, body=replace(branch.body, **own, **heads, kv_from="lent"))
+    return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
+
+
 @cache
 def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
     """Computed positions, as many as the context or more."""
@@ -368,7 +399,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
-        blocks=tuple(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))),
+        blocks=draw(lending(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks)))),
         embedding_norm=draw(maybe_norms(d_model)),
         head=head,
         max_positions=CONTEXT,
@@ -413,6 +444,7 @@ def stacks(
                 n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))), both_ways=draw(st.booleans())
             )
             heads = {"n_heads": table.n_heads, "n_kv_heads": 1, "q_norm": None, "k_norm": None, "rotate_first": False}
+            heads |= {"values_are_keys": False}
             body = replace(body, positions=buckets, **heads)
         kinds = [replace(own, body=body)]
         if d_source is not None:

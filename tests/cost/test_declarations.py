@@ -122,7 +122,8 @@ def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -
         near = [(q, k) for q, k in keys if part.window is None or abs(q - k) < part.window]
         seen = sum(1 for q, k in near if part.chunk is None or q // part.chunk == k // part.chunk)
         scores = [p for p in part.multiplies(run) if p.weight is None]
-        assert [p.causal_flops for p in scores] == [2 * part.n_heads * part.d_head * seen] * 2
+        widths = (part.d_head, part.value_width)
+        assert [p.causal_flops for p in scores] == [2 * part.n_heads * width * seen for width in widths]
         assert all(p.causal_flops <= p.flops for p in scores)
 
 

@@ -22,6 +22,8 @@ from asbuilt.spec import (
     Alibi,
     Attention,
     BiasTable,
+    Block,
+    Branch,
     ClampedGate,
     Classifier,
     Contrast,
@@ -29,6 +31,7 @@ from asbuilt.spec import (
     GatedMLP,
     Head,
     HeadTransform,
+    LanguageModel,
     LatentAttention,
     LayerNorm,
     LearnedPositions,
@@ -130,6 +133,56 @@ def test_what_attention_multiplies() -> None:
     assert causal(ATTENTION, images) == dict.fromkeys(("scores", "mix"), 2 * 18 * 5 * (28 + 2 * 3))
     assert causal(replace(ATTENTION, causal=False), RUN) == {}
     assert not any(each.product.one_gradient for each in cost.products(ATTENTION, RUN))
+
+
+def test_attention_whose_values_are_not_as_wide_as_keys() -> None:
+    narrow = replace(ATTENTION, d_value=3)
+    matrices = {"q.weight": (30, 11), "k.weight": (10, 11), "v.weight": (6, 11), "o.weight": (11, 18)}
+    assert {name: shape for name, (shape, _) in held(narrow).items()} == matrices
+    assert cached(narrow) == {"k": ((2, 5), None, "sequence", 10), "v": ((2, 3), None, "sequence", 6)}
+    products = multiplied(narrow)
+    assert (products["scores"], products["mix"]) == ((7, 5, 7, 18), (7, 7, 3, 18))
+    assert causal(narrow) == {"scores": 2 * 18 * 5 * 28, "mix": 2 * 18 * 3 * 28}
+    heads = {"q": 21 * 30, "k": 21 * 10, "mixed": 21 * 18}
+    reference, fused = kept(narrow, REFERENCE), kept(narrow)
+    assert {name: reference[name] for name in (*heads, "v")} == heads | {"v": 21 * 6}
+    # the library's kernel pads values with zeros to the width of keys
+    assert {name: fused[name] for name in (*heads, "v")} == heads | {"v": 21 * 10}
+    assert fused["mixed and zeros"] == 21 * 30
+    assert "mixed and zeros" not in reference
+
+
+def test_attention_whose_values_are_its_keys() -> None:
+    norm = RMSNorm(d=5)
+    both = replace(ATTENTION, k_norm=norm, v_norm=replace(norm, gain="none"), values_are_keys=True)
+    assert set(held(both)) == {"q.weight", "k.weight", "o.weight", "k_norm.weight"}
+    assert cached(both) == cached(ATTENTION)  # after their norms they differ
+    assert multiplied(ATTENTION).keys() - multiplied(both).keys() == {"v.weight"}
+    for missing in ("k_norm", "v_norm"):
+        with pytest.raises(InputError, match=f"{missing}: must be a norm, if values are keys"):
+            replace(both, **{missing: None})
+
+
+def test_attention_that_reads_the_keys_and_values_of_another_layer() -> None:
+    reader = replace(ATTENTION, kv_from="early")
+    assert set(held(reader)) == {"q.weight", "o.weight"}
+    assert cached(reader) == {}
+    assert multiplied(ATTENTION).keys() - multiplied(reader).keys() == {"k.weight", "v.weight"}
+    for kernel in (RUN, REFERENCE):
+        assert kept(ATTENTION, kernel).keys() - kept(reader, kernel).keys() == {"k", "v"}
+    lender = replace(ATTENTION, kv_name="early")
+    assert stack(lender, reader, reader).blocks[2].branches[0].body == reader
+    allowed = "an earlier layer with the kv_name early"
+    for wrong in ((reader,), (reader, lender), (replace(lender, window=3), reader), (ATTENTION, reader)):
+        with pytest.raises(InputError, match=allowed):
+            stack(*wrong)
+
+
+def stack(*bodies: Attention) -> LanguageModel:
+    """A model of these attentions, one after the other."""
+    blocks = tuple(Block(branches=(Branch(name="attention", body=body),)) for body in bodies)
+    embedding, head = TokenEmbedding(n_vocab=13, d_model=11), Head(n_vocab=13, d_model=11)
+    return LanguageModel(embedding=embedding, blocks=blocks, head=head, max_positions=32)
 
 
 # (window, chunk, causal), tokens and those before: keys of each query, and pairs that are seen, counted on the fingers.

@@ -31,6 +31,7 @@ from asbuilt.spec import (
     Part,
     Pass,
     Predictor,
+    Proportional,
     RMSNorm,
     Rotary,
     ShortConvolution,
@@ -51,6 +52,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rotate_first": False,
         "sinks": False,
         "cached": True,
+        "value_scale": 1.0,
+        "values_are_keys": False,
     },
     "Branch": {"scale": 1.0, "parallel": False},
     "Classifier": {"bias": True},
@@ -77,6 +80,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DualEncoder": {"name": "model"},
     "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
     "Projection": {"reads": "first"},
+    "Proportional": {"factor": 1.0},
     "RMSNorm": {"eps": 1e-6, "gain": "weight"},
     "Rotary": {"theta": 10000.0, "pairing": "halves"},
     "Router": {
@@ -118,6 +122,7 @@ def examples() -> dict[type[Part], Part]:
     found[LongRope] = LongRope(
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
+    found[Proportional] = Proportional(n_pairs=2)
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     found[XIELU] = XIELU()
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)

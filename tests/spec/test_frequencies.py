@@ -15,6 +15,7 @@ from asbuilt.spec import (
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
+    Proportional,
     RelativeBuckets,
     Rotary,
     Scaling,
@@ -47,6 +48,8 @@ def test_sinusoids_are_powers_of_the_base() -> None:
 def test_pairs_divided() -> None:
     assert scaled(LinearScaling(factor=4.0)) == pytest.approx((0.25, 0.025))
     assert scaled(FrequencyFactors(factors=(2.0, 5.0))) == pytest.approx((0.5, 0.02))
+    assert scaled(Proportional(n_pairs=1)) == (1, 0)
+    assert scaled(Proportional(n_pairs=2, factor=4.0)) == pytest.approx((0.25, 0.025))
     for length, factors in ((0, (1, 1)), (63, (1, 1)), (64, (1, 1)), (65, (2, 3)), (999, (2, 3))):
         assert scaled(LONG, length) == pytest.approx((1 / factors[0], 0.1 / factors[1]))
 

@@ -24,6 +24,7 @@ def examples() -> dict[str, Part]:
         for _, inner in walk_stored(part):
             found.setdefault(type(inner).__name__, inner)
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
+    found["Proportional"] = spec.Proportional(n_pairs=2)
     found["LinearAttention"] = spec.LinearAttention(d_model=4, n_heads=2, d_head=3)
     found["XIELU"] = spec.XIELU()
     found["ShortConvolution"] = spec.ShortConvolution(channels=4, kernel=3)

@@ -1,6 +1,6 @@
 """Attention over grouped heads.
 
-Shapes: batch B, new tokens T, keys S, model width M, query heads H, key/value heads K, head width D.
+Shapes: batch B, new tokens T, keys S, model width M, query heads H, key/value heads K, head width D, value width V.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asbuilt.nn.norms import normed
 from asbuilt.nn.positions import rope_tables, temperature
 from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.relative import ProjectedDistances
-from asbuilt.nn.step import Step
+from asbuilt.nn.step import KeysAndValues, Step
 from asbuilt.spec import attention as spec
 from asbuilt.spec import positions
 from asbuilt.spec.relative import RelativeProjection
@@ -36,9 +36,13 @@ class Attention(PartModule):
         super().__init__(part, path)
         self.part = part
         self.scale = part.scale if part.scale is not None else part.d_head**-0.5
-        self.qkv = self.fused(self.q, self.k, self.v)
-        self.q_norm = optional(part.q_norm, f"{path}.q_norm")
-        self.k_norm = optional(part.k_norm, f"{path}.k_norm")
+        self.qkv = self.fused(*(self.get_submodule(name) for name in part.inward))  # type: ignore[arg-type]
+        self.q_norm, self.k_norm, self.v_norm = (
+            optional(norm, f"{path}.{name}")
+            for name, norm in (("q_norm", part.q_norm), ("k_norm", part.k_norm), ("v_norm", part.v_norm))
+        )
+        uneven = part.value_width != part.d_head or part.inward != ("q", "k", "v")
+        self.apart = uneven or bool(part.q_norm or part.k_norm or part.v_norm)
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
         self.pattern = AttentionPattern(part.causal, part.window, part.chunk, alibi, relative)
@@ -51,15 +55,7 @@ class Attention(PartModule):
         """Returns (B, T, M)."""
         part = self.part
         B, T, _ = x_BTM.shape
-        q, k, v = self.heads(x_BTM, step)
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        layer = None if step.cache is None or not part.remembers() else step.cache.layer(self.path, KVCache)
-        if layer is not None:
-            k, v = layer.update((k, v), step)
-
-        def keys() -> Tensor:
-            return step.key_positions_BT if layer is None else layer.positions(step)
-
+        q, (k, v, keys) = self.heads(x_BTM, step)
         learned = self.pattern.relative is not None or self.positions is not None
         y = attend(
             q.transpose(1, 2),
@@ -72,22 +68,53 @@ class Attention(PartModule):
             # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )
-        return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_query))
+        return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed))
 
-    def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns q (B, T, H, D), k and v (B, T, K, D), q and k normalised and with RoPE applied."""
+    def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, KeysAndValues]:
+        """Returns q (B, T, H, D), normalised and with RoPE applied, and the keys and values that it is multiplied with.
+
+        Those of a `kv_name` are handed to later layers, each head's in one run, so that no layer's kernel copies them.
+        """
+        q, kv = self.projected(x_BTM, step)
+        if self.part.temperature is not None:
+            q = q * temperature(step, self.part.temperature, q.dtype)
+        if self.part.kv_from is not None:
+            return q, step.lent[self.part.kv_from]
+        k, v = kv
+        return q, self.cached(k.transpose(1, 2), self.scaled(v).transpose(1, 2), step)
+
+    def projected(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns q (B, T, H, D), k (B, T, K, D) and v (B, T, K, V), or q alone if the others are another layer's."""
         part = self.part
         B, T, _ = x_BTM.shape
-        joined = None if self.q_norm is not None or self.k_norm is not None else self.qkv.joined(x_BTM)
+        joined = None if self.apart else self.qkv.joined(x_BTM)
         if joined is not None:  # no norm in between: RoPE is applied to q and k at once
             qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
             q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
-        else:
-            q, k, v = (y.view(B, T, -1, part.d_head) for y in self.qkv(x_BTM))
-            q, k = self.placed(self.q_norm, q, step), self.placed(self.k_norm, k, step)
-        if part.temperature is not None:
-            q = q * temperature(step, part.temperature, q.dtype)
-        return q, k, v
+            return q, (k, v)
+        q, *kv = self.qkv(x_BTM)
+        q = self.placed(self.q_norm, q.view(B, T, -1, part.d_head), step)
+        if not kv:
+            return q, ()
+        k, v = kv[0].view(B, T, -1, part.d_head), kv[-1].view(B, T, -1, part.value_width)
+        return q, (self.placed(self.k_norm, k, step), normed(self.v_norm, v))
+
+    def scaled(self, v: Tensor) -> Tensor:
+        """Returns the values times the part's factor."""
+        return v if self.part.value_scale == 1.0 else v * self.part.value_scale
+
+    def cached(self, k: Tensor, v: Tensor, step: Step) -> KeysAndValues:
+        """Returns the keys and values (B, K, S, D or V) of all tokens that the layer may attend to, cached or new."""
+        part = self.part
+        if part.kv_name is not None:
+            k, v = k.contiguous(), v.contiguous()
+        layer = None if step.cache is None or not part.remembers() else step.cache.layer(self.path, KVCache)
+        if layer is not None:
+            k, v = layer.update((k, v), step)
+        found = k, v, lambda: step.key_positions_BT if layer is None else layer.positions(step)
+        if part.kv_name is not None:
+            step.lent[part.kv_name] = found
+        return found
 
     def placed(self, norm: nn.Module | None, heads: Tensor, step: Step) -> Tensor:
         """Returns heads normalised and with RoPE applied, in the part's order."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from asbuilt.nn.linear import Matrix
 
 T = TypeVar("T")
+# A layer's keys and values (B, K, S, width), and what returns the positions of its keys (B or 1, S), -1 for none.
+KeysAndValues = tuple[Tensor, Tensor, Callable[[], Tensor]]
 
 
 class Step:
@@ -29,6 +31,7 @@ class Step:
     `types_BT` are the tokens' types, if not all 0. A stack may share with its layers `relative_BH`, its bias table, and
     `table`, its embedding table; `source_BSM` is an encoder's output, None once the layers have cached it, and
     `source_mask` marks its valid tokens.
+    `lent` are the keys and values that later layers read, by the name of the layer that made them.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own.
     """
 
@@ -57,6 +60,7 @@ class Step:
         self.past = past or (0,) * self.batch
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
         self.kernel: Kernel = kernel
+        self.lent: dict[str, KeysAndValues] = {}
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

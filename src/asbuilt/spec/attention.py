@@ -1,7 +1,7 @@
 """Attention with separate query, key and value heads: MHA, GQA and MQA differ in n_kv_heads.
 
 Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (arXiv 1911.02150), Ainslie et al. 2023
-(arXiv 2305.13245).
+(arXiv 2305.13245); keys and values of an earlier layer: Brandon et al. 2024 (arXiv 2405.12981).
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Attention(Mixer):
     normalise each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds
     one learned score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and
     values are not `cached` if all tokens always come at once.
+
+    Values have the width `d_value`, are normalised by `v_norm` and multiplied by `value_scale`; with `values_are_keys`
+    they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
+    reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing.
     """
 
     d_model: int
@@ -48,6 +52,8 @@ class Attention(Mixer):
     """Key and value heads; fewer than n_heads is grouped-query attention, 1 is multi-query attention."""
     d_head: int
     """Width of a head; n_heads * d_head need not be d_model."""
+    d_value: int | None = None
+    """Width of a value, if not d_head."""
     causal: bool = True
     """Whether a token attends only to itself and those before it."""
     bias: bool = False
@@ -58,6 +64,16 @@ class Attention(Mixer):
     """Norm of the queries, per head or over all heads, depending on its width."""
     k_norm: Norm | None = None
     """Norm of the keys, per head or over all heads, depending on its width."""
+    v_norm: Norm | None = None
+    """Norm of each head's values."""
+    value_scale: float = 1.0
+    """Factor on the values."""
+    values_are_keys: bool = False
+    """Whether values are the keys' projection, before norm and RoPE; both need a norm."""
+    kv_name: str | None = None
+    """Name under which later layers read this layer's keys and values; None if none does."""
+    kv_from: str | None = None
+    """Name of the earlier layer whose keys and values are read; None for its own."""
     rotate_first: bool = False
     """Whether RoPE is applied before those norms."""
     positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
@@ -89,8 +105,8 @@ class Attention(Mixer):
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
         divides = self.n_heads % self.n_kv_heads == 0
         require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
-        require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks", "cached")
-        require_sizes(self, *(name for name in ("window", "chunk") if getattr(self, name) is not None))
+        require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks", "cached", "values_are_keys")
+        require_sizes(self, *(name for name in ("window", "chunk", "d_value") if getattr(self, name) is not None))
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
         ordered = isinstance(self.positions, Rotary) and (order_matters(self.q_norm) or order_matters(self.k_norm))
@@ -115,7 +131,33 @@ class Attention(Mixer):
             norm = getattr(self, name)
             fits = norm is None or norm.d in (self.d_head, whole)
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
+        self._require_values()
+        self._require_source()
         self.require_maps()
+
+    def _require_values(self) -> None:
+        width = self.value_width
+        require(self, "v_norm", self.v_norm is None or self.v_norm.d == width, f"a norm over a value's width, {width}")
+        require_number(self, "value_scale")
+        if self.values_are_keys:
+            require(self, "d_value", width == self.d_head, f"d_head = {self.d_head}, if values are keys")
+            for name in ("k_norm", "v_norm"):
+                require(self, name, getattr(self, name) is not None, "a norm, if values are keys")
+
+    def _require_source(self) -> None:
+        """Requires a layer that reads another's keys and values to have nothing that makes its own."""
+        for name in ("kv_name", "kv_from"):
+            value = getattr(self, name)
+            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        if self.kv_from is None:
+            return
+        own = ("k_norm", "v_norm", "kv_name")
+        for name in own:
+            require(self, name, getattr(self, name) is None, "none: it reads another layer's keys and values")
+        require(self, "values_are_keys", not self.values_are_keys, "false: it reads another layer's keys and values")
+        require(self, "value_scale", self.value_scale == 1.0, "1: it reads another layer's keys and values")
+        plain = not isinstance(self.positions, RelativeProjection)
+        require(self, "positions", plain, "no projection of distances: it reads another layer's keys and values")
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """In order of computation: maps, norms of q and k, then positions, or positions before the norms."""
@@ -153,14 +195,32 @@ class Attention(Mixer):
 
     @property
     def d_kv(self) -> int:
-        """Width of all key (or value) heads together."""
+        """Width of all key heads together."""
         return self.n_kv_heads * self.d_head
 
+    @property
+    def value_width(self) -> int:
+        """Width of a head's value."""
+        return self.d_head if self.d_value is None else self.d_value
+
+    @property
+    def d_mixed(self) -> int:
+        """Width of all heads' weighted sums together."""
+        return self.n_heads * self.value_width
+
+    @property
+    def inward(self) -> tuple[str, ...]:
+        """Names of the maps that read the stream."""
+        if self.kv_from is not None:
+            return ("q",)
+        return ("q", "k") if self.values_are_keys else ("q", "k", "v")
+
     def plain_maps(self) -> dict[str, Linear]:
-        """q (d_model to n_heads*d_head), k and v (d_model to n_kv_heads*d_head), o (n_heads*d_head to d_model)."""
+        """q (d_model to n_heads*d_head), k (to n_kv_heads*d_head), v (to n_kv_heads*d_value), o (back to d_model)."""
         q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
-        kv = replace(q, d_out=self.d_kv)
-        return {"q": q, "k": kv, "v": kv, "o": output_map(self.d_query, self.d_model, self.output_bias)}
+        maps = {"q": q, "k": replace(q, d_out=self.d_kv), "v": replace(q, d_out=self.n_kv_heads * self.value_width)}
+        own = {name: maps[name] for name in self.inward}
+        return own | {"o": output_map(self.d_mixed, self.d_model, self.output_bias)}
 
     def holds(self) -> dict[str, Weight]:
         """One sink per head, if enabled."""
@@ -236,32 +296,36 @@ class Attention(Mixer):
         return run.tokens * (2 * near - 1) - near * (near - 1)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """Four products with weights, and per head scores and weighted sums: (T,D)x(D,S) and (T,S)x(S,D)."""
-        heads, keys = run.batch * self.n_heads, self.keys(run)
-        needed = 2 * heads * self.d_head * self.pairs(run)
+        """The products with weights, and per head scores and weighted sums: (T,D)x(D,S) and (T,S)x(S,d_value)."""
+        heads, keys, wide = run.batch * self.n_heads, self.keys(run), self.value_width
+        pairs = 2 * heads * self.pairs(run)
         return (
-            *self.map_products(run, "q", "k", "v"),
-            Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=needed),
-            Product(name="mix", a=run.tokens, b=keys, c=self.d_head, n=heads, needed=needed),
+            *self.map_products(run, *self.inward),
+            Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=self.d_head * pairs),
+            Product(name="mix", a=run.tokens, b=keys, c=wide, n=heads, needed=wide * pairs),
             *self.map_products(run, "o"),
         )
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """A norm per head has one row per head and token."""
-        heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads}
+        heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads, "v_norm": self.n_kv_heads}
         norm = getattr(self, name)
-        per_head = name in heads and norm.d == self.d_head
+        per_head = name == "v_norm" or (name in heads and norm.d == self.d_head)
         return replace(run, tokens=run.tokens * heads[name]) if per_head else run
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """Keys and values: n_kv_heads * d_head numbers each per token; nothing if all tokens come at once."""
-        if not self.causal or not self.cached:
+        """Keys and values of n_kv_heads heads per token; nothing if they are another layer's or never used again."""
+        if not self.causal or not self.cached or self.kv_from is not None:
             return ()
-        shape = (self.n_kv_heads, self.d_head)
-        return (
-            Remembered(name="k", shape=shape, window=self.reach),
-            Remembered(name="v", shape=shape, window=self.reach),
+        widths = {"k": self.d_head, "v": self.value_width}
+        return tuple(
+            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach) for name, width in widths.items()
         )
+
+    def serves(self, reader: Attention) -> bool:
+        """Returns whether another layer can read this one's keys and values: their shapes, places and pattern agree."""
+        names = ("n_kv_heads", "d_head", "value_width", "positions", "causal", "window", "chunk", "cached")
+        return all(getattr(self, name) == getattr(reader, name) for name in names)
 
 
 def output_map(d_in: int, d_model: int, bias: bool) -> Linear:

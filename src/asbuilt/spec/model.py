@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asbuilt.errors import InputError
+from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.head import Head, TiedHead
@@ -100,6 +101,7 @@ class Model(Part, metaclass=_Chosen):
             require(self, "max_positions", enough, f"at most the {self.positions.n_positions} positions of the table")
         self._require_source()
         self._require_buckets()
+        self._require_lenders()
 
     def _require_number_of(self, field: str, least: int) -> None:
         found = getattr(self, field)
@@ -136,6 +138,19 @@ class Model(Part, metaclass=_Chosen):
         table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
         asked = {part.buckets for part in self.mixers if part.buckets is not None}
         require(self, "relative", asked == ({table} if table else set()), f"a table for {sorted(asked) or 'nothing'}")
+
+    def _require_lenders(self) -> None:
+        """Requires layers that read another's keys and values to follow one that has the same kind of them."""
+        lenders: dict[str, Attention] = {}
+        for part in self.mixers:
+            if not isinstance(part, Attention):
+                continue
+            if part.kv_from is not None:
+                lender = lenders.get(part.kv_from)
+                allowed = f"an earlier layer with the kv_name {part.kv_from}, of the same heads, positions and window"
+                require(self, "blocks", lender is not None and lender.serves(part), allowed)
+            elif part.kv_name is not None:
+                lenders[part.kv_name] = part
 
     def _require_one_width(self) -> None:
         d_model = self.embedding.d_model

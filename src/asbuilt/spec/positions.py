@@ -193,6 +193,23 @@ class FrequencyFactors(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proportional(Part):
+    """Only the first `n_pairs` pairs are rotated, by frequencies divided by `factor`; those of the others are 0.
+
+    Frequencies are those of whole heads, unlike with a smaller `d_rotary` (Gemma 4; `rope_type: proportional`).
+    """
+
+    n_pairs: int
+    """Pairs that are rotated, the fastest ones."""
+    factor: float = 1.0
+    """Divisor of their frequencies."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_pairs")
+        require_number(self, "factor")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LongRope(Part):
     """A divisor per pair's frequency, with one list up to the original context and one beyond it.
 
@@ -219,7 +236,7 @@ class LongRope(Part):
         require_number(self, "attention_factor")
 
 
-Scaling = LongRope | LinearScaling | DynamicNTK | YaRN | Llama3Scaling | FrequencyFactors
+Scaling = LongRope | LinearScaling | DynamicNTK | YaRN | Llama3Scaling | FrequencyFactors | Proportional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +273,9 @@ class Rotary(Part):
         if isinstance(self.scaling, FrequencyFactors):
             n = len(self.scaling.factors)
             require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
+        if isinstance(self.scaling, Proportional):
+            n = self.d_rotary // 2
+            require(self, "scaling", self.scaling.n_pairs <= n, f"at most d_rotary/2 = {n} pairs")
         if isinstance(self.scaling, LongRope):
             for n in (len(self.scaling.short_factors), len(self.scaling.long_factors)):
                 require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
@@ -320,6 +340,8 @@ def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
     plain = tuple(theta ** (-2 * i / d) for i in range(d // 2))
     if isinstance(scaling, LinearScaling):
         return tuple(f / scaling.factor for f in plain)
+    if isinstance(scaling, Proportional):
+        return tuple(f / scaling.factor if i < scaling.n_pairs else 0.0 for i, f in enumerate(plain))
     if isinstance(scaling, YaRN):
         return _yarn(plain, scaling, d, theta)
     if isinstance(scaling, Llama3Scaling):

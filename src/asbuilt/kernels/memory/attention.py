@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory
@@ -20,27 +21,42 @@ class AttentionMemory(MappedMemory[Attention]):
         """The input, q and k with RoPE applied, v, and the attention output; scores depend on the kernel.
 
         Fused: one log-sum-exp per query, and the library's copy of a mask other than causal. Reference: the mask unless
-        it is added, the probabilities (again if they are cast), and capped scores.
+        it is added, the probabilities (again if they are cast), and capped scores. Keys and values of an earlier layer
+        are saved there.
         """
-        part = self.part
-        query, kv = run.rows * part.d_query, run.rows * part.d_kv
         common = (
-            Saved(name="input", size=run.rows * part.d_model),
-            Saved(name="q", size=query, divided="width"),
-            Saved(name="k", size=kv, divided="width"),
-            Saved(name="v", size=kv, divided="width"),
-            Saved(name="mixed", size=query, divided="width"),
+            Saved(name="input", size=run.rows * self.part.d_model),
+            *self._saves_heads(run),
             *self.maps_keep(run),
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
+
+    def _saves_heads(self, run: Pass) -> Iterator[Saved]:
+        """Yields q, k, v and the attention output, padded to one width for the fused kernel."""
+        part = self.part
+        widths = {"q": part.d_head, "k": part.d_head, "v": part.value_width}
+        padded = widths if self._uses_reference(run) else dict.fromkeys(widths, max(widths.values()))
+        for name, width in padded.items():
+            lent = part.kv_from is not None and name != "q" and width == widths[name]
+            heads = part.n_heads if name == "q" else part.n_kv_heads
+            if not lent:
+                yield Saved(name=name, size=run.rows * heads * width, divided="width")
+        yield Saved(name="mixed", size=run.rows * part.d_mixed, divided="width")
+        if padded["v"] > part.value_width:
+            yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
 
     def recomputes(self) -> tuple[str, ...]:
         """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198)."""
         return ("mask", "capped", "probabilities", "probabilities cast")
 
     def of_heads(self) -> tuple[str, ...]:
-        """The norms of queries and of keys."""
-        return ("q_norm", "k_norm")
+        """The norms of queries, keys and values."""
+        return ("q_norm", "k_norm", "v_norm")
+
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """The norm of values reads what that of keys reads, if values are keys and RoPE does not come first."""
+        part = self.part
+        return (("v_norm", "k_norm"),) if part.values_are_keys and not part.rotate_first else ()
 
     def _mask(self, run: Pass) -> Literal["none", "causal", "bool", "added"]:
         """Returns the kind of mask in a pass over the tokens of a whole sequence."""
@@ -76,9 +92,8 @@ class AttentionMemory(MappedMemory[Attention]):
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
 
     def _projected(self, run: Pass) -> int:
-        """Returns the bytes of q, k and v."""
-        part = self.part
-        return run.rows * (part.d_query + 2 * part.d_kv) * run.width
+        """Returns the bytes of the projections of q, k and v."""
+        return run.rows * sum(self.part.maps[name].plain.d_out for name in self.part.inward) * run.width
 
     def _buckets_work(self, buckets: RelativeBuckets, run: Pass) -> int:
         """Returns the bytes while distances become buckets (both int64 and float32), or buckets become biases."""
@@ -137,20 +152,35 @@ class AttentionMemory(MappedMemory[Attention]):
         If heads are normalised, RoPE is applied to q and k separately, each beside its norm's output.
         """
         part = self.part
-        query, kv = run.rows * part.d_query * run.width, run.rows * part.d_kv * run.width
+        query, mixed = run.rows * part.d_query * run.width, run.rows * part.d_mixed * run.width
+        kv = 0 if part.kv_from is not None else run.rows * part.d_kv * run.width
         projected, result = self._projected(run), run.rows * part.d_model * run.width
         rotary = isinstance(part.positions, Rotary)
         normed = (part.q_norm is not None, part.k_norm is not None)
         apart = any(normed)  # otherwise RoPE is applied to q and k at once
-        turned = query + kv if rotary or apart else 0
+        values = run.rows * part.n_kv_heads * part.value_width * run.width * self._new_values
+        turned = (query + kv if rotary or apart else 0) + values
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
-        attending = query + run.rows * part.n_heads * max(4, run.width)
+        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width)
         if self._mask(run) == "bool":  # which the library converts to the pass's dtype
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
             attending = self._reference_peak(run)
-        return projected + max(turning, turned + attending, turned + query + result) + self.peak_beside(run)
+        return projected + max(turning, turned + attending, turned + mixed + result) + self.peak_beside(run)
+
+    @property
+    def _new_values(self) -> bool:
+        """Whether values are another tensor than their projection."""
+        return self.part.v_norm is not None or self.part.value_scale != 1.0
+
+    def _padded(self, run: Pass) -> int:
+        """Returns the bytes of the fused kernel's output, and of what it pads to the width of the wider of q and v."""
+        part = self.part
+        query, seen = run.rows * part.n_heads, run.batch * part.keys(run) * part.n_kv_heads
+        width = max(part.d_head, part.value_width)
+        padded = (query + seen) * width if part.d_head < width else seen * width if part.value_width < width else 0
+        return (padded + query * width) * run.width
 
     def _reference_peak(self, run: Pass) -> int:
         """Scores twice, before and after masking, with the mask; or masked scores and probabilities, at least float32.
@@ -160,7 +190,7 @@ class AttentionMemory(MappedMemory[Attention]):
         part = self.part
         pairs = run.tokens * part.keys(run)
         size = run.batch * part.n_heads * pairs
-        mixed = run.rows * part.d_query * run.width
+        mixed = run.rows * part.d_mixed * run.width
         masking = 2 * size * run.width + (2 * self._masked(run) if self._mask(run) in ("causal", "bool") else 0)
         softmax = size * run.width + max(size * run.width + mixed, 2 * 4 * size if run.width < 4 else 0)
         return max(masking, softmax, 3 * size * run.width if part.softcap is not None else 0)

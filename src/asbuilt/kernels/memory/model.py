@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from asbuilt.kernels.memory.registry import Memory, memory, memory_of
+from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import Part, Pass, walk
@@ -29,7 +30,14 @@ class ModelMemory(Memory[M]):
         head = max(peak(model.norm, above), normed + peak(model.end(run), above))
         before = peak(model.embedding, run)
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
-        return tables + stream + busiest
+        return tables + stream + self._lent(blocks, run) + busiest
+
+    def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:
+        """Returns the bytes of keys and values that stay allocated for later layers."""
+        parts = (part for block in blocks for _, part in walk(block))
+        lenders = {part.kv_name: part for part in parts if isinstance(part, Attention) and part.kv_name is not None}
+        numbers = sum(part.n_kv_heads * (part.d_head + part.value_width) for part in lenders.values())
+        return run.rows * numbers * run.width
 
     def _tables(self, blocks: tuple[Block, ...], run: Pass) -> tuple[int, int]:
         """Returns the bytes that layers share for the whole pass, and the peak of building a mask."""
