@@ -44,12 +44,38 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "rope_theta": st.sampled_from([1e4, 5e5]),
         "rope_scaling": st.sampled_from([None, YARN]),
     },
+    "qwen2_moe": {
+        "qkv_bias": BOOL,
+        "norm_topk_prob": BOOL,
+        "mlp_only_layers": st.lists(st.integers(0, 1)),
+        "use_sliding_window": BOOL,
+        "max_window_layers": st.integers(0, 4),
+        "shared_expert_intermediate_size": st.integers(1, 9),
+    },
+    "cohere2": {"layer_types": KINDS, "sliding_window_pattern": st.integers(1, 4), "attention_bias": BOOL},
+    "seed_oss": {
+        "head_dim": st.sampled_from([None, 8]),
+        "attention_bias": BOOL,
+        "attention_out_bias": BOOL,
+        "mlp_bias": BOOL,
+    },
+    "glm": {"head_dim": st.sampled_from([None, 8]), "partial_rotary_factor": st.sampled_from([0.34, 1.0])},
+    "glm4": {"attention_bias": BOOL, "rope_scaling": st.sampled_from([None, YARN])},
     "exaone4": {"layer_types": KINDS, "sliding_window_pattern": st.sampled_from([2, 3, "LLG"])},
 }
 # Sizes that a small model of the family needs beside those.
 SMALL: dict[str, dict[str, Any]] = {
     "minimax_m2": {"head_dim": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
     "ministral3": {"head_dim": 6},
+    "qwen2_moe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7,
+        "shared_expert_intermediate_size": 9,
+    },
+    "seed_oss": {"head_dim": 6},
+    "glm": {"head_dim": 6, "partial_rotary_factor": 0.34},
+    "glm4": {"head_dim": 6, "partial_rotary_factor": 0.34},
 }
 REFUSED: list[tuple[str, str, object]] = [
     ("minimax_m2", "rotary_dim", 5),
@@ -66,6 +92,16 @@ REFUSED: list[tuple[str, str, object]] = [
     ("exaone4", "sliding_window_pattern", 0),
     ("exaone4", "sliding_window_pattern", "LXG"),
     ("exaone4", "attention_bias", True),
+    ("qwen2_moe", "num_experts_per_tok", 6),
+    ("qwen2_moe", "shared_expert_intermediate_size", 0),
+    ("qwen2_moe", "layer_types", {"use_sliding_window": False, "layer_types": [SLIDING] * 3}),
+    ("qwen2_moe", "decoder_sparse_step", 4),
+    ("cohere2", "sliding_window", None),
+    ("cohere2", "head_dim", 8),
+    ("cohere2", "use_parallel_block", False),
+    ("seed_oss", "attention_out_bias", None),
+    ("glm", "partial_rotary_factor", 0.1),
+    ("glm4", "mlp_bias", True),
 ]
 
 

@@ -5,6 +5,7 @@ Command R (Cohere 2024, the model card of c4ai-command-r-v01). RoPE pairs adjace
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 from asbuilt.families.shared.dimensions import Sizes, parallel_block, sized
@@ -12,16 +13,35 @@ from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Irrelevant, Number, Only, eps
 from asbuilt.families.shared.names import ATTENTION, GATED, Names, in_parallel
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, sizes
-from asbuilt.spec import LayerNorm, Model
+from asbuilt.spec import Block, LayerNorm, Model
 
 
-def build(*, eps: float = 1e-5, bias: bool = False, logit_scale: float = 0.0625, **sizes: Unpack[Sizes]) -> Model:
-    """Returns the model of these sizes; `bias` is the attention's."""
+def build(
+    *,
+    windows: Sequence[int | None] = (),
+    eps: float = 1e-5,
+    bias: bool = False,
+    logit_scale: float = 0.0625,
+    **sizes: Unpack[Sizes],
+) -> Model:
+    """Returns the model of these sizes; `bias` is the attention's.
+
+    With `windows`, one for each layer, those that have none have no RoPE either.
+    """
     made = sized(sizes)
     norm = LayerNorm(d=made.d_model, eps=eps, bias=False)
-    block = parallel_block(made.attention(adjacent=True, bias=bias, output_bias=bias), made.gated(), norm)
-    return made.model((block,) * made.n_layers, norm, logit_scale=logit_scale)
 
+    def block(window: int | None) -> Block:
+        rope = window is not None or not windows
+        attention = made.attention(rope=rope, adjacent=True, bias=bias, output_bias=bias, window=window)
+        return parallel_block(attention, made.gated(), norm)
+
+    every = windows or (None,) * made.n_layers
+    kinds = {window: block(window) for window in set(every)}
+    return made.model(tuple(kinds[window] for window in every), norm, logit_scale=logit_scale)
+
+
+LOGIT_SCALE = Number("logit_scale", "logit_scale", default=0.0625)
 
 FAMILY = Family(
     name="cohere",
@@ -30,7 +50,7 @@ FAMILY = Family(
         *sizes(n_vocab=256000, d_model=8192, d_ff=22528, n_layers=40, n_heads=64, context=8192, theta=5e5, ties=True),
         eps("layer_norm_eps", 1e-5),
         ATTENTION_BIAS,
-        Number("logit_scale", "logit_scale", default=0.0625),
+        LOGIT_SCALE,
         Irrelevant("the context of long texts; max_position_embeddings is the one that is read", "model_max_length"),
         Irrelevant("only slices the same products", "pretraining_tp"),
         Only("use_qk_norm", False, None, reason="norms with weights for each head are not supported"),

@@ -39,6 +39,8 @@ def build(
     router: Router | None = None,
     d_expert: int | None = None,
     n_shared: int | None = None,
+    d_shared: int | None = None,
+    shared_gate: bool = False,
     n_dense: int = 0,
     dense: Collection[int] = (),
     norm_at: Literal["before", "after", "both"] = "before",
@@ -55,13 +57,14 @@ def build(
     queries and keys, `whole_norms` those of all heads together. `windows` and `rope_layers` say for each layer how far
     it sees and whether it has RoPE, which is `local` in those with a window, and pairs numbers that are `adjacent` or
     of either half of a head; a `mixer` stands in place of attention. With a `router` the feed-forward is a mixture of
-    experts, `d_expert` wide, beside `n_shared` shared ones, in all layers but the first `n_dense` and those in `dense`.
+    experts, `d_expert` wide, beside `n_shared` shared ones or one `d_shared` wide, in all layers but the first
+    `n_dense` and those in `dense`.
     """
     made = sized(sizes)
     norm, normed = norms(d=made.d_model, eps=eps), (1, 1) if head_norms else (made.n_heads, made.n_kv_heads)
     q_norm, k_norm = (norms(d=n * made.head_width, eps=eps) if head_norms or whole_norms else None for n in normed)
     ffn = made.gated(mlp_bias) if gated else made.plain(mlp_bias)
-    experts = ffn if router is None else made.mixture(router, d_expert, n_shared)
+    experts = ffn if router is None else made.mixture(router, d_expert, n_shared, d_shared, shared_gate)
     alike: dict[str, Any] = {"bias": bias, "output_bias": bias if output_bias is None else output_bias}
     alike |= {"q_norm": q_norm, "k_norm": k_norm, "scale": score_scale, "temperature": temperature}
     before, after = (norm if norm_at in (place, "both") else None for place in ("before", "after"))

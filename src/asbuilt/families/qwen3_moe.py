@@ -16,38 +16,8 @@ from asbuilt.families.shared import experts
 from asbuilt.families.shared.key import Flag, Only, Optional, Values, but
 from asbuilt.families.shared.names import EXPERTS, QK_NORMS, ROUTER, STEMS, Names
 from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.reader import ConfigReader, is_whole
+from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, sizes
-from asbuilt.spec import GatedMLP
-
-
-class _Dense:
-    """Which layers have no experts; the keys are carried too, since several ways of saying it are the same."""
-
-    keys = ("decoder_sparse_step", "mlp_only_layers")
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        step_key, only_key = self.keys
-        step, n_layers = reader.size(step_key, default=1), values["n_layers"]
-        listed = reader.config[only_key] if reader.given(only_key) else []
-        reader.require(only_key, isinstance(listed, list) and all(map(is_whole, listed)), "a list of layers")
-        for key in self.keys:
-            reader.irrelevant(key, "the blocks say it")
-        values["dense"] = self._layers(step, listed, n_layers)
-        reader.require(step_key, len(values["dense"]) < n_layers, "such that some layer has experts")
-
-    @staticmethod
-    def _layers(step: int, listed: list[int], n_layers: int) -> frozenset[int]:
-        only = set(listed)
-        return frozenset(i for i in range(n_layers) if i in only or (i + 1) % step)
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        blocks = enumerate(parts.model.blocks)
-        dense = frozenset(i for i, block in blocks if isinstance(block.branches[-1].body, GatedMLP))
-        step, listed = (parts.carried.get(key) for key in self.keys)
-        if self._layers(step or 1, listed or [], parts.n_layers) == dense:
-            return {key: parts.carried[key] for key in self.keys if key in parts.carried}
-        return dict(zip(self.keys, (1, sorted(dense)), strict=True))
 
 
 class Window:
@@ -100,7 +70,7 @@ FAMILY = replace(
         RMS_EPS,
         ATTENTION_BIAS,
         *REDUNDANT,
-        _Dense(),
+        experts.DenseLayers(),
         Window(),
     ),
     build=partial(llama.build, head_norms=True),

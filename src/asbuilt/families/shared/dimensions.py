@@ -110,16 +110,28 @@ class Dimensions:
         """Returns the feed-forward part of two matrices."""
         return MLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias)
 
-    def mixture(self, router: Router, d_expert: int | None = None, n_shared: int | None = None) -> MixtureOfExperts:
-        """Returns the mixture of experts, each `d_expert` wide (None for d_ff), the shared ones together as one."""
+    def mixture(
+        self,
+        router: Router,
+        d_expert: int | None = None,
+        n_shared: int | None = None,
+        d_shared: int | None = None,
+        shared_gate: bool = False,
+    ) -> MixtureOfExperts:
+        """Returns the mixture of experts, each `d_expert` wide (None for d_ff), the shared ones together as one.
+
+        That one is `d_shared` wide, or as wide as `n_shared` of the others, and may have a gate.
+        """
         width = d_expert or self.d_ff
+        wide = d_shared if n_shared is None else n_shared * width
         return MixtureOfExperts(
             d_model=self.d_model,
             d_ff=width,
             n_experts=router.n_experts,
             activation=self.activation,
             router=router,
-            shared=None if n_shared is None else replace(self.gated(), d_ff=n_shared * width),
+            shared=None if wide is None else replace(self.gated(), d_ff=wide),
+            shared_gate=shared_gate,
         )
 
     def model(self, blocks: tuple[Block, ...], norm: Norm | None, **parts: Any) -> LanguageModel:  # noqa: ANN401

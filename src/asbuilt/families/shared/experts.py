@@ -7,7 +7,7 @@ from typing import Any
 
 from asbuilt.families.shared.key import Flag, Group, Irrelevant, Key, Number, Size, Values
 from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.reader import REQUIRED, ConfigReader
+from asbuilt.families.shared.reader import REQUIRED, ConfigReader, is_whole
 from asbuilt.spec import ExpertGroups, GatedMLP, MixtureOfExperts, Model, Router
 from asbuilt.spec.experts import GroupScore
 
@@ -119,6 +119,40 @@ class Groups:
         elif said[0] is None or said[0] != said[1]:
             said = [1, 1]
         return dict(zip(self.keys, said, strict=True))
+
+
+class DenseLayers:
+    """Which layers have no experts: all but every `decoder_sparse_step`-th, and those in `mlp_only_layers`.
+
+    The keys are carried too, since several ways of saying it are the same.
+    """
+
+    keys = ("decoder_sparse_step", "mlp_only_layers")
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the layers; raises InputError where none has experts."""
+        step_key, only_key = self.keys
+        step, n_layers = reader.size(step_key, default=1), values["n_layers"]
+        listed = reader.config[only_key] if reader.given(only_key) else []
+        reader.require(only_key, isinstance(listed, list) and all(map(is_whole, listed)), "a list of layers")
+        for key in self.keys:
+            reader.irrelevant(key, "the blocks say it")
+        values["dense"] = self._layers(step, listed, n_layers)
+        reader.require(step_key, len(values["dense"]) < n_layers, "such that some layer has experts")
+
+    @staticmethod
+    def _layers(step: int, listed: list[int], n_layers: int) -> frozenset[int]:
+        only = set(listed)
+        return frozenset(i for i in range(n_layers) if i in only or (i + 1) % step)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys that were carried, if they mean these layers, or a list of them."""
+        blocks = enumerate(parts.model.blocks)
+        dense = frozenset(i for i, block in blocks if isinstance(block.branches[-1].body, GatedMLP))
+        step, listed = (parts.carried.get(key) for key in self.keys)
+        if self._layers(step or 1, listed or [], parts.n_layers) == dense:
+            return {key: parts.carried[key] for key in self.keys if key in parts.carried}
+        return dict(zip(self.keys, (1, sorted(dense)), strict=True))
 
 
 def expert_width(default: int) -> Size:

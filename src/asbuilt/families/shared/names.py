@@ -28,6 +28,7 @@ ROUTER = {"ffn.body.router": "mlp.gate"}
 CORRECTED_ROUTER = ROUTER | {"ffn.body.router.correction": "mlp.gate.e_score_correction_bias"}
 EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")}
 SHARED_EXPERTS = {f"ffn.body.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+SHARED_EXPERT = {f"ffn.body.shared.{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 
 
 def in_parallel(stems: Mapping[str, str]) -> dict[str, str]:
