@@ -20,6 +20,7 @@ from asbuilt.spec import (
     ACTIVATIONS,
     GROUP_SCORES,
     MLP,
+    OUTPUT_GATES,
     PLAIN_GATINGS,
     SCORINGS,
     SINUSOID_LAYOUTS,
@@ -52,6 +53,7 @@ from asbuilt.spec import (
     Llama3Scaling,
     LongRope,
     Lora,
+    Mamba2,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -73,6 +75,7 @@ from asbuilt.spec import (
     Router,
     Scaling,
     SharedEmbedding,
+    ShortConvolution,
     Sinusoids,
     TextEncoder,
     TiedHead,
@@ -231,7 +234,7 @@ def latents(draw: DrawFn, d_model: int) -> LatentAttention:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    return attentions(d_model) | latents(d_model) | linear_attentions(d_model)
+    return attentions(d_model) | latents(d_model) | linear_attentions(d_model) | state_spaces(d_model)
 
 
 @cache
@@ -245,6 +248,38 @@ def linear_attentions(d_model: int) -> SearchStrategy[LinearAttention]:
         bias=st.booleans(),
         output_bias=st.booleans(),
         eps=st.sampled_from((1e-6, 0.1)),
+    )
+
+
+@cache
+def state_spaces(d_model: int) -> SearchStrategy[Mixer]:
+    """Any state space."""
+    return mamba2s(d_model)
+
+
+@cache
+@st.composite
+def mamba2s(draw: DrawFn, d_model: int) -> Mamba2:
+    """Mamba-2 with few or many groups, gated in every way, its steps limited or not."""
+    n_groups, heads, d_head = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    d_state = draw(st.integers(1, 6))
+    conv = ShortConvolution(
+        channels=n_groups * (heads * d_head + 2 * d_state), kernel=draw(st.integers(1, 5)), bias=draw(st.booleans())
+    )
+    return Mamba2(
+        d_model=d_model,
+        n_heads=n_groups * heads,
+        d_head=d_head,
+        d_state=d_state,
+        n_groups=n_groups,
+        conv=conv,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        gate=draw(st.sampled_from(OUTPUT_GATES)),
+        eps=draw(EPS),
+        dt_min=draw(st.sampled_from((0.0, 0.3))),
+        dt_max=draw(st.none() | st.just(1.1)),
+        scales=draw(st.none() | st.just((0.7, 1.2, 0.8, 1.3, 0.6))),
     )
 
 
@@ -564,6 +599,8 @@ MAPS = (
     "v_up",
     "project",
     "dense",
+    "into",
+    "out",
 )
 
 

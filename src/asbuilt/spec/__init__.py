@@ -30,6 +30,7 @@ from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
+from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
@@ -87,6 +88,7 @@ __all__ = [
     "GROUP_SCORES",
     "KINDS",
     "MLP",
+    "OUTPUT_GATES",
     "PLAIN_GATINGS",
     "SCORINGS",
     "SINUSOID_LAYOUTS",
@@ -130,6 +132,7 @@ __all__ = [
     "LongRope",
     "Lora",
     "MLPProjector",
+    "Mamba2",
     "Map",
     "Mapped",
     "Mixer",
