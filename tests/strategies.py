@@ -44,6 +44,7 @@ from asbuilt.spec import (
     Head,
     HeadTransform,
     ImageEncoder,
+    Indexer,
     LanguageModel,
     LatentAttention,
     LayerNorm,
@@ -74,6 +75,7 @@ from asbuilt.spec import (
     Rotary,
     Router,
     Scaling,
+    SharedChoice,
     SharedEmbedding,
     ShortConvolution,
     Sinusoids,
@@ -95,6 +97,7 @@ from asbuilt.spec.vision import CLASS_TOKENS, READS
 CONTEXT = 64
 SEEDS = st.integers(0, 2**32 - 1)
 EPS = st.sampled_from((1e-6, 1e-5, 1e-2))
+PAIRINGS = ("halves", "adjacent")
 
 
 @cache
@@ -228,6 +231,25 @@ def latents(draw: DrawFn, d_model: int) -> LatentAttention:
         mscale=draw(st.none() | st.just(0.7)) if yarn else None,
         bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
+        indexer=None if q_rank is None else draw(st.none() | indexers(d_model, q_rank)),
+    )
+
+
+@cache
+@st.composite
+def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
+    """One that chooses few keys. RoPE tells equal tokens apart, whose scores would else be equal but for rounding."""
+    d_head = 4 * draw(st.integers(1, 2))
+    return Indexer(
+        d_model=d_model,
+        q_rank=q_rank,
+        n_heads=draw(st.integers(1, 3)),
+        d_head=d_head,
+        top_k=draw(st.integers(1, 7)),
+        k_norm=draw(maybe_norms(d_head)),
+        positions=Rotary(
+            d_rotary=draw(st.sampled_from((4, d_head))), pairing=draw(st.sampled_from(PAIRINGS)), theta=10.0
+        ),
     )
 
 
@@ -432,9 +454,10 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     )
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
+    drawn = draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
-        blocks=draw(lending(draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks)))),
+        blocks=tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block))),
         embedding_norm=draw(maybe_norms(d_model)),
         head=head,
         max_positions=CONTEXT,
@@ -442,6 +465,16 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         norm=draw(maybe_norms(d_model)),
         predictors=tuple(draw(st.lists(predictors(n_vocab, d_model), max_size=1))),
     )
+
+
+def sharing(block: Block) -> tuple[Block, ...]:
+    """A block that shares the last choice of keys of this one, if there is one."""
+    bodies = [part for _, part in walk(block) if isinstance(part, LatentAttention) and part.indexer is not None]
+    if not bodies:
+        return ()
+    last = SharedChoice(top_k=bodies[-1].indexer.top_k)  # type: ignore[union-attr]
+    latent = lambda _, part: isinstance(part, LatentAttention)  # noqa: E731
+    return (block.replace_where(latent, indexer=last),)
 
 
 @cache

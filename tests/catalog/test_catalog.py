@@ -42,6 +42,9 @@ ROUNDED = {
     "palm-8b": 8.63,
     "palm-62b": 62.50,
     "gpt-oss-120b": 116.83,
+    "deepseek-v3.2": 671.88,
+    "glm-5": 743.91,
+    "glm-5.2": 743.38,
 }
 
 # Parameters as built, tokens of context, and bytes of cache a token in 16 bits while no window is full. They were held
@@ -107,6 +110,9 @@ COUNTED = {
     "deepseek-moe-16b": (16_375_728_128, 4_096, 229_376),
     "deepseek-v2": (235_741_434_880, 163_840, 69_120),
     "deepseek-v3": (671_026_404_352, 163_840, 70_272),
+    "deepseek-v3.2": (671_877_929_216, 163_840, 85_888),
+    "glm-5": (743_911_199_232, 202_752, 109_824),
+    "glm-5.2": (743_377_000_704, 1_048_576, 95_232),
     "mpt-7b": (6_649_286_656, 2_048, 524_288),
     "falcon-7b": (6_921_720_704, 2_048, 8_192),
     "gemma-2b": (2_506_172_416, 8_192, 18_432),
@@ -217,6 +223,7 @@ def test_what_is_published_packed() -> None:
     assert packed["deepseek-v3"]["weight_block_size"] == [128, 128]
     assert {name: said["quant_method"] for name, said in packed.items()} == {
         "deepseek-v3": "fp8",
+        "deepseek-v3.2": "fp8",
         "gpt-oss-20b": "mxfp4",
         "gpt-oss-120b": "mxfp4",
     }

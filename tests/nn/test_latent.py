@@ -77,7 +77,9 @@ def test_against_the_equations(drawn: tuple[Module, int], tokens: int) -> None:
     if part.positions is not None:
         return
     x_TM = rows(1, tokens, seed)[0]
-    have = attention(x_TM[None], Step((1, tokens), x_TM.device))[0]
+    step = Step((1, tokens), x_TM.device)
+    have = attention(x_TM[None], step)[0]
+    chosen = torch.ones(tokens, tokens, dtype=torch.bool) if step.choice is None else step.choice[0]
     norm: Callable[[torch.nn.Module | None, Tensor], Tensor] = lambda n, y: y if n is None else n(y)  # noqa: E731
     low = x_TM if part.q_rank is None else norm(attention.q_norm, attention.q_down(x_TM))
     queries = attention.q(low) if part.q_rank is None else attention.q_up(low)
@@ -88,9 +90,10 @@ def test_against_the_equations(drawn: tuple[Module, int], tokens: int) -> None:
         k_up = attention.k_up.weight[h * part.d_nope : (h + 1) * part.d_nope]
         v_up = attention.v_up.weight[h * part.d_value : (h + 1) * part.d_value]
         for t in range(tokens):
-            scores = [float(q[t] @ torch.cat((k_up @ c_TR[j], shared_TP[j]))) for j in range(t + 1)]
+            seen = [j for j in range(t + 1) if chosen[t, j]]
+            scores = [float(q[t] @ torch.cat((k_up @ c_TR[j], shared_TP[j]))) for j in seen]
             weights = torch.softmax(torch.tensor(scores, dtype=torch.float64) / math.sqrt(part.d_head), -1)
-            out.append(sum(weights[j] * (v_up @ c_TR[j]) for j in range(t + 1)))
+            out.append(sum(weight * (v_up @ c_TR[j]) for weight, j in zip(weights, seen, strict=True)))
     mixed = torch.stack(out).view(part.n_heads, tokens, part.d_value).transpose(0, 1).flatten(1)  # type: ignore[arg-type]
     want = attention.o(mixed)
     torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9 * max(1.0, float(want.abs().max())))

@@ -88,8 +88,9 @@ class ParityCase:
     """A family and its small configs: variant -> function that draws one from a random source.
 
     `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why, `inert_fields` so
-    the paths of fields; `idle` are the beginnings of paths of what is held and never runs. `attentions` are the
-    implementations of transformers that compute all of what the family does.
+    the paths of fields; `idle` are the beginnings of paths of what is held and never runs, `choosing` what is in the
+    paths of parameters that only decide what is computed. `attentions` are the implementations of transformers that
+    compute all of what the family does.
     """
 
     family: str
@@ -98,6 +99,7 @@ class ParityCase:
     inert_weights: dict[str, str] = field(default_factory=dict)
     inert_fields: dict[str, str] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
+    choosing: tuple[str, ...] = ()
     attentions: tuple[str, ...] = ("eager", "sdpa")
 
     def config(self, variant: str) -> PreTrainedConfig:

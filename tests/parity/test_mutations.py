@@ -127,7 +127,10 @@ def _block(path: str) -> float:
 
 
 def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) -> None:
-    """One part in a hundred of noise on any one parameter breaks parity, and the other sign on any buffer."""
+    """One part in a hundred of noise on any one parameter breaks parity, and the other sign on any buffer.
+
+    What only chooses, as buffers do, gets as much noise as it has spread.
+    """
     mine, inputs, want = _exchanged(case, variant, tmp_path)
     generator = torch.Generator().manual_seed(case.random(variant, "noise").randrange(2**32))
     unseen, seen_by = set(), partial(case.kind.ours, mine)
@@ -135,7 +138,8 @@ def test_every_weight_matters(case: ParityCase, variant: str, tmp_path: Path) ->
         kept = parameter.detach().clone()
         with torch.no_grad():
             noise = torch.randn(kept.shape, generator=generator)
-            parameter += 0.01 * kept.std() * noise if kept.numel() > 1 else 0.01  # one number has no spread
+            share = 1.0 if any(name in path for name in case.choosing) else 0.01
+            parameter += share * kept.std() * noise if kept.numel() > 1 else 0.01  # one number has no spread
             if compare(_seen(seen_by, mine.spec, inputs), want).first is None:
                 unseen.add(path)
             parameter.copy_(kept)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near
 from asbuilt.families import FAMILIES
-from asbuilt.families.shared import latent
+from asbuilt.families.shared import indexers, latent
 from asbuilt.families.shared.experts import corrected_router
 from asbuilt.families.shared.sizes import every_but_last
 from asbuilt.families.shared.towers import tower
@@ -711,6 +711,82 @@ def _deepseek_v3() -> Model:
     )
 
 
+def _deepseek_v32() -> Model:
+    groups = ExpertGroups(n_groups=8, top_groups=4, score="two_best")
+    return indexers.build(
+        router=corrected_router(7168, 256, 8, scale=2.5, groups=groups),
+        n_vocab=129280,
+        d_model=7168,
+        n_layers=61,
+        n_dense=3,
+        d_ff=18432,
+        d_expert=2048,
+        n_shared=1,
+        n_predictors=1,
+        index_heads=64,
+        index_width=128,
+        index_top_k=2048,
+        pairing="halves",
+        name="deepseek-v3.2",
+        **_LATENT,
+    )
+
+
+def _glm_5(name: str, context: int, theta: float, layers: tuple[bool, ...] = ()) -> Model:
+    return indexers.build(
+        router=corrected_router(6144, 256, 8, scale=2.5),
+        n_vocab=154880,
+        d_model=6144,
+        n_layers=78,
+        n_heads=64,
+        n_dense=3,
+        d_ff=12288,
+        d_expert=2048,
+        n_shared=1,
+        n_predictors=1,
+        max_positions=context,
+        q_rank=2048,
+        kv_rank=512,
+        d_nope=192,
+        d_rope=64,
+        d_value=256,
+        rotary=Rotary(d_rotary=64, theta=theta, pairing="adjacent"),
+        index_heads=32,
+        index_width=128,
+        index_top_k=2048,
+        index_layers=layers,
+        pairing="adjacent",
+        name=name,
+    )
+
+
+ROWS["deepseek-v3.2"] = Entry(
+    name="deepseek-v3.2",
+    family="deepseek_v32",
+    source="DeepSeek-AI 2025, arXiv 2512.02556; config of deepseek-ai/DeepSeek-V3.2",
+    dtype="bfloat16",
+    make=_deepseek_v32,
+    quantization={
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+)
+ROWS["glm-5"] = Entry(
+    name="glm-5",
+    family="glm_moe_dsa",
+    source="Z.ai, GLM-5; config of zai-org/GLM-5",
+    dtype="bfloat16",
+    make=lambda: _glm_5("glm-5", 202752, 1e6),
+)
+ROWS["glm-5.2"] = Entry(
+    name="glm-5.2",
+    family="glm_moe_dsa",
+    source="Z.ai, GLM-5.2; config of zai-org/GLM-5.2",
+    dtype="bfloat16",
+    make=lambda: _glm_5("glm-5.2", 1048576, 8e6, tuple(i < 3 or i % 4 == 2 for i in range(78))),
+)
 ROWS["deepseek-v2"] = Entry(
     name="deepseek-v2",
     family="deepseek_v2",

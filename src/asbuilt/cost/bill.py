@@ -108,14 +108,16 @@ def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
 class Flops:
     """FLOPs of one pass: of weight products, of attention scores and weighted sums in full, and of unmasked pairs.
 
-    `one_gradient` are those of products of which only one factor needs a gradient (`Product.one_gradient`), `caching`
-    those needed only with a cache.
+    `one_gradient` are those of products of which only one factor needs a gradient (`Product.one_gradient`),
+    `no_gradient` those that are computed without gradients, `caching` those needed only with a cache.
     """
 
     products: int
     scores: int
     scores_causal: int
     one_gradient: int = 0
+    no_gradient: int = 0
+    no_gradient_causal: int = 0
     caching: int = 0
 
     @property
@@ -131,23 +133,29 @@ class Flops:
     @property
     def training(self) -> int:
         """Forward with full scores, plus twice that for backward, or once if only one factor needs a gradient."""
-        return TRAINING_FACTOR * (self.forward - self.caching) - self.one_gradient
+        return self._backward(self.forward, self.no_gradient)
 
     @property
     def training_causal(self) -> int:
         """As `training`, with masked pairs skipped."""
-        return TRAINING_FACTOR * (self.forward_causal - self.caching) - self.one_gradient
+        return self._backward(self.forward_causal, self.no_gradient_causal)
+
+    def _backward(self, forward: int, no_gradient: int) -> int:
+        return TRAINING_FACTOR * (forward - self.caching) - self.one_gradient - (TRAINING_FACTOR - 1) * no_gradient
 
 
 def flops(spec: Part, run: Pass) -> Flops:
     """Returns the FLOPs of one pass, 2abc for each product (a,b)x(b,c)."""
     all_products = [p.product for p in products(spec, run)]
     scores = [p for p in all_products if p.weight is None]
+    alone = [p for p in all_products if p.no_gradient and not p.caching]
     return Flops(
         products=sum(p.flops for p in all_products if p.weight is not None),
         scores=sum(p.flops for p in scores),
         scores_causal=sum(p.causal_flops for p in scores),
         one_gradient=sum(p.flops for p in all_products if p.one_gradient),
+        no_gradient=sum(p.flops for p in alone),
+        no_gradient_causal=sum(p.causal_flops for p in alone),
         caching=sum(p.flops for p in all_products if p.caching),
     )
 
@@ -215,7 +223,7 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
             read = f"{at}.{first}" if first else at
             reads[f"{at}.{second}"] = reads.get(read, read)
         of_heads.update(f"{at}.{name}" if at else name for name in computed.of_heads())
-        for tensor in computed.saves(seen):
+        for tensor in computed.saves(seen) if seen.gradients else ():
             tensor = replace(tensor, divided="width") if at in of_heads else tensor
             where = reads.get(at, at) if tensor.name == "input" else at
             stack = stacks[-1] if stacks else ""
@@ -334,9 +342,8 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
             if weight.role == "table" and full in multiplied:
                 by_kind["head"] += math.ceil(nbytes)
     remembered = [r for _, part in walk(spec) for r in part.remembers()]
-    length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
-    kept = sum(r.size * r.tokens_kept(length[r.of]) * r.number_bytes(kv) for r in remembered)
-    return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * kept))
+    read = sum(r.size * r.tokens_read(run) * r.number_bytes(kv) for r in remembered)
+    return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * read))
 
 
 @dataclass(frozen=True, kw_only=True)

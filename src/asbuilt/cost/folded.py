@@ -286,10 +286,9 @@ class Folded:
                 steps[entry.kind].lookups += row * seen[entry.node].rows * entry.count
                 if entry.path in self.multiplied_elsewhere:
                     steps["head"].weights += math.ceil(entry.nbytes)
-        length = {"sequence": run.past + run.tokens, "source": run.source_tokens}
         for node, r in self.remembered:
-            kept = node.count * r.size * r.tokens_kept(length[r.of])
-            steps[node.whole.kind].cache += run.batch * kept * r.number_bytes(kv_bytes)
+            read = node.count * r.size * r.tokens_read(run)
+            steps[node.whole.kind].cache += run.batch * read * r.number_bytes(kv_bytes)
         for node in seen:
             self._multiply(steps[node.whole.kind], node, self._run_of(node, seen[node]))
         return steps

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asbuilt.kernels.attention import attend
+from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.indexer import places
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
 from asbuilt.nn.linear import Linear, PartModule, hooked
@@ -38,6 +39,7 @@ class LatentAttention(PartModule):
         self.part, self.pattern = part, AttentionPattern()
         self.q_norm = optional(part.q_norm, f"{path}.q_norm")
         self.kv_norm = optional(part.kv_norm, f"{path}.kv_norm")
+        self.indexer = optional(part.indexer, f"{path}.indexer")
         first = () if part.q_rank is None else (self.q_down,)  # q has no bias, unlike the others
         self.down = self.fused(*first, self.kv_down, self.k_rope)
 
@@ -58,9 +60,15 @@ class LatentAttention(PartModule):
         return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step, keys))
 
     def project(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the new tokens' queries (B, T, H, D), normalised latents (B, T, R) and RoPE keys (B, T, P)."""
+        """Returns the new tokens' queries (B, T, H, D), normalised latents (B, T, R) and RoPE keys (B, T, P).
+
+        The indexer chooses keys by the latents of the queries.
+        """
         *down, c_BTR, k_BTP = self.down(x_BTM)
-        q = self.q_up(down[0] if self.q_norm is None else self.q_norm(down[0])) if down else self.q(x_BTM)
+        latent = (down[0] if self.q_norm is None else self.q_norm(down[0])) if down else None
+        if self.indexer is not None:
+            self.indexer(x_BTM, latent, step)
+        q = self.q(x_BTM) if latent is None else self.q_up(latent)
         q_BTHD = q.view(*x_BTM.shape[:2], self.part.n_heads, self.part.d_head)
         rotary = self.part.positions
         if rotary is not None:
@@ -70,13 +78,19 @@ class LatentAttention(PartModule):
             k_BTP = rotate(k_BTP[:, :, None], turn, rotary.pairing)[:, :, 0]
         return q_BTHD, c_BTR if self.kv_norm is None else self.kv_norm(c_BTR), k_BTP
 
+    def seen(self, step: Step, dtype: torch.dtype, keys: Keys) -> Mask:
+        """Returns the mask of the keys that are not past, or not chosen."""
+        if self.indexer is None or step.choice is None:
+            return mask(step, self.pattern, dtype, keys)
+        return step.choice[:, None]
+
     def expanded(self, q_BTHD: Tensor, c_BSR: Tensor, k_BSP: Tensor, step: Step, keys: Keys) -> Tensor:
         """Returns (B, T, H*V): standard attention over the expanded keys and values of all heads."""
         B, S, H = *c_BSR.shape[:2], self.part.n_heads
         shared = k_BSP[:, :, None].expand(B, S, H, self.part.d_rope)
         k_BSHD = torch.cat((self.k_up(c_BSR).view(B, S, H, self.part.d_nope), shared), -1)
         q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BSHD, self.v_up(c_BSR).view(B, S, H, self.part.d_value)))
-        seen = mask(step, self.pattern, q.dtype, keys)
+        seen = self.seen(step, q.dtype, keys)
         y_BHTV = attend(q, k, v, seen, scale=self.part.scale, kernel=step.kernel)
         return y_BHTV.transpose(1, 2).flatten(2)
 
@@ -92,8 +106,13 @@ class LatentAttention(PartModule):
         v_up = self.v_up.matrix(q_BTHD.dtype).view(H, part.d_value, part.kv_rank)
         in_latent = torch.bmm(plain.permute(2, 0, 1, 3).reshape(H, B * T, part.d_nope), k_up)
         q_BHTL = torch.cat((in_latent.view(H, B, T, -1).transpose(0, 1), turned.transpose(1, 2)), -1)
+        seen = self.seen(step, q_BHTL.dtype, keys)
+        if T == 1 and self.indexer is not None and step.choice is not None:
+            index_Bk, chosen_Bk = (x[:, 0] for x in places(step.choice, self.indexer.part.top_k))
+            joined_BSL = joined_BSL.gather(1, index_Bk[:, :, None].expand(-1, -1, joined_BSL.shape[-1]))
+            seen = None if step.uniform else chosen_Bk[:, None, None]
         latents = joined_BSL[:, None]
-        seen, values = mask(step, self.pattern, q_BHTL.dtype, keys), latents[..., : part.kv_rank]
+        values = latents[..., : part.kv_rank]
         y_BHTR = attend(q_BHTL, latents, values, seen, scale=part.scale, kernel="reference")
         y = torch.bmm(y_BHTR.transpose(0, 1).reshape(H, B * T, part.kv_rank), v_up.transpose(1, 2))
         return y.view(H, B, T, part.d_value).permute(1, 2, 0, 3).flatten(2)

@@ -32,7 +32,8 @@ class Step:
     `table`, its embedding table; `source_BSM` is an encoder's output, None once the layers have cached it, and
     `source_mask` marks its valid tokens.
     `lent` are the keys and values that later layers read, by the name of the layer that made them.
-    `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own.
+    `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own. `choice`
+    are the keys (B, T, S) that the last indexer chose, None if all.
     """
 
     types_BT: Tensor | None = None
@@ -42,6 +43,7 @@ class Step:
     source_mask: Mask = None
     images_NPM: Tensor | None = None
     ends_BT: Tensor | None = None
+    choice: Tensor | None = None
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from asbuilt.spec.experts import (
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.image_encoder import ImageEncoder
+from asbuilt.spec.indexer import Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
@@ -119,6 +120,7 @@ __all__ = [
     "Head",
     "HeadTransform",
     "ImageEncoder",
+    "Indexer",
     "Input",
     "Kind",
     "LanguageModel",
@@ -161,6 +163,7 @@ __all__ = [
     "Router",
     "Scaling",
     "Scoring",
+    "SharedChoice",
     "SharedEmbedding",
     "ShortConvolution",
     "Sinusoids",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from asbuilt.spec.attention import output_map
+from asbuilt.spec.indexer import Chooser, Indexer, causal_pairs
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
@@ -38,6 +39,9 @@ class LatentAttention(Mixer):
     A single new token after cached ones is computed *absorbed*: q^T (k_up c) = (k_up^T q)^T c, so the query is mapped
     to the latent space, the attention output is mapped back by v_up, and no cached token is expanded. All other passes
     are *expanded*. The cache holds c and the RoPE key: kv_rank + d_rope numbers per token, for all heads together.
+
+    With an `indexer` a token attends only to the keys that it chooses, the same for all heads: an absorbed pass gathers
+    them, in an expanded one the others are masked.
     """
 
     d_model: int
@@ -66,6 +70,8 @@ class LatentAttention(Mixer):
     """Whether the maps to the latents have biases."""
     output_bias: bool = False
     """Whether o has a bias."""
+    indexer: Chooser | None = None
+    """Chooses the keys that a token attends to, or reuses the last choice; None for all of them."""
     q: Map | None = None
     """Replaces the plain map to queries without a latent, if given."""
     q_down: Map | None = None
@@ -97,7 +103,24 @@ class LatentAttention(Mixer):
             require_number(self, "mscale")
             yarn = self.positions is not None and isinstance(self.positions.scaling, YaRN)
             require(self, "mscale", yarn, "none without YaRN")
+        if isinstance(self.indexer, Indexer):
+            same = (self.indexer.d_model, self.indexer.q_rank) == (self.d_model, self.q_rank)
+            require(self, "indexer", same, f"one of d_model = {self.d_model} and q_rank = {self.q_rank}")
         self.require_maps()
+
+    @property
+    def choice(self) -> tuple[bool, int] | None:
+        """That of its indexer."""
+        return None if self.indexer is None else (isinstance(self.indexer, Indexer), self.indexer.top_k)
+
+    @property
+    def most_keys(self) -> int | None:
+        """Keys that a token attends to at most; None for all."""
+        return None if self.indexer is None else self.indexer.top_k
+
+    def chooses(self, run: Pass) -> bool:
+        """Returns whether a token of the pass attends only to chosen keys."""
+        return self.most_keys is not None and run.past + run.tokens > self.most_keys
 
     @property
     def d_head(self) -> int:
@@ -145,7 +168,7 @@ class LatentAttention(Mixer):
 
     def pairs(self, run: Pass) -> int:
         """Returns the unmasked (query, key) pairs of one sequence and head."""
-        return run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
+        return causal_pairs(run, self.most_keys)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Queries and latents of the new tokens, then keys and values of all tokens; or the absorbed products."""
@@ -157,7 +180,9 @@ class LatentAttention(Mixer):
         )
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """Every cached token is expanded again."""
+        """Every cached token is expanded again; keys are chosen without gradients."""
+        if name == "indexer":
+            return replace(run, gradients=False)
         expanded = name in ("k_up", "v_up") and not self.absorbs(run)
         return replace(run, tokens=run.past + run.tokens, past=0) if expanded else run
 
@@ -175,7 +200,7 @@ class LatentAttention(Mixer):
 
         An adapter of either map is merged into its matrix first.
         """
-        keys, heads = run.past + run.tokens, run.batch * self.n_heads
+        keys, heads = self.gathered(run), run.batch * self.n_heads
         return (
             *(p for name in ("k_up", "v_up") for p in self.maps[name].merging(name)),
             Product(name="k_up", a=run.batch, b=self.d_nope, c=self.kv_rank, n=self.n_heads, weight="k_up.weight"),
@@ -184,7 +209,12 @@ class LatentAttention(Mixer):
             Product(name="v_up", a=run.batch, b=self.kv_rank, c=self.d_value, n=self.n_heads, weight="v_up.weight"),
         )
 
+    def gathered(self, run: Pass) -> int:
+        """Returns how many keys the query of an absorbed pass is multiplied with."""
+        return min(run.past + 1, self.most_keys or run.past + 1)
+
     def remembers(self) -> tuple[Remembered, ...]:
-        """The latent and the RoPE key in one tensor: kv_rank + d_rope numbers per token."""
+        """The latent and the RoPE key in one tensor: kv_rank + d_rope numbers per token; chosen ones are read."""
         expanded = self.n_heads * (self.d_head + self.d_value)
-        return (Remembered(name="latent", shape=(1, self.d_latent), stands_for=expanded),)
+        shape = (1, self.d_latent)
+        return (Remembered(name="latent", shape=shape, stands_for=expanded, reads=self.most_keys),)

@@ -40,6 +40,11 @@ class Mixer(Mapped):
         return None
 
     @property
+    def choice(self) -> tuple[bool, int] | None:
+        """Whether it chooses keys itself, rather than reuse the last choice, and how many; None if it uses all."""
+        return None
+
+    @property
     def queries_per_key(self) -> int:
         """Query heads per key head."""
         return 1

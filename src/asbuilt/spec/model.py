@@ -102,6 +102,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_source()
         self._require_buckets()
         self._require_lenders()
+        self._require_choices()
 
     def _require_number_of(self, field: str, least: int) -> None:
         found = getattr(self, field)
@@ -151,6 +152,19 @@ class Model(Part, metaclass=_Chosen):
                 require(self, "blocks", lender is not None and lender.serves(part), allowed)
             elif part.kv_name is not None:
                 lenders[part.kv_name] = part
+
+    def _require_choices(self) -> None:
+        """Requires layers that reuse a choice of keys to come after one that chooses as many."""
+        choices: dict[int, list[tuple[bool, int]]] = {}
+        last = None
+        for block in self.blocks:
+            if id(block) not in choices:
+                mixers = (part for _, part in walk(block) if isinstance(part, Mixer))
+                choices[id(block)] = [mixer.choice for mixer in mixers if mixer.choice is not None]
+            for chooses, top_k in choices[id(block)]:
+                allowed = f"a layer that chooses {top_k} keys before those that reuse its choice"
+                require(self, "blocks", chooses or top_k == last, allowed)
+                last = top_k
 
     def _require_one_width(self) -> None:
         d_model = self.embedding.d_model

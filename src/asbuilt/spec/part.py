@@ -82,7 +82,8 @@ class Pass:
     """One pass of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
     `source` is the number of tokens that an encoder reads; None means the sequence's length after the pass. `images` is
-    the number of images per sequence, each with `mutual` tokens of bidirectional attention. `depth` is the number of
+    the number of images per sequence, each with `mutual` tokens of bidirectional attention. Without `gradients` nothing
+    is saved for the backward pass, whatever is done with the rest of the model. `depth` is the number of
     blocks that run, None for all and the parts after them. `logits` tells for which positions the head is computed, or
     the pooler instead; `kernel` which attention runs; `width` is the bytes of one activation.
     """
@@ -93,6 +94,7 @@ class Pass:
     source: int | None = None
     images: int = 0
     mutual: int = 0
+    gradients: bool = True
     depth: int | None = None
     logits: Literal["all", "last", "pooled"] = "all"
     kernel: Kernel = "fused"
@@ -115,8 +117,8 @@ class Product:
 
     `weight` is the name of the part's own weight, or a slash and the absolute path of another part's; None for products
     of two activations (scores). `needed` is the FLOPs with masked pairs skipped. `one_gradient` marks a product of
-    which only one factor needs a gradient: with input data, or with a frozen weight; `caching` one that is needed only
-    with a cache, and so not in training.
+    which only one factor needs a gradient: with input data, or with a frozen weight; `no_gradient` one that is computed
+    without; `caching` one that is needed only with a cache, and so not in training.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Product:
     weight: str | None = None
     needed: int | None = None
     one_gradient: bool = False
+    no_gradient: bool = False
     caching: bool = False
 
     @property
@@ -145,8 +148,9 @@ class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
     `of` tells whose tokens: the sequence's own, or those of an encoder's source. A tensor `per` sequence is a state, of
-    constant size. `stands_for` is the number of key and value numbers that are expanded from it, if larger. Its numbers
-    have the cache's dtype; with `dtype` float32, that or a wider one: errors of a state add up over a whole text.
+    constant size. `stands_for` is the number of key and value numbers that are expanded from it, if larger. One new
+    token reads those of `reads` tokens at most (None: of all that are kept). Its numbers have the cache's dtype; with
+    `dtype` float32, that or a wider one: errors of a state add up over a whole text.
     """
 
     name: str
@@ -155,6 +159,7 @@ class Remembered:
     of: Literal["sequence", "source"] = "sequence"
     per: Literal["token", "sequence"] = "token"
     stands_for: int | None = None
+    reads: int | None = None
     dtype: Literal["float32"] | None = None
 
     def number_bytes(self, cached: int | Fraction) -> int | Fraction:
@@ -181,6 +186,11 @@ class Remembered:
         if self.per == "sequence":
             return 1
         return tokens if self.window is None else min(tokens, self.window)
+
+    def tokens_read(self, run: Pass) -> int:
+        """Returns of how many tokens a pass reads or writes it."""
+        kept = self.tokens_kept(run.past + run.tokens if self.of == "sequence" else run.source_tokens)
+        return kept if self.reads is None or run.tokens > 1 else min(kept, self.reads)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import Rope
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, EVEN, RMS_EPS
 from asbuilt.families.shared.table import Interleave, Layout
-from asbuilt.spec import Block, LatentAttention, Model, RMSNorm, Rotary, YaRN
+from asbuilt.spec import Block, Indexer, LanguageModel, LatentAttention, RMSNorm, Rotary, YaRN
 
 INNER_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says: so in the published code and in transformers
 
@@ -43,8 +43,9 @@ def build(
     rotary: Rotary,
     mscale: float | None = None,
     bias: bool = False,
+    indexer: Indexer | None = None,
     **values: Any,  # noqa: ANN401
-) -> Model:
+) -> LanguageModel:
     """Returns the model; a `q_rank` of 0 is a query without a latent, other `values` are those of `llama.build`."""
     attention = LatentAttention(
         d_model=values["d_model"],
@@ -60,6 +61,7 @@ def build(
         mscale=mscale,
         bias=bias,
         output_bias=bias,
+        indexer=indexer,
     )
     return llama.build(mixer=attention, **values)
 
@@ -177,13 +179,12 @@ def _by_head(block: Block, rows: tuple[int, ...]) -> Layout:
 
 
 # Latent and shared key are one tensor; so are each head's key and value maps, head by head.
-NAMES = predictors.named(
-    Names(
-        stems=STEMS,
-        fused={
-            "self_attn.kv_a_proj_with_mqa": Fused(stems=("attention.body.kv_down", "attention.body.k_rope")),
-            "self_attn.kv_b_proj": Fused(stems=("attention.body.k_up", "attention.body.v_up"), join=_by_head),
-        },
-        experts=EXPERTS,
-    )
+PLAIN_NAMES = Names(
+    stems=STEMS,
+    fused={
+        "self_attn.kv_a_proj_with_mqa": Fused(stems=("attention.body.kv_down", "attention.body.k_rope")),
+        "self_attn.kv_b_proj": Fused(stems=("attention.body.k_up", "attention.body.v_up"), join=_by_head),
+    },
+    experts=EXPERTS,
 )
+NAMES = predictors.named(PLAIN_NAMES)

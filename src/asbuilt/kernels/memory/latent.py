@@ -39,14 +39,17 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         if self._width > part.d_value:
             widths["mixed and zeros"] = self._width
         kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
-        return (*common, *kept, Saved(name="logsumexp", size=heads, width="wide", divided="width"))
+        masked = run.batch * run.tokens * run.tokens if part.chooses(run) else 0
+        mask = (Saved(name="mask", size=masked, divided="none"),) if masked else ()
+        return (*common, *kept, *mask, Saved(name="logsumexp", size=heads, width="wide", divided="width"))
 
     def _saves_reference(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
         pairs, heads = run.tokens * run.tokens, run.rows * part.n_heads
         size = run.batch * part.n_heads * pairs
         widths = {"q": part.d_head, "k": part.d_head, "v": part.d_value}
-        mask = (Saved(name="mask", size=pairs, width="bool", divided="none"),) if run.tokens > 1 else ()
+        masked = pairs * (run.batch if part.chooses(run) else 1)
+        mask = (Saved(name="mask", size=masked, width="bool", divided="none"),) if run.tokens > 1 else ()
         cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()
         kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
         return (*kept, *mask, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)
@@ -70,25 +73,30 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         of_down = down if part.kv_norm is None or part.positions is None else 0
         latents = of_down + (0 if part.kv_norm is None else part.kv_rank) + (part.d_rope if turned else 0)
         kept = run.rows * (query + latents) * run.width
+        if part.indexer is not None:
+            norming = max(norming, run.rows * (down + normed) * run.width + memory(part.indexer).peak_bytes(run))
         return max(making, norming, kept + max(self._attending(run), result)) + self.peak_beside(run)
 
     def _attending(self, run: Pass) -> int:
         """Returns the bytes of keys and values, padded tensors, the output, and scores if stored."""
         part = self.part
         heads, seen = run.batch * part.n_heads, run.batch * (run.past + run.tokens) * part.n_heads
-        pairs, out = heads * run.tokens * (run.past + run.tokens), run.rows * part.n_heads
+        out, absorbs = run.rows * part.n_heads, part.absorbs(run)
+        pairs = heads * run.tokens * (part.gathered(run) if absorbs else run.past + run.tokens)
+        masks = pairs // heads * (run.batch if part.chooses(run) else 1)
         softmax = pairs * (run.width + max(run.width, 2 * 4 if run.width < 4 else 0))
-        if part.absorbs(run):
-            return out * (2 * part.d_latent + part.kv_rank) * run.width + softmax
+        if absorbs:
+            gathered = run.batch * part.gathered(run) * part.d_latent if part.chooses(run) else 0
+            return (out * (2 * part.d_latent + part.kv_rank) + gathered) * run.width + softmax
         made = seen * (part.d_head + part.d_value)
         if run.kernel == "reference":
             expanding = seen * (part.d_head + part.d_nope)
-            masking = 2 * pairs * run.width + 2 * (pairs // heads)
+            masking = 2 * pairs * run.width + 2 * masks
             mixing = (2 * pairs + out * part.d_value) * run.width
             return max(expanding * run.width, made * run.width + max(softmax, masking, mixing))
-        zeros = 0
+        zeros = masks if part.chooses(run) else 0  # which the library converts to the pass's dtype
         if part.d_value < self._width:
-            zeros = seen * self._width
+            zeros += seen * self._width
         elif part.d_head < self._width:
-            zeros = (seen + out) * self._width
+            zeros += (seen + out) * self._width
         return (made + zeros + out * self._width) * run.width + out * max(4, run.width)

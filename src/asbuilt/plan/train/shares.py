@@ -44,13 +44,16 @@ class Adapters:
 class Work:
     """FLOPs of one forward pass by what its backward pass needs: both factors' gradients, or only one's.
 
-    `frozen` are those of one gradient: of weights that are not trained, and of products with the data itself.
+    `frozen` are those of one gradient: of weights that are not trained, and of products with the data itself. `alone`
+    are those that are computed without gradients.
     """
 
     trained: int = 0
     frozen: int = 0
     scores: int = 0
     scores_causal: int = 0
+    alone: int = 0
+    alone_causal: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -58,6 +61,8 @@ class Work:
             frozen=self.frozen + other.frozen,
             scores=self.scores + other.scores,
             scores_causal=self.scores_causal + other.scores_causal,
+            alone=self.alone + other.alone,
+            alone_causal=self.alone_causal + other.alone_causal,
         )
 
     def times(self, count: int) -> Work:
@@ -67,15 +72,19 @@ class Work:
             frozen=count * self.frozen,
             scores=count * self.scores,
             scores_causal=count * self.scores_causal,
+            alone=count * self.alone,
+            alone_causal=count * self.alone_causal,
         )
 
     def forward(self, *, causal: bool = True) -> int:
         """One forward pass."""
-        return self.trained + self.frozen + (self.scores_causal if causal else self.scores)
+        scores = self.scores_causal + self.alone_causal if causal else self.scores + self.alone
+        return self.trained + self.frozen + scores
 
     def training(self, *, causal: bool = True) -> int:
         """Forward, and backward at twice that, or once for products whose weight is frozen."""
-        return TRAINING_FACTOR * self.forward(causal=causal) - self.frozen
+        alone = self.alone_causal if causal else self.alone
+        return TRAINING_FACTOR * self.forward(causal=causal) - self.frozen - (TRAINING_FACTOR - 1) * alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,11 +353,15 @@ class _Fold:
 
         What tensor parallelism leaves whole is computed for a share of the tokens.
         """
-        done = dict.fromkeys(("trained", "frozen", "scores", "scores_causal"), 0)
+        done = dict.fromkeys(("trained", "frozen", "scores", "scores_causal", "alone", "alone_causal"), 0)
         for below, seen in node.runs(self.at.run):
             held, times = below.own.local_weights(), _times(node, below)
             for product in below.own.multiplies(seen):
                 if product.caching:
+                    continue
+                if product.no_gradient:  # replicated: what chooses keys is needed by all heads
+                    done["alone"] += times * product.flops
+                    done["alone_causal"] += times * product.causal_flops
                     continue
                 if product.weight is None:
                     done["scores"] += times * product.flops
