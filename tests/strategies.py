@@ -20,8 +20,8 @@ from asbuilt.spec import (
     ACTIVATIONS,
     GROUP_SCORES,
     MLP,
-    OUTPUT_GATES,
     PLAIN_GATINGS,
+    RGLRU,
     SCORINGS,
     SINUSOID_LAYOUTS,
     WEIGHINGS,
@@ -40,6 +40,7 @@ from asbuilt.spec import (
     ExpertGroups,
     FeedForward,
     FrequencyFactors,
+    GatedConvolution,
     GatedMLP,
     Head,
     HeadTransform,
@@ -54,7 +55,6 @@ from asbuilt.spec import (
     Llama3Scaling,
     LongRope,
     Lora,
-    Mamba2,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -256,7 +256,7 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    return attentions(d_model) | latents(d_model) | linear_attentions(d_model) | state_spaces(d_model)
+    return attentions(d_model) | latents(d_model) | linear_attentions(d_model) | recurrences(d_model)
 
 
 @cache
@@ -274,34 +274,42 @@ def linear_attentions(d_model: int) -> SearchStrategy[LinearAttention]:
 
 
 @cache
-def state_spaces(d_model: int) -> SearchStrategy[Mixer]:
-    """Any state space."""
-    return mamba2s(d_model)
+def recurrences(d_model: int) -> SearchStrategy[Mixer]:
+    """A mixer whose state is all that it remembers."""
+    return gated_convolutions(d_model) | rg_lrus(d_model)
 
 
 @cache
-@st.composite
-def mamba2s(draw: DrawFn, d_model: int) -> Mamba2:
-    """Mamba-2 with few or many groups, gated in every way, its steps limited or not."""
-    n_groups, heads, d_head = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    d_state = draw(st.integers(1, 6))
-    conv = ShortConvolution(
-        channels=n_groups * (heads * d_head + 2 * d_state), kernel=draw(st.integers(1, 5)), bias=draw(st.booleans())
+def convolutions(channels: int) -> SearchStrategy[ShortConvolution]:
+    """A short convolution of so many channels."""
+    return st.builds(
+        ShortConvolution,
+        channels=st.just(channels),
+        kernel=st.integers(1, 5),
+        bias=st.booleans(),
+        activation=st.sampled_from(("silu", None)),
     )
-    return Mamba2(
+
+
+@cache
+def gated_convolutions(d_model: int) -> SearchStrategy[GatedConvolution]:
+    """A convolution between two gates."""
+    conv = st.integers(1, 9).flatmap(convolutions)
+    return st.builds(GatedConvolution, d_model=st.just(d_model), conv=conv, bias=st.booleans())
+
+
+@st.composite
+def rg_lrus(draw: DrawFn, d_model: int) -> RGLRU:
+    """A gated recurrence, seldom as wide as the stream."""
+    heads = draw(st.integers(1, 3))
+    width = heads * draw(st.integers(1, 4))
+    return RGLRU(
         d_model=d_model,
-        n_heads=n_groups * heads,
-        d_head=d_head,
-        d_state=d_state,
-        n_groups=n_groups,
-        conv=conv,
+        d_rnn=width,
+        n_heads=heads,
+        conv=draw(convolutions(width)),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
-        output_bias=draw(st.booleans()),
-        gate=draw(st.sampled_from(OUTPUT_GATES)),
-        eps=draw(EPS),
-        dt_min=draw(st.sampled_from((0.0, 0.3))),
-        dt_max=draw(st.none() | st.just(1.1)),
-        scales=draw(st.none() | st.just((0.7, 1.2, 0.8, 1.3, 0.6))),
     )
 
 
@@ -632,8 +640,6 @@ MAPS = (
     "v_up",
     "project",
     "dense",
-    "into",
-    "out",
 )
 
 

@@ -18,15 +18,16 @@ from asbuilt.catalog import find, names
 from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
+    RGLRU,
     XIELU,
     Attention,
     DynamicNTK,
+    GatedConvolution,
     LayerNorm,
     Linear,
     LinearAttention,
     LongRope,
     Lora,
-    Mamba2,
     Model,
     Packed,
     Part,
@@ -68,19 +69,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LearnedPositions": {"offset": 0},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
     "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
-    "Mamba2": {
-        "n_groups": 1,
-        "bias": False,
-        "output_bias": False,
-        "gate": "before_norm",
-        "eps": 1e-5,
-        "dt_min": 0.0,
-    },
     "MLP": {"bias": False},
     "MLPProjector": {"bias": False, "merge": 1},
     "MixtureOfExperts": {"gating": "gated", "bias": False, "weighs": "results", "shared_gate": False},
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
+    "GatedConvolution": {"bias": False},
+    "RGLRU": {"bias": False},
     "ShortConvolution": {"bias": False, "activation": "silu", "belongs": "ssm"},
     "TextEncoder": {"name": "model"},
     "EncoderDecoder": {"name": "model"},
@@ -133,9 +128,10 @@ def examples() -> dict[type[Part], Part]:
     )
     found[Proportional] = Proportional(n_pairs=2)
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
-    conv = ShortConvolution(channels=14, kernel=3)
-    found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
+    conv = ShortConvolution(channels=6, kernel=3)
+    found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
+    found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")

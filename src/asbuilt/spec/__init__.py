@@ -23,6 +23,7 @@ from asbuilt.spec.experts import (
     Scoring,
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
+from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.indexer import Indexer, SharedChoice
@@ -31,7 +32,6 @@ from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
-from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
@@ -71,6 +71,7 @@ from asbuilt.spec.positions import (
     YaRN,
 )
 from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.vision import (
     Classifier,
@@ -89,8 +90,8 @@ __all__ = [
     "GROUP_SCORES",
     "KINDS",
     "MLP",
-    "OUTPUT_GATES",
     "PLAIN_GATINGS",
+    "RGLRU",
     "SCORINGS",
     "SINUSOID_LAYOUTS",
     "WEIGHINGS",
@@ -115,6 +116,7 @@ __all__ = [
     "FeedForward",
     "FrequencyFactors",
     "Gain",
+    "GatedConvolution",
     "GatedMLP",
     "Gives",
     "Head",
@@ -134,7 +136,6 @@ __all__ = [
     "LongRope",
     "Lora",
     "MLPProjector",
-    "Mamba2",
     "Map",
     "Mapped",
     "Mixer",
