@@ -16,12 +16,13 @@ from asbuilt.checkpoint.adapter import read_adapter
 from asbuilt.checkpoint.gguf import read_blocks, read_tensor
 from asbuilt.checkpoint.own import own_table
 from asbuilt.checkpoint.packed import PACKABLE, packed_entries, packed_spec
+from asbuilt.checkpoint.quantised import Expanded
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAMES, torch_name
 from asbuilt.errors import InputError, shorten
-from asbuilt.families import gguf_table, tensor_table
+from asbuilt.families import gguf_table, reads_packed, tensor_table
 from asbuilt.families.shared.table import Entry, TensorTable, as_stored, is_ignored
 from asbuilt.formats.gguf import GGUFTensor
 from asbuilt.formats.safetensors import StoredTensor, read_folder
@@ -51,10 +52,10 @@ def load(
 ) -> Model:
     """Returns the model of a checkpoint folder or GGUF file, its weights loaded, in evaluation mode.
 
-    `dtype` defaults to the stored one: config.json's, else the tensors'; float32 for a GGUF of quantised blocks. With
-    `packed`, matrices and tables that a GGUF file or an MXFP4 checkpoint stores as blocks stay packed in memory, and
-    each product dequantises them to `dtype`. `adapter` is a folder of low-rank adapters in PEFT's layout, which are
-    added to their maps.
+    `dtype` defaults to the stored one: config.json's, else the tensors'; float32 for a GGUF of quantised blocks.
+    Quantised matrices of a folder are expanded to it. With `packed`, matrices and tables that a GGUF file or an MXFP4
+    checkpoint stores as blocks stay packed in memory, and each product dequantises them to `dtype`. `adapter` is a
+    folder of low-rank adapters in PEFT's layout, which are added to their maps.
 
     Raises InputError for a source without weights, for tensors that are missing, unexpected, of another shape or no
     floats, for values beyond the range of `dtype`, for a device that is not there, for `packed` where nothing is held
@@ -128,19 +129,16 @@ class Contents:
 
     def __init__(self, source: Source, *, packed: bool = False, adapter: str | Path | None = None) -> None:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
-        in_gguf = source.gguf is not None
         self.packed = source.reading.quantization
-        if in_gguf:
-            table = gguf_table(source.family, self.spec, self.headers)
-        else:
-            table = own_table(self.spec) if source.own else tensor_table(source.family, self.spec, self.packed)
-        self.table = as_stored(table, self.headers)
+        self._read = _reader(source, self.headers)
+        self.table = as_stored(self._table(source), self.headers)
+        if isinstance(self._read, Expanded):
+            self.headers = self._read.without_zero_biases({n for e in self.table.entries for n in e.names})
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
         self.buffers = {path for path, _, _ in buffers(self.spec)}
         named = {name for entry in self.entries for name in entry.names}
         again = ((name, path) for name, path in self.table.duplicates.items() if name in self.headers)
         self._again = [(name, path) for name, path in again if name not in named]
-        self._read = _reader(source, self.headers)
         self._blocks: dict[tuple[str, ...], Entry] = {}
         if packed and all(weight.format is None for _, weight, _ in stored_weights(self.spec)):
             self._keep_blocks()
@@ -148,6 +146,18 @@ class Contents:
         self.adapter: Mapping[str, Tensor] = {}
         if adapter is not None:
             self._add_adapters(adapter)
+
+    def _table(self, source: Source) -> TensorTable:
+        """Returns the names of the file's tensors; of a quantised checkpoint those of the expanded ones."""
+        if source.gguf is not None:
+            return gguf_table(source.family, self.spec, self.headers)
+        if source.own:
+            return own_table(self.spec)
+        if self.packed is None or reads_packed(source.family, self.packed):
+            return tensor_table(source.family, self.spec, self.packed)
+        self._read = Expanded(stored_only(self.headers), self.packed, str(source.path))
+        self.headers = self._read.headers
+        return tensor_table(source.family, self.spec)
 
     def _add_adapters(self, folder: str | Path) -> None:
         """Adds the adapters of a folder to the spec and to the tensors to load."""
@@ -229,7 +239,12 @@ class Contents:
 def _reader(source: Source, stored: Headers) -> Callable[[str], Tensor]:
     if source.gguf is not None:
         return functools.partial(read_tensor, source.gguf)
-    return Reader({name: tensor for name, tensor in stored.items() if isinstance(tensor, StoredTensor)})
+    return Reader(stored_only(stored))
+
+
+def stored_only(stored: Headers) -> dict[str, StoredTensor]:
+    """Returns the headers of a checkpoint folder, which has no others."""
+    return {name: tensor for name, tensor in stored.items() if isinstance(tensor, StoredTensor)}
 
 
 def alike(tensors: list[Tensor]) -> list[Tensor]:

@@ -120,16 +120,27 @@ def _stored(source: Source) -> tuple[int | None, int | None]:
     if not source.has_weights:
         return None, None
     from asbuilt.checkpoint.load import Contents, stored_bytes, stored_parameters
+
+    if _readable(source):
+        Contents(source)  # weights that cannot be read can still be described
+    return stored_parameters(source), stored_bytes(source)
+
+
+def _readable(source: Source) -> bool:
+    """Returns whether the weights are stored in a format that is read."""
+    from asbuilt.checkpoint.load import headers, stored_only
+    from asbuilt.checkpoint.quantised import holds_packed
     from asbuilt.families import reads_packed
 
     packed = source.reading.quantization
     if source.gguf is not None:
-        readable = all(tensor.type in GGUF_READABLE for tensor in source.gguf.tensors.values())
-    else:
-        readable = packed is None or reads_packed(source.family, packed)
-    if readable:
-        Contents(source)  # weights that cannot be read can still be described
-    return stored_parameters(source), stored_bytes(source)
+        return all(tensor.type in GGUF_READABLE for tensor in source.gguf.tensors.values())
+    if packed is None or reads_packed(source.family, packed):
+        return True
+    try:
+        return holds_packed(stored_only(headers(source)), packed)
+    except InputError:
+        return False
 
 
 def _packed(source: Source) -> dict[str, Any] | None:

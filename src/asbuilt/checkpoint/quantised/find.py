@@ -1,0 +1,84 @@
+"""The stored tensors of which a packed matrix is made, checked in their headers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from asbuilt.errors import InputError, one_of
+from asbuilt.formats.safetensors import StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Read = Callable[[str], "Tensor"]
+HALVES = ("F16", "BF16", "F32")  # dtypes of scales that are numbers
+LARGEST_GROUP = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A packed matrix, or a stack: the name and shape that it has when it is plain, and how it is expanded."""
+
+    name: str
+    shape: tuple[int, ...]
+    of: StoredTensor
+    expand: Callable[[Read], Tensor]
+
+
+@dataclass
+class Finder:
+    """The stored tensors, those that are `taken` as part of a packed matrix, and what the config says of packing.
+
+    `biases` are those that quantisers may have added.
+    """
+
+    stored: Mapping[str, StoredTensor]
+    said: Mapping[str, Any]
+    read: Read
+    taken: set[str] = field(default_factory=set)
+    biases: set[str] = field(default_factory=set)
+
+    @property
+    def method(self) -> str:
+        """The way of packing, in lower case; empty where it is not named."""
+        return str(self.said.get("quant_method") or "").lower()
+
+    def take(self, name: str, dtypes: tuple[str, ...], rank: int | None = None) -> StoredTensor:
+        """Returns a tensor and marks it as taken; raises InputError where it is missing or not of the kind."""
+        found = self.stored.get(name)
+        if found is None:
+            raise InputError("missing beside a packed matrix", field=name)
+        if found.dtype not in dtypes:
+            raise self.error(found, found.dtype, one_of(dtypes))
+        if rank is not None and len(found.shape) != rank:
+            raise self.error(found, found.shape, f"of {rank} dimensions")
+        self.taken.add(name)
+        return found
+
+    def maybe(self, name: str, dtypes: tuple[str, ...], rank: int | None = None) -> StoredTensor | None:
+        """Returns the tensor as `take` does, None where it is not stored."""
+        return self.take(name, dtypes, rank) if name in self.stored else None
+
+    def require(self, tensor: StoredTensor, ok: bool, allowed: str) -> None:
+        """Raises InputError naming the tensor and its shape unless `ok`."""
+        if not ok:
+            raise self.error(tensor, tensor.shape, allowed)
+
+    @staticmethod
+    def error(tensor: StoredTensor, value: object, allowed: str) -> InputError:
+        """Returns the InputError that names a tensor of a packed matrix."""
+        return InputError(field=f"{tensor.path}: {tensor.name}", value=value, allowed=allowed)
+
+    def group(self, tensor: StoredTensor, inputs: int, groups: int) -> int:
+        """Returns how many inputs share a scale: as the config says if that fits, else in equal groups.
+
+        Raises InputError naming the tensor of the scales where neither does.
+        """
+        said = self.said.get("group_size", self.said.get("q_group_size"))
+        if type(said) is int and 0 < said <= LARGEST_GROUP and math.ceil(inputs / said) == groups:
+            return said
+        self.require(tensor, groups > 0 and inputs % groups == 0, f"scales of equal groups of {inputs} inputs")
+        return max(1, inputs // groups)

@@ -1,0 +1,192 @@
+"""Matrices of a few bits per number in 32-bit words: GPTQ, AWQ, compressed-tensors and mlx."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from asbuilt.checkpoint.quantised import floats
+from asbuilt.checkpoint.quantised.find import HALVES, LARGEST_GROUP, Finder, Module, Read
+from asbuilt.errors import InputError, one_of
+from asbuilt.formats.safetensors import StoredTensor
+
+BITS = (2, 3, 4, 5, 6, 8)
+FIELD = "quantization_config"
+# What is added to stored zero points: AutoGPTQ's files hold them less one, GPTQModel's second version does not.
+MORE = {"gptq": 1, "gptq_v2": 0}
+ROUNDED = {"auto_round:auto_gptq": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_awq": "awq"}
+
+
+def grouped(finder: Finder, base: str) -> Module | None:
+    """Returns a matrix of GPTQ or AWQ, which store it transposed and differ in the order of numbers in a word."""
+    layout, more = _layout(finder)
+    words = finder.take(f"{base}.qweight", ("I32",), 2)
+    zeros = finder.take(f"{base}.qzeros", ("I32",), 2)
+    scales = finder.take(f"{base}.scales", HALVES, 2)
+    columns = finder.maybe(f"{base}.g_idx", ("I32", "I64"), 1)
+    finder.biases.add(f"{base}.bias")
+    finder.require(scales, min(scales.shape) > 0, "of groups and outputs")
+    make = _awq if layout == "awq" else _gptq
+    return make(finder, f"{base}.weight", words, zeros, scales, columns, more)
+
+
+def _layout(finder: Finder) -> tuple[str, int]:
+    """Returns the layout of words and what is added to zero points; raises InputError for one that is not read."""
+    said, layout = finder.said, finder.method
+    if layout == "auto-round":
+        packing = str(said.get("packing_format", said.get("backend")))
+        if packing not in ROUNDED:
+            raise InputError(field=f"{FIELD}.packing_format", value=packing, allowed=one_of(ROUNDED))
+        layout = ROUNDED[packing]
+    if layout == "awq":
+        version = str(said.get("version") or "gemm").lower()
+        if version != "gemm":
+            raise InputError(field=f"{FIELD}.version", value=version, allowed="gemm")
+        return "awq", 0
+    form = said.get("checkpoint_format", said.get("format")) or "gptq"
+    if layout != "gptq" or form not in MORE:
+        raise InputError(field=f"{FIELD}.checkpoint_format", value=f"{layout} {form}", allowed=one_of(MORE))
+    return "gptq", MORE[form]
+
+
+def _gptq(
+    finder: Finder,
+    name: str,
+    words: StoredTensor,
+    zeros: StoredTensor,
+    scales: StoredTensor,
+    columns: StoredTensor | None,
+    more: int,
+) -> Module:
+    groups, outputs = scales.shape
+    bits = zeros.shape[1] * 32 // outputs
+    finder.require(zeros, bits in BITS and zeros.shape == (groups, outputs * bits // 32), "zero points of the scales")
+    inputs = words.shape[0] * 32 // bits
+    finder.require(words, words.shape[1] == outputs and inputs * bits == words.shape[0] * 32, "words of whole numbers")
+    if columns is not None:
+        finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
+    group = 1 if columns is not None else finder.group(scales, inputs, groups)
+
+    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+        from asbuilt.kernels import dequantise
+
+        of = None if columns is None else read(columns.name)
+        parts = read(words.name), read(zeros.name), read(scales.name)
+        return dequantise.gptq(*parts, of, group, bits=bits, more=more, what=name)
+
+    return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
+
+
+def _awq(
+    finder: Finder,
+    name: str,
+    words: StoredTensor,
+    zeros: StoredTensor,
+    scales: StoredTensor,
+    columns: StoredTensor | None,
+    more: int,
+) -> Module:
+    groups, outputs = scales.shape
+    inputs = words.shape[0]
+    finder.require(words, words.shape[1] * 8 == outputs, f"words of eight numbers of {outputs} outputs")
+    finder.require(zeros, zeros.shape == (groups, words.shape[1]), "zero points of the scales")
+    group = finder.group(scales, inputs, groups)
+
+    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+        from asbuilt.kernels import dequantise
+
+        return dequantise.awq(read(words.name), read(zeros.name), read(scales.name), group, name)
+
+    return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
+
+
+def compressed(finder: Finder, name: str) -> Module | None:
+    """Returns a matrix of compressed-tensors in words, whose shape is a tensor beside it; or one of 4-bit floats."""
+    if finder.stored[f"{name}_packed"].dtype == "U8":
+        return floats.compressed(finder, name)
+    words = finder.take(f"{name}_packed", ("I32",), 2)
+    scales = finder.take(f"{name}_scale", HALVES, 2)
+    shape = finder.take(f"{name}_shape", ("I64", "I32"), 1)
+    zeros = finder.maybe(f"{name}_zero_point", ("I32", "I8"), 2)
+    columns = finder.maybe(f"{name}_g_idx", ("I32", "I64"), 1)
+    finder.require(shape, shape.shape == (2,), "two numbers")
+    outputs, inputs = (int(n) for n in finder.read(shape.name))
+    finder.require(words, outputs == words.shape[0] and inputs > 0, f"of {outputs} rows")
+    bits = _bits(finder, words, inputs)
+    groups = scales.shape[1]
+    finder.require(scales, scales.shape[0] == outputs and groups > 0, f"of {outputs} rows")
+    if zeros is not None:
+        packed = (math.ceil(outputs * bits / 32), groups)
+        finder.require(zeros, zeros.shape == (packed if zeros.dtype == "I32" else scales.shape), "of the scales")
+    if columns is not None:
+        finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
+    group = 1 if columns is not None else _group(finder, scales, inputs, groups)
+
+    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+        from asbuilt.kernels import dequantise
+
+        zero = None if zeros is None else read(zeros.name)
+        if zeros is not None and zeros.dtype == "I32":  # packed as the numbers are, along the rows
+            assert zero is not None
+            zero = dequantise.unpack(zero.t(), bits, outputs).t().float() - (1 << (bits - 1))
+        of = None if columns is None else read(columns.name)
+        return dequantise.integers(
+            read(words.name), read(scales.name), zero, of, group, bits=bits, inputs=inputs, what=name
+        )
+
+    return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
+
+
+def _schemes(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields how the weights of each group of modules are packed."""
+    groups = said.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            yield weights
+
+
+def _bits(finder: Finder, words: StoredTensor, inputs: int) -> int:
+    """Returns the bits of a number: one of the config's of which rows are as long."""
+    for said in _schemes(finder.said):
+        bits = said.get("num_bits")
+        if bits in BITS and math.ceil(inputs * bits / 32) == words.shape[1]:
+            return bits
+    raise finder.error(words, words.shape, f"rows of {inputs} numbers of the bits that config_groups has")
+
+
+def _group(finder: Finder, scales: StoredTensor, inputs: int, groups: int) -> int:
+    for said in _schemes(finder.said):
+        size = said.get("group_size")
+        if type(size) is int and 0 < size <= LARGEST_GROUP and math.ceil(inputs / size) == groups:
+            return size
+    return finder.group(scales, inputs, groups)
+
+
+def affine(finder: Finder, base: str) -> Module | None:
+    """Returns a matrix or table of mlx: words (O, I bits / 32) with scales, and biases where they are `affine`."""
+    words = finder.stored.get(f"{base}.weight")
+    if words is None or words.dtype != "U32" or f"{base}.qweight" in finder.stored:
+        return None
+    words = finder.take(f"{base}.weight", ("U32",), 2)
+    own = finder.said.get(base)
+    said = {**finder.said, **(own if isinstance(own, dict) else {})}
+    mode = said.get("mode") or "affine"
+    if mode != "affine":
+        return floats.in_words(finder, base, words, str(mode))
+    bits, group = said.get("bits"), said.get("group_size")
+    if bits not in BITS or type(group) is not int or not 0 < group <= LARGEST_GROUP:
+        raise InputError(field=f"{FIELD}.bits", value=(bits, group), allowed=f"{one_of(BITS)}, in groups")
+    scales = finder.take(f"{base}.scales", HALVES, 2)
+    biases = finder.take(f"{base}.biases", HALVES, 2)
+    outputs, inputs = words.shape[0], scales.shape[1] * group
+    finder.require(scales, scales.shape[0] == outputs and inputs * bits == words.shape[1] * 32, f"groups of {group}")
+    finder.require(biases, biases.shape == scales.shape, "of the shape of the scales")
+
+    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+        from asbuilt.kernels import dequantise
+
+        return dequantise.affine(read(words.name), read(scales.name), read(biases.name), bits=bits, group=group)
+
+    return Module(name=f"{base}.weight", shape=(outputs, inputs), of=words, expand=expand)

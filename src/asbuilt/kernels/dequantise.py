@@ -1,0 +1,191 @@
+"""Quantised weights of published checkpoints, expanded to float32: what each format's bits and scales mean.
+
+Every function takes the tensors as stored and returns a matrix (O, I), expanded a tile of rows at a time, so that
+little is allocated beside the result. Shapes are checked where the tensors are found (`checkpoint/quantised`).
+
+Shapes: outputs O, inputs I, groups of a row G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from asbuilt.errors import InputError
+
+TILE = 1 << 20  # numbers that are expanded at once
+# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# The column of each four bits of an int32, lowest first, as AWQ's kernels want them.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def by_rows(shape: tuple[int, int], rows: Callable[[slice], Tensor], step: int = 1) -> Tensor:
+    """Returns the matrix of which `rows` gives some, as many as a tile holds, a multiple of `step`."""
+    outputs, inputs = shape
+    made = torch.empty(shape, dtype=torch.float32)
+    n = max(1, TILE // max(1, inputs) // step) * step
+    for start in range(0, outputs, n):
+        part = slice(start, min(start + n, outputs))
+        made[part] = rows(part)
+    return made
+
+
+def powers(scales: Tensor) -> Tensor:
+    """Returns scales as float32; bytes, and floats without fraction (E8M0), are exponents biased by 127."""
+    if scales.dtype.itemsize > 1 or scales.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return scales.float()
+    raw = scales.view(torch.uint8)
+    return torch.ones(raw.shape).ldexp(raw.int() - 127)
+
+
+def nibbles(raw: Tensor) -> Tensor:
+    """Returns (..., 2n) of bytes (..., n), the lower half of each first."""
+    raw = raw.view(torch.uint8)
+    return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
+
+
+def fp4(raw: Tensor) -> Tensor:
+    """Returns the numbers (..., 2n) of bytes (..., n)."""
+    return torch.tensor(FP4).index_select(0, nibbles(raw).int().flatten()).view(*raw.shape[:-1], -1)
+
+
+def unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """Returns `count` numbers of `bits` each from rows of 32-bit words, one after the other, the lowest bits first."""
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw[..., :count]
+    if bits == 4:
+        return nibbles(raw)[..., :count]
+    places = torch.arange(8, dtype=torch.uint8)
+    single = ((raw[..., None] >> places) & 1).flatten(-2)[..., : count * bits]
+    return (single.unflatten(-1, (count, bits)) << places[:bits]).sum(-1, dtype=torch.uint8)
+
+
+def tiled(codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None) -> Tensor:
+    """Returns (code - zero) * scale, a scale (ceil(O / b0), ceil(I / b1)) for each block of b0 rows and b1 columns."""
+    outputs, inputs = codes.shape
+    scale, down, across = powers(scales), *block
+
+    def rows(part: slice) -> Tensor:
+        of = torch.arange(part.start, part.stop) // down
+        spread: Callable[[Tensor], Tensor] = lambda one: one[of].repeat_interleave(across, 1)[:, :inputs]  # noqa: E731
+        numbers = codes[part].float()
+        return (numbers if zeros is None else numbers.sub_(spread(zeros.float()))).mul_(spread(scale))
+
+    return by_rows((outputs, inputs), rows)
+
+
+def four_bit_floats(raw: Tensor, scales: Tensor, group: int, whole: float = 1.0) -> Tensor:
+    """Returns number * scale * whole, of bytes (O, I / 2), with a scale per group of a row.
+
+    NVFP4: groups of 16 with E4M3 scales, and `whole` for the matrix; MXFP4: groups of 32 with powers of two.
+    """
+    scale = powers(scales) * whole
+
+    def rows(part: slice) -> Tensor:
+        return fp4(raw[part]).mul_(scale[part].repeat_interleave(group, 1)[:, : 2 * raw.shape[1]])
+
+    return by_rows((len(raw), 2 * raw.shape[1]), rows)
+
+
+def _of_group(columns: Tensor | None, group: int, inputs: int, groups: int, what: str) -> Tensor:
+    """Returns the group of each input: as stored, or one after the other; raises InputError for one that is not."""
+    index = torch.arange(inputs) // group if columns is None else columns.long()
+    if inputs and not (int(index.min()) >= 0 and int(index.max()) < groups):
+        raise InputError("groups that are not there", field=what, value=int(index.max()), allowed=f"0 to {groups - 1}")
+    return index
+
+
+def gptq(
+    words: Tensor, zeros: Tensor, scales: Tensor, columns: Tensor | None, group: int, *, bits: int, more: int, what: str
+) -> Tensor:
+    """Returns scale * (code - zero - more), words (I bits / 32, O), zeros (G, O bits / 32), scales (G, O).
+
+    Frantar et al. 2022 (arXiv 2210.17323); AutoGPTQ stores zero points less one (`more`). `columns` are the groups of
+    the inputs.
+    """
+    groups, outputs = scales.shape
+    inputs = words.shape[0] * 32 // bits
+    of = _of_group(columns, group, inputs, groups, what)
+    zero = (unpack(zeros, bits, outputs).int() + more) & ((1 << bits) - 1)
+
+    def rows(part: slice) -> Tensor:
+        codes = unpack(words[:, part].t(), bits, inputs).int()
+        return (codes - zero[:, part].t()[:, of]) * scales[:, part].float().t()[:, of]
+
+    return by_rows((outputs, inputs), rows)
+
+
+def awq(words: Tensor, zeros: Tensor, scales: Tensor, group: int, what: str) -> Tensor:
+    """Returns scale * (code - zero) of four bits, words (I, O / 8), zeros (G, O / 8), scales (G, O).
+
+    Lin et al. 2023 (arXiv 2306.00978), in the layout of AutoAWQ's `gemm`.
+    """
+    groups, outputs = scales.shape
+    of = _of_group(None, group, words.shape[0], groups, what)
+    place = torch.tensor(AWQ_ORDER).argsort()
+
+    def columns(packed: Tensor) -> Tensor:
+        return nibbles(packed.contiguous().view(torch.uint8)).unflatten(-1, (-1, 8))[..., place].flatten(-2).int()
+
+    zero = columns(zeros)
+
+    def rows(part: slice) -> Tensor:
+        codes = columns(words[:, part.start // 8 : -(-part.stop // 8)]).t()
+        return (codes - zero[:, part].t()[:, of]) * scales[:, part].float().t()[:, of]
+
+    return by_rows((outputs, words.shape[0]), rows, step=8)
+
+
+def integers(
+    words: Tensor, scales: Tensor, zeros: Tensor | None, columns: Tensor | None, group: int, *, bits: int, inputs: int,
+    what: str,
+) -> Tensor:  # fmt: skip
+    """Returns scale * (code - 2^(bits-1) - zero), words (O, ceil(I bits / 32)), scales and zeros (O, G)."""
+    outputs, groups = len(words), scales.shape[1]
+    of = _of_group(columns, group, inputs, groups, what)
+    half = 1 << (bits - 1)
+
+    def rows(part: slice) -> Tensor:
+        codes = unpack(words[part], bits, inputs).float().sub_(half)
+        codes = codes if zeros is None else codes.sub_(zeros[part].float()[:, of])
+        return codes.mul_(scales[part].float()[:, of])
+
+    return by_rows((outputs, inputs), rows)
+
+
+def affine(words: Tensor, scales: Tensor, biases: Tensor, *, bits: int, group: int) -> Tensor:
+    """Returns scale * code + bias, words (O, I bits / 32), scales and biases (O, G): mlx's `affine`."""
+    inputs = scales.shape[1] * group
+
+    def rows(part: slice) -> Tensor:
+        codes = unpack(words[part], bits, inputs).float().unflatten(-1, (-1, group))
+        return codes.mul_(scales[part].float()[..., None]).add_(biases[part].float()[..., None]).flatten(-2)
+
+    return by_rows((len(words), inputs), rows)
+
+
+def looked_up(raw: Tensor, table: Tensor, scales: Tensor, block: int, shape: tuple[int, int]) -> Tensor:
+    """Returns table[code] * scale of all numbers one after the other, the upper half of a byte first.
+
+    bitsandbytes' 4-bit formats: a scale per `block` numbers (Dettmers et al. 2023, arXiv 2305.14314).
+    """
+    flat, size = raw.flatten().view(torch.uint8), shape[0] * shape[1]
+    made = torch.empty(size, dtype=torch.float32)
+    step = max(1, TILE // block) * block
+    for start in range(0, size, step):
+        part = slice(start, min(start + step, size))
+        pairs = flat[start // 2 : -(-part.stop // 2)]
+        codes = torch.stack((pairs >> 4, pairs & 15), -1).flatten()[: part.stop - start]
+        scale = scales[start // block : -(-part.stop // block)].repeat_interleave(block)[: len(codes)]
+        made[part] = table.float().index_select(0, codes.int()) * scale
+    return made.view(shape)
+
+
+def nested(codes: Tensor, table: Tensor, scales: Tensor, block: int, offset: float) -> Tensor:
+    """Returns the float32 scales that were quantised themselves: table[code] * scale + offset, by blocks."""
+    found = table.float().index_select(0, codes.flatten().int())
+    return found * scales.float().repeat_interleave(block)[: len(found)] + offset
