@@ -99,7 +99,7 @@ def test_what_is_written_reads_back_equal(config: dict[str, Any]) -> None:
     first = read_config(config, "x")
     written = write_config("gpt2", first.spec, first.carried, first.dtype)
     assert read_config(json.loads(json.dumps(written)), "x") == first
-    assert families_that_write(first.spec) == ["gpt2"]
+    assert families_that_write(first.spec)[0] == "gpt2"
 
 
 @pytest.mark.parametrize("wrong", ["llama", "gpt2"])

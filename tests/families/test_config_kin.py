@@ -61,6 +61,23 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "glm": {"head_dim": st.sampled_from([None, 8]), "partial_rotary_factor": st.sampled_from([0.34, 1.0])},
     "glm4": {"attention_bias": BOOL, "rope_scaling": st.sampled_from([None, YARN])},
+    "ernie4_5": {"head_dim": st.sampled_from([None, 8]), "use_bias": BOOL},
+    "ernie4_5_moe": {
+        "moe_layer_start_index": st.integers(0, 1),
+        "moe_layer_end_index": st.sampled_from([-1, 1, 2, 7]),
+        "moe_layer_interval": st.integers(1, 2),
+        "moe_num_shared_experts": st.integers(0, 2),
+        "moe_norm_min": st.sampled_from([1e-12, 1e-9]),
+    },
+    "stablelm": {"use_qkv_bias": BOOL, "use_parallel_residual": BOOL, "partial_rotary_factor": st.just(1.0)},
+    "granitemoe": {
+        "attention_bias": BOOL,
+        "embedding_multiplier": st.integers(1, 20),
+        "logits_scaling": st.integers(1, 20) | st.floats(0.1, 50),
+    },
+    "arcee": {"head_dim": st.sampled_from([None, 8]), "attention_bias": BOOL, "mlp_bias": BOOL},
+    "gptj": {"rotary_dim": st.sampled_from([2, 4, 6]), "n_inner": st.none() | st.integers(1, 9)},
+    "gpt_bigcode": {"multi_query": BOOL, "scale_attn_weights": BOOL, "n_inner": st.none() | st.integers(1, 9)},
     "exaone4": {"layer_types": KINDS, "sliding_window_pattern": st.sampled_from([2, 3, "LLG"])},
 }
 # Sizes that a small model of the family needs beside those.
@@ -74,6 +91,10 @@ SMALL: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 9,
     },
     "seed_oss": {"head_dim": 6},
+    "ernie4_5": {"head_dim": 6},
+    "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 7},
+    "stablelm": {"partial_rotary_factor": 0.34},
+    "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "glm": {"head_dim": 6, "partial_rotary_factor": 0.34},
     "glm4": {"head_dim": 6, "partial_rotary_factor": 0.34},
 }
@@ -102,10 +123,30 @@ REFUSED: list[tuple[str, str, object]] = [
     ("seed_oss", "attention_out_bias", None),
     ("glm", "partial_rotary_factor", 0.1),
     ("glm4", "mlp_bias", True),
+    ("ernie4_5", "use_bias", None),
+    ("ernie4_5_moe", "use_bias", True),
+    ("ernie4_5_moe", "moe_k", 6),
+    ("ernie4_5_moe", "moe_layer_start_index", 3),
+    ("ernie4_5_moe", "moe_norm_min", 0.1),
+    ("stablelm", "qk_layernorm", True),
+    ("stablelm", "partial_rotary_factor", 0.1),
+    ("granitemoe", "num_experts_per_tok", 6),
+    ("arcee", "head_dim", 5),
+    ("gptj", "rotary_dim", None),
+    ("gptj", "rotary_dim", 5),
+    ("gptj", "rotary_dim", 8),
+    ("gpt_bigcode", "n_head", 5),
+    ("gpt_bigcode", "num_key_value_heads", 2),
 ]
 
 
+# gpt2's spelling of the sizes
+OLDER: dict[str, Any] = {"vocab_size": 50, "n_embd": 24, "n_head": 4, "n_layer": 2, "n_positions": 64}
+
+
 def small(family: str) -> dict[str, Any]:
+    if family in ("gptj", "gpt_bigcode"):
+        return OLDER | {"model_type": family} | ({"rotary_dim": 4} if family == "gptj" else {})
     return SIZES | SMALL.get(family, {}) | {"model_type": family}
 
 
@@ -142,8 +183,9 @@ def test_bad_values_are_one_message_naming_the_key(family: str, key: str, value:
 
 @pytest.mark.parametrize("family", OWN)
 def test_another_familys_spec_is_refused(family: str) -> None:
+    other = read_config({"model_type": "gpt_neox" if family == "gpt_bigcode" else "gpt2"}, "x").spec
     with pytest.raises(InputError):
-        write_config(family, read_config({"model_type": "gpt2"}, "x").spec, {}, None)
+        write_config(family, other, {}, None)
 
 
 def frontier() -> list[dict[str, str]]:

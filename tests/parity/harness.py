@@ -46,6 +46,8 @@ BATCH, TOKENS = 2, 48
 # Every run draws anew; PARITY_SEED, printed at the end of each run, draws the same again.
 SEED = os.environ.get("PARITY_SEED") or str(random.SystemRandom().randrange(2**32))
 
+FROZEN = ("e_score_correction_bias", "expert_bias")  # some classes have as parameters what others have as buffers
+
 Draw = Callable[[random.Random], PreTrainedConfig]
 Inputs = dict[str, Tensor]  # what transformers' model is called with, by its names, each (B, ...)
 Trace = dict[str, Tensor]  # path -> (B, T, width), in the order of computation
@@ -141,7 +143,8 @@ def randomise(module: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     for owner in module.modules():
-        named = {name: p for name, p in owner.named_parameters(recurse=False) if p.requires_grad}  # others are computed
+        own = owner.named_parameters(recurse=False)
+        named = {name: p for name, p in own if p.requires_grad or name in FROZEN}  # others are computed
         kept = owner.named_buffers(recurse=False)
         named |= {name: b for name, b in kept if name not in owner._non_persistent_buffers_set}
         for name, tensor in named.items():

@@ -66,8 +66,9 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     for mutation in mutations(mine.spec):
         outcomes.setdefault(mutation.where, []).append(_outcome(case, mine.spec, mutation, tmp_path, inputs, want))
     assert all_fields(mine.spec) <= outcomes.keys()
-    # what is remembered is seen in decoding alone
-    passed = {where for where in outcomes if where.endswith(".cached") or where.startswith(case.idle)}
+    # what is remembered is seen in decoding alone, a name for it where a later layer reads it
+    names = (".cached", ".kv_name")
+    passed = {where for where in outcomes if where.endswith(names) or where.startswith(case.idle)}
     unseen = {where for where, found in outcomes.items() if "same" in found} - passed
     known = _inert(mine.spec) | case.inert_fields.keys()
     inert = {where for where in known if set(outcomes[where]) != {"refused"}}  # an image is all of a context

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _HYPHENATED = {"xlm_roberta": "xlm-roberta", "deberta_v2": "deberta-v2"}
 _FILES = [file.removesuffix(".py") for file in os.listdir(__path__[0]) if re.fullmatch(r"[a-z]\w*\.py", file)]
 FAMILIES = tuple(sorted(_HYPHENATED.get(file, file) for file in _FILES))
+USUAL = ("llama", "mistral")
 
 __all__ = [
     "FAMILIES",
@@ -154,11 +155,15 @@ def write_config(family: str, spec: Model, carried: dict[str, Any], dtype: str |
 
 
 def families_that_write(spec: Model) -> list[str]:
-    """Returns the families whose config can express `spec`, llama first as the one that most programs read.
+    """Returns the families whose config can express `spec`, those of `USUAL` first, which most programs read.
 
     A spec does not name its family, and one with more to say can say what a plainer one does.
     """
-    return [family for family in sorted(FAMILIES, key=lambda name: name != "llama") if _writes(family, spec)]
+    return [
+        family
+        for family in sorted(FAMILIES, key=lambda name: [name != usual for usual in USUAL])
+        if _writes(family, spec)
+    ]
 
 
 def _writes(family: str, spec: Model) -> bool:

@@ -25,6 +25,17 @@ STEMS = {
     "ffn.body.up": "mlp.c_fc",
     "ffn.body.down": "mlp.c_proj",
 }
+OUTSIDE = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+MASKS = {r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)": "the causal mask, stored as a buffer"}
+SUMMARY = Irrelevant(
+    "describes a classifier, and the head here is the language model's",
+    *(f"summary_{key}" for key in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
+)
 
 
 def build(
@@ -107,10 +118,7 @@ FAMILY = Family(
         activation("activation_function", "gelu_new", tanh="gelu_new"),
         _Scales(),
         tied(True),
-        Irrelevant(
-            "describes a classifier, and the head here is the language model's",
-            *(f"summary_{key}" for key in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
-        ),
+        SUMMARY,
         Only("n_special", 0, reason="rows for special tokens beside the vocabulary are not supported"),
         Irrelevant("the head covers the vocabulary, and there are no others", "predict_special_tokens"),
         Irrelevant("the same scores, computed in float32 and another order", "reorder_and_upcast_attn"),
@@ -118,15 +126,10 @@ FAMILY = Family(
     build=build,
     names=Names(
         stems=STEMS,
-        outside={
-            "embedding": "transformer.wte",
-            "positions": "transformer.wpe",
-            "norm": "transformer.ln_f",
-            "head": "lm_head",
-        },
+        outside=OUTSIDE,
         layers="transformer.h",
         fused={"attn.c_attn": Fused.qkv(_transposed)},
         layouts=dict.fromkeys(("attention.body.o", "ffn.body.up", "ffn.body.down"), Transpose()),
-        ignored={r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)": "the causal mask, stored as a buffer"},
+        ignored=MASKS,
     ),
 )

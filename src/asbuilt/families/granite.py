@@ -20,6 +20,13 @@ def _divisor(scale: float) -> float:
 
 
 DIVISOR = Number("logits_scaling", "logit_scale", default=1.0, above=1 / LARGEST_NUMBER, make=lambda x: 1 / x)
+FACTORS = (
+    Number("embedding_multiplier", "embedding_scale", default=1.0),
+    Number("attention_multiplier", "score_scale", default=1.0),
+    Number("residual_multiplier", "branch_scale", default=1.0),
+    replace(DIVISOR, back=_divisor),
+)
+
 FAMILY = replace(
     llama.FAMILY,
     name="granite",
@@ -29,9 +36,6 @@ FAMILY = replace(
         RMS_EPS,
         ATTENTION_BIAS,
         MLP_BIAS,
-        Number("embedding_multiplier", "embedding_scale", default=1.0),
-        Number("attention_multiplier", "score_scale", default=1.0),
-        Number("residual_multiplier", "branch_scale", default=1.0),
-        replace(DIVISOR, back=_divisor),
+        *FACTORS,
     ),
 )
