@@ -227,3 +227,36 @@ def test_the_demo_s_file(run: Run) -> None:
         result = run("plan", "serve", file, "--gpu", "rtx-4090", *words, "--json")
         assert json.loads(result.stdout)["weight_bytes"] == 96_576_768
     assert open_model(file).reading.quantization is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "method", "each"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 32}, "gptq", lambda o, i: o * i / 32 * 2.5 + 4 * i),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 32}, "awq", lambda o, i: o * i / 32 * 2.5),
+    ],
+)
+def test_files_that_quantisers_wrote_at_first(
+    run: Run, tmp_path: Path, name: str, said: dict[str, Any], method: str, each: Callable[[int, int], float]
+) -> None:
+    """Four bits of each number, and a scale and a zero point for 32 of a row."""
+    model = folder(tmp_path)
+    (tmp_path / name).write_text(json.dumps(said))
+    shapes = [(64, 64), (32, 64), (32, 64), (64, 64), (160, 64), (160, 64), (64, 160)]
+    wanted = PLAIN - MATRICES * 3 / 2 + 2 * sum(each(o, i) for o, i in shapes)
+    assert planned(run, model)["weight_bytes"] == pytest.approx(wanted, abs=8)
+    assert json.loads(run("describe", model, "--json").stdout)["quantization"] == {"quant_method": method, **said}
+
+
+@pytest.mark.parametrize(
+    ("said", "method"), [({"quant_method": "fp8"}, "fp8"), ({"quant_method": "magic"}, "magic"), (None, None)]
+)
+def test_training_says_what_is_published(run: Run, tmp_path: Path, said: Any, method: str | None) -> None:  # noqa: ANN401
+    """It is planned on expanded weights, so that a way of packing that is not known is no obstacle."""
+    model = folder(tmp_path) if said is None else folder(tmp_path, quantization_config=said)
+    words = ("plan", "train", model, "--gpu", "h100-sxm", "--batch", "1")
+    document = json.loads(run(*words, "--json").stdout)
+    plain = json.loads(run("plan", "train", folder(tmp_path / "plain"), *words[3:], "--json").stdout)
+    assert document["published"] == method
+    assert document["state_bytes"] == plain["state_bytes"]
+    assert ("published quantised" in run(*words).output) == (said is not None)

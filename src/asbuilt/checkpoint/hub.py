@@ -24,6 +24,8 @@ DESCRIPTIONS = (
     "config.json",
     "generation_config.json",
     "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     INDEX,
     "tokenizer.json",
     "tokenizer_config.json",

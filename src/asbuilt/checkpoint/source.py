@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, if config.json does not state it
+OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # the same of AutoGPTQ and AutoAWQ, at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +226,14 @@ def _open_own(path: Path, allow_unread: Sequence[str]) -> Source:
 
 def _with_packing(reading: Reading, config: Path) -> Reading:
     """Returns the reading with the packing of the weights stated in a file beside the config."""
+    if reading.quantization is not None or config.name != CONFIG:
+        return reading
+    for name, method in OLDER.items():
+        if (config.parent / name).exists():
+            said = load_config_file(config.parent / name)
+            return replace(reading, quantization={"quant_method": method, **said})
     file = config.parent / PACKING
-    if reading.quantization is not None or config.name != CONFIG or not file.exists():
+    if not file.exists():
         return reading
     said = load_config_file(file).get("quantization")
     if not isinstance(said, dict):

@@ -20,6 +20,7 @@ from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
+    from asbuilt.families import Reading
     from asbuilt.plan.train.plan import Subject, TrainPlan
     from asbuilt.plan.train.search import Ranked
 
@@ -142,7 +143,7 @@ def train(
     if plot is not None:
         plots.check(Path(plot))
     machine = _machine(gpu)
-    subject, seq, defaults = _subject(model, parameters, allow_unread, fields.pop("seq"))
+    subject, seq, read = _subject(model, parameters, allow_unread, fields.pop("seq"))
     options = Options(
         seq=seq,
         targets=None if targets is None else tuple(name.strip() for name in targets.split(",")),
@@ -153,7 +154,7 @@ def train(
     )
     made = plan(subject, machine, options)
     ranked = search(subject, machine, options) if searching else None
-    _print(made, ranked, defaults, explain=explain, markdown=markdown, as_json=as_json)
+    _print(made, ranked, read, explain=explain, markdown=markdown, as_json=as_json)
     if plot is not None:
         plots.save_training(made, Path(plot))
     ctx.exit(0 if (ranked.fitting if ranked is not None else made.fits) else 1)
@@ -172,8 +173,8 @@ def _machine(name: str) -> Machine:
 
 def _subject(
     model: str | None, parameters: str | None, allow_unread: tuple[str, ...], seq: int | None
-) -> tuple[Subject, int, dict[str, int | bool]]:
-    """Returns what is trained, the sequence length, and the sizes that the config does not state."""
+) -> tuple[Subject, int, Reading | None]:
+    """Returns what is trained, the sequence length, and what was read of the model, if one is given."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
     from asbuilt.plan.train.plan import Subject
@@ -183,20 +184,33 @@ def _subject(
         raise InputError(both, field="MODEL", allowed="a model, or left out in favour of --parameters N")
     if parameters is not None:
         number = parameters.replace("B", "G").replace("b", "g")
-        return Subject(parameters=parse_count(number, "parameters")), Options.seq if seq is None else seq, {}
+        return Subject(parameters=parse_count(number, "parameters")), Options.seq if seq is None else seq, None
     assert model is not None
     source = opened(model, allow_unread)
     spec = source.spec
     if seq is not None and seq > spec.max_positions:
         warn(f"warning: --seq {seq} exceeds the context length of {spec.max_positions} tokens")
     seq = min(Options.seq, spec.max_positions) if seq is None else seq
-    return Subject(spec), seq, source.reading.defaults
+    return Subject(spec), seq, source.reading
+
+
+def _published(read: Reading | None) -> str | None:
+    """Returns how the weights are quantised, None if they are not."""
+    from asbuilt.errors import InputError
+    from asbuilt.plan.stored.methods import read_packing
+
+    if read is None or read.quantization is None:
+        return None
+    try:
+        return read_packing(read.quantization).method
+    except InputError:  # training does not depend on it
+        return str(read.quantization.get("quant_method"))
 
 
 def _print(
     plan: TrainPlan,
     ranked: Ranked | None,
-    defaults: dict[str, int | bool],
+    read: Reading | None,
     *,
     explain: bool,
     markdown: bool,
@@ -206,12 +220,15 @@ def _print(
     from asbuilt.plan import render
     from asbuilt.plan.train import report
 
+    defaults, published = {} if read is None else read.defaults, _published(read)
     if as_json:
         found = {} if ranked is None else {"search": report.ranked_document(ranked)}
-        print_json(report.document(plan) | {"defaults": defaults} | found)
+        print_json(report.document(plan) | {"defaults": defaults, "published": published} | found)
         return
     if defaults:
         say(defaults_line(defaults))
+    if published is not None:
+        say(f"The weights are published quantised ({published}); training holds them as --dtype and --qlora say.")
     tables = report.tables(plan)
     if ranked is not None:
         tables = [report.ranked_table(ranked)]

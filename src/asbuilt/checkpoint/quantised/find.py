@@ -72,13 +72,26 @@ class Finder:
         """Returns the InputError that names a tensor of a packed matrix."""
         return InputError(field=f"{tensor.path}: {tensor.name}", value=value, allowed=allowed)
 
-    def group(self, tensor: StoredTensor, inputs: int, groups: int) -> int:
-        """Returns how many inputs share a scale: as the config says if that fits, else in equal groups.
+    @property
+    def schemes(self) -> list[Mapping[str, Any]]:
+        """How the weights of each group of modules are packed, as compressed-tensors says it."""
+        groups = self.said.get("config_groups")
+        members = groups.values() if isinstance(groups, dict) else ()
+        found = [group.get("weights") for group in members if isinstance(group, dict)]
+        return [one for one in found if isinstance(one, dict)]
 
-        Raises InputError naming the tensor of the scales where neither does.
-        """
-        said = self.said.get("group_size", self.said.get("q_group_size"))
-        if type(said) is int and 0 < said <= LARGEST_GROUP and math.ceil(inputs / said) == groups:
-            return said
-        self.require(tensor, groups > 0 and inputs % groups == 0, f"scales of equal groups of {inputs} inputs")
-        return max(1, inputs // groups)
+    def usual_group(self, inputs: int, groups: int) -> int:
+        """Returns how many inputs share a scale, if their groups follow each other: as the config says if that fits."""
+        said = [
+            self.said.get("group_size"),
+            self.said.get("q_group_size"),
+            *(s.get("group_size") for s in self.schemes),
+        ]
+        fitting = (n for n in said if type(n) is int and 0 < n <= LARGEST_GROUP and math.ceil(inputs / n) == groups)
+        return next(fitting, max(1, inputs // groups))
+
+    def group(self, tensor: StoredTensor, inputs: int, groups: int) -> int:
+        """Returns the same; raises InputError naming the tensor of the scales where groups are not equal either."""
+        size = self.usual_group(inputs, groups)
+        self.require(tensor, math.ceil(inputs / size) == groups, f"scales of equal groups of {inputs} inputs")
+        return size

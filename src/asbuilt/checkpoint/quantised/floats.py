@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from asbuilt.checkpoint.quantised.find import HALVES, Finder, Module, Read
@@ -65,7 +64,7 @@ def _block(finder: Finder, shape: Shape, scales: StoredTensor) -> tuple[int, int
     finder.require(scales, min(shape) > 0, "scales of a matrix")
     grid = _grid(shape, scales.shape)
     if grid is not None:
-        own = [*_said(finder.said)]
+        own = _blocks(finder)
         for down, across in (*own, *USUAL):
             if grid == (math.ceil(outputs / down), math.ceil(inputs / across)):
                 return down, across
@@ -90,15 +89,11 @@ def _grid(shape: Shape, scales: Shape) -> tuple[int, int] | None:
     return (scales[0], scales[1]) if len(scales) == 2 else None
 
 
-def _said(said: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yields the blocks that a config states."""
-    groups = said.get("config_groups")
-    groups = groups.values() if isinstance(groups, dict) else ()
-    weights = [group.get("weights") for group in groups if isinstance(group, dict)]
-    blocks = [said.get("weight_block_size"), *(one.get("block_structure") for one in weights if isinstance(one, dict))]
-    for block in blocks:
-        if isinstance(block, list) and len(block) == 2 and all(is_whole(n) and n > 0 for n in block):
-            yield block[0], block[1]
+def _blocks(finder: Finder) -> list[tuple[int, int]]:
+    """Returns the blocks that a config states."""
+    said = [finder.said.get("weight_block_size"), *(scheme.get("block_structure") for scheme in finder.schemes)]
+    pairs = [one for one in said if isinstance(one, list) and len(one) == 2]
+    return [(one[0], one[1]) for one in pairs if all(is_whole(n) and n > 0 for n in one)]
 
 
 def _four_bits(finder: Finder, name: str, packed: StoredTensor, scales: StoredTensor) -> Module:

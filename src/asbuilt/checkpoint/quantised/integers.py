@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from asbuilt.checkpoint.quantised import floats
@@ -66,14 +65,13 @@ def _gptq(
     finder.require(words, words.shape[1] == outputs and inputs * bits == words.shape[0] * 32, "words of whole numbers")
     if columns is not None:
         finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
-    group = 1 if columns is not None else finder.group(scales, inputs, groups)
+    size = finder.usual_group(inputs, groups) if columns is not None else finder.group(scales, inputs, groups)
 
     def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
         from asbuilt.kernels import dequantise
 
-        of = None if columns is None else read(columns.name)
-        parts = read(words.name), read(zeros.name), read(scales.name)
-        return dequantise.gptq(*parts, of, group, bits=bits, more=more, what=name)
+        of = None if columns is None else _of(read(columns.name), size, groups, columns.name)
+        return dequantise.gptq(read(words.name), read(zeros.name), read(scales.name), of, size, bits=bits, more=more)
 
     return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
 
@@ -96,7 +94,7 @@ def _awq(
     def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
         from asbuilt.kernels import dequantise
 
-        return dequantise.awq(read(words.name), read(zeros.name), read(scales.name), group, name)
+        return dequantise.awq(read(words.name), read(zeros.name), read(scales.name), group)
 
     return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
 
@@ -121,7 +119,7 @@ def compressed(finder: Finder, name: str) -> Module | None:
         finder.require(zeros, zeros.shape == (packed if zeros.dtype == "I32" else scales.shape), "of the scales")
     if columns is not None:
         finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
-    group = 1 if columns is not None else _group(finder, scales, inputs, groups)
+    size = finder.usual_group(inputs, groups) if columns is not None else finder.group(scales, inputs, groups)
 
     def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
         from asbuilt.kernels import dequantise
@@ -130,38 +128,29 @@ def compressed(finder: Finder, name: str) -> Module | None:
         if zeros is not None and zeros.dtype == "I32":  # packed as the numbers are, along the rows
             assert zero is not None
             zero = dequantise.unpack(zero.t(), bits, outputs).t().float() - (1 << (bits - 1))
-        of = None if columns is None else read(columns.name)
-        return dequantise.integers(
-            read(words.name), read(scales.name), zero, of, group, bits=bits, inputs=inputs, what=name
-        )
+        of = None if columns is None else _of(read(columns.name), size, groups, columns.name)
+        return dequantise.integers(read(words.name), read(scales.name), zero, of, size, bits=bits, inputs=inputs)
 
     return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
 
 
-def _schemes(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields how the weights of each group of modules are packed."""
-    groups = said.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict):
-            yield weights
+def _of(columns: Any, size: int, groups: int, what: str) -> Any:  # noqa: ANN401  # tensors
+    """Returns the groups of the inputs; None where they are one after the other, which is faster."""
+    import torch
+
+    from asbuilt.kernels import dequantise
+
+    of = dequantise.require_groups(columns, groups, what)
+    return None if torch.equal(of, torch.arange(len(of), dtype=of.dtype) // size) else of
 
 
 def _bits(finder: Finder, words: StoredTensor, inputs: int) -> int:
     """Returns the bits of a number: one of the config's of which rows are as long."""
-    for said in _schemes(finder.said):
+    for said in finder.schemes:
         bits = said.get("num_bits")
         if bits in BITS and math.ceil(inputs * bits / 32) == words.shape[1]:
             return bits
     raise finder.error(words, words.shape, f"rows of {inputs} numbers of the bits that config_groups has")
-
-
-def _group(finder: Finder, scales: StoredTensor, inputs: int, groups: int) -> int:
-    for said in _schemes(finder.said):
-        size = said.get("group_size")
-        if type(size) is int and 0 < size <= LARGEST_GROUP and math.ceil(inputs / size) == groups:
-            return size
-    return finder.group(scales, inputs, groups)
 
 
 def affine(finder: Finder, base: str) -> Module | None:

@@ -131,7 +131,8 @@ def _dynamic(pattern: str, own: object, said: Mapping[str, Any], rule: Callable[
 def _awq(said: Mapping[str, Any]) -> Packing:
     bits = whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
     zeros = Fraction(bits, 8) if said.get("zero_point", True) is not False else 0
-    return Packing(method="awq", vision=False, rule=grouped(bits, of_a_row(said), zeros=zeros))
+    group = of_a_row({"group_size": said.get("q_group_size", 128), **said})
+    return Packing(method="awq", vision=False, rule=grouped(bits, group, zeros=zeros))
 
 
 def _auto_round(said: Mapping[str, Any]) -> Packing:
