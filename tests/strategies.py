@@ -20,6 +20,7 @@ from asbuilt.spec import (
     ACTIVATIONS,
     GROUP_SCORES,
     MLP,
+    OUTPUT_GATES,
     PLAIN_GATINGS,
     RGLRU,
     SCORINGS,
@@ -55,6 +56,7 @@ from asbuilt.spec import (
     Llama3Scaling,
     LongRope,
     Lora,
+    Mamba2,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -256,7 +258,8 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    return attentions(d_model) | latents(d_model) | linear_attentions(d_model) | recurrences(d_model)
+    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model)
+    return usual | recurrences(d_model) | state_spaces(d_model)
 
 
 @cache
@@ -310,6 +313,38 @@ def rg_lrus(draw: DrawFn, d_model: int) -> RGLRU:
         conv=draw(convolutions(width)),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
+    )
+
+
+@cache
+def state_spaces(d_model: int) -> SearchStrategy[Mixer]:
+    """Any state space."""
+    return mamba2s(d_model)
+
+
+@cache
+@st.composite
+def mamba2s(draw: DrawFn, d_model: int) -> Mamba2:
+    """Mamba-2 with few or many groups, gated in every way, its steps limited or not."""
+    n_groups, heads, d_head = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    d_state = draw(st.integers(1, 6))
+    conv = ShortConvolution(
+        channels=n_groups * (heads * d_head + 2 * d_state), kernel=draw(st.integers(1, 5)), bias=draw(st.booleans())
+    )
+    return Mamba2(
+        d_model=d_model,
+        n_heads=n_groups * heads,
+        d_head=d_head,
+        d_state=d_state,
+        n_groups=n_groups,
+        conv=conv,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        gate=draw(st.sampled_from(OUTPUT_GATES)),
+        eps=draw(EPS),
+        dt_min=draw(st.sampled_from((0.0, 0.3))),
+        dt_max=draw(st.none() | st.just(1.1)),
+        scales=draw(st.none() | st.just((0.7, 1.2, 0.8, 1.3, 0.6))),
     )
 
 
@@ -640,6 +675,8 @@ MAPS = (
     "v_up",
     "project",
     "dense",
+    "into",
+    "out",
 )
 
 

@@ -28,6 +28,7 @@ from asbuilt.spec import (
     LinearAttention,
     LongRope,
     Lora,
+    Mamba2,
     Model,
     Packed,
     Part,
@@ -69,6 +70,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LearnedPositions": {"offset": 0},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
     "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
+    "Mamba2": {
+        "n_groups": 1,
+        "bias": False,
+        "output_bias": False,
+        "gate": "before_norm",
+        "eps": 1e-5,
+        "dt_min": 0.0,
+    },
     "MLP": {"bias": False},
     "MLPProjector": {"bias": False, "merge": 1},
     "MixtureOfExperts": {"gating": "gated", "bias": False, "weighs": "results", "shared_gate": False},
@@ -128,6 +137,8 @@ def examples() -> dict[type[Part], Part]:
     )
     found[Proportional] = Proportional(n_pairs=2)
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
+    conv = ShortConvolution(channels=14, kernel=3)
+    found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
     conv = ShortConvolution(channels=6, kernel=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)

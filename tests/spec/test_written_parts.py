@@ -26,6 +26,8 @@ def examples() -> dict[str, Part]:
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["Proportional"] = spec.Proportional(n_pairs=2)
     found["LinearAttention"] = spec.LinearAttention(d_model=4, n_heads=2, d_head=3)
+    conv = spec.ShortConvolution(channels=14, kernel=3)
+    found["Mamba2"] = spec.Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found["XIELU"] = spec.XIELU()
     conv = spec.ShortConvolution(channels=6, kernel=3)
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)

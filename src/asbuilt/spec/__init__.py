@@ -32,6 +32,7 @@ from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
+from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
 from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
@@ -90,6 +91,7 @@ __all__ = [
     "GROUP_SCORES",
     "KINDS",
     "MLP",
+    "OUTPUT_GATES",
     "PLAIN_GATINGS",
     "RGLRU",
     "SCORINGS",
@@ -136,6 +138,7 @@ __all__ = [
     "LongRope",
     "Lora",
     "MLPProjector",
+    "Mamba2",
     "Map",
     "Mapped",
     "Mixer",
