@@ -101,13 +101,13 @@ class _Context:
         return {}
 
 
-def _recurrences(parts: Parts) -> list[RGLRU]:
+def _recurrent(parts: Parts) -> list[RGLRU]:
     return [body for block in parts.model.blocks if isinstance(body := block.branches[0].body, RGLRU)]
 
 
 def _heads(parts: Parts) -> int:
     """Returns the heads, which a model without attention has too: blocks of its gates."""
-    recurrences = _recurrences(parts)
+    recurrences = _recurrent(parts)
     return recurrences[0].n_heads if recurrences else parts.attention.n_heads
 
 
@@ -147,8 +147,9 @@ def _keys() -> tuple[Key, ...]:
         RMS_EPS,
         ATTENTION_BIAS,
         _Kinds(),
-        Optional("lru_width", "d_rnn", default=None, at=lambda parts: _recurrences(parts)[0].d_rnn),
-        Size("conv1d_width", "kernel", default=4, at=lambda parts: _recurrences(parts)[0].conv.kernel),
+        # a model whose layers are all attention has neither
+        Optional("lru_width", "d_rnn", default=None, at=lambda parts: next((r.d_rnn for r in _recurrent(parts)), None)),
+        Size("conv1d_width", "kernel", default=4, at=lambda parts: next((r.conv.kernel for r in _recurrent(parts)), 4)),
         Size("attention_window_size", "window", default=2048),
         cap("logits_soft_cap", "logit_softcap", 30.0),
         Only("embeddings_scale_by_sqrt_dim", True, reason="the embedding is always scaled"),
