@@ -6,6 +6,7 @@ from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.convolution import ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
+from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
@@ -88,6 +89,8 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 __all__ = [
     "ACTIVATIONS",
+    "DECAYS",
+    "DELTA_GATES",
     "GROUP_SCORES",
     "KINDS",
     "MLP",
@@ -119,6 +122,7 @@ __all__ = [
     "FrequencyFactors",
     "Gain",
     "GatedConvolution",
+    "GatedDeltaNet",
     "GatedMLP",
     "Gives",
     "Head",
