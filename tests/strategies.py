@@ -18,12 +18,12 @@ from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.model import Model
 from asbuilt.spec import (
     ACTIVATIONS,
-    DECAYS,
-    DELTA_GATES,
     GROUP_SCORES,
+    LABELLED,
     MLP,
     OUTPUT_GATES,
     PLAIN_GATINGS,
+    POOLER_ACTIVATIONS,
     RGLRU,
     SCORINGS,
     SINUSOID_LAYOUTS,
@@ -44,12 +44,12 @@ from asbuilt.spec import (
     FeedForward,
     FrequencyFactors,
     GatedConvolution,
-    GatedDeltaNet,
     GatedMLP,
     Head,
     HeadTransform,
     ImageEncoder,
     Indexer,
+    Labelled,
     LanguageModel,
     LatentAttention,
     LayerNorm,
@@ -205,7 +205,6 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
-        gating=draw(st.sampled_from((None, None, "channel", "head"))),
         temperature=draw(
             st.none() | st.builds(QueryTemperature, scale=st.just(0.3), floor=st.just(3), from_zero=st.booleans())
         ),
@@ -263,7 +262,7 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
     usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model)
-    return usual | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
+    return usual | recurrences(d_model) | state_spaces(d_model)
 
 
 @cache
@@ -349,30 +348,6 @@ def mamba2s(draw: DrawFn, d_model: int) -> Mamba2:
         dt_min=draw(st.sampled_from((0.0, 0.3))),
         dt_max=draw(st.none() | st.just(1.1)),
         scales=draw(st.none() | st.just((0.7, 1.2, 0.8, 1.3, 0.6))),
-    )
-
-
-@cache
-@st.composite
-def delta_nets(draw: DrawFn, d_model: int) -> GatedDeltaNet:
-    """Gated delta nets, decays per head with grouped values, or per channel; gates and decays of one map or two."""
-    decays, n_keys = draw(st.sampled_from(DECAYS)), draw(st.integers(1, 3))
-    d_key, d_value = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    n_values = n_keys * (draw(st.integers(1, 3)) if decays == "head" else 1)
-    channels, ranks = 2 * n_keys * d_key + n_values * d_value, st.none() | st.integers(1, 4)
-    return GatedDeltaNet(
-        d_model=d_model,
-        n_key_heads=n_keys,
-        n_value_heads=n_values,
-        d_key=d_key,
-        d_value=d_value,
-        conv=draw(convolutions(channels)),
-        norm=draw(norms(d_value)),
-        decays=decays,
-        decay_rank=draw(ranks),
-        gate_rank=draw(ranks),
-        gating=draw(st.sampled_from(DELTA_GATES)),
-        length_eps=draw(st.sampled_from((1e-6, 0.1))),
     )
 
 
@@ -665,11 +640,32 @@ def masked_heads(d_model: int, n_vocab: int) -> SearchStrategy[Head | TiedHead |
     return st.none() | st.builds(Head, **fields) | st.builds(TiedHead, **fields)
 
 
+@cache
+@st.composite
+def classifiers(draw: DrawFn, d_model: int, labelled: tuple[Labelled, ...] = LABELLED) -> Classifier:
+    """Labels of whatever token, which may pass through a transform first."""
+    labels = draw(st.sampled_from(labelled))
+    pooler = st.builds(Pooler, d_model=st.just(d_model), activation=st.sampled_from(POOLER_ACTIVATIONS))
+    return Classifier(
+        d_model=d_model,
+        n_labels=2 if labels == "span" else draw(st.integers(1, 9)),
+        bias=draw(st.booleans()),
+        labels=labels,
+        padding=draw(st.none() | st.integers(0, 1)) if labels == "last" else None,
+        transform=draw(st.none() | pooler | transforms(d_model)),
+    )
+
+
 @st.composite
 def encoders(draw: DrawFn) -> TextEncoder:
-    """A whole model that sees both ways, with token types or not, with any head and pooler or neither."""
+    """A whole model, with token types or not, with any head and pooler or neither; most see both ways.
+
+    Those that see what is before a token alone end in labels, or in the stream.
+    """
     d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
-    blocks, table = draw(stacks(d_model, False, None))
+    causal = draw(st.integers(0, 3)) == 0
+    blocks, table = draw(stacks(d_model, causal, None))
+    heads = classifiers(d_model) | (st.none() if causal else masked_heads(d_model, n_vocab))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
     return TextEncoder(
@@ -680,7 +676,7 @@ def encoders(draw: DrawFn) -> TextEncoder:
         relative=table,
         blocks=blocks,
         norm=draw(maybe_norms(d_model)),
-        head=draw(masked_heads(d_model, n_vocab)),
+        head=draw(heads),
         pooler=draw(st.none() | st.just(Pooler(d_model=d_model))),
         max_positions=CONTEXT,
     )
@@ -705,10 +701,6 @@ MAPS = (
     "dense",
     "into",
     "out",
-    "beta",
-    "decay_down",
-    "decay",
-    "gate_down",
 )
 
 
@@ -746,7 +738,7 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
     )
     read, numbers = draw(stacks(d_model, False, None))
     learned = st.builds(LearnedPositions, n_positions=st.just(embedding.n_tokens), d_model=st.just(d_model))
-    classifier = st.builds(Classifier, d_model=st.just(d_model), n_labels=st.integers(2, 9), bias=st.booleans())
+    classifier = classifiers(d_model, ("first",))
     out = st.integers(1, 5) if d_out is None else st.just(d_out)
     projection = st.builds(Projection, d_model=st.just(d_model), d_out=out)
     heads = {"any": st.none() | classifier | projection, "none": st.none(), "projection": projection}

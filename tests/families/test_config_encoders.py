@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     ("said", "named"),
     [
         ({"architectures": ["BertForPreTraining"]}, "next-sentence"),
-        ({"architectures": ["BertForSequenceClassification"]}, "other heads"),
+        ({"architectures": ["BertForNextSentencePrediction"]}, "other heads"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"is_decoder": True}, "is_decoder"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),

@@ -53,6 +53,8 @@ class Encoder(Kind):
         out: Any = model(**inputs, output_hidden_states=True)
         first, *blocks, normed = out.hidden_states
         trace = {"embedding": first, **{f"blocks.{i}": hidden for i, hidden in enumerate(blocks)}, "norm": normed}
+        if "start_logits" in out:
+            trace["head"] = torch.stack((out.start_logits, out.end_logits), -1)
         if "logits" in out:
             trace["head"] = out.logits
         return _real(trace, inputs) | _pooled(out.get("pooler_output"))
@@ -62,7 +64,13 @@ class Encoder(Kind):
         """Returns the same of our model."""
         tokens, valid = inputs["input_ids"], inputs["attention_mask"] == 1
         given = {"valid_BT": valid, "types_BT": inputs.get("token_type_ids")}
-        trace = _real(traced(model, lambda: model(tokens, **given, kernel=kernel)), inputs)
+        ends: list[Any] = []
+        with_end = model.blocks[-1].register_forward_hook(lambda module, args, result: ends.append(result))
+        found = traced(model, lambda: model(tokens, **given, kernel=kernel))
+        with_end.remove()
+        if model.spec.gives == "labels":  # which may be of one token alone
+            found["norm"] = model.normed(ends[0])
+        trace = _real(found, inputs)
         assert isinstance(model, Built)
         return trace | _pooled(None if model.pooler is None else model.pooled(tokens, **given, kernel=kernel))
 
@@ -74,9 +82,10 @@ def _class(config: PreTrainedConfig) -> tuple[Any, dict[str, bool]]:
 
 
 def _real(trace: Trace, inputs: Inputs) -> Trace:
-    """Ones where a token is padding."""
+    """Ones where a token is padding; the labels of a text at each of its tokens."""
     padding = inputs["attention_mask"][:, :, None] == 0
-    return {path: hidden.masked_fill(padding, 1.0) for path, hidden in trace.items()}
+    tokens = {path: x if x.ndim == 3 else x[:, None].expand(-1, padding.shape[1], -1) for path, x in trace.items()}
+    return {path: hidden.masked_fill(padding, 1.0) for path, hidden in tokens.items()}
 
 
 def _pooled(pooled_BM: Tensor | None) -> Trace:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from asbuilt.checkpoint.load import load
@@ -292,3 +292,29 @@ def cacheable(spec: ModelSpec) -> int:
     blocks = [part for block in spec.blocks for _, part in walk(block)]
     full = [part.capacity for part in blocks if isinstance(part, MixtureOfExperts) and part.capacity is not None]
     return min((TOKENS, *full))
+
+
+# Several spellings say the same here, so these are compared by what comes out.
+SPELLED = (
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "projector_hidden_act",
+    "classifier_activation",
+    "rope_parameters",
+    "feed_forward_proj",
+    "dense_act_fn",
+)
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """What transformers reads of a folder's config, but for what has several spellings."""
+    return dict(_said(AutoConfig.from_pretrained(folder).to_dict(), ""))
+
+
+def _said(settings: dict[str, Any], outside: str) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and key.endswith("_config"):
+            yield from _said(value, f"{key}.")
+        elif key not in ("_name_or_path", *SPELLED):
+            yield f"{outside}{key}", value

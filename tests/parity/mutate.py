@@ -13,6 +13,7 @@ from typing import Any
 from asbuilt.spec import (
     ACTIVATIONS,
     GROUP_SCORES,
+    LABELLED,
     MLP,
     PLAIN_GATINGS,
     RGLRU,
@@ -76,6 +77,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "layout": SINUSOID_LAYOUTS,
     "class_token": CLASS_TOKENS,
     "reads": READS,
+    "labels": LABELLED,
 }
 
 # What may stand where there is nothing; a call, because it may depend on the part.
@@ -116,6 +118,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Indexer, "k_norm"): lambda part: RMSNorm(d=part.d_head, gain="none"),
     (Vision, "layers"): lambda part: part.tower.n_layers - 1,
     (Projection, "end"): lambda part: 3,
+    (Classifier, "padding"): lambda part: 3,
+    (Classifier, "transform"): lambda part: Pooler(d_model=part.d_model),
     (Model, "predictors"): lambda part: (_predictor(part),),
     (Model, "types"): lambda part: TypeEmbedding(n_types=2, d_model=part.d_model),
     (Model, "head"): lambda part: Head(d_model=part.d_model, n_vocab=part.n_vocab),
@@ -169,6 +173,8 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
     PatchEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_tokens, d_model=part.d_model),
     Classifier: lambda part: Projection(d_model=part.d_model, d_out=part.n_labels),
+    Pooler: lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
+    HeadTransform: lambda part: Pooler(d_model=part.d_model, activation=part.activation),
     Projection: lambda part: Classifier(d_model=part.d_model, n_labels=part.d_out, bias=False),
     MLPProjector: lambda part: replace(part, widths=(*part.widths, part.d_out)),
     PooledProjector: lambda part: MLPProjector(widths=(part.d_in, part.d_out), activation="relu"),

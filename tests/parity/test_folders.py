@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +16,12 @@ from harness import (
     cacheable,
     check,
     random_tokens,
+    settings,
     transformers_loads,
     transformers_saves,
 )
 from safetensors.torch import load_file
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from asbuilt.checkpoint.source import open_model
 from asbuilt.families import FAMILIES
@@ -73,38 +72,13 @@ def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path)
     here, there = (load_file(folder / "model.safetensors") for folder in (first, second))
     assert here.keys() == there.keys()
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
-    before, after = _settings(first), _settings(second)
+    before, after = settings(first), settings(second)
     assert {key: after.get(key) for key in before} == before  # older spellings may have been added
     one, other = (transformers_loads(folder, kind=case.kind) for folder in (first, second))
     torch.testing.assert_close(_tables(other), _tables(one), rtol=1e-6, atol=0.0)
     inputs = case.kind.inputs(rng, open_model(first).reading.spec)
     have, want = case.kind.theirs(other, inputs), case.kind.theirs(one, inputs)
     check(case.family, f"{variant}, transformers on what asbuilt saved again", have, want)
-
-
-# Several spellings say the same here, so these are compared by what comes out.
-SPELLED = (
-    "hidden_act",
-    "hidden_activation",
-    "activation_function",
-    "projector_hidden_act",
-    "classifier_activation",
-    "rope_parameters",
-    "feed_forward_proj",
-    "dense_act_fn",
-)
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    return dict(_said(AutoConfig.from_pretrained(folder).to_dict(), ""))
-
-
-def _said(settings: dict[str, Any], outside: str) -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict) and key.endswith("_config"):
-            yield from _said(value, f"{key}.")
-        elif key not in ("_name_or_path", *SPELLED):
-            yield f"{outside}{key}", value
 
 
 def _tables(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     ACTIVATIONS,
+    LABELLED,
     MLP,
     XIELU,
     Alibi,
@@ -628,7 +629,8 @@ def test_what_encoders_have_beside() -> None:
         {"dense.weight": (3, 5, 5, 1)},
         {"input": 15, "pooled": 15},
     )
-    assert (multiplied(pooler), kept(pooler)) == ({}, {})
+    gelu = replace(pooler, activation="gelu")
+    assert (multiplied(gelu), kept(gelu)) == ({"dense.weight": (21, 5, 5, 1)}, {"input": 105, "dense": 105})
 
 
 def test_patches_and_what_reads_them() -> None:
@@ -650,6 +652,11 @@ def test_patches_and_what_reads_them() -> None:
     assert held(labels) == {"weight": ((11, 5), "matrix"), "bias": ((11,), "bias")}
     assert held(replace(labels, bias=False)) == {"weight": ((11, 5), "matrix")}
     assert (multiplied(labels), kept(labels)) == ({"weight": (21, 5, 11, 1)}, {"input": 105})
+    assert kept(replace(labels, labels="last", padding=3)) == {"input": 105, "places": (42, "int64")}
+    after = {name: replace(labels, transform=Pooler(d_model=5, activation=name)) for name in ("tanh", "relu", "gelu")}
+    assert [kept(one) for one in after.values()] == [{}, {}, {"input": 105}]  # its own output, saved by the first two
+    several = [replace(labels, n_labels=2, labels=which).per_token for which in LABELLED]
+    assert several == [False, False, False, True, True]
     vector = Projection(d_model=5, d_out=11)
     assert held(vector) == {"weight": ((11, 5), "matrix")}
     assert (multiplied(vector), kept(vector)) == ({"weight": (21, 5, 11, 1)}, {"input": 105})

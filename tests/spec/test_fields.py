@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET
 
 from asbuilt import cost, spec
 from asbuilt.catalog import find, names
@@ -24,7 +23,6 @@ from asbuilt.spec import (
     Attention,
     DynamicNTK,
     GatedConvolution,
-    GatedDeltaNet,
     LayerNorm,
     Linear,
     LinearAttention,
@@ -61,10 +59,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "values_are_keys": False,
     },
     "Branch": {"scale": 1.0, "parallel": False},
-    "Classifier": {"bias": True},
+    "Classifier": {"bias": True, "labels": "first"},
     "CrossAttention": {"bias": False, "output_bias": False},
     "ExpertGroups": {"score": "best"},
-    "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
@@ -95,6 +92,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "VisionLanguageModel": {"name": "model"},
     "DualEncoder": {"name": "model"},
     "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
+    "Pooler": {"activation": "tanh"},
     "Projection": {"reads": "first"},
     "Proportional": {"factor": 1.0},
     "RMSNorm": {"eps": 1e-6, "gain": "weight"},
@@ -146,7 +144,6 @@ def examples() -> dict[type[Part], Part]:
     conv = ShortConvolution(channels=6, kernel=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
-    found[GatedDeltaNet] = DELTA_NET
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")

@@ -145,7 +145,7 @@ def test_runs_of_a_models_parts() -> None:
     above, one = ("norm", "head"), replace(RUN, tokens=1)
     found = seen(model, RUN)
     assert {found[name] for name in (*above, "embedding", "embedding_norm", "blocks.0")} == {RUN}
-    assert found["pooler"] == one
+    assert "pooler" not in found
     last = seen(model, replace(RUN, logits="last"))
     assert {last[name] for name in above} == {replace(one, logits="last")}
     assert last["blocks.0"] == replace(RUN, logits="last")
@@ -155,6 +155,10 @@ def test_runs_of_a_models_parts() -> None:
     for head in (Projection(d_model=11, d_out=2), Classifier(d_model=11, n_labels=3)):
         reads_one = seen(replace(model, head=head), RUN)
         assert reads_one["norm"] == reads_one["head"] == one
+    mean = seen(replace(model, head=Classifier(d_model=11, n_labels=3, labels="mean")), RUN)
+    assert (mean["norm"], mean["head"]) == (RUN, one)
+    every = seen(replace(model, head=Classifier(d_model=11, n_labels=3, labels="all")), RUN)
+    assert every["norm"] == every["head"] == RUN
 
 
 def test_runs_of_a_stack_that_stops_early() -> None:

@@ -192,7 +192,7 @@ def tensor_table(family: str, spec: Model, quantization: dict[str, Any] | None =
             value=quantization and quantization.get("quant_method"),
             fix="use the unquantised checkpoint, or a GGUF file",
         )
-    return replace(_covering(names(spec, family), spec, family), prefix=found.prefix)
+    return replace(_covering(found.table(spec, names), spec, family), prefix=found.prefix)
 
 
 def reads_packed(family: str, quantization: dict[str, Any]) -> bool:

@@ -2,23 +2,25 @@
 
 Devlin et al. 2018 (arXiv 1810.04805); sentence embedders such as all-MiniLM-L6-v2 are published under it. With
 BertForMaskedLM the model ends in that head, with BertModel in the stream and the pooler, which `add_pooling_layer`
-false leaves out (what transformers has as an argument, no config of its own says). The next-sentence head of
-BertForPreTraining is refused. Padding is expected on the right, as these models were trained.
+false leaves out (what transformers has as an argument, no config of its own says), with the others in labels. The
+next-sentence head of BertForPreTraining is refused. Padding is expected on the right, as these models were trained.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.dimensions import Sizes, sized
+from asbuilt.families.shared.ends import ADDS_POOLER, End
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Headed, Irrelevant, Key, Only, Size, Values, activation, depth, eps
+from asbuilt.families.shared.key import Irrelevant, Key, Only, Size, activation, depth, eps
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts, expect_whole
-from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.reader import TIED
 from asbuilt.families.shared.sizes import DerivedHeadWidth
 from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import (
@@ -30,6 +32,7 @@ from asbuilt.spec import (
     LearnedPositions,
     Model,
     Pooler,
+    PoolerActivation,
     TextEncoder,
     TiedHead,
     TypeEmbedding,
@@ -40,7 +43,6 @@ OUTSIDE = {
     "positions": "embeddings.position_embeddings",
     "types": "embeddings.token_type_embeddings",
     "embedding_norm": "embeddings.LayerNorm",
-    "pooler.dense": "pooler.dense",
 }
 HEAD = {
     "head.transform.dense": "cls.predictions.transform.dense",
@@ -59,8 +61,8 @@ STEMS = {
 }
 BUFFERS = {r"(.*\.)?embeddings\.(position_ids|token_type_ids)": "whole numbers from 0 on, or zeros"}
 UNUSED = {
-    r"bert\.pooler\..*": "BertForMaskedLM has no pooler; files of BertForPreTraining hold one all the same",
-    r"cls\.seq_relationship\..*": "the next-sentence head, which BertForMaskedLM lacks",
+    r"bert\.pooler\..*": "this class has no pooler; files of others hold one all the same",
+    r"cls\.seq_relationship\..*": "the next-sentence head, which this class lacks",
 }
 
 
@@ -95,24 +97,11 @@ def build(
     )
 
 
-class _Ends(Headed):
-    """What the model ends in: the masked language model's head, or the stream and a pooler, which may be left out."""
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        super().read(reader, values)
-        pooler, tie, masked = "add_pooling_layer", "tie_word_embeddings", values["masked"]
-        if masked:
-            reader.only(pooler, False, reason="a masked language model has no pooler")
-            reader.only(tie, True, reason="an untied decoder is not supported: one of its two biases would be unused")
-        else:
-            reader.irrelevant(tie, "there is no head to tie")
-        values["pooled"] = not masked and reader.flag(pooler, default=True)
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        model = parts.model
-        if model.head is not None:
-            return super().write(parts) | {"tie_word_embeddings": True}
-        return super().write(parts) | ({"add_pooling_layer": False} if parts.whole(TextEncoder).pooler is None else {})
+# Of the class with the masked language model's head; the others leave these keys aside, or read them themselves.
+MASKED: tuple[Key, ...] = (
+    Only(TIED, True, reason="an untied decoder is not supported: one of its two biases would be unused"),
+    Only(ADDS_POOLER, False, reason="a masked language model has no pooler"),
+)
 
 
 def positions_of(parts: Parts) -> LearnedPositions:
@@ -120,13 +109,10 @@ def positions_of(parts: Parts) -> LearnedPositions:
     return parts.expect(parts.model.positions, LearnedPositions, "positions")
 
 
-def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
-    """Returns the keys of bert and its kin, `rows` that of the table of positions.
-
-    `heads` are the classes with the masked language model's head and without; the first is meant where none is named.
-    """
+def keys(n_vocab: int, rows: Key) -> tuple[Key, ...]:
+    """Returns the keys of bert and its kin, `rows` that of the table of positions."""
     return (
-        _Ends(heads, "masked"),
+        *MASKED,
         Size("hidden_size", "d_model", default=768),
         Size("num_attention_heads", "n_heads", default=12),
         DerivedHeadWidth(),
@@ -146,30 +132,51 @@ def keys(heads: tuple[str, str], n_vocab: int, rows: Key) -> tuple[Key, ...]:
 def names(
     spec: Model, family: str, base: str, head: dict[str, str], decoder: str, unused: dict[str, str]
 ) -> TensorTable:
-    """Returns the table of a family of these names; with a head they have `base` in front.
+    """Returns the table of a family of these names, `base` in front of all but the head.
 
     `decoder` is the stem under which the tied table and the head's bias may be stored again, `unused` are tensors that
     the class with the head leaves aside. Early files say gamma and beta of a LayerNorm.
     """
-    pooler = expect_whole(spec, TextEncoder, family).pooler
-    if spec.head is not None and pooler is not None:
-        raise InputError(f"{family} has no pooler beside a head", field="pooler", value=repr(pooler))
-    prefix = "" if spec.head is None else f"{base}."
+    prefix = f"{base}."
     own = Names(
         stems=STEMS,
         outside={path: prefix + stem for path, stem in OUTSIDE.items()} | head,
         layers=f"{prefix}encoder.layer",
     )
     again = {f"{decoder}.weight": "embedding.weight", f"{decoder}.bias": "head.bias"}
-    word = head["head"].partition(".")[0]
-    if spec.head is None:
-        unused = {rf"{word}\..*": "a head, which the model without one leaves aside"}
     return replace(
         own(spec, family),
-        ignored=BUFFERS | unused,
+        ignored=BUFFERS | ({} if spec.head is None else unused),
         duplicates={} if spec.head is None else again,
         older={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     )
+
+
+def pooler(activation: PoolerActivation) -> Callable[[Model], Pooler]:
+    """Returns what makes the map and activation through which the first token passes before it is labelled."""
+    return lambda spec: Pooler(d_model=spec.d_model, activation=activation)
+
+
+def token_ends(name: str, unused: dict[str, str]) -> dict[str, End]:
+    """Returns the ends that label every token, of classes that begin with `name`."""
+    return {
+        f"{name}ForTokenClassification": End(labels="all", stems={"head": "classifier"}, unused=unused),
+        f"{name}ForQuestionAnswering": End(labels="span", stems={"head": "qa_outputs"}, unused=unused),
+    }
+
+
+def _ends(name: str) -> dict[str, End]:
+    labels = End(
+        labels="first",
+        transform=pooler("tanh"),
+        stems={"head": "classifier", "head.transform.dense": "bert.pooler.dense"},
+    )
+    return {
+        f"{name}Model": End(pools=True, stems={"pooler.dense": "bert.pooler.dense"}),
+        f"{name}ForSequenceClassification": labels,
+        f"{name}ForMultipleChoice": replace(labels, n_labels=1),
+        **token_ends(name, UNUSED),
+    }
 
 
 def _no_pre_training(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -184,16 +191,15 @@ def _no_pre_training(config: dict[str, Any], name: str) -> dict[str, Any]:
     return config
 
 
-HEADS = ("BertForMaskedLM", "BertModel")
 FAMILY = Family(
     name="bert",
     prefix="bert.",
-    heads=HEADS,
+    heads=("BertForMaskedLM",),
+    ends=_ends,
     causal=False,
     prepare=_no_pre_training,
     keys=(  # defaults as in transformers' BertConfig
         *keys(
-            HEADS,
             30522,
             Size(
                 "max_position_embeddings",

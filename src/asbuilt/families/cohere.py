@@ -46,6 +46,7 @@ LOGIT_SCALE = Number("logit_scale", "logit_scale", default=0.0625)
 FAMILY = Family(
     name="cohere",
     heads=("CohereForCausalLM",),
+    padding=0,
     keys=(  # defaults as in transformers' CohereConfig
         *sizes(n_vocab=256000, d_model=8192, d_ff=22528, n_layers=40, n_heads=64, context=8192, theta=5e5, ties=True),
         eps("layer_norm_eps", 1e-5),

@@ -27,6 +27,7 @@ FAMILY = replace(
     cohere.FAMILY,
     name="cohere2",
     heads=("Cohere2ForCausalLM",),
+    padding=0,
     keys=(  # defaults as in transformers' Cohere2Config
         *but(
             sizes(n_vocab=256000, d_model=8192, d_ff=22528, n_layers=40, n_heads=64, context=8192, ties=True),

@@ -83,6 +83,7 @@ ACTIVATION = Choice(
 FAMILY = Family(
     name="gemma",
     heads=("GemmaForCausalLM",),
+    padding=0,
     keys=keys(  # defaults as in transformers' GemmaConfig
         sizes(n_vocab=256000, d_model=3072, d_ff=24576, n_layers=28, n_heads=16, n_kv_heads=16, context=8192),
         d_head=HeadWidth(256),

@@ -56,6 +56,7 @@ FAMILY = replace(
     gemma.FAMILY,
     name="gemma2",
     heads=("Gemma2ForCausalLM",),
+    padding=0,
     keys=(  # defaults as in transformers' Gemma2Config
         *gemma.keys(
             sizes(n_vocab=256000, d_model=2304, d_ff=9216, n_layers=26, n_heads=8, n_kv_heads=4, context=8192),

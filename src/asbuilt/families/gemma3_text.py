@@ -11,6 +11,7 @@ from functools import partial
 
 from asbuilt.families import gemma
 from asbuilt.families.gemma2 import ACTIVATION, OLDER_SIZE, SANDWICH, SCALE, cap
+from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.key import Only, Values
 from asbuilt.families.shared.names import QK_NORMS, Names
 from asbuilt.families.shared.reader import ConfigReader
@@ -37,6 +38,8 @@ FAMILY = replace(
     gemma.FAMILY,
     name="gemma3_text",
     heads=("Gemma3ForCausalLM",),
+    ends=lambda name: decoder_ends("Gemma3Text"),
+    padding=0,
     keys=(  # defaults as in transformers' Gemma3TextConfig
         *gemma.keys(
             sizes(n_vocab=262208, d_model=2304, d_ff=9216, n_layers=26, n_heads=8, n_kv_heads=4, context=131072),

@@ -20,6 +20,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="glm",
     heads=("GlmForCausalLM",),
+    padding=151329,
     keys=(  # defaults as in transformers' GlmConfig
         *but(
             sizes(n_vocab=151552, d_model=4096, d_ff=13696, n_layers=40, n_heads=32, n_kv_heads=2, context=131072),

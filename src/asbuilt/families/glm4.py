@@ -17,6 +17,7 @@ FAMILY = replace(
     glm.FAMILY,
     name="glm4",
     heads=("Glm4ForCausalLM",),
+    padding=151329,
     keys=glm.FAMILY.keys,  # Glm4Config has GlmConfig's defaults
     build=partial(glm.FAMILY.build, norm_at="both"),
     names=Names(stems=glm.STEMS | POST_NORMS, fused=glm.FUSED),

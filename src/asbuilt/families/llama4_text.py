@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 from asbuilt.families.shared import experts
 from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
+from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Irrelevant, Size, Values, but, eps
 from asbuilt.families.shared.names import ATTENTION, NORMS, Names
@@ -130,6 +131,7 @@ def _stacked(part: MixtureOfExperts) -> list[Entry]:
 FAMILY = Family(
     name="llama4_text",
     heads=("Llama4ForCausalLM",),
+    ends=lambda name: decoder_ends("Llama4Text"),
     keys=(  # defaults as in transformers' Llama4TextConfig
         *but(
             sizes(n_vocab=202048, d_model=5120, d_ff=8192, n_layers=48, n_heads=40, n_kv_heads=8, context=131072),

@@ -67,6 +67,7 @@ FAMILY = replace(
     mistral.FAMILY,
     name="ministral3",
     heads=("Ministral3ForCausalLM",),
+    padding=11,
     prepare=usual_scaling(ROPE),
     keys=(  # defaults as in transformers' Ministral3Config
         *but(

@@ -13,12 +13,12 @@ from typing import Any, Unpack
 
 from asbuilt.families.shared.common import ACTIVATION_NAMES, read_layer_types
 from asbuilt.families.shared.dimensions import Sizes, sized
+from asbuilt.families.shared.ends import End
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import (
     DROPPED,
     Choice,
     Flag,
-    Headed,
     Irrelevant,
     Key,
     Only,
@@ -31,14 +31,15 @@ from asbuilt.families.shared.key import (
     written,
 )
 from asbuilt.families.shared.names import Fused, Names
-from asbuilt.families.shared.parts import Parts
+from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import TwoRopes
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, DerivedHeadWidth
 from asbuilt.families.shared.table import TensorTable
-from asbuilt.spec import Block, Branch, Head, HeadTransform, LayerNorm, Model, Rotary, TextEncoder, TiedHead
+from asbuilt.spec import Block, Branch, Head, HeadTransform, Labelled, LayerNorm, Model, Rotary, TextEncoder, TiedHead
 
-HEADS = ("ModernBertForMaskedLM", "ModernBertModel")
+POOLING: dict[str, Labelled] = {"cls": "first", "mean": "mean"}
+CHOOSE = Choice("classifier_pooling", "labels", choices=POOLING, default="cls", at="model.head.labels")
 WRITTEN = {"gelu_tanh": "gelu_new"}
 
 OUTSIDE = {"embedding": "embeddings.tok_embeddings", "embedding_norm": "embeddings.norm", "norm": "final_norm"}
@@ -88,8 +89,8 @@ def build(
     )
 
 
-class _Transform(Headed):
-    """The head, which the class without one leaves aside; its keys are then without effect."""
+class _Transform:
+    """The transform before the head, which the masked language model shares with the classifiers."""
 
     keys: tuple[Key, ...] = (
         Choice(
@@ -98,31 +99,19 @@ class _Transform(Headed):
             default="gelu",
             choices=ACTIVATION_NAMES,
             written=WRITTEN,
-            at="head.transform.activation",
+            at="transform.activation",
         ),
-        Flag("classifier_bias", "bias", default=False, at="head.transform.bias"),
+        Flag("classifier_bias", "bias", default=False, at="transform.bias"),
     )
-    outside: tuple[Key, ...] = (
-        Flag("decoder_bias", "decoder_bias", default=True, at="head.bias"),
-        tied(True),
-    )
-    names = ("classifier_activation", "classifier_bias", "tie_word_embeddings", "decoder_bias")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        super().read(reader, values)
-        if not values.pop(self.into):
-            Irrelevant("without effect: there is no head", *self.names).read(reader, values)
-            return
         own: Values = {"d_model": values["d_model"], "eps": values["eps"], "norm_bias": values["norm_bias"]}
         for key in self.keys:
             key.read(reader, own)
         values["head"] = HeadTransform(**own)
-        for key in self.outside:
-            key.read(reader, values)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        inner = {} if parts.model.head is None else written((*self.keys, *self.outside), parts)
-        return super().write(parts) | inner
+        return written(self.keys, parts)
 
 
 class Windows:
@@ -152,21 +141,36 @@ class Windows:
 
 def _names(spec: Model, family: str) -> TensorTable:
     """Returns the names and layouts of a checkpoint folder's tensors."""
-    bare = spec.head is None
-    prefix = "" if bare else "model."
     own = Names(
         stems=STEMS,
-        outside={path: prefix + stem for path, stem in OUTSIDE.items()} | HEAD,
-        layers=f"{prefix}layers",
+        outside={path: f"model.{stem}" for path, stem in OUTSIDE.items()} | HEAD,
+        layers="model.layers",
         fused={"attn.Wqkv": Fused.qkv(), "mlp.Wi": Fused(stems=("ffn.body.gate", "ffn.body.up"))},
-        ignored={r"(head|decoder)\..*": "the head, which ModernBertModel leaves aside"} if bare else {},
+        ignored={},
     )
     return own(spec, family)
 
 
+def _transform(spec: Model) -> HeadTransform:
+    """Returns that of the masked language model, which all ends but the trunk's have."""
+    return expect(getattr(spec.head, "transform", None), HeadTransform, "head.transform", "modernbert")
+
+
+def _ends(name: str) -> dict[str, End]:
+    transform = {"head.transform.dense": "head.dense", "head.transform.norm": "head.norm"}
+    labels = End(labels="all", transform=_transform, stems=transform | {"head": "classifier"})
+    return {
+        f"{name}Model": End(),
+        f"{name}ForSequenceClassification": replace(labels, labels="first", choose=CHOOSE),
+        f"{name}ForTokenClassification": labels,
+        f"{name}ForQuestionAnswering": replace(labels, labels="span"),
+    }
+
+
 FAMILY = Family(
     name="modernbert",
-    heads=HEADS,
+    heads=("ModernBertForMaskedLM",),
+    ends=_ends,
     causal=False,
     keys=(  # defaults as in transformers' ModernBertConfig
         Size("hidden_size", "d_model", default=768),
@@ -183,12 +187,14 @@ FAMILY = Family(
         MLP_BIAS,
         depth("num_hidden_layers", 22),
         Windows(),
-        _Transform(HEADS, "masked"),
+        _Transform(),
+        Flag("decoder_bias", "decoder_bias", default=True, at="head.bias"),
+        tied(True),
         Irrelevant(
             "training only", "embedding_dropout", "mlp_dropout", "initializer_cutoff_factor", "sparse_pred_ignore_index"
         ),
         Irrelevant("only with labels: logits that the loss ignores are not computed", "sparse_prediction"),
-        Irrelevant("describes a classifier", "classifier_pooling"),
+        Irrelevant("of a classifier, which reads it", "classifier_pooling"),
         Irrelevant(
             "how it is computed, not what", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"
         ),

@@ -21,6 +21,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="olmo",
     heads=("OlmoForCausalLM",),
+    padding=1,
     keys=(  # defaults as in transformers' OlmoConfig
         *SIZES,
         ATTENTION_BIAS,

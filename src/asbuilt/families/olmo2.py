@@ -20,6 +20,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="olmo2",
     heads=("Olmo2ForCausalLM",),
+    padding=1,
     keys=(*SIZES, EPS, ATTENTION_BIAS),  # Olmo2Config has OlmoConfig's defaults
     build=partial(llama.build, norm_at="after", whole_norms=True),
     names=Names(stems=POST_NORMS | ATTENTION | GATED | QK_NORMS),

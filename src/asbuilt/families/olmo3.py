@@ -19,6 +19,7 @@ FAMILY = replace(
     olmo2.FAMILY,
     name="olmo3",
     heads=("Olmo3ForCausalLM",),
+    padding=1,
     keys=(  # defaults as in transformers' Olmo3Config
         *but(SIZES, rotary=TwoRopes(THETA, THETA)),
         olmo2.EPS,

@@ -18,6 +18,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="olmoe",
     heads=("OlmoeForCausalLM",),
+    padding=1,
     keys=(  # defaults as in transformers' OlmoeConfig
         *sizes(n_vocab=50304, d_model=2048, d_ff=2048, n_layers=16, n_heads=16, context=4096),
         whole_width("the query norm is hidden_size wide"),

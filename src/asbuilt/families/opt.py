@@ -85,6 +85,7 @@ class _NoFinalNorm(Flag):
 FAMILY = Family(
     name="opt",
     heads=("OPTForCausalLM",),
+    padding=1,
     keys=(  # defaults as in transformers' OPTConfig
         Size("hidden_size", "d_model", default=768),
         Size("num_attention_heads", "n_heads", default=12),

@@ -68,6 +68,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="phi3",
     heads=("Phi3ForCausalLM",),
+    padding=32000,
     keys=(  # defaults as in transformers' Phi3Config
         *but(
             sizes(n_vocab=32064, d_model=3072, d_ff=8192, n_layers=32, n_heads=32, context=4096),

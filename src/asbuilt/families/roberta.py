@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any
 
 from asbuilt.families import bert
+from asbuilt.families.shared.ends import End
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Size, Values
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 
 HEAD = {"head.transform.dense": "lm_head.dense", "head.transform.norm": "lm_head.layer_norm", "head": "lm_head"}
-UNUSED = {r"roberta\.pooler\..*": "a masked language model has no pooler; early files hold one all the same"}
+UNUSED = {r"roberta\.pooler\..*": "this class has no pooler; early files hold one all the same"}
 
 
 class _Rows:
@@ -38,16 +39,29 @@ class _Rows:
         return {self.rows.key: table.n_positions + table.offset, self.padding.key: max(table.offset - 1, 0)}
 
 
+def _ends(name: str) -> dict[str, End]:
+    return {
+        f"{name}Model": End(pools=True, stems={"pooler.dense": "roberta.pooler.dense"}),
+        f"{name}ForSequenceClassification": End(
+            labels="first",
+            transform=bert.pooler("tanh"),
+            stems={"head": "classifier.out_proj", "head.transform.dense": "classifier.dense"},
+            unused=UNUSED,
+        ),
+        **bert.token_ends(name, UNUSED),
+    }
+
+
 def family(name: str, classes: str, n_vocab: int) -> Family:
     """Returns the family of this name; what its `classes` begin with, and the vocabulary of its config's class."""
-    heads = f"{classes}ForMaskedLM", f"{classes}Model"
     return replace(
         bert.FAMILY,
         name=name,
         prefix="roberta.",
-        heads=heads,
+        heads=(f"{classes}ForMaskedLM",),
+        ends=_ends,
         prepare=lambda config, name: config,
-        keys=bert.keys(heads, n_vocab, _Rows()),
+        keys=bert.keys(n_vocab, _Rows()),
         names=partial(bert.names, base="roberta", head=HEAD, decoder="lm_head.decoder", unused=UNUSED),
     )
 

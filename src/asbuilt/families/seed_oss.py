@@ -15,6 +15,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="seed_oss",
     heads=("SeedOssForCausalLM",),
+    padding=1,
     keys=(  # defaults as in transformers' SeedOssConfig
         *but(
             sizes(n_vocab=155136, d_model=4096, d_ff=27648, n_layers=64, n_heads=80, n_kv_heads=8, context=524288),

@@ -15,6 +15,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="smollm3",
     heads=("SmolLM3ForCausalLM",),
+    padding=128004,
     keys=(  # defaults as in transformers' SmolLM3Config
         *but(
             sizes(n_vocab=128256, d_model=2048, d_ff=11008, n_layers=36, n_heads=16, n_kv_heads=4, context=32768),

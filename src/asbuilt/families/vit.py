@@ -10,6 +10,7 @@ from typing import Any
 
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Headed, Irrelevant, Only, Values, defaults
+from asbuilt.families.shared.labels import read_labels, written_labels
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect
 from asbuilt.families.shared.reader import ConfigReader
@@ -18,8 +19,6 @@ from asbuilt.families.shared.towers import CLIP, tower
 from asbuilt.spec import Classifier, ImageEncoder, Model, Pooler
 
 HEADS = ("ViTForImageClassification", "ViTModel")
-# A classifier of more labels than this is a mistake: the largest published has 21,843.
-MOST_LABELS = 10_000_000
 
 NAMES = Names(
     stems={
@@ -64,21 +63,7 @@ class _Ends(Headed):
     def write(self, parts: Parts) -> dict[str, Any]:
         head, none = parts.model.head, parts.model.head is None and parts.whole(ImageEncoder).pooler is None
         written = super().write(parts) | ({self.pooler: False} if none else {})
-        if isinstance(head, Classifier) and len(parts.carried.get("id2label") or {}) != head.n_labels:
-            names = [f"LABEL_{i}" for i in range(head.n_labels)]
-            written["id2label"] = {str(i): label for i, label in enumerate(names)}
-            written["label2id"] = {label: i for i, label in enumerate(names)}
-        return written
-
-
-def read_labels(reader: ConfigReader) -> int:
-    """Returns how many labels there are: the names, or their number; two where neither is given."""
-    named = reader.config.get("id2label")
-    if named is None:
-        return reader.size("num_labels", default=2, null=2, most=MOST_LABELS)
-    if not isinstance(named, dict) or not named:
-        raise reader.error("id2label", value=named, allowed="an object with a name for each label")
-    return reader.size("num_labels", default=len(named), null=len(named), least=len(named), most=len(named))
+        return written | (written_labels(head.n_labels, parts.carried) if isinstance(head, Classifier) else {})
 
 
 def _names(spec: Model, family: str) -> TensorTable:

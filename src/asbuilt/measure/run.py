@@ -138,9 +138,10 @@ def _pooled(model: Model, given: Tensor, kernel: Kernel) -> Tensor:
 
 
 def _loss(model: Model, logits: Tensor, ids: Tensor) -> Tensor | None:
-    """Returns the cross-entropy of next tokens, or of each image with some label; None without logits."""
+    """Returns the cross-entropy of next tokens, or of each sequence, token or image with some label; None without."""
     if model.spec.gives == "labels":
-        return F.cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
+        labels = logits.float().flatten(0, -2)
+        return F.cross_entropy(labels, torch.zeros(len(labels), dtype=torch.long))
     if model.spec.gives != "logits":
         return None
     return F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().roll(-1))

@@ -42,10 +42,14 @@ class HeadTransform(PartModule):
 
 @computes(spec.Pooler)
 class Pooler(PartModule):
-    """tanh(x W^T + b)."""
+    """activation(x W^T + b)."""
 
     dense: Linear
 
+    def __init__(self, part: spec.Pooler, path: str) -> None:
+        super().__init__(part, path)
+        self.activation = torch.tanh if part.activation == "tanh" else ACTIVATIONS[part.activation]
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns (..., M)."""
-        return torch.tanh(self.dense(x))
+        return self.activation(self.dense(x))

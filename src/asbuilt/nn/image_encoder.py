@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from asbuilt.kernels.rows import row_products
-from asbuilt.nn.model import Model, first_token
+from asbuilt.nn.classifier import first_token
+from asbuilt.nn.model import Model
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.nn.vision import PatchEmbedding

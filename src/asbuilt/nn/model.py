@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.kernels.rows import row_products
+from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
 from asbuilt.nn.linear import Matrix
 from asbuilt.nn.positions import BiasTable
 from asbuilt.nn.registry import module, optional
 from asbuilt.nn.step import Step
-from asbuilt.nn.vision import OneToken
+from asbuilt.nn.vision import Projection
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -84,13 +85,21 @@ class Model(nn.Module):
 
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the logits of one step, of all tokens or of each row's last; the normalised stream without a head."""
-        x_BTM = self.stream(tokens_BT, step)
-        if isinstance(self.head, OneToken):
-            x_BTM = self.head.token(x_BTM, tokens_BT)
-        elif last:
-            x_BTM = last_token(x_BTM, step.valid_BT)
-        x_BTM = self.normed(x_BTM)
-        return x_BTM if self.head is None else self.head(x_BTM, self.table)
+        x_BTM, head = self.stream(tokens_BT, step), self.head
+        if isinstance(head, Classifier) and head.part.after_norm:
+            x = head.chosen(self.normed(x_BTM), tokens_BT, step.valid_BT)
+        else:
+            x = self.normed(self.chosen(x_BTM, tokens_BT, step, last))
+        return x if head is None else head(x, self.table)
+
+    def chosen(self, x_BTM: Tensor, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
+        """Returns the tokens of the stream that the head reads: all, (B, 1, M) if `last`, or the one of its choice."""
+        head = self.head
+        if isinstance(head, Projection):
+            return head.chosen(x_BTM, tokens_BT)
+        if isinstance(head, Classifier) and not head.part.per_token:
+            return head.chosen(x_BTM, tokens_BT, step.valid_BT)
+        return last_token(x_BTM, step.valid_BT) if last else x_BTM
 
     def normed(self, x: Tensor) -> Tensor:
         """Returns the stream after the final norm."""
@@ -187,20 +196,3 @@ class Model(nn.Module):
 def source_mask(valid_BS: Tensor | None) -> Tensor | None:
     """Returns the attention mask of a source's tokens; None if all are valid."""
     return None if valid_BS is None else valid_BS[:, None, None, :]
-
-
-def last_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """Returns (B, 1, M): each row's last valid token."""
-    if valid_BT is None:
-        return x_BTM[:, -1:]
-    places = torch.arange(valid_BT.shape[1], device=x_BTM.device)
-    index = torch.where(valid_BT, places, -1).amax(1).clamp(min=0)
-    return x_BTM[torch.arange(len(index), device=x_BTM.device), index][:, None]
-
-
-def first_token(x_BTM: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """Returns (B, 1, M): a copy of each row's first valid token, so that the others can be freed."""
-    if valid_BT is None:
-        return x_BTM[:, :1].clone()
-    index = valid_BT.int().argmax(1)
-    return x_BTM[torch.arange(len(index), device=x_BTM.device), index][:, None]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from asbuilt.kernels.rows import row_products
-from asbuilt.nn.model import Model, first_token
+from asbuilt.nn.classifier import first_token
+from asbuilt.nn.model import Model
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import text_encoder as spec

@@ -62,29 +62,26 @@ class PatchEmbedding(PartModule):
         return pixels.flatten(0, -4) if pixels.ndim == 5 else pixels
 
 
-@computes(vision.Classifier, vision.Projection)
-class OneToken(PartModule):
-    """W x + b of one token per sequence."""
+@computes(vision.Projection)
+class Projection(PartModule):
+    """W x of one token per sequence."""
 
     weight: Tensor
-    bias: Tensor | None
 
-    def __init__(self, part: vision.Classifier | vision.Projection, path: str) -> None:
+    def __init__(self, part: vision.Projection, path: str) -> None:
         super().__init__(part, path)
         self.part = part
-        if "bias" not in part.holds():
-            self.register_parameter("bias", None)
 
-    def token(self, x_BTM: Tensor, tokens_BT: Tensor) -> Tensor:
+    def chosen(self, x_BTM: Tensor, tokens_BT: Tensor) -> Tensor:
         """Returns (B, M), the token that is read."""
-        if isinstance(self.part, vision.Classifier) or self.part.reads == "first":
+        if self.part.reads == "first":
             return x_BTM[:, 0].clone()  # so that training can free the others
         marked = tokens_BT if self.part.reads == "highest" else (tokens_BT == self.part.end).int()
         return x_BTM[torch.arange(len(x_BTM), device=x_BTM.device), marked.argmax(1)]
 
     def forward(self, x_BM: Tensor, table: Matrix | None) -> Tensor:
-        """Returns (B, n_labels or d_out)."""
-        return F.linear(x_BM, self.weight, self.bias)
+        """Returns (B, d_out)."""
+        return F.linear(x_BM, self.weight)
 
 
 @computes(vision.MLPProjector)

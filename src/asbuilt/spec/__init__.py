@@ -3,13 +3,13 @@
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block, Body, Branch, Parallel
+from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.convolution import ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
-from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
-from asbuilt.spec.encoder import HeadTransform, Pooler, TypeEmbedding
+from asbuilt.spec.encoder import POOLER_ACTIVATIONS, HeadTransform, Pooler, PoolerActivation, TypeEmbedding
 from asbuilt.spec.encoder_decoder import EncoderDecoder
 from asbuilt.spec.experts import (
     GROUP_SCORES,
@@ -76,7 +76,6 @@ from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.vision import (
-    Classifier,
     Contrast,
     MLPProjector,
     PatchEmbedding,
@@ -89,13 +88,13 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 __all__ = [
     "ACTIVATIONS",
-    "DECAYS",
-    "DELTA_GATES",
     "GROUP_SCORES",
     "KINDS",
+    "LABELLED",
     "MLP",
     "OUTPUT_GATES",
     "PLAIN_GATINGS",
+    "POOLER_ACTIVATIONS",
     "RGLRU",
     "SCORINGS",
     "SINUSOID_LAYOUTS",
@@ -122,7 +121,6 @@ __all__ = [
     "FrequencyFactors",
     "Gain",
     "GatedConvolution",
-    "GatedDeltaNet",
     "GatedMLP",
     "Gives",
     "Head",
@@ -131,6 +129,7 @@ __all__ = [
     "Indexer",
     "Input",
     "Kind",
+    "Labelled",
     "LanguageModel",
     "LatentAttention",
     "LayerNorm",
@@ -156,6 +155,7 @@ __all__ = [
     "PatchEmbedding",
     "PooledProjector",
     "Pooler",
+    "PoolerActivation",
     "Predictor",
     "Product",
     "Projection",

@@ -6,6 +6,7 @@ Devlin et al. 2018, BERT (arXiv 1810.04805).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from asbuilt.spec.feedforward import ACTIVATIONS, Activation
 from asbuilt.spec.linear import Linear, Map, Mapped
@@ -82,17 +83,24 @@ class HeadTransform(Mapped):
         return self.map_products(run, "dense")
 
 
+PoolerActivation = Literal["tanh"] | Activation
+POOLER_ACTIVATIONS: tuple[PoolerActivation, ...] = ("tanh", *ACTIVATIONS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pooler(Mapped):
-    """tanh(x W^T + b) of a sequence's first token, computed only in a pass that requests it."""
+    """activation(x W^T + b) of one token per sequence: in a classifier, or in a pass that requests pooled vectors."""
 
     d_model: int
     """Width of the residual stream."""
+    activation: PoolerActivation = "tanh"
+    """Activation of the map's output."""
     dense: Map | None = None
     """Replaces the plain map, if given."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
+        require_choice(self, "activation", POOLER_ACTIVATIONS)
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
@@ -100,5 +108,5 @@ class Pooler(Mapped):
         return {"dense": Linear(d_in=self.d_model, d_out=self.d_model, bias=True)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """The map, if pooled vectors are requested."""
-        return self.map_products(run, "dense") if run.logits == "pooled" else ()
+        """The map."""
+        return self.map_products(run, "dense")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.encoder import Pooler
 from asbuilt.spec.model import Input, Model
 from asbuilt.spec.part import Part, Pass, require
-from asbuilt.spec.vision import Classifier, PatchEmbedding, Projection
+from asbuilt.spec.vision import PatchEmbedding, Projection
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,7 +29,9 @@ class ImageEncoder(Model):
     def __post_init__(self) -> None:
         require(self, "embedding", isinstance(self.embedding, PatchEmbedding), "a PatchEmbedding")
         super().__post_init__()
-        of_first = not isinstance(self.head, Projection) or self.head.reads == "first"
+        of_first = (
+            self.head is None or (self.head.reads if isinstance(self.head, Projection) else self.head.labels) == "first"
+        )
         require(self, "head", of_first, "one that reads the first token")
         n = self.embedding.n_tokens
         require(self, "max_positions", self.max_positions == n, f"the {n} tokens of an image")

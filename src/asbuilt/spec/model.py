@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
+from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.mixer import Mixer
@@ -21,7 +22,7 @@ from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import MOST_BLOCKS, Gives, Part, Pass, require, require_sizes, walk
 from asbuilt.spec.positions import BiasTable, LearnedPositions, Sinusoids
 from asbuilt.spec.show import show
-from asbuilt.spec.vision import Classifier, PatchEmbedding, Projection
+from asbuilt.spec.vision import PatchEmbedding, Projection
 
 Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
 AnyHead = Head | TiedHead | Classifier | Projection
@@ -189,26 +190,27 @@ class Model(Part, metaclass=_Chosen):
     def child_run(self, name: str, run: Pass) -> Pass | None:
         """The final norm, head and pooler process only the requested positions.
 
-        The head does not run if the pooler does; blocks beyond the requested depth do not run.
+        Either the head runs or the pooler; blocks beyond the requested depth do not run.
         """
         run = self._own(run)
         kind, _, number = name.partition(".")
         if run.depth is not None:
             above = kind in ABOVE or (kind == "blocks" and int(number) >= run.depth)
             return None if above else replace(run, depth=None)
-        if name == "head" and run.logits == "pooled":
+        if name in ("head", "pooler") and (name == "pooler") != (run.logits == "pooled"):
             return None
-        if name == "pooler":
-            return replace(run, tokens=1)
-        return self._above(run) if name in ABOVE else run
+        return self._above(run, name) if name in ABOVE else run
 
     def _own(self, run: Pass) -> Pass:
         """Returns the pass as this model sees it."""
         return run
 
-    def _above(self, run: Pass) -> Pass:
-        """Returns the pass as the parts after the blocks see it."""
-        one = run.logits != "all" or (self.head is not None and not self.head.per_token)
+    def _above(self, run: Pass, name: str) -> Pass:
+        """Returns the pass as a part after the blocks sees it: one token of each sequence, if no others are used."""
+        head = None if run.logits == "pooled" else self.head
+        if isinstance(head, Classifier) and head.after_norm and name == "norm":
+            return run
+        one = run.logits != "all" or (head is not None and not head.per_token)
         return replace(run, tokens=1) if one else run
 
     def children(self) -> Iterator[tuple[str, Part]]:

@@ -118,8 +118,7 @@ class Product:
     `weight` is the name of the part's own weight, or a slash and the absolute path of another part's; None for products
     of two activations (scores). `needed` is the FLOPs with masked pairs skipped. `one_gradient` marks a product of
     which only one factor needs a gradient: with input data, or with a frozen weight; `no_gradient` one that is computed
-    without; `caching` one that is needed only with a cache, and so not in training; `recomputed` one that the backward
-    pass computes again, since its kernel saves inputs alone.
+    without; `caching` one that is needed only with a cache, and so not in training.
     """
 
     name: str
@@ -132,7 +131,6 @@ class Product:
     one_gradient: bool = False
     no_gradient: bool = False
     caching: bool = False
-    recomputed: bool = False
 
     @property
     def flops(self) -> int:

@@ -100,39 +100,6 @@ class PatchEmbedding(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classifier(Part):
-    """W x + b of the first token, the class token: one number per label."""
-
-    kind = "head"
-    gives: ClassVar[Gives] = "labels"
-    per_token: ClassVar[bool] = False
-    d_model: int
-    """Width of the residual stream."""
-    n_labels: int
-    """Number of labels."""
-    bias: bool = True
-    """Whether there is a bias."""
-
-    def __post_init__(self) -> None:
-        require_sizes(self, "d_model", "n_labels")
-        require_flags(self, "bias")
-
-    @property
-    def n_scores(self) -> int:
-        """Number of classes of the loss: one per label."""
-        return self.n_labels
-
-    def holds(self) -> dict[str, Weight]:
-        """W (n_labels, d_model) and, if enabled, a bias."""
-        matrix = {"weight": Weight(shape=(self.n_labels, self.d_model), role="matrix")}
-        return matrix | ({"bias": Weight(shape=(self.n_labels,), role="bias")} if self.bias else {})
-
-    def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """One product."""
-        return (Product(name="labels", a=run.rows, b=self.d_model, c=self.n_labels, weight="weight"),)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Projection(Part):
     """W x of one token per sequence, as the sequence's embedding.
 

@@ -425,7 +425,7 @@ def test_room_of_tables_and_heads(w: int) -> None:
         assert room(replace(head, transform=transform, n_vocab=2), w) == 2 * 105 * w
     assert room(HeadTransform(d_model=5, activation="gelu"), w) == 2 * 105 * w
     assert room(Pooler(d_model=5), w, logits="pooled") == 2 * 105 * w
-    assert room(Pooler(d_model=5), w) == 0
+    assert room(Pooler(d_model=5), w) == 2 * 105 * w
 
 
 @WIDTHS
@@ -439,6 +439,9 @@ def test_room_of_patches_and_what_reads_them(w: int) -> None:
         assert room(replace(patches, class_token=where), w) == 3 * 4 * (5 + 18) * w
         assert room(replace(wide, class_token=where), w) == 3 * (4 * 23 + 5 * 23) * w
     assert room(Classifier(d_model=5, n_labels=11), w) == 21 * 11 * w
+    pooled = Classifier(d_model=5, n_labels=11, transform=Pooler(d_model=5))
+    assert room(pooled, w) == (105 + 21 * 11) * w
+    assert room(replace(pooled, n_labels=2), w) == 2 * 105 * w
     assert room(Projection(d_model=5, d_out=11), w) == 21 * 11 * w
     # 12 tokens are 3 squares of 2 x 2: 9 vectors
     merged = MLPProjector(widths=(20, 7, 11), activation="gelu", merge=2)

@@ -1,4 +1,4 @@
-"""bert: the masked language model's head, the bare encoder with and without its pooler."""
+"""bert: the masked language model's head, the bare encoder with and without its pooler, labels of texts and tokens."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ CASE = ParityCase(
         "masked": draw,
         "pooled": partial(draw, name="BertModel"),
         "bare": partial(draw, name="BertModel", add_pooling_layer=False),
+        "texts": partial(draw, name="BertForSequenceClassification", num_labels=3),
+        "tokens": partial(draw, name="BertForTokenClassification", num_labels=4),
+        "answers": partial(draw, name="BertForQuestionAnswering"),
     },
     inert_weights=INERT,
 )

@@ -55,6 +55,10 @@ CASE = ParityCase(
     configs={
         "plain": draw,
         "biases": partial(draw, biases=True, tie_word_embeddings=False),
+        "texts": partial(
+            draw, name="ModernBertForSequenceClassification", classifier_pooling="cls", classifier_bias=True
+        ),
+        "means": partial(draw, name="ModernBertForSequenceClassification", classifier_pooling="mean", num_labels=3),
         "bare": partial(draw, name="ModernBertModel", scaling="linear"),
     },
 )

@@ -22,6 +22,10 @@ def draw(
 CASE = ParityCase(
     family="roberta",
     kind=ENCODER,
-    configs={"masked": draw, "pooled": lambda rng: draw(rng, "RobertaModel")},
+    configs={
+        "masked": draw,
+        "pooled": lambda rng: draw(rng, "RobertaModel"),
+        "texts": lambda rng: draw(rng, "RobertaForSequenceClassification"),
+    },
     inert_weights=bert.INERT,
 )

@@ -8,21 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from asbuilt.families.shared.common import config_of, read_common, require_same
+from asbuilt.families.shared.ends import (
+    ASIDE,
+    CLASSES,
+    End,
+    Ends,
+    decoder_ends,
+    left_out,
+    trunk,
+    written_trunk,
+)
 from asbuilt.families.shared.key import DROPPED, Key, Values, written
 from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.reader import ConfigReader, Reading
+from asbuilt.families.shared.reader import TIED, ConfigReader, Reading
 from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import Model
+
+# How the names of classes with a language model's head end.
+LANGUAGE_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Family:
     """One published `model_type`.
 
-    `heads` are the class names of its language model, the usual one first. `build` takes what the `keys` read, by name.
+    `heads` are the class names of its language model, the usual one first; `ends` makes what its other classes end in
+    of what the name of the first begins with, and `padding` is the class's `pad_token_id`. `build` takes what the
+    `keys` read, by name.
     `names` makes the table of a checkpoint folder, `packed` those of folders whose weights are packed, by method;
     `prefix` is transformers' `base_model_prefix`. `prepare` is what a config goes through before it is read. What every
     config of the family may say of encoder and direction are `encoder_decoder` and `causal`.
@@ -38,6 +54,15 @@ class Family:
     prepare: Callable[[dict[str, Any], str], dict[str, Any]] = lambda config, name: config
     encoder_decoder: bool = False
     causal: bool = True
+    ends: Ends = decoder_ends
+    padding: int | None = None
+
+    @cached_property
+    def other_ends(self) -> Mapping[str, End]:
+        """The classes without a language model's head, by name."""
+        first = self.heads[0] if self.heads else ""
+        name = next((first.removesuffix(end) for end in LANGUAGE_HEADS if first.endswith(end)), None)
+        return {} if name is None else self.ends(name)
 
     def read(self, config: dict[str, Any], name: str, prefix: str = "") -> Reading:
         """Returns what a config.json says; `name` becomes the model's and stands in messages, before `prefix`.
@@ -45,13 +70,23 @@ class Family:
         Raises InputError naming the key at fault.
         """
         reader = ConfigReader(self.prepare(config, name) if isinstance(config, dict) else config, name, prefix)
-        dtype = read_common(reader, self.name, self.heads, encoder_decoder=self.encoder_decoder, causal=self.causal)
+        classes = (*self.heads, *self.other_ends)
+        dtype = read_common(reader, self.name, classes, encoder_decoder=self.encoder_decoder, causal=self.causal)
+        end, given = self._end(reader.config.get(CLASSES)), reader.config
+        if end is not None:  # what a head alone would read says nothing here
+            reader.config = {key: value for key, value in given.items() if key not in ASIDE}
         values: Values = {"name": name}
         for key in self.keys:
             key.read(reader, values)
+        spec, reader.config = self.build(**values), given
+        if end is not None:
+            whole, spec = spec, end.read(reader, spec, self.padding)
+            reader.carried |= left_out(self.keys, spec, whole, self.name, reader.carried)
+            reader.carried |= {key: given[key] for key in (CLASSES, TIED) if key in given}
+            reader.defaults.pop(TIED, None)
         reader.finish()
         return Reading(
-            spec=self.build(**values),
+            spec=spec,
             carried=reader.carried,
             dtype=dtype,
             family=self.name,
@@ -64,16 +99,36 @@ class Family:
 
         A config may declare predictors that the folder, and so the spec, lacks.
         """
-        own = {"model_type": self.name, **written(self.keys, Parts(spec, self.name, carried))}
+        end = self.end_of(spec, carried)
+        if end is None:
+            own = {"model_type": self.name, **written(self.keys, Parts(spec, self.name, carried))}
+        else:
+            own = {"model_type": self.name, **written_trunk(self.keys, spec, self.name, carried)}
+            own |= self.other_ends[end].written(spec, carried)
         if self.encoder_decoder:
             own["is_encoder_decoder"] = True
         if self.heads:
-            own = {"architectures": [self.heads[0]]} | own
+            own = {CLASSES: [end or self.heads[0]]} | own
         config = {key: value for key, value in config_of(own, carried, dtype).items() if value is not DROPPED}
         again = self.read(config, spec.name).spec
         require_same(spec, again if [*spec.extras()] else again.without_extras, self.name)
         return config
 
-    def table(self, spec: Model) -> TensorTable:
-        """Returns the names and layouts of a checkpoint folder's tensors."""
-        return self.names(spec, self.name)
+    def table(self, spec: Model, names: Callable[[Model, str], TensorTable] | None = None) -> TensorTable:
+        """Returns the names and layouts of a checkpoint folder's tensors, `names` its own where they are packed."""
+        names, end = names or self.names, self.end_of(spec, {})
+        if end is None:
+            return names(spec, self.name)
+        return self.other_ends[end].table(names(trunk(spec), self.name), spec, self.prefix)
+
+    def _end(self, classes: object) -> End | None:
+        """Returns the end that `architectures` names; None for a language model's head."""
+        return self.other_ends.get(classes[0]) if isinstance(classes, list) and len(classes) == 1 else None
+
+    def end_of(self, spec: Model, carried: Mapping[str, Any]) -> str | None:
+        """Returns the class whose end a model has, the one that its config named if it may be; None for none."""
+        if spec.language_head is not None:
+            return None
+        found = [name for name, end in self.other_ends.items() if end.fits(spec)]
+        named = carried.get(CLASSES)
+        return named[0] if isinstance(named, list) and named and named[0] in found else next(iter(found), None)

@@ -20,6 +20,7 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
+    HeadTransform,
     Mixer,
     MixtureOfExperts,
     Model,
@@ -58,6 +59,7 @@ class Parts:
 
     def __init__(self, model: Model, family: str, carried: Mapping[str, Any], around: Parts | None = None) -> None:
         self.model, self.family, self.carried, self.around = model, family, carried, around or self
+        self.asks_head = False  # whether something of the language model's head was asked for
 
     # the fields of parts, by the names of `build`
     d_model = property(attrgetter("model.d_model"))
@@ -112,16 +114,25 @@ class Parts:
     @property
     def tied(self) -> bool:
         """Whether the head shares the embedding's table."""
+        self.asks_head = True
         return isinstance(self.model.head, TiedHead)
 
     @property
     def head(self) -> Head | TiedHead:
         """The language model's head."""
+        self.asks_head = True
         if self.model.language_head is None:
             raise InputError(
                 f"{self.family} needs a language model's head here", field="head", value=repr(self.model.head)
             )
         return self.model.language_head
+
+    @property
+    def transform(self) -> HeadTransform:
+        """The transform before the head, a language model's or a classifier's."""
+        found = getattr(self.model.head, "transform", None)
+        self.asks_head = self.asks_head or not isinstance(found, HeadTransform)
+        return self.expect(found, HeadTransform, "head.transform")
 
     @property
     def embedding(self) -> TokenEmbedding:

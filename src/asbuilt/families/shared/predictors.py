@@ -8,7 +8,7 @@ from typing import Any
 
 from asbuilt.families.shared.key import DROPPED, Values
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts, expect_whole
+from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, TensorTable, entry
 from asbuilt.spec import LanguageModel, Model
@@ -44,7 +44,8 @@ def named(names: Names) -> Callable[[Model, str], TensorTable]:
     """Returns what makes the table of a model with prediction layers, which are named as further blocks."""
 
     def table(spec: Model, family: str) -> TensorTable:
-        spec = expect_whole(spec, LanguageModel, family)
+        if not isinstance(spec, LanguageModel):
+            return names(spec, family)
         after = tuple(predictor.block for predictor in spec.predictors)
         whole = names(replace(spec, blocks=(*spec.blocks, *after), predictors=()), family)
         entries = list(whole.entries)

@@ -46,15 +46,18 @@ class HeadTransformMemory(MappedMemory[HeadTransform]):
 
 @memory_of(Pooler)
 class PoolerMemory(MappedMemory[Pooler]):
-    """Memory of a linear map and a tanh, if the pass includes the pooler."""
+    """Memory of a linear map and an activation."""
+
+    @property
+    def saves_output(self) -> bool:
+        """Whether the activation saves its output, rather than its input."""
+        return self.part.activation in ("tanh", "relu")
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input and the result."""
-        if run.logits != "pooled":
-            return ()
-        size = run.rows * self.part.d_model
-        return (Saved(name="input", size=size), Saved(name="pooled", size=size), *self.maps_keep(run))
+        """The map's input, and the activation's output or input."""
+        size, name = run.rows * self.part.d_model, "pooled" if self.saves_output else "dense"
+        return (Saved(name="input", size=size), Saved(name=name, size=size), *self.maps_keep(run))
 
     def peak_bytes(self, run: Pass) -> int:
-        """The input and output of tanh."""
-        return 2 * run.rows * self.part.d_model * run.width + self.peak_beside(run) if run.logits == "pooled" else 0
+        """The input and output of the activation."""
+        return 2 * run.rows * self.part.d_model * run.width + self.peak_beside(run)

@@ -25,9 +25,9 @@ class ModelMemory(Memory[M]):
         stream = run.rows * model.d_model * run.width
         blocks = model.blocks[: run.depth]
         tables, making = self._tables(blocks, run)
-        above = model._above(run)
-        normed = above.rows * model.d_model * run.width if model.norm is not None else 0
-        head = max(peak(model.norm, above), normed + peak(model.end(run), above))
+        above, norm = model._above(run, "head"), model._above(run, "norm")
+        normed = norm.rows * model.d_model * run.width if model.norm is not None else 0
+        head = max(peak(model.norm, norm), normed + peak(model.end(run), above))
         before = peak(model.embedding, run)
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
         return tables + stream + self._lent(blocks, run) + busiest

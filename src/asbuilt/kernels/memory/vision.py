@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.part import Pass
-from asbuilt.spec.vision import Classifier, Contrast, MLPProjector, PatchEmbedding, PooledProjector, Projection, Vision
+from asbuilt.spec.vision import Contrast, MLPProjector, PatchEmbedding, PooledProjector, Projection, Vision
 
 
 @memory_of(PatchEmbedding)
@@ -22,19 +22,6 @@ class PatchEmbeddingMemory(Memory[PatchEmbedding]):
         made = run.batch * part.n_patches * part.d_model
         beside = run.batch * part.n_tokens * part.d_model if part.class_token != "none" else 0
         return run.width * (made + max(run.batch * part.n_patches * part.d_patch, beside))
-
-
-@memory_of(Classifier)
-class ClassifierMemory(Memory[Classifier]):
-    """Memory of one product."""
-
-    def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input."""
-        return (Saved(name="input", size=run.rows * self.part.d_model),)
-
-    def peak_bytes(self, run: Pass) -> int:
-        """The result."""
-        return run.rows * self.part.n_labels * run.width
 
 
 @memory_of(Projection)
