@@ -15,7 +15,7 @@ from asbuilt import InputError, catalog, cost, open_model
 from asbuilt.families import llama, mixtral
 from asbuilt.plan import serve
 from asbuilt.plan.quantised import quantised
-from asbuilt.plan.stored.methods import read_packing
+from asbuilt.plan.stored.methods import METHODS, read_packing
 from asbuilt.spec import Model, Rotary, Router, weights
 from asbuilt.spec.part import Weight
 
@@ -713,12 +713,19 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dic
 
 @given(
     VALUES,
-    st.sampled_from(("gptq", "awq", "fp8", "mxfp4", "bitsandbytes", "compressed-tensors", "fbgemm_fp8")),
-    st.sampled_from(("bits", "group_size", "weight_block_size", "config_groups", "ignore", "modules_to_not_convert")),
+    st.sampled_from((*METHODS, None)),
+    st.sampled_from(
+        (
+            *("bits", "group_size", "weight_block_size", "config_groups", "ignore", "modules_to_not_convert", "mode"),
+            *("dynamic", "extra_config", "quant_type", "quant_config", "global_quant_config", "layer_quant_config"),
+            *("quantized_layers", "kv_cache_scheme", "expert_dtype", "weights", "data_type", "module"),
+        )
+    ),
 )
-def test_any_value_is_planned_or_refused(value: object, method: str, key: str) -> None:
+def test_any_value_is_planned_or_refused(value: object, method: str | None, key: str) -> None:
     with suppress(InputError):
-        assert quantised(SPEC, {"quant_method": method, key: value}, "bf16", "llama").name
+        said = {"quant_method": method} if method else {"bits": 4, "group_size": 32}
+        assert quantised(SPEC, {**said, key: value}, "bf16", "llama").name
 
 
 def test_nothing_that_is_sparse_and_no_modules_change_nothing() -> None:

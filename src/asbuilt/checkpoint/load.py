@@ -23,6 +23,7 @@ from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAMES, torch_name
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, reads_packed, tensor_table
+from asbuilt.families.shared.stacks import experts_as_stored
 from asbuilt.families.shared.table import Entry, TensorTable, as_stored, is_ignored
 from asbuilt.formats.gguf import GGUFTensor
 from asbuilt.formats.safetensors import StoredTensor, read_folder
@@ -131,7 +132,7 @@ class Contents:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
         self.packed = source.reading.quantization
         self._read = _reader(source, self.headers)
-        self.table = as_stored(self._table(source), self.headers)
+        self.table = self._table(source)
         if isinstance(self._read, Expanded):
             self.headers = self._read.without_zero_biases({n for e in self.table.entries for n in e.names})
         self.entries = match(self.table, self.spec, self.headers, str(source.path))
@@ -150,14 +151,16 @@ class Contents:
     def _table(self, source: Source) -> TensorTable:
         """Returns the names of the file's tensors; of a quantised checkpoint those of the expanded ones."""
         if source.gguf is not None:
-            return gguf_table(source.family, self.spec, self.headers)
+            return as_stored(gguf_table(source.family, self.spec, self.headers), self.headers)
         if source.own:
             return own_table(self.spec)
         if self.packed is None or reads_packed(source.family, self.packed):
-            return tensor_table(source.family, self.spec, self.packed)
-        self._read = Expanded(stored_only(self.headers), self.packed, str(source.path))
-        self.headers = self._read.headers
-        return tensor_table(source.family, self.spec)
+            table = tensor_table(source.family, self.spec, self.packed)
+        else:
+            self._read = Expanded(stored_only(self.headers), self.packed, str(source.path))
+            self.headers, table = self._read.headers, tensor_table(source.family, self.spec)
+        shapes = {path: weight.shape for path, weight, _ in stored_weights(self.spec)}
+        return experts_as_stored(as_stored(table, self.headers), shapes, self.headers)
 
     def _add_adapters(self, folder: str | Path) -> None:
         """Adds the adapters of a folder to the spec and to the tensors to load."""

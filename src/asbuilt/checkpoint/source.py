@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asbuilt.checkpoint import hub
 from asbuilt.checkpoint.own import OWN, own_reading
-from asbuilt.errors import InputError, near
+from asbuilt.errors import InputError, near, shorten
 from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
 from asbuilt.families.shared.table import as_stored
 from asbuilt.formats.gguf import GGUFFile, read_header
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, if config.json does not state it
+CACHED = "kv_cache_quant_algo"
 OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # the same of AutoGPTQ and AutoAWQ, at first
 
 
@@ -238,8 +239,11 @@ def _with_packing(reading: Reading, config: Path) -> Reading:
     said = load_config_file(file).get("quantization")
     if not isinstance(said, dict):
         raise InputError(field=f"{file}: quantization", value=said, allowed="a JSON object")
-    packs = said.get("quant_algo") is not None or said.get("quantized_layers") is not None
-    return replace(reading, quantization={"quant_method": "modelopt", **said}) if packs else reading
+    if said.get("quant_algo") is not None or said.get("quantized_layers") is not None:
+        return replace(reading, quantization={"quant_method": "modelopt", **said})
+    cached = said.get(CACHED)
+    note = f"the cache is published in {shorten(cached)}: --kv-dtype plans it so"
+    return reading if cached is None else replace(reading, notes={**reading.notes, f"{PACKING}: {CACHED}": note})
 
 
 def _as_stored(reading: Reading, path: Path) -> Reading:

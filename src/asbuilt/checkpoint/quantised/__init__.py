@@ -86,7 +86,8 @@ def _modules(finder: Finder) -> list[Module]:
 
 
 def _of_activations(tensor: StoredTensor) -> bool:
-    return tensor.name.rpartition(".")[2] in OF_ACTIVATIONS and len(tensor.shape) <= 1
+    end = tensor.name.rpartition(".")[2]
+    return (end in OF_ACTIVATIONS or end.endswith("_input_scale")) and len(tensor.shape) <= 1
 
 
 def _header(module: Module) -> StoredTensor:

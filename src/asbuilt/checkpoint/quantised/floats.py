@@ -20,11 +20,12 @@ Shape = tuple[int, ...]
 
 def scaled(finder: Finder, name: str) -> Module | None:
     """Returns what a scale belongs to: a matrix or stack in 8 or 4 bits; None where it is no scale of a weight."""
-    plain = name if name in finder.stored else f"{name}.weight"
+    plain = next((one for one in (name, f"{name}.weight", name.removesuffix("_weight")) if one in finder.stored), "")
     found = finder.stored.get(plain)
     if found is None or found.dtype not in (*EIGHT, "U8") or len(found.shape) not in (2, 3):
         return None
-    beside = next(one for one in (f"{plain}_scale_inv", f"{plain}_scale", f"{name}.scale") if one in finder.stored)
+    named = (f"{plain}_scale_inv", f"{plain}_scale", f"{name}.scale", f"{plain}_weight_scale")
+    beside = next(one for one in named if one in finder.stored)
     scales, packed = finder.stored[beside], finder.take(plain, (*EIGHT, "U8"))
     if packed.dtype == "U8" or (packed.dtype == "I8" and scales.dtype in POWERS):
         return _four_bits(finder, plain, packed, scales)
@@ -159,22 +160,26 @@ WORDS = {"mxfp4": (32, 8), "nvfp4": (16, 8), "mxfp8": (32, 4)}
 
 
 def in_words(finder: Finder, base: str, words: StoredTensor, mode: str) -> Module:
-    """Returns a matrix of mlx in 32-bit words, which hold floats as others hold them in bytes."""
-    scales = finder.take(f"{base}.scales", ("U8",), 2)
+    """Returns a matrix or stack of mlx in 32-bit words, which hold floats as others hold them in bytes."""
+    scales = finder.take(f"{base}.scales", ("U8",))
     if mode not in WORDS:
         raise InputError(field="quantization_config.mode", value=mode, allowed=f"affine, {', '.join(WORDS)}")
     group, each = WORDS[mode]
-    outputs, inputs = words.shape[0], words.shape[1] * each
-    finder.require(scales, scales.shape == (outputs, inputs // group) and inputs % group == 0, f"groups of {group}")
+    rows, inputs = words.shape[:-1], words.shape[-1] * each
+    finder.require(scales, scales.shape == (*rows, inputs // group) and inputs % group == 0, f"groups of {group}")
 
     def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
         import torch
 
         from asbuilt.kernels import dequantise
 
-        raw, scale = read(words.name).contiguous().view(torch.uint8), read(scales.name)
+        raw, scale = (read(part.name).flatten(0, -2).contiguous() for part in (words, scales))
+        raw = raw.view(torch.uint8)
         if mode == "mxfp8":
-            return dequantise.tiled(raw.view(torch.float8_e4m3fn), scale, (1, group))
-        return dequantise.four_bit_floats(raw, scale.view(torch.float8_e4m3fn) if mode == "nvfp4" else scale, group)
+            made = dequantise.tiled(raw.view(torch.float8_e4m3fn), scale, (1, group))
+        else:
+            scale = scale.view(torch.float8_e4m3fn) if mode == "nvfp4" else scale
+            made = dequantise.four_bit_floats(raw, scale, group)
+        return made.view(*rows, inputs)
 
-    return Module(name=f"{base}.weight", shape=(outputs, inputs), of=words, expand=expand)
+    return Module(name=f"{base}.weight", shape=(*rows, inputs), of=words, expand=expand)

@@ -43,7 +43,7 @@ def _layout(finder: Finder) -> tuple[str, int]:
         if version != "gemm":
             raise InputError(field=f"{FIELD}.version", value=version, allowed="gemm")
         return "awq", 0
-    form = said.get("checkpoint_format", said.get("format")) or "gptq"
+    form = str(said.get("checkpoint_format", said.get("format")) or "gptq")
     if layout != "gptq" or form not in MORE:
         raise InputError(field=f"{FIELD}.checkpoint_format", value=f"{layout} {form}", allowed=one_of(MORE))
     return "gptq", MORE[form]
@@ -154,11 +154,12 @@ def _bits(finder: Finder, words: StoredTensor, inputs: int) -> int:
 
 
 def affine(finder: Finder, base: str) -> Module | None:
-    """Returns a matrix or table of mlx: words (O, I bits / 32) with scales, and biases where they are `affine`."""
+    """Returns a matrix, table or stack of mlx: words (..., O, I bits / 32) with scales, and biases if `affine`."""
     words = finder.stored.get(f"{base}.weight")
     if words is None or words.dtype != "U32" or f"{base}.qweight" in finder.stored:
         return None
-    words = finder.take(f"{base}.weight", ("U32",), 2)
+    words = finder.take(f"{base}.weight", ("U32",))
+    finder.require(words, len(words.shape) in (2, 3), "a matrix or a stack")
     own = finder.said.get(base)
     said = {**finder.said, **(own if isinstance(own, dict) else {})}
     mode = said.get("mode") or "affine"
@@ -167,15 +168,17 @@ def affine(finder: Finder, base: str) -> Module | None:
     bits, group = said.get("bits"), said.get("group_size")
     if bits not in BITS or type(group) is not int or not 0 < group <= LARGEST_GROUP:
         raise InputError(field=f"{FIELD}.bits", value=(bits, group), allowed=f"{one_of(BITS)}, in groups")
-    scales = finder.take(f"{base}.scales", HALVES, 2)
-    biases = finder.take(f"{base}.biases", HALVES, 2)
-    outputs, inputs = words.shape[0], scales.shape[1] * group
-    finder.require(scales, scales.shape[0] == outputs and inputs * bits == words.shape[1] * 32, f"groups of {group}")
+    scales = finder.take(f"{base}.scales", HALVES, len(words.shape))
+    biases = finder.take(f"{base}.biases", HALVES, len(words.shape))
+    *rows, columns = words.shape
+    inputs = scales.shape[-1] * group
+    finder.require(scales, scales.shape == (*rows, inputs // group) and inputs * bits == columns * 32, "of the groups")
     finder.require(biases, biases.shape == scales.shape, "of the shape of the scales")
 
     def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
         from asbuilt.kernels import dequantise
 
-        return dequantise.affine(read(words.name), read(scales.name), read(biases.name), bits=bits, group=group)
+        parts = (read(part.name).flatten(0, -2) for part in (words, scales, biases))
+        return dequantise.affine(*parts, bits=bits, group=group).view(*rows, inputs)
 
-    return Module(name=f"{base}.weight", shape=(outputs, inputs), of=words, expand=expand)
+    return Module(name=f"{base}.weight", shape=(*rows, inputs), of=words, expand=expand)

@@ -6,10 +6,13 @@ packed words. Packing is written the way quantisers pack, number by number.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +22,20 @@ import pytest
 import strategies
 import torch
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.quantised import Expanded
 from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
+from asbuilt.formats.safetensors import read_header
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -505,6 +512,33 @@ def test_what_does_not_fit_together_is_refused(saved: Path, name: str, how: str,
             load(packed, dtype="float32")
 
 
+LEAVES = st.none() | st.booleans() | st.integers(-2, 200) | st.text(max_size=8)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+KEYS = (
+    "bits",
+    "group_size",
+    "mode",
+    "weight_block_size",
+    "config_groups",
+    "checkpoint_format",
+    "version",
+    "m",
+    "format",
+)
+
+
+@settings(max_examples=20)
+@given(value=VALUES, key=st.sampled_from(KEYS))
+@pytest.mark.parametrize("name", WAYS)
+def test_whatever_a_config_says_a_matrix_is_expanded_or_refused(name: str, value: object, key: str) -> None:
+    parts, _ = WAYS[name].draw(np.random.default_rng(0), 24, 96)
+    with tempfile.TemporaryDirectory() as folder, suppress(InputError):
+        save_file({f"m.{end}": part for end, part in parts.items()}, Path(folder) / "model.safetensors")
+        found = Expanded(read_header(Path(folder) / "model.safetensors"), WAYS[name].said | {key: value}, "x")
+        assert found.headers.keys() == {"m.weight"}
+        assert tuple(found("m.weight").shape) == found.headers["m.weight"].shape
+
+
 def test_groups_that_are_not_there_are_refused(saved: Path, tmp_path: Path) -> None:
     packed, _ = written(saved, tmp_path, "gptq-4-act-order")
     stored = load_file(packed / "model.safetensors")
@@ -558,3 +592,79 @@ def test_floats_without_their_scales_are_refused(saved: Path, tmp_path: Path) ->
     save_file(stored, packed / "model.safetensors")
     with pytest.raises(InputError, match="without a scale"):
         load(packed)
+
+
+MOE = CONFIG | {"num_experts_per_tok": 2, "head_dim": 16}
+MIXTURES = {
+    "qwen3_moe": MOE | {"model_type": "qwen3_moe", "num_experts": 3, "moe_intermediate_size": 32},
+    "llama4_text": MOE | {"model_type": "llama4_text", "num_local_experts": 3, "intermediate_size_mlp": 96},
+}
+INSIDE = {"qwen3_moe": "mlp", "llama4_text": "feed_forward"}
+
+
+def experts(way: Way, rng: np.random.Generator, end: str, stack: Tensor, *, together: bool) -> Parts:
+    """The packed matrices of a layer's experts, apart or stacked, by name; `stack` becomes what they stand for."""
+    found: list[Parts] = []
+    for matrix in stack:
+        parts, meant = way.draw(rng, *matrix.shape)
+        matrix.copy_(torch.from_numpy(meant).float())
+        found.append(parts)
+    if together:
+        return {f"switch_mlp.{end}_proj.{key}": torch.stack([one[key] for one in found]) for key in found[0]}
+    return {f"experts.{e}.{end}_proj.{key}": part for e, one in enumerate(found) for key, part in one.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "stacked"),
+    [
+        ("qwen3_moe", "mlx-4", True),
+        ("qwen3_moe", "mlx-nvfp4", True),
+        ("qwen3_moe", "modelopt-nvfp4", False),
+        ("llama4_text", "compressed-fp8", False),
+        ("llama4_text", "awq", False),
+    ],
+)
+def test_experts_apart_and_in_stacks(family: str, name: str, stacked: bool, tmp_path: Path) -> None:
+    """mlx has one stack of the experts that are apart elsewhere, and quantisers take the stacks of others apart."""
+    way, rng, plain, packed = WAYS[name], np.random.default_rng(1), tmp_path / "plain", tmp_path / "packed"
+    model = strategies.randomised(read_config(MIXTURES[family], "x").spec, 3, torch.float32)
+    stored: Parts = {}
+    with torch.no_grad():
+        for i, end in itertools.product(range(2), ("gate", "up", "down")):
+            stack = model.get_parameter(f"blocks.{i}.ffn.body.{end}")
+            made = experts(way, rng, end, stack, together=stacked)
+            stored |= {f"model.layers.{i}.{INSIDE[family]}.{key}": part for key, part in made.items()}
+    save(model, plain, family=family, carried={})
+    kept = {key: one for key, one in load_file(plain / "model.safetensors").items() if ".experts." not in key}
+    packed.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": way.said}))
+    save_file(kept | stored, packed / "model.safetensors")
+    have = load(packed, dtype="float32").named_parameters()
+    for (path, mine), (_, theirs) in zip(have, model.named_parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=1e-7, msg=path)
+    one = next(key for key in stored if key.endswith(("weight", "qweight")))
+    save_file(kept | {key: part for key, part in stored.items() if key != one}, packed / "model.safetensors")
+    with pytest.raises(InputError):
+        load(packed)
+
+
+def test_stacks_in_8_bits_with_scales_beside_them(tmp_path: Path) -> None:
+    """modelopt's llama4: stacks as they are, inputs first, named without `weight`; a scale for each expert."""
+    model = strategies.randomised(read_config(MIXTURES["llama4_text"], "x").spec, 3, torch.float32)
+    save(model, tmp_path / "plain", family="llama4_text", carried={})
+    stored, rng = load_file(tmp_path / "plain" / "model.safetensors"), np.random.default_rng(0)
+    meant = dict(stored)
+    for key in [key for key in stored if ".experts." in key]:
+        code, scale = eight(rng, *stored[key].shape), torch.tensor(rng.uniform(0.01, 0.1, 3)).float()
+        meant[key] = code.float() * scale[:, None, None]
+        stored |= {key: code, f"{key}_weight_scale": scale, f"{key}_input_scale": torch.tensor(1.0)}
+    save_file(meant, tmp_path / "plain" / "model.safetensors")
+    shutil.copytree(tmp_path / "plain", tmp_path / "packed")
+    save_file(stored, tmp_path / "packed" / "model.safetensors")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    said = {"quantization_config": {**MODELOPT, "quant_algo": "FP8"}}
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config | said))
+    have, want = (load(tmp_path / name, dtype="float32") for name in ("packed", "plain"))
+    for mine, theirs in zip(have.parameters(), want.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
