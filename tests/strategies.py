@@ -406,7 +406,7 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
     router = draw(routers(d_model))
     shared = draw(st.none() | dense(d_model))
     clamped = st.builds(ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)))
-    gating = draw(st.sampled_from(PLAIN_GATINGS) | clamped)
+    gating, d_latent = draw(st.sampled_from(PLAIN_GATINGS) | clamped), draw(st.none() | st.integers(1, 5))
     return MixtureOfExperts(
         d_model=d_model,
         d_ff=draw(st.integers(1, 11)),
@@ -415,7 +415,9 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
         router=router,
         gating=gating,
         bias=draw(st.booleans()),
-        weighs=draw(st.sampled_from(WEIGHINGS)),
+        weighs="results" if d_latent else draw(st.sampled_from(WEIGHINGS)),
+        d_latent=d_latent,
+        latent_bias=d_latent is not None and draw(st.booleans()),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
     )
@@ -701,6 +703,12 @@ MAPS = (
     "dense",
     "into",
     "out",
+    "beta",
+    "decay_down",
+    "decay",
+    "gate_down",
+    "into_latent",
+    "from_latent",
 )
 
 

@@ -20,6 +20,7 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.grouped import group_counts, grouped_product
 from asbuilt.nn.experts import MixtureOfExperts as Module
 from asbuilt.nn.feedforward import ACTIVATIONS
+from asbuilt.nn.linear import Linear
 from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import ClampedGate, ExpertGroups, GatedMLP, MixtureOfExperts, Pass, Router
@@ -57,14 +58,21 @@ def one_row(built: Module, x: Tensor) -> Tensor:
     scores = logits.exp() / logits.exp().sum() if router.scoring == "softmax" else 1 / (1 + (-logits).exp())
     chosen = chosen_by(built, scores.detach())
     total = sum(scores[e] for e in chosen) + router.eps if router.renormalise else 1.0
-    y = torch.zeros_like(x)
+    given = x if part.d_latent is None else latent(built, "into_latent", x)
+    y = torch.zeros_like(given)
     for e in chosen:
-        weight = router.scale * scores[e] / total
-        y = y + (one_expert(built, e, weight * x) if part.weighs == "inputs" else weight * one_expert(built, e, x))
+        w = router.scale * scores[e] / total
+        y = y + (one_expert(built, e, w * given) if part.weighs == "inputs" else w * one_expert(built, e, given))
+    y = y if part.d_latent is None else latent(built, "from_latent", y)
     if built.shared is not None:
         shared = run_shared(built, x)
         y = y + (torch.sigmoid(built.shared_gate.weight @ x) * shared if part.shared_gate else shared)
     return y
+
+
+def latent(built: Module, name: str, x: Tensor) -> Tensor:
+    one: Linear = getattr(built, name)
+    return one.weight @ x + (0 if one.bias is None else one.bias)
 
 
 def chosen_by(built: Module, scores: Tensor) -> list[int]:

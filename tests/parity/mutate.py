@@ -15,6 +15,7 @@ from asbuilt.spec import (
     GROUP_SCORES,
     LABELLED,
     MLP,
+    OUTPUT_GATES,
     PLAIN_GATINGS,
     RGLRU,
     SCORINGS,
@@ -38,6 +39,7 @@ from asbuilt.spec import (
     LayerNorm,
     LearnedPositions,
     LinearScaling,
+    Mamba2,
     Map,
     MixtureOfExperts,
     MLPProjector,
@@ -78,6 +80,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "class_token": CLASS_TOKENS,
     "reads": READS,
     "labels": LABELLED,
+    "gate": OUTPUT_GATES,
 }
 
 # What may stand where there is nothing; a call, because it may depend on the part.
@@ -126,6 +129,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Model, "pooler"): lambda part: Pooler(d_model=part.d_model),
     (Model, "positions"): lambda part: LearnedPositions(n_positions=part.max_positions, d_model=part.d_model),
     (MixtureOfExperts, "capacity"): lambda part: 1,
+    (MixtureOfExperts, "d_latent"): lambda part: 4,
+    (Mamba2, "dt_max"): lambda part: 0.5,
+    (Mamba2, "scales"): lambda part: (1.5,) * 5,
     (CrossAttention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     # by the sum of two: the best expert is in the best group, and a router to one would not notice
@@ -169,6 +175,7 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     RGLRU: lambda part: MLP(d_model=part.d_model, d_ff=part.d_rnn, activation="relu", bias=part.bias),
     GatedConvolution: lambda part: MLP(d_model=part.d_model, d_ff=part.conv.channels, activation="relu"),
     ShortConvolution: lambda part: replace(part, kernel=part.kernel + 1),
+    Mamba2: lambda part: MLP(d_model=part.d_model, d_ff=part.d_inner, activation="relu", bias=part.bias),
     Parallel: lambda part: part.attention,
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
     PatchEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_tokens, d_model=part.d_model),
@@ -247,7 +254,7 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
     elif name == "eps":  # twice a usual one is still too small to be seen
         yield lambda: value + 0.1
     elif isinstance(value, float):
-        yield from ((lambda other=other: other) for other in (value / 2, value * 2))
+        yield from ((lambda other=other: other) for other in ((value / 2, value * 2) if value else (0.5,)))
     elif isinstance(value, str):
         yield lambda: f"{value}_"
     elif value == ():

@@ -70,6 +70,8 @@ class MixtureOfExperts(PartModule):
     """sum over chosen experts of weight * down(activation(gate(x)) * up(x)), plus the shared expert."""
 
     shared_gate: Linear
+    into_latent: Linear
+    from_latent: Linear
 
     def __init__(self, part: experts.MixtureOfExperts, path: str) -> None:
         super().__init__(part, path)
@@ -91,6 +93,8 @@ class MixtureOfExperts(PartModule):
     def routed(self, x_NM: Tensor, step: Step) -> Tensor:
         """Returns (N, M): each row through its chosen experts."""
         weights_Nk, chosen_Nk = self.router(x_NM)
+        if self.part.d_latent is not None:
+            x_NM = self.into_latent(x_NM)
         if self.part.capacity is not None:
             weights_Nk = weights_Nk.masked_fill(self.dropped(chosen_Nk, step, self.part.capacity), 0.0)
         order_R = chosen_Nk.flatten().argsort(stable=True)
@@ -103,7 +107,8 @@ class MixtureOfExperts(PartModule):
         y_RM = y_RM.index_select(0, order_R.argsort())  # rather than index_copy, which saves its input
         # a row's results are summed in its own order of preference, independent of other rows
         y_NkM = y_RM.view(*weights_Nk.shape, -1)
-        return (y_NkM if self.part.weighs == "inputs" else y_NkM * weights_Nk[:, :, None]).sum(1)
+        y_NM = (y_NkM if self.part.weighs == "inputs" else y_NkM * weights_Nk[:, :, None]).sum(1)
+        return y_NM if self.part.d_latent is None else self.from_latent(y_NM)
 
     def dropped(self, chosen_Nk: Tensor, step: Step, capacity: int) -> Tensor:
         """Returns (N, k): the choices that exceed an expert's capacity. Padding does not count."""

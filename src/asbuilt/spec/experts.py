@@ -146,6 +146,9 @@ class MixtureOfExperts(Mapped):
     are summed unweighted. A gated shared expert is multiplied by sigmoid(x w^T). Every row uses exactly `top_k`
     experts, so costs do not depend on the routing.
 
+    With a `d_latent`, experts read x W_in^T of that width instead of x, and what they sum to is multiplied by W_out^T
+    (LatentMoE, as in Nemotron 3 Super); router and shared expert read x.
+
     With a `capacity`, an expert processes that many tokens of a sequence per pass, first choices before second ones;
     its output for further tokens is multiplied by 0 (Fedus et al. 2021, arXiv 2101.03961, section 2.2). A sequence's
     tokens then depend on each other, and on how it is divided into passes.
@@ -172,8 +175,16 @@ class MixtureOfExperts(Mapped):
     """The expert that every token uses."""
     shared_gate: Map | bool = False
     """Whether the shared expert's output is gated by a sigmoid of the stream, or what replaces the plain gate."""
+    d_latent: int | None = None
+    """Width that experts read and write, between two maps; None for that of the stream."""
+    latent_bias: bool = False
+    """Whether the maps from and to that width have biases."""
     capacity: int | None = None
     """Tokens of a sequence that an expert processes per pass; None for all."""
+    into_latent: Map | None = None
+    """Replaces the plain map to the width that experts read, if given."""
+    from_latent: Map | None = None
+    """Replaces the plain map back, if given."""
     gate: Map | None = None
     """Replaces the plain stack of gates, if given."""
     up: Map | None = None
@@ -185,7 +196,12 @@ class MixtureOfExperts(Mapped):
         require_sizes(self, "d_model", "d_ff", "n_experts", *(("capacity",) if self.capacity is not None else ()))
         require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias", *(() if isinstance(self.shared_gate, Map) else ("shared_gate",)))
+        if self.d_latent is not None:
+            require_sizes(self, "d_latent")
+        require_flags(self, "latent_bias")
+        require(self, "latent_bias", self.d_latent is not None or not self.latent_bias, "false without a d_latent")
         require_choice(self, "weighs", WEIGHINGS)
+        require(self, "weighs", self.d_latent is None or self.weighs == "results", "results beside a d_latent")
         if isinstance(self.gating, ClampedGate):
             require(self, "activation", self.activation == "silu", "silu, which a clamped gate generalises by alpha")
         else:
@@ -200,15 +216,20 @@ class MixtureOfExperts(Mapped):
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
-        """The shared expert's gate, d_model to 1, if enabled."""
-        return {"shared_gate": Linear(d_in=self.d_model, d_out=1, belongs="ffn")} if self.shared_gate else {}
+        """The shared expert's gate, d_model to 1, if enabled; the maps to and from the width of experts."""
+        gate = {"shared_gate": Linear(d_in=self.d_model, d_out=1, belongs="ffn")} if self.shared_gate else {}
+        if self.d_latent is None:
+            return gate
+        into = Linear(d_in=self.d_model, d_out=self.d_latent, bias=self.latent_bias, belongs="ffn")
+        back = replace(into, d_in=self.d_latent, d_out=self.d_model, to_stream=True)
+        return gate | {"into_latent": into, "from_latent": back}
 
     def plain_stacks(self) -> dict[str, Linear]:
         """One map of each kind for every expert: gate and up into d_ff, down out of it."""
         into = Linear(
-            d_in=self.d_model, d_out=self.d_ff, bias=self.bias, split="out", belongs="ffn", copies=self.n_experts
+            d_in=self.d_expert, d_out=self.d_ff, bias=self.bias, split="out", belongs="ffn", copies=self.n_experts
         )
-        out = replace(into, d_in=self.d_ff, d_out=self.d_model, split="in", to_stream=True)
+        out = replace(into, d_in=self.d_ff, d_out=self.d_expert, split="in", to_stream=self.d_latent is None)
         return dict.fromkeys(self.inward, into) | {"down": out}
 
     @property
@@ -217,14 +238,19 @@ class MixtureOfExperts(Mapped):
         return self.router.top_k
 
     @property
+    def d_expert(self) -> int:
+        """Width that experts read and write."""
+        return self.d_model if self.d_latent is None else self.d_latent
+
+    @property
     def inward(self) -> tuple[str, ...]:
         """Names of the stacks that read the stream."""
         return ("up",) if self.gating == "none" else ("gate", "up")
 
     def holds(self) -> dict[str, Weight]:
-        """gate and up (n_experts, d_ff, d_model), down (n_experts, d_model, d_ff).
+        """gate and up (n_experts, d_ff, d_expert), down (n_experts, d_expert, d_ff), d_expert being what they read.
 
-        With biases gate_bias and up_bias (n_experts, d_ff), and down_bias (n_experts, d_model).
+        With biases gate_bias and up_bias (n_experts, d_ff), and down_bias (n_experts, d_expert).
         """
         return self.stack_weights()
 

@@ -222,6 +222,12 @@ class ConfigReader:
         if key in self.config:
             self.carried[key] = self.config[key]
 
+    def unused(self, key: str, reason: str) -> None:
+        """Declares that no part of this model reads `key`, so that neither its value nor its default is the model's."""
+        self.irrelevant(key, reason)
+        self.defaults.pop(self.prefix + key, None)
+        self._usual.pop(key, None)
+
     def note(self, key: str, reason: str, note: str) -> None:
         """Declares `key` irrelevant for `reason`, and where it is given leaves a `note` for whoever reads the model."""
         self.irrelevant(key, reason)

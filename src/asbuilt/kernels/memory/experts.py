@@ -54,17 +54,19 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         part = self.part
         rows, stream = run.rows * part.top_k, run.rows * part.d_model
         wide = rows * part.d_ff
-        results = Saved(name="results", size=rows * part.d_model)
+        results = Saved(name="results", size=rows * part.d_expert)
+        latent = (Saved(name="input", size=stream), Saved(name="latent result", size=run.rows * part.d_expert))
         dropped = () if part.capacity is None else (Saved(name="dropped", size=rows, width="bool"),)
         shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=stream))
         return (
             Saved(name="places", size=rows, width="int64"),
             Saved(name="order", size=rows, width="int64"),
             *dropped,
-            Saved(name="rows", size=rows * part.d_model),
+            Saved(name="rows", size=rows * part.d_expert),
             *(Saved(name=name, size=wide, divided="width") for name in self._saved_inside),
             results if part.weighs == "results" else Saved(name="input", size=stream),
             *(shared if part.shared_gate else ()),
+            *(latent if part.d_latent else ()),
             *(tensor for name, one in part.stacks.items() for tensor in of_map(one).keeps(name, rows)),
             *self.maps_keep(run),
         )
@@ -97,11 +99,13 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         rows, stream = run.rows * part.top_k, run.rows * part.d_model * run.width
         chosen = rows * (24 + run.width)
         between = 5 if isinstance(part.gating, ClampedGate) else 2
-        inside = (rows * part.d_model + between * rows * part.d_ff) * run.width
-        outward = (2 * rows * part.d_model + (1 if part.gating == "none" else 3) * rows * part.d_ff) * run.width
-        gathered = 3 * rows * part.d_model * run.width + (stream if part.weighs == "results" else 0)
+        inside = (rows * part.d_expert + between * rows * part.d_ff) * run.width
+        outward = (2 * rows * part.d_expert + (1 if part.gating == "none" else 3) * rows * part.d_ff) * run.width
+        gathered = 3 * rows * part.d_expert * run.width
+        gathered += run.rows * part.d_expert * run.width if part.weighs == "results" else 0
         shared = 0 if part.shared is None else stream + memory(part.shared).peak_bytes(run)
         counted = 0 if part.capacity is None else chosen + 17 * rows * part.n_experts
         beside = max(of_map(one).peak_beside(run, rows) for one in part.stacks.values())
-        routed = chosen + max(inside, outward, gathered) + beside
+        latent = 0 if part.d_latent is None else run.rows * part.d_latent * run.width
+        routed = chosen + latent + max(inside, outward, gathered, stream + latent) + beside
         return max(memory(part.router).peak_bytes(run), counted, routed, shared)
