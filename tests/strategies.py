@@ -47,6 +47,7 @@ from asbuilt.spec import (
     GatedMLP,
     Head,
     HeadTransform,
+    HyperConnection,
     ImageEncoder,
     Indexer,
     Labelled,
@@ -84,6 +85,7 @@ from asbuilt.spec import (
     SharedEmbedding,
     ShortConvolution,
     Sinusoids,
+    StreamMerge,
     TextEncoder,
     TiedHead,
     TokenEmbedding,
@@ -91,6 +93,7 @@ from asbuilt.spec import (
     Vision,
     VisionLanguageModel,
     YaRN,
+    buffers,
     walk,
 )
 from asbuilt.spec import Model as ModelSpec
@@ -358,6 +361,14 @@ def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
 
 
 @cache
+def clamps() -> SearchStrategy[ClampedGate]:
+    """Clamps within what they are given."""
+    return st.builds(
+        ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)), shift=st.booleans()
+    )
+
+
+@cache
 def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
     """A feed-forward that all tokens pass."""
     fields = {
@@ -367,7 +378,9 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
         "bias": st.booleans(),
     }
     learned = fields | {"activation": st.just(XIELU())}
-    return st.builds(MLP, **fields) | st.builds(GatedMLP, **fields) | st.builds(MLP, **learned)
+    clamped: dict[str, Any] = fields | {"activation": st.just("silu"), "clamp": clamps()}
+    gated = st.builds(GatedMLP, **fields) | st.builds(GatedMLP, **clamped)
+    return st.builds(MLP, **fields) | gated | st.builds(MLP, **learned)
 
 
 @cache
@@ -405,8 +418,7 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
     """Experts, few or many beside the rows, chosen in every way, with and without a shared one."""
     router = draw(routers(d_model))
     shared = draw(st.none() | dense(d_model))
-    clamped = st.builds(ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)))
-    gating, d_latent = draw(st.sampled_from(PLAIN_GATINGS) | clamped), draw(st.none() | st.integers(1, 5))
+    gating, d_latent = draw(st.sampled_from(PLAIN_GATINGS) | clamps()), draw(st.none() | st.integers(1, 5))
     return MixtureOfExperts(
         d_model=d_model,
         d_ff=draw(st.integers(1, 11)),
@@ -503,9 +515,14 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
     drawn = draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))
+    if draw(st.booleans()):
+        drawn = [hashing(block, n_vocab) for block in drawn]
+    all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
+    streams = draw(st.none() | merges(d_model))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
-        blocks=tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block))),
+        blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
+        streams=streams,
         embedding_norm=draw(maybe_norms(d_model)),
         head=head,
         max_positions=CONTEXT,
@@ -513,6 +530,29 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         norm=draw(maybe_norms(d_model)),
         predictors=tuple(draw(st.lists(predictors(n_vocab, d_model), max_size=1))),
     )
+
+
+@cache
+def merges(d_model: int) -> SearchStrategy[StreamMerge]:
+    """Two or three residual streams as one."""
+    return st.builds(
+        StreamMerge, n_streams=st.integers(2, 3), d_model=st.just(d_model), eps=EPS, norm_eps=st.just(0.01)
+    )
+
+
+def connected(block: Block, merge: StreamMerge) -> Block:
+    """The block with hyper-connections to as many streams."""
+    own = HyperConnection(n_streams=merge.n_streams, d_model=merge.d_model, iterations=merge.n_streams)
+    plain = {"streams": own, "scale": 1.0, "parallel": False, "sum_norm": None}
+    return replace(block, branches=tuple(replace(branch, **plain) for branch in block.branches))
+
+
+def hashing(block: Block, n_vocab: int) -> Block:
+    """The block with tables for those of its routers that choose by scores alone."""
+    plain = lambda part: isinstance(part, Router) and not part.correction and part.groups is None  # noqa: E731
+    if not any(plain(part) for _, part in walk(block)):
+        return block
+    return block.replace_where(lambda _, part: plain(part), table=n_vocab)
 
 
 def sharing(block: Block) -> tuple[Block, ...]:
@@ -816,8 +856,12 @@ def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, s
     built = build(spec, dtype=dtype, seed=None)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in stored_tensors(built).values():
-            tensor.normal_(0.0, std, generator=generator)
+        whole = {path: owner for path, weight, owner in buffers(spec) if weight.whole}
+        for path, tensor in stored_tensors(built).items():
+            if path in whole:  # experts by token id
+                tensor.random_(0, whole[path].n_experts, generator=generator)  # type: ignore[attr-defined]
+            else:
+                tensor.normal_(0.0, std, generator=generator)
     return built
 
 

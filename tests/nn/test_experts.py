@@ -55,7 +55,11 @@ def one_row(built: Module, x: Tensor) -> Tensor:
     """The definition, for one vector, one expert after the other."""
     part, router = built.part, built.part.router
     logits = built.router.weight @ x + (0 if built.router.bias is None else built.router.bias)
-    scores = logits.exp() / logits.exp().sum() if router.scoring == "softmax" else 1 / (1 + (-logits).exp())
+    scores = {
+        "softmax": logits.exp() / logits.exp().sum(),
+        "sigmoid": 1 / (1 + (-logits).exp()),
+        "sqrt_softplus": (1 + logits.exp()).log().sqrt(),
+    }[router.scoring]
     chosen = chosen_by(built, scores.detach())
     total = sum(scores[e] for e in chosen) + router.eps if router.renormalise else 1.0
     given = x if part.d_latent is None else latent(built, "into_latent", x)
@@ -96,7 +100,7 @@ def one_expert(built: Module, e: int, x: Tensor) -> Tensor:
     if isinstance(gating, ClampedGate):
         gate, up = mapped("gate", x), mapped("up", x)
         gate, up = torch.where(gate > gating.limit, gating.limit, gate), up.clip(-gating.limit, gating.limit)
-        return mapped("down", (up + 1) * gate * torch.sigmoid(gating.alpha * gate))
+        return mapped("down", (up + gating.shift) * gate * torch.sigmoid(gating.alpha * gate))
     if gating == "none":
         return mapped("down", activation(mapped("up", x)))
     return mapped("down", activation(mapped("gate", x)) * mapped("up", x))

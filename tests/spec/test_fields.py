@@ -23,6 +23,7 @@ from asbuilt.spec import (
     Attention,
     DynamicNTK,
     GatedConvolution,
+    HyperConnection,
     LayerNorm,
     Linear,
     LinearAttention,
@@ -38,6 +39,7 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     ShortConvolution,
+    StreamMerge,
     VisionLanguageModel,
     walk,
     whole,
@@ -60,10 +62,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Branch": {"scale": 1.0, "parallel": False},
     "Classifier": {"bias": True, "labels": "first"},
+    "ClampedGate": {"shift": True},
+    "Classifier": {"bias": True},
     "CrossAttention": {"bias": False, "output_bias": False},
     "ExpertGroups": {"score": "best"},
     "GatedMLP": {"bias": False},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
+    "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
+    "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
@@ -147,6 +153,8 @@ def examples() -> dict[type[Part], Part]:
     conv = ShortConvolution(channels=14, kernel=3)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
+    found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
+    found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
     conv = ShortConvolution(channels=6, kernel=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")

@@ -40,6 +40,7 @@ Stored = StoredTensor | GGUFTensor
 Headers = Mapping[str, Stored]
 COMPUTED = frozenset(TORCH_NAMES.values())
 PACKED = "U8"  # the stored dtype of packed weights and their scales
+WHOLE = ("I64", "I32")  # those of buffers of whole numbers
 LISTED = 5  # names shown of each kind of mismatch
 
 
@@ -286,13 +287,16 @@ def match(table: TensorTable, spec: ModelSpec, stored: Headers, where: str) -> t
         )
     }
     again = {name: shapes[path] for name, path in table.duplicates.items() if name in stored}
-    problems = list(_mismatches(table, wanted | again, stored))
+    whole = {path for path, weight, _ in buffers(spec) if weight.whole}
+    problems = list(_mismatches(table, wanted | again, stored, whole))
     if problems:
         raise InputError(f"the tensors do not match the config: {'; '.join(problems)}", field=where)
     return entries
 
 
-def _mismatches(table: TensorTable, wanted: dict[str, tuple[int, ...]], stored: Headers) -> Iterator[str]:
+def _mismatches(
+    table: TensorTable, wanted: dict[str, tuple[int, ...]], stored: Headers, whole: set[str]
+) -> Iterator[str]:
     found = {name: stored[name] for name in wanted if name in stored}
     yield from _listed("missing", [name for name in wanted if name not in stored])
     extra = (name for name in stored if name not in wanted)
@@ -303,10 +307,12 @@ def _mismatches(table: TensorTable, wanted: dict[str, tuple[int, ...]], stored: 
         "of another shape", [f"{n} is {have}, expected {want}" for n, have, want in shaped if have != want]
     )
     packed = {name for entry in table.entries if entry.packed for name in entry.names}
+    counts = {name for entry in table.entries if whole.issuperset(entry.paths) for name in entry.names}
     kinds = (
         (name, getattr(t, "dtype", None) or getattr(t, "type", ""))
         for name, t in found.items()
-        if not (isinstance(t, StoredTensor) and t.dtype == PACKED if name in packed else stored_dtype(t))
+        if not (name in counts and isinstance(t, StoredTensor) and t.dtype in WHOLE)
+        and not (isinstance(t, StoredTensor) and t.dtype == PACKED if name in packed else stored_dtype(t))
     )
     yield from _listed("of an unsupported type", [f"{name} is {kind}" for name, kind in kinds])
 

@@ -293,9 +293,7 @@ def saved(spec: Model, run: Pass) -> SavedBill:
         where = block.group() if block else ""
         own[where] = own.get(where, 0) + tensor.nbytes(run.width)
     inputs = sum(
-        seen.rows * part.branches[0].body.d_model * run.width
-        for _, part, seen in runs(spec, run)
-        if isinstance(part, Block)
+        seen.rows * part.stream_width * run.width for _, part, seen in runs(spec, run) if isinstance(part, Block)
     )
     return SavedBill(
         all=sum(own.values()),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
+from asbuilt.nn.streams import HyperConnection
 from asbuilt.spec import block as spec
 
 
@@ -34,6 +35,7 @@ class Branch(nn.Module):
     def __init__(self, part: spec.Branch, path: str) -> None:
         super().__init__()
         self.norm = optional(part.norm, f"{path}.norm")
+        self.streams = None if part.streams is None else HyperConnection(part.streams, f"{path}.streams")
         self.body = module(part.body, f"{path}.body")
         self.post_norm = optional(part.post_norm, f"{path}.post_norm")
         self.sum_norm = optional(part.sum_norm, f"{path}.sum_norm")
@@ -41,11 +43,17 @@ class Branch(nn.Module):
 
     def forward(self, x_BTM: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
         """Returns the stream with this branch of x added."""
-        y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
-        if self.post_norm is not None:
-            y = self.post_norm(y)
+        if self.streams is not None:
+            read_BTM, post, mix = self.streams(stream_BTM)
+            return self.streams.write(stream_BTM, self.output(read_BTM, step), post, mix)
+        y = self.output(x_BTM, step)
         y = stream_BTM + y if self.scale == 1.0 else torch.add(stream_BTM, y, alpha=self.scale)
         return y if self.sum_norm is None else self.sum_norm(y)
+
+    def output(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns post_norm(body(norm(x)))."""
+        y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
+        return y if self.post_norm is None else self.post_norm(y)
 
 
 @computes(spec.Block)

@@ -5,18 +5,26 @@ Shapes: rows N = B*T, experts E, chosen per row k, R = N*k sorted rows, model wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels.grouped import group_counts, grouped_product
-from asbuilt.nn.feedforward import ACTIVATIONS
+from asbuilt.nn.feedforward import ACTIVATIONS, clamped
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import experts
 from asbuilt.spec.linear import Lora
 from asbuilt.spec.part import Kernel
+
+SCORES: dict[experts.Scoring, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)),
+    "sigmoid": torch.sigmoid,
+    "sqrt_softplus": lambda x: F.softplus(x).sqrt(),
+}
 
 
 @computes(experts.Router)
@@ -26,6 +34,7 @@ class Router(PartModule):
     weight: Tensor
     bias: Tensor | None
     correction: Tensor
+    table: Tensor
 
     def __init__(self, part: experts.Router, path: str) -> None:
         super().__init__(part, path)
@@ -33,16 +42,23 @@ class Router(PartModule):
         if not part.bias:
             self.register_parameter("bias", None)
 
-    def forward(self, x_NM: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the weights (N, k) in x's dtype, and their experts (N, k), the first choice first."""
+    def forward(self, x_NM: Tensor, tokens_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the weights (N, k) in x's dtype, and their experts (N, k), the first choice first.
+
+        `tokens_N` are the rows' token ids, which a table of experts is looked up by.
+        """
         part = self.part
         logits_NE = F.linear(x_NM, self.weight, self.bias)
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
         soft = part.scoring == "softmax"
-        scores_NE = logits_NE.softmax(-1, dtype=wide) if soft else logits_NE.to(wide).sigmoid()
+        scores_NE = SCORES[part.scoring](logits_NE.to(wide) if not soft else logits_NE)
         # the logits order large values that sigmoid rounds to 1; corrections and group scores need the sigmoids
         plain = not part.correction and part.groups is None
-        chosen_Nk = self.choose((scores_NE if soft or not plain else logits_NE).detach())
+        if part.table is not None:
+            assert tokens_N is not None, "the stack was not given token ids"
+            chosen_Nk = self.table[tokens_N]
+        else:
+            chosen_Nk = self.choose((scores_NE if soft or not plain else logits_NE).detach())
         weights_Nk = scores_NE.gather(-1, chosen_Nk)
         if part.renormalise:
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + part.eps)
@@ -92,7 +108,7 @@ class MixtureOfExperts(PartModule):
 
     def routed(self, x_NM: Tensor, step: Step) -> Tensor:
         """Returns (N, M): each row through its chosen experts."""
-        weights_Nk, chosen_Nk = self.router(x_NM)
+        weights_Nk, chosen_Nk = self.router(x_NM, None if step.tokens_BT is None else step.tokens_BT.flatten())
         if self.part.d_latent is not None:
             x_NM = self.into_latent(x_NM)
         if self.part.capacity is not None:
@@ -140,9 +156,3 @@ class MixtureOfExperts(PartModule):
         hidden = self.activation(gate)
         # autograd saves the factors; without it the product can be in place
         return mapped("down", hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
-
-
-def clamped(gate: Tensor, up: Tensor, part: experts.ClampedGate) -> Tensor:
-    """Returns (up + 1) * gate * sigmoid(alpha gate), with the gate clamped above the limit, up on both sides."""
-    opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
-    return (up.clamp(-part.limit, part.limit) + 1) * opened

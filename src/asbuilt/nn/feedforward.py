@@ -76,12 +76,24 @@ class GatedMLP(PartModule):
 
     def __init__(self, part: spec.GatedMLP, path: str) -> None:
         super().__init__(part, path)
-        self.activation = ACTIVATIONS[part.activation]
+        self.activation, self.clamp = ACTIVATIONS[part.activation], part.clamp
         self.gate_up = self.fused(self.gate, self.up)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
         gate, up = self.gate_up(x_BTM)
+        if self.clamp is not None:
+            return self.down(clamped(gate, up, self.clamp))
         hidden = self.activation(gate)
         # autograd saves the factors; without it the product can be in place
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
+
+
+def clamped(gate: Tensor, up: Tensor, part: spec.ClampedGate) -> Tensor:
+    """Returns (up + 1) * gate * sigmoid(alpha gate), with the gate clamped above the limit, up on both sides.
+
+    Without `shift` up is not increased.
+    """
+    opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
+    cut = up.clamp(-part.limit, part.limit)
+    return (cut + 1 if part.shift else cut) * opened

@@ -107,8 +107,8 @@ class LatentAttention(PartModule):
         in_latent = torch.bmm(plain.permute(2, 0, 1, 3).reshape(H, B * T, part.d_nope), k_up)
         q_BHTL = torch.cat((in_latent.view(H, B, T, -1).transpose(0, 1), turned.transpose(1, 2)), -1)
         seen = self.seen(step, q_BHTL.dtype, keys)
-        if T == 1 and self.indexer is not None and step.choice is not None:
-            index_Bk, chosen_Bk = (x[:, 0] for x in places(step.choice, self.indexer.part.top_k))
+        if T == 1 and part.most_keys is not None and step.choice is not None:
+            index_Bk, chosen_Bk = (x[:, 0] for x in places(step.choice, part.most_keys))
             joined_BSL = joined_BSL.gather(1, index_Bk[:, :, None].expand(-1, -1, joined_BSL.shape[-1]))
             seen = None if step.uniform else chosen_Bk[:, None, None]
         latents = joined_BSL[:, None]

@@ -164,7 +164,9 @@ class PartModule(nn.Module):
                 self.add_module(name, of_map(child))
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         for name, buffer in part.buffers().items():
-            self.register_buffer(name, torch.full(buffer.shape, buffer.fill, dtype=wide))
+            self.register_buffer(
+                name, torch.full(buffer.shape, buffer.fill, dtype=torch.int64 if buffer.whole else wide)
+            )
 
     def _map(self, name: str) -> nn.Module:
         if name not in self._modules:

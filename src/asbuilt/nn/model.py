@@ -20,6 +20,7 @@ from asbuilt.nn.linear import Matrix
 from asbuilt.nn.positions import BiasTable
 from asbuilt.nn.registry import module, optional
 from asbuilt.nn.step import Step
+from asbuilt.nn.streams import StreamMerge
 from asbuilt.nn.vision import Projection
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
@@ -46,6 +47,7 @@ class Model(nn.Module):
     embedding_norm: nn.Module | None
     relative: BiasTable | None
     blocks: nn.ModuleList
+    streams: StreamMerge | None
     norm: nn.Module | None
     head: nn.Module | None
 
@@ -106,15 +108,18 @@ class Model(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
-        """Returns the stream (B, T, M) after `depth` blocks, None for all of them."""
+        """Returns the stream (B, T, M) after `depth` blocks, of several streams all; after all of them (None) one."""
         if self.relative is not None:
             step.relative_BH = self.relative.weight
+        step.tokens_BT = tokens_BT
         x_BTM = self.embedded(tokens_BT, step)
         if self.embedding_norm is not None:
             x_BTM = self.embedding_norm(x_BTM)
+        if self.streams is not None:
+            x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)
         for block in self.blocks if depth is None else self.blocks[:depth]:
             x_BTM = block(x_BTM, step)
-        return x_BTM
+        return x_BTM if self.streams is None or depth is not None else self.streams(x_BTM)
 
     def embedded(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the embedding of tokens or images, with positions and other additions."""

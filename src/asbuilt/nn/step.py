@@ -28,14 +28,15 @@ class Step:
     on either side does not affect the others.
     `reach` is the text length that RoPE scalings assume per row: the length after this pass, unless more tokens are
     known to follow. Packed tables are looked up in `dtype`.
-    `types_BT` are the tokens' types, if not all 0. A stack may share with its layers `relative_BH`, its bias table, and
-    `table`, its embedding table; `source_BSM` is an encoder's output, None once the layers have cached it, and
-    `source_mask` marks its valid tokens.
+    `tokens_BT` are the token ids of a stack that reads tokens, `types_BT` their types, if not all 0. A stack may share
+    with its layers `relative_BH`, its bias table, and `table`, its embedding table; `source_BSM` is an encoder's
+    output, None once the layers have cached it, and `source_mask` marks its valid tokens.
     `lent` are the keys and values that later layers read, by the name of the layer that made them.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own. `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
     """
 
+    tokens_BT: Tensor | None = None
     types_BT: Tensor | None = None
     relative_BH: Tensor | None = None
     table: Matrix | None = None

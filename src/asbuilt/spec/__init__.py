@@ -74,6 +74,7 @@ from asbuilt.spec.positions import (
 )
 from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
+from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.vision import (
     Contrast,
@@ -125,6 +126,7 @@ __all__ = [
     "Gives",
     "Head",
     "HeadTransform",
+    "HyperConnection",
     "ImageEncoder",
     "Indexer",
     "Input",
@@ -175,6 +177,7 @@ __all__ = [
     "SharedEmbedding",
     "ShortConvolution",
     "Sinusoids",
+    "StreamMerge",
     "TextEncoder",
     "TiedHead",
     "TokenEmbedding",

@@ -9,6 +9,7 @@ from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import Part, require, require_flags, require_number
+from asbuilt.spec.streams import HyperConnection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,16 @@ Body = Mixer | FeedForward | Parallel
 class Branch(Part):
     """One residual branch: sum_norm(x + scale * post_norm(body(norm(x)))), where each norm may be absent.
 
-    A `parallel` branch has the same input as the branch before it, and is added to that branch's sum.
+    A `parallel` branch has the same input as the branch before it, and is added to that branch's sum. With `streams` x
+    is read from several residual streams, and the output written to all of them.
     """
 
     name: str
     """Its segment in every path below it."""
     norm: Norm | None = None
     """Norm of the body's input."""
+    streams: HyperConnection | None = None
+    """How it reads and writes several residual streams; None for one."""
     body: Body
     """The mixer or feed-forward."""
     post_norm: Norm | None = None
@@ -64,6 +68,11 @@ class Branch(Part):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
             require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
+        if self.streams is not None:
+            fits = self.streams.d_model == self.body.d_model
+            require(self, "streams", fits, f"streams of d_model = {self.body.d_model}")
+            plain = self.scale == 1.0 and not self.parallel and self.sum_norm is None
+            require(self, "streams", plain, "none with a scale, a norm of the sum, or in parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +87,12 @@ class Block(Part):
         require(self, "branches", len(names) > 0, "at least one branch")
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
         require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
+
+    @property
+    def stream_width(self) -> int:
+        """Width of its input: of all residual streams together."""
+        first = self.branches[0]
+        return first.body.d_model * (1 if first.streams is None else first.streams.n_streams)
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields the branches under their own names."""

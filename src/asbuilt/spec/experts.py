@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, Self
 
-from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, GatedMLP
+from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, ClampedGate, GatedMLP
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import (
     Part,
@@ -26,8 +26,8 @@ from asbuilt.spec.part import (
     require_sizes,
 )
 
-Scoring = Literal["softmax", "sigmoid"]
-SCORINGS: tuple[Scoring, ...] = ("softmax", "sigmoid")
+Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"]
+SCORINGS: tuple[Scoring, ...] = ("softmax", "sigmoid", "sqrt_softplus")
 GroupScore = Literal["best", "two_best"]
 GROUP_SCORES: tuple[GroupScore, ...] = ("best", "two_best")
 Weighing = Literal["results", "inputs"]
@@ -61,7 +61,9 @@ class Router(Part):
     """The `top_k` largest of scoring(x W^T + b) over the experts, divided by their sum if `renormalise`.
 
     `correction` adds a buffer to the scores that determine the choice, but not to the weights; `groups` limits the
-    choice. `eps` is added to the sum, and `scale` multiplies the weights. Scores are computed in float32 or wider.
+    choice. With a `table` the choice is that of a buffer with a row of experts for each token id (Roller et al. 2021,
+    arXiv 2106.04426), and the scores only weigh. `eps` is added to the sum, and `scale` multiplies the weights. Scores
+    are computed in float32 or wider; sqrt_softplus is sqrt(ln(1 + e^x)).
     Softmax over only the chosen experts equals softmax over all of them, renormalised, and is expressed as such.
     """
 
@@ -82,6 +84,8 @@ class Router(Part):
     """Whether a buffer is added to the scores for the choice only."""
     groups: ExpertGroups | None = None
     """Group limit of the choice."""
+    table: int | None = None
+    """Rows of the table that says each token's experts, one per token id; None if they are chosen by score."""
     eps: float = 0.0
     """Added to the sum that scores are divided by."""
     scale: float = 1.0
@@ -98,6 +102,10 @@ class Router(Part):
         require(self, "top_k", self.top_k <= self.n_experts, f"at most n_experts = {self.n_experts}")
         if self.groups is not None:
             self._require_groups(self.groups)
+        if self.table is not None:
+            require_sizes(self, "table")
+            chosen = self.correction or self.groups is not None
+            require(self, "table", not chosen, "none beside a correction or groups, which change the choice")
 
     def _require_groups(self, groups: ExpertGroups) -> None:
         size, rest = divmod(self.n_experts, groups.n_groups)
@@ -113,28 +121,13 @@ class Router(Part):
 
     def buffers(self) -> dict[str, Weight]:
         """The correction, if enabled: one number per expert, updated by load balancing rather than by gradients."""
+        if self.table is not None:
+            return {"table": Weight(shape=(self.table, self.top_k), role="table", whole=True)}
         return {"correction": Weight(shape=(self.n_experts,), role="bias")} if self.correction else {}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
         return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_experts, weight="weight"),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClampedGate(Part):
-    """(u + 1) * g * sigmoid(alpha g), where g is the gate clamped above at `limit` and u is up clamped to +-limit.
-
-    As in gpt-oss (arXiv 2508.10925).
-    """
-
-    alpha: float
-    """Factor on the gate in the sigmoid."""
-    limit: float
-    """Clamp of gate and up."""
-
-    def __post_init__(self) -> None:
-        require_number(self, "alpha")
-        require_number(self, "limit")
 
 
 @dataclass(frozen=True, kw_only=True)

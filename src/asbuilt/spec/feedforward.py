@@ -12,8 +12,10 @@ from asbuilt.spec.part import (
     Product,
     Weight,
     divided,
+    require,
     require_choice,
     require_flags,
+    require_number,
     require_sizes,
 )
 
@@ -91,13 +93,44 @@ class MLP(_FeedForward):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClampedGate(Part):
+    """(u + 1) * g * sigmoid(alpha g), where g is the gate clamped above at `limit` and u is up clamped to +-limit.
+
+    As in gpt-oss (arXiv 2508.10925). Without `shift` u is not increased by 1: SwiGLU with clamps, if alpha is 1.
+    """
+
+    alpha: float
+    """Factor on the gate in the sigmoid."""
+    limit: float
+    """Clamp of gate and up."""
+    shift: bool = True
+    """Whether 1 is added to u."""
+
+    def __post_init__(self) -> None:
+        require_number(self, "alpha")
+        require_number(self, "limit")
+        require_flags(self, "shift")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedMLP(_FeedForward):
-    """down(activation(gate(x)) * up(x)), three maps; with silu it is SwiGLU."""
+    """down(activation(gate(x)) * up(x)), three maps; with silu it is SwiGLU. A clamp replaces activation and product.
+
+    See ClampedGate.
+    """
 
     activation: Activation
     """Activation of the gate."""
+    clamp: ClampedGate | None = None
+    """Clamps gate and up, if given."""
     gate: Map | None = None
     """Replaces the plain gate map, if given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "clamp", self.clamp is None or isinstance(self.clamp, ClampedGate), "a ClampedGate or none")
+        silu = self.clamp is None or self.activation == "silu"
+        require(self, "activation", silu, "silu, which a clamped gate generalises by alpha")
 
     def plain_maps(self) -> dict[str, Linear]:
         """gate and up (d_model to d_ff), down (d_ff to d_model)."""

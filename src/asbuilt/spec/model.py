@@ -16,12 +16,14 @@ from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
 from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
+from asbuilt.spec.experts import Router
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import MOST_BLOCKS, Gives, Part, Pass, require, require_sizes, walk
 from asbuilt.spec.positions import BiasTable, LearnedPositions, Sinusoids
 from asbuilt.spec.show import show
+from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
 Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
@@ -40,6 +42,7 @@ ORDER = (
     "embedding_norm",
     "relative",
     "blocks",
+    "streams",
     *ABOVE,
     "predictors",
 )
@@ -81,6 +84,8 @@ class Model(Part, metaclass=_Chosen):
     """Bias table shared by all layers with relative buckets."""
     blocks: tuple[Block, ...]
     """The blocks."""
+    streams: StreamMerge | None = None
+    """How the last block's residual streams become one, each of them the embedding at first; None if there is one."""
     norm: Norm | None = None
     """Norm after the last block."""
     head: AnyHead | None
@@ -104,6 +109,8 @@ class Model(Part, metaclass=_Chosen):
         self._require_buckets()
         self._require_lenders()
         self._require_choices()
+        self._require_tables()
+        self._require_streams()
 
     def _require_number_of(self, field: str, least: int) -> None:
         found = getattr(self, field)
@@ -167,6 +174,22 @@ class Model(Part, metaclass=_Chosen):
                 require(self, "blocks", chooses or top_k == last, allowed)
                 last = top_k
 
+    def _require_streams(self) -> None:
+        """Requires all branches to have as many residual streams."""
+        branches = (branch for block in self.blocks for branch in block.branches)
+        found = {None if branch.streams is None else branch.streams.n_streams for branch in branches}
+        wanted = None if self.streams is None else self.streams.n_streams
+        require(self, "streams", found == {wanted}, f"a merge of the blocks' streams, {sorted(found, key=str)}")
+        fits = self.streams is None or self.streams.d_model == self.d_model
+        require(self, "streams", fits, f"streams of d_model = {self.d_model}")
+
+    def _require_tables(self) -> None:
+        """Requires tables of experts to have a row for each token id."""
+        unlike = {id(block): block for block in self.blocks}.values()
+        routers = (part for block in unlike for _, part in walk(block) if isinstance(part, Router))
+        rows = {router.table for router in routers if router.table is not None}
+        require(self, "blocks", rows <= {self.n_vocab}, f"tables of experts for n_vocab = {self.n_vocab} token ids")
+
     def _require_one_width(self) -> None:
         d_model = self.embedding.d_model
         for path, width in self._widths():
@@ -195,7 +218,7 @@ class Model(Part, metaclass=_Chosen):
         run = self._own(run)
         kind, _, number = name.partition(".")
         if run.depth is not None:
-            above = kind in ABOVE or (kind == "blocks" and int(number) >= run.depth)
+            above = kind in ("streams", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
             return None if above else replace(run, depth=None)
         if name in ("head", "pooler") and (name == "pooler") != (run.logits == "pooled"):
             return None
@@ -268,6 +291,11 @@ class Model(Part, metaclass=_Chosen):
     def d_model(self) -> int:
         """Width of the residual stream."""
         return self.embedding.d_model
+
+    @property
+    def stream_width(self) -> int:
+        """Width of all residual streams together, between blocks."""
+        return self.d_model * (1 if self.streams is None else self.streams.n_streams)
 
     @property
     def source_width(self) -> int | None:

@@ -46,7 +46,7 @@ class Weight:
 
     A weight that is not `learned` is computed when the model is built, not trained, and need not be stored. A `frozen`
     one is stored but not trained. With a `format` it is packed in blocks along its rows, whatever the dtype of the
-    others, and frozen. A buffer starts as `fill`.
+    others, and frozen. A buffer starts as `fill`, and may hold `whole` numbers, 64 bits each.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +57,7 @@ class Weight:
     frozen: bool = False
     format: str | None = None
     fill: float = 0.0
+    whole: bool = False
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

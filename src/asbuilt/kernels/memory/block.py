@@ -38,6 +38,12 @@ class BranchMemory(Memory[Branch]):
         stream = run.rows * part.body.d_model * run.width
         normed = stream if part.norm is not None else 0
         norms = [memory(norm).peak_bytes(run) for norm in (part.norm,) if norm is not None]
+        if part.streams is not None:
+            numbers = part.streams.n_streams * stream
+            reading = memory(part.streams).peak_bytes(run)
+            return max(
+                reading, stream + normed + max((memory(part.body).peak_bytes(run), *norms)), 2 * numbers + stream
+            )
         after = [stream + memory(norm).peak_bytes(run) for norm in (part.post_norm, part.sum_norm) if norm is not None]
         return max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
 
@@ -49,7 +55,7 @@ class BlockMemory(Memory[Block]):
     def peak_bytes(self, run: Pass) -> int:
         """The branch with the highest peak; from the second on, its input is allocated beside the block's."""
         part = self.part
-        stream = run.rows * part.branches[0].body.d_model * run.width
+        stream = run.rows * part.stream_width * run.width
         return max(memory(branch).peak_bytes(run) + (stream if i else 0) for i, branch in enumerate(part.branches))
 
     def same_input(self) -> tuple[tuple[str, str], ...]:

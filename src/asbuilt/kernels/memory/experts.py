@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from asbuilt.kernels.memory.feedforward import CLAMPED
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
 from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
-from asbuilt.spec.experts import ClampedGate, MixtureOfExperts, Router
+from asbuilt.spec.experts import MixtureOfExperts, Router
+from asbuilt.spec.feedforward import ClampedGate
 from asbuilt.spec.part import Pass
 
 
@@ -22,6 +24,8 @@ class RouterMemory(Memory[Router]):
             Saved(name="chosen", size=picked, width="int64"),
             Saved(name="weights", size=picked),
         )
+        if part.scoring == "sqrt_softplus":
+            common = (*common, Saved(name="logits", size=run.rows * part.n_experts, width="wide"))
         if not part.renormalise:
             return common
         return (
@@ -84,7 +88,7 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         """Returns what each expert saves, d_ff numbers per row; for relu its output rather than its input."""
         part = self.part
         if isinstance(part.gating, ClampedGate):
-            return ("gate", "up", "gate cut", "up cut", "opened", "hidden")
+            return CLAMPED
         before = () if part.activation == "relu" else ("before",)
         return (*before, "hidden") if part.gating == "none" else (*before, "activated", "up", "hidden")
 

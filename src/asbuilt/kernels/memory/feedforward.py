@@ -7,6 +7,8 @@ from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.feedforward import MLP, XIELU, GatedMLP
 from asbuilt.spec.part import Pass
 
+# What a clamped gate saves, each as wide as the hidden width: the maps' results, and what follows from them.
+CLAMPED = ("gate", "up", "gate cut", "up cut", "opened", "hidden")
 # What xIELU saves beside its input, each as wide: x^2, e^x - 1, and the difference from x.
 LEARNED = ("squared", "exponential", "below")
 
@@ -60,21 +62,22 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         """The input, the activation's input (or relu's output), both factors and down's input."""
         part = self.part
         wide = run.rows * part.d_ff
-        before = () if part.activation == "relu" else (Saved(name="gate", size=wide, divided="width"),)
+        before = () if part.activation == "relu" else ("gate",)
+        names = (*before, "activated", "up", "hidden") if part.clamp is None else CLAMPED
         return (
             Saved(name="input", size=run.rows * part.d_model),
-            *before,
-            Saved(name="activated", size=wide, divided="width"),
-            Saved(name="up", size=wide, divided="width"),
-            Saved(name="hidden", size=wide, divided="width"),
+            *(Saved(name=name, size=wide, divided="width") for name in names),
             *self.maps_keep(run),
         )
 
     def recomputes(self) -> tuple[str, ...]:
         """Down's input, and the activated gate unless relu saves nothing else."""
+        if self.part.clamp is not None:
+            return CLAMPED[2:]
         return ("hidden",) if self.part.activation == "relu" else ("activated", "hidden")
 
     def peak_bytes(self, run: Pass) -> int:
         """gate and up, their product and the result."""
         part = self.part
-        return run.rows * run.width * (3 * part.d_ff + part.d_model) + self.peak_beside(run)
+        between = 3 if part.clamp is None else 5
+        return run.rows * run.width * (between * part.d_ff + part.d_model) + self.peak_beside(run)

@@ -22,12 +22,13 @@ class ModelMemory(Memory[M]):
         """The stream with the block of highest peak or the head; positions (int64) and RoPE tables stay throughout."""
         model = self.part
         run = model._own(run)
-        stream = run.rows * model.d_model * run.width
+        stream = run.rows * model.stream_width * run.width
         blocks = model.blocks[: run.depth]
         tables, making = self._tables(blocks, run)
         above, norm = model._above(run, "head"), model._above(run, "norm")
         normed = norm.rows * model.d_model * run.width if model.norm is not None else 0
-        head = max(peak(model.norm, norm), normed + peak(model.end(run), above))
+        merged = peak(model.streams, run) if run.depth is None else 0
+        head = max(merged, peak(model.norm, norm), normed + peak(model.end(run), above))
         before = peak(model.embedding, run)
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
         return tables + stream + self._lent(blocks, run) + busiest

@@ -241,16 +241,16 @@ class Roofline:
         Each runs at the link's rate if its group lies within one node, and otherwise at the network's.
         """
         layout, width = self.capacity.layout, self.capacity.precision.width
-        stream, seconds = run.rows * self.capacity.spec.d_model, 0.0
+        spec, seconds = self.capacity.spec, 0.0
         if layout.tp > 1:  # a ring all-reduce sends each number 2 (tp - 1) / tp times
             sums = {".".join(node.path.split(".")[:3]): node.count for node, _ in stage.folds.contracted(run)}
-            nbytes = sum(sums.values()) * stream * width * Fraction(2 * (layout.tp - 1), layout.tp)
+            nbytes = sum(sums.values()) * run.rows * spec.d_model * width * Fraction(2 * (layout.tp - 1), layout.tp)
             seconds += float(nbytes) / self.network.bandwidth(layout.tp, 1)
         if layout.ep > 1:
             nbytes = 2 * self._to_experts(stage, run) * width * Fraction(layout.ep - 1, layout.ep)
             seconds += float(nbytes) / self.network.bandwidth(layout.wide, 1)
         if layout.pp > 1 and not stage.stage.last:
-            seconds += stream * width / self.network.bandwidth(layout.pp, layout.wide)
+            seconds += run.rows * spec.stream_width * width / self.network.bandwidth(layout.pp, layout.wide)
         return seconds
 
     def _to_experts(self, stage: DeviceStage, run: Pass) -> int:

@@ -186,7 +186,7 @@ def shares(
             made = own.piece(node)
         before, after = (before, _joined(after, made)) if node.path in ABOVE else (_joined(before, made), after)
     local = at.local
-    stream = local.rows * spec.d_model * local.width
+    stream = local.rows * spec.stream_width * local.width
     return Shares(
         before=before,
         kinds=tuple(pieces),
@@ -242,8 +242,8 @@ def _joined(a: Piece, b: Piece) -> Piece:
 
 
 def _width(part: Part) -> int:
-    """d_model of a block; 0 outside the blocks, where no stream is saved."""
-    return part.branches[0].body.d_model if isinstance(part, Block) else 0
+    """Width of a block's input; 0 outside the blocks, where no stream is saved."""
+    return part.stream_width if isinstance(part, Block) else 0
 
 
 def _divided(node: Node, run: Pass) -> int:
@@ -293,7 +293,8 @@ class _Fold:
         own, remade, shared = self._saved(node)
         kept = {"none": own, "selective": own - remade, "full": split(stream * run.width, self.at.by_tokens)}
         branches = sum(_times(node, below) for below in node.below() if isinstance(below.own, Branch))
-        sums = branches * stream if inside else _divided(node, run)
+        width = node.whole.branches[0].body.d_model if isinstance(node.whole, Block) else 0
+        sums = branches * run.rows * width if inside else _divided(node, run)
         return Piece(
             dense=self._state_of(node, spread=False),
             experts=self._state_of(node, spread=True),
