@@ -58,6 +58,9 @@ class GGMLType:
     nbytes: int
 
 
+# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it (E2M1).
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
 # The missing numbers (4, 5, 31-33, 36-38) belonged to formats since withdrawn; such files cannot be read.
 _GGUF_BLOCKS = {
     2: GGMLType("Q4_0", 32, 18),

@@ -14,9 +14,10 @@ from asbuilt.files import decoded, open_regular, parse_json, read_object
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # Per tensor, a header has about 120 bytes and 8 JSON values, and reading it takes 10 us and 1 kB of Python objects. The
-# largest published index has 150k tensors in 14 MB, and the largest file some thousands.
-MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 8 << 20, 24 << 20, 8
-MAX_HEADER_VALUES, MAX_TENSORS = 3 << 17, 1 << 18
+# largest plain index has 150k tensors in 14 MB, and the largest file some thousands; Kimi-K2 in NVFP4 has four tensors
+# for each matrix of 60 x 384 experts, some 280k.
+MAX_HEADER_BYTES, MAX_INDEX_BYTES, MAX_RANK = 8 << 20, 48 << 20, 8
+MAX_HEADER_VALUES, MAX_TENSORS = 3 << 17, 3 << 17
 LARGEST_COUNT = 2**63 - 1
 
 

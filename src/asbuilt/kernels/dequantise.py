@@ -13,11 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from asbuilt.dtypes import FP4
 from asbuilt.errors import InputError
 
 TILE = 1 << 20  # numbers that are expanded at once
-# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it.
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # The column of each four bits of an int32, lowest first, as AWQ's kernels want them.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

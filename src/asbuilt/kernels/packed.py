@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.dtypes import BLOCKS
+from asbuilt.dtypes import BLOCKS, FP4
 from asbuilt.kernels import rows as plain
 from asbuilt.kernels.memory.linear import tile_rows
 
@@ -200,7 +200,7 @@ def finite(blocks: Tensor, format: str) -> bool:
 
 
 # The sixteen 4-bit values times two, so that they are integers; the power of two is one lower.
-DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+DOUBLED_FP4 = tuple(int(2 * number) for number in FP4)
 
 
 def _mxfp4(raw: Tensor) -> Tensor:

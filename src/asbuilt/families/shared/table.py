@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from asbuilt.dtypes import FP4
 from asbuilt.errors import InputError
 
 Shape = tuple[int, ...]
@@ -183,8 +184,6 @@ class EachExpert:
         return stacks
 
 
-# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it.
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 MX_BLOCK = 32
 
 
