@@ -299,6 +299,7 @@ SPELLED = (
     "hidden_act",
     "hidden_activation",
     "activation_function",
+    "activation",
     "projector_hidden_act",
     "classifier_activation",
     "rope_parameters",

@@ -63,7 +63,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Branch": {"scale": 1.0, "parallel": False},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
-    "Classifier": {"bias": True},
     "CrossAttention": {"bias": False, "output_bias": False},
     "ExpertGroups": {"score": "best"},
     "GatedMLP": {"bias": False},

@@ -278,7 +278,8 @@ _bert("all-minilm-l6-v2", 6, 384, MINILM_SOURCE, masked=False)
 def _roberta(name: str, family: str, source: str, **sizes: Any) -> None:  # noqa: ANN401
     """Adds a row with one type of tokens, and positions from the third row of their table on."""
     usual: dict[str, Any] = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "max_positions": 512}
-    build = partial(bert.build, n_types=1, eps=1e-5, offset=2, head_activation="gelu", name=name, **usual | sizes)
+    usual |= {"n_types": 1, "eps": 1e-5, "offset": 2, "head_activation": "gelu"}
+    build = partial(bert.build, name=name, **usual | sizes)
     ROWS[name] = Entry(name=name, family=family, source=source, dtype="float32", make=build)
 
 
@@ -299,6 +300,20 @@ _roberta(
     masked=False,
     pooled=True,
 )
+
+
+DISTILBERT_SOURCE = "Sanh et al. 2019, arXiv 1910.01108, section 3; config of distilbert/distilbert-base-uncased"
+MPNET_SOURCE = "Song et al. 2020, arXiv 2004.09297; config of sentence-transformers/all-mpnet-base-v2"
+_BASE: dict[str, Any] = {"d_model": 768, "n_heads": 12, "d_ff": 3072, "max_positions": 512}
+_make_distilbert = partial(bert.build, n_vocab=30522, n_layers=6, name="distilbert-base-uncased", **_BASE)
+ROWS["distilbert-base-uncased"] = Entry(
+    name="distilbert-base-uncased",
+    family="distilbert",
+    source=DISTILBERT_SOURCE,
+    dtype="float32",
+    make=_make_distilbert,
+)
+_roberta("all-mpnet-base-v2", "mpnet", MPNET_SOURCE, n_vocab=30527, n_types=0, n_buckets=32, masked=False, pooled=True)
 
 
 def _modernbert_base() -> Model:

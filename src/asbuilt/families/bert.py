@@ -25,6 +25,7 @@ from asbuilt.families.shared.sizes import DerivedHeadWidth
 from asbuilt.families.shared.table import TensorTable
 from asbuilt.spec import (
     Activation,
+    BiasTable,
     Block,
     Branch,
     HeadTransform,
@@ -33,6 +34,7 @@ from asbuilt.spec import (
     Model,
     Pooler,
     PoolerActivation,
+    RelativeBuckets,
     TextEncoder,
     TiedHead,
     TypeEmbedding,
@@ -43,6 +45,7 @@ OUTSIDE = {
     "positions": "embeddings.position_embeddings",
     "types": "embeddings.token_type_embeddings",
     "embedding_norm": "embeddings.LayerNorm",
+    "relative": "encoder.relative_attention_bias",
 }
 HEAD = {
     "head.transform.dense": "cls.predictions.transform.dense",
@@ -68,9 +71,10 @@ UNUSED = {
 
 def build(
     *,
-    n_types: int,
-    eps: float,
+    n_types: int = 0,
+    eps: float = 1e-12,
     offset: int = 0,
+    n_buckets: int = 0,
     masked: bool = True,
     head_activation: Activation | None = None,
     pooled: bool = False,
@@ -78,11 +82,14 @@ def build(
 ) -> Model:
     """Returns the model of these sizes, `masked` with the masked language model's head, `pooled` with a pooler.
 
-    Position 0 is found in row `offset` of its table; `head_activation` None means that of the blocks.
+    Position 0 is found in row `offset` of its table; `head_activation` None means that of the blocks. Scores have
+    biases of `n_buckets` distances, if any, and tokens `n_types` types.
     """
     made = sized(sizes, activation="gelu")
     d_model, norm = made.d_model, LayerNorm(d=made.d_model, eps=eps)
-    bodies = {"attention": made.attention(bias=True, output_bias=True, causal=False), "ffn": made.plain(True)}
+    near = RelativeBuckets(n_buckets=n_buckets, max_distance=128, both_ways=True) if n_buckets else None
+    attention = made.attention(bias=True, output_bias=True, causal=False, positions=near)
+    bodies = {"attention": attention, "ffn": made.plain(True)}
     both = tuple(Branch(name=name, body=body, sum_norm=norm) for name, body in bodies.items())
     transform = HeadTransform(d_model=d_model, activation=head_activation or made.activation, eps=eps)
     return made.whole(
@@ -90,7 +97,8 @@ def build(
         (Block(branches=both),) * made.n_layers,
         None,
         positions=LearnedPositions(n_positions=made.max_positions, d_model=d_model, offset=offset),
-        types=TypeEmbedding(n_types=n_types, d_model=d_model),
+        types=TypeEmbedding(n_types=n_types, d_model=d_model) if n_types else None,
+        relative=BiasTable(n_buckets=n_buckets, n_heads=made.n_heads) if n_buckets else None,
         embedding_norm=norm,
         head=TiedHead(d_model=d_model, n_vocab=made.n_vocab, bias=True, transform=transform) if masked else None,
         pooler=Pooler(d_model=d_model) if pooled else None,
@@ -130,20 +138,29 @@ def keys(n_vocab: int, rows: Key) -> tuple[Key, ...]:
 
 
 def names(
-    spec: Model, family: str, base: str, head: dict[str, str], decoder: str, unused: dict[str, str]
+    spec: Model,
+    family: str,
+    base: str,
+    head: dict[str, str],
+    decoder: str,
+    unused: dict[str, str],
+    stems: dict[str, str] = STEMS,
+    layers: str = "encoder.layer",
 ) -> TensorTable:
     """Returns the table of a family of these names, `base` in front of all but the head.
 
-    `decoder` is the stem under which the tied table and the head's bias may be stored again, `unused` are tensors that
-    the class with the head leaves aside. Early files say gamma and beta of a LayerNorm.
+    `stems` are those of a block, whose number follows `layers`; `decoder` is the stem under which the tied table and
+    the head's bias may be stored again, `unused` are tensors that the class with the head leaves aside. Early files say
+    gamma and beta of a LayerNorm.
     """
     prefix = f"{base}."
     own = Names(
-        stems=STEMS,
+        stems=stems,
         outside={path: prefix + stem for path, stem in OUTSIDE.items()} | head,
-        layers=f"{prefix}encoder.layer",
+        layers=prefix + layers,
     )
-    again = {f"{decoder}.weight": "embedding.weight", f"{decoder}.bias": "head.bias"}
+    again = {f"{decoder}.weight": "embedding.weight"}
+    again |= {} if decoder == head["head"] else {f"{decoder}.bias": "head.bias"}
     return replace(
         own(spec, family),
         ignored=BUFFERS | ({} if spec.head is None else unused),
