@@ -68,6 +68,8 @@ from asbuilt.spec import (
     Parallel,
     Part,
     PatchEmbedding,
+    PerLayerEmbedding,
+    PerLayerInput,
     PooledProjector,
     Pooler,
     Predictor,
@@ -409,6 +411,9 @@ def routers(draw: DrawFn, d_model: int) -> Router:
         groups=groups,
         eps=draw(st.sampled_from((0.0, 0.1))) if renormalise else 0.0,
         scale=draw(st.sampled_from((1.0, 2.5))),
+        norm=draw(maybe_norms(d_model)),
+        logit_scale=draw(st.sampled_from((1.0, 0.6))),
+        expert_scale=draw(st.booleans()),
     )
 
 
@@ -432,6 +437,10 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
         latent_bias=d_latent is not None and draw(st.booleans()),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
+        norm=draw(maybe_norms(d_model)),
+        post_norm=draw(maybe_norms(d_model)),
+        shared_norm=None if shared is None else draw(maybe_norms(d_model)),
+        shared_post_norm=None if shared is None else draw(maybe_norms(d_model)),
     )
 
 
@@ -458,7 +467,33 @@ def blocks(draw: DrawFn, d_model: int) -> Block:
     attention, ffn, both = (draw(branches(name, d_model)) for name in ("attention", "ffn", "both"))
     beside = replace(ffn, parallel=True)
     kinds = ((attention, ffn), (ffn, attention), (attention,), (attention, beside), (both,), (attention, beside, both))
-    return Block(branches=draw(st.sampled_from(kinds)))
+    return Block(branches=draw(st.sampled_from(kinds)), scaled=draw(st.booleans()))
+
+
+@st.composite
+def reading(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[tuple[Block, ...], PerLayerEmbedding | None]:
+    """The blocks alone, or some of them with a branch more that reads a per-layer embedding, and that."""
+    reads = draw(st.lists(st.booleans(), min_size=len(drawn), max_size=len(drawn)))
+    if not any(reads) or not draw(st.booleans()):
+        return drawn, None
+    d, factors = draw(st.integers(1, 5)), st.sampled_from((1.0, 0.7))
+    body = PerLayerInput(d_model=d_model, d=d, activation=draw(st.sampled_from(ACTIVATIONS)))
+    more = Branch(name="vector", norm=draw(maybe_norms(d_model)), body=body, post_norm=draw(maybe_norms(d_model)))
+    blocks = [
+        replace(block, branches=(*block.branches, more)) if own else block
+        for block, own in zip(drawn, reads, strict=True)
+    ]
+    vectors = PerLayerEmbedding(
+        n_vocab=draw(st.integers(1, 17)),
+        n_layers=len(drawn),
+        d=d,
+        d_model=d_model,
+        norm=draw(norms(d)),
+        scale=draw(factors),
+        project_scale=draw(factors),
+        sum_scale=draw(factors),
+    )
+    return tuple(blocks), vectors
 
 
 @st.composite
@@ -518,10 +553,12 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     if draw(st.booleans()):
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
+    all_blocks, vectors = draw(reading(all_blocks, d_model))
     streams = draw(st.none() | merges(d_model))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
         blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
+        per_layer=vectors,
         streams=streams,
         embedding_norm=draw(maybe_norms(d_model)),
         head=head,

@@ -41,6 +41,8 @@ from asbuilt.spec import (
     Part,
     Pass,
     PatchEmbedding,
+    PerLayerEmbedding,
+    PerLayerInput,
     PooledProjector,
     Pooler,
     Projection,
@@ -177,6 +179,37 @@ def test_attention_that_reads_the_keys_and_values_of_another_layer() -> None:
     for wrong in ((reader,), (reader, lender), (replace(lender, window=3), reader), (ATTENTION, reader)):
         with pytest.raises(InputError, match=allowed):
             stack(*wrong)
+
+
+def test_per_layer_embeddings() -> None:
+    vectors = PerLayerEmbedding(n_vocab=17, n_layers=2, d=3, d_model=11, norm=RMSNorm(d=3))
+    assert held(vectors) == {
+        "weight": ((17, 6), "table"),
+        "project.weight": ((6, 11), "matrix"),
+        "norm.weight": ((3,), "gain"),
+    }
+    assert multiplied(vectors) == {"project.weight": (21, 11, 6, 1)}
+    assert kept(vectors) == {
+        "input": 21 * 11,
+        "known tokens": (21, "int64"),
+        "vectors": 21 * 6,
+    }
+    body = PerLayerInput(d_model=11, d=3, activation="silu")
+    assert held(body) == {"gate.weight": ((3, 11), "matrix"), "down.weight": ((11, 3), "depth_scaled")}
+    assert multiplied(body) == {"gate.weight": (21, 11, 3, 1), "down.weight": (21, 3, 11, 1)}
+    assert kept(body) == {"input": 21 * 11, "gate": 63, "activated": 63, "hidden": 63}
+    blocks = (Block(branches=(Branch(name="vector", body=body),)),)
+    more = {"embedding": TokenEmbedding(n_vocab=13, d_model=11), "head": Head(n_vocab=13, d_model=11)}
+    whole = LanguageModel(blocks=blocks * 2, per_layer=vectors, max_positions=32, **more)
+    for changed in ({"per_layer": None}, {"per_layer": replace(vectors, n_layers=1)}, {"blocks": blocks * 3}):
+        with pytest.raises(InputError, match="per_layer"):
+            replace(whole, **changed)
+
+
+def test_a_block_that_is_scaled_stores_one_number() -> None:
+    block = Block(branches=(Branch(name="attention", body=ATTENTION),), scaled=True)
+    assert [(path, buffer.shape, buffer.fill) for path, buffer, _ in buffers(block)] == [("scale", (1,), 1.0)]
+    assert kept(block)["scale"] == 1
 
 
 def stack(*bodies: Attention) -> LanguageModel:

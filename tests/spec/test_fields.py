@@ -34,6 +34,8 @@ from asbuilt.spec import (
     Packed,
     Part,
     Pass,
+    PerLayerEmbedding,
+    PerLayerInput,
     Predictor,
     Proportional,
     RMSNorm,
@@ -60,6 +62,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "value_scale": 1.0,
         "values_are_keys": False,
     },
+    "Block": {"scaled": False},
     "Branch": {"scale": 1.0, "parallel": False},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
@@ -104,6 +107,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DualEncoder": {"name": "model"},
     "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
     "Pooler": {"activation": "tanh"},
+    "PerLayerEmbedding": {"scale": 1.0, "project_scale": 1.0, "sum_scale": 1.0},
     "Projection": {"reads": "first"},
     "Proportional": {"factor": 1.0},
     "RMSNorm": {"eps": 1e-6, "gain": "weight"},
@@ -115,6 +119,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "correction": False,
         "eps": 0.0,
         "scale": 1.0,
+        "logit_scale": 1.0,
+        "expert_scale": False,
     },
     "SharedEmbedding": {"scale": 1.0},
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
@@ -148,6 +154,8 @@ def examples() -> dict[type[Part], Part]:
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
     found[Proportional] = Proportional(n_pairs=2)
+    found[PerLayerEmbedding] = PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=RMSNorm(d=2))
+    found[PerLayerInput] = PerLayerInput(d_model=6, d=2, activation="relu")
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     conv = ShortConvolution(channels=14, kernel=3)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)

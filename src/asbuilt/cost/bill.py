@@ -219,9 +219,10 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
         if isinstance(part, Model):
             stacks.append(f"{at}." if at else "")
         computed = memory(part)
+        below = f"{at}." if at else ""
         for second, first in computed.same_input():
-            read = f"{at}.{first}" if first else at
-            reads[f"{at}.{second}"] = reads.get(read, read)
+            read = f"{below}{first}" if first else at
+            reads[f"{below}{second}"] = reads.get(read, read)
         of_heads.update(f"{at}.{name}" if at else name for name in computed.of_heads())
         for tensor in computed.saves(seen) if seen.gradients else ():
             tensor = replace(tensor, divided="width") if at in of_heads else tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
 from asbuilt.nn.streams import HyperConnection
@@ -57,11 +58,14 @@ class Branch(nn.Module):
 
 
 @computes(spec.Block)
-class Block(nn.Module):
+class Block(PartModule):
     """Residual branches in order, each under its own name."""
 
+    scale: Tensor
+
     def __init__(self, part: spec.Block, path: str) -> None:
-        super().__init__()
+        super().__init__(part, path)
+        self.scaled = part.scaled
         for branch in part.branches:
             self.add_module(branch.name, Branch(branch, f"{path}.{branch.name}"))
 
@@ -72,4 +76,4 @@ class Block(nn.Module):
             if not branch.parallel:  # type: ignore[union-attr]
                 x_BTM = stream_BTM
             stream_BTM = branch(x_BTM, stream_BTM, step)  # type: ignore[misc]
-        return stream_BTM
+        return stream_BTM * self.scale.to(stream_BTM.dtype) if self.scaled else stream_BTM

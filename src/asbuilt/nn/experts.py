@@ -14,6 +14,7 @@ from torch import Tensor
 from asbuilt.kernels.grouped import group_counts, grouped_product
 from asbuilt.nn.feedforward import ACTIVATIONS, clamped
 from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.norms import normed
 from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import experts
@@ -35,10 +36,12 @@ class Router(PartModule):
     bias: Tensor | None
     correction: Tensor
     table: Tensor
+    expert_scale: Tensor
 
     def __init__(self, part: experts.Router, path: str) -> None:
         super().__init__(part, path)
         self.part = part
+        self.norm = optional(part.norm, f"{path}.norm")
         if not part.bias:
             self.register_parameter("bias", None)
 
@@ -48,7 +51,9 @@ class Router(PartModule):
         `tokens_N` are the rows' token ids, which a table of experts is looked up by.
         """
         part = self.part
-        logits_NE = F.linear(x_NM, self.weight, self.bias)
+        logits_NE = F.linear(normed(self.norm, x_NM), self.weight, self.bias)
+        if part.logit_scale != 1.0:
+            logits_NE = logits_NE * part.logit_scale
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
         soft = part.scoring == "softmax"
         scores_NE = SCORES[part.scoring](logits_NE.to(wide) if not soft else logits_NE)
@@ -64,6 +69,8 @@ class Router(PartModule):
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + part.eps)
         if part.scale != 1.0:
             weights_Nk = weights_Nk * part.scale
+        if part.expert_scale:
+            weights_Nk = weights_Nk * self.expert_scale[chosen_Nk].to(wide)
         return weights_Nk.to(x_NM.dtype), chosen_Nk
 
     def choose(self, scores_NE: Tensor) -> Tensor:
@@ -94,14 +101,17 @@ class MixtureOfExperts(PartModule):
         self.part, self.activation = part, ACTIVATIONS[part.activation]
         self.router = Router(part.router, f"{path}.router")
         self.shared = optional(part.shared, f"{path}.shared")
+        self.norm, self.post_norm = optional(part.norm, f"{path}.norm"), optional(part.post_norm, f"{path}.post_norm")
+        self.shared_norm = optional(part.shared_norm, f"{path}.shared_norm")
+        self.shared_post_norm = optional(part.shared_post_norm, f"{path}.shared_post_norm")
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
         x_NM = x_BTM.reshape(-1, x_BTM.shape[-1])
-        y_BTM = self.routed(x_NM, step).view(x_BTM.shape)
+        y_BTM = normed(self.post_norm, self.routed(x_NM, step)).view(x_BTM.shape)
         if self.shared is None:
             return y_BTM
-        shared_BTM = self.shared(x_BTM, step)
+        shared_BTM = normed(self.shared_post_norm, self.shared(normed(self.shared_norm, x_BTM), step))
         if self.part.shared_gate:
             shared_BTM = self.shared_gate(x_BTM).sigmoid() * shared_BTM
         return y_BTM + shared_BTM
@@ -109,6 +119,7 @@ class MixtureOfExperts(PartModule):
     def routed(self, x_NM: Tensor, step: Step) -> Tensor:
         """Returns (N, M): each row through its chosen experts."""
         weights_Nk, chosen_Nk = self.router(x_NM, None if step.tokens_BT is None else step.tokens_BT.flatten())
+        x_NM = normed(self.norm, x_NM)
         if self.part.d_latent is not None:
             x_NM = self.into_latent(x_NM)
         if self.part.capacity is not None:

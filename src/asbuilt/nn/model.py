@@ -17,6 +17,7 @@ from asbuilt.kernels.rows import row_products
 from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
 from asbuilt.nn.linear import Matrix
+from asbuilt.nn.per_layer import PerLayerEmbedding
 from asbuilt.nn.positions import BiasTable
 from asbuilt.nn.registry import module, optional
 from asbuilt.nn.step import Step
@@ -45,6 +46,7 @@ class Model(nn.Module):
     embedding: nn.Module
     positions: nn.Module | None
     embedding_norm: nn.Module | None
+    per_layer: PerLayerEmbedding | None
     relative: BiasTable | None
     blocks: nn.ModuleList
     streams: StreamMerge | None
@@ -115,9 +117,12 @@ class Model(nn.Module):
         x_BTM = self.embedded(tokens_BT, step)
         if self.embedding_norm is not None:
             x_BTM = self.embedding_norm(x_BTM)
+        vectors = None if self.per_layer is None else self.per_layer(tokens_BT, x_BTM, step)
         if self.streams is not None:
             x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)
-        for block in self.blocks if depth is None else self.blocks[:depth]:
+        for i, block in enumerate(self.blocks if depth is None else self.blocks[:depth]):
+            if vectors is not None:
+                step.per_layer_BTP = vectors[:, :, i]
             x_BTM = block(x_BTM, step)
         return x_BTM if self.streams is None or depth is not None else self.streams(x_BTM)
 

@@ -31,6 +31,7 @@ class Step:
     `tokens_BT` are the token ids of a stack that reads tokens, `types_BT` their types, if not all 0. A stack may share
     with its layers `relative_BH`, its bias table, and `table`, its embedding table; `source_BSM` is an encoder's
     output, None once the layers have cached it, and `source_mask` marks its valid tokens.
+    `per_layer_BTP` are the tokens' vectors for the block that runs.
     `lent` are the keys and values that later layers read, by the name of the layer that made them.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own. `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
@@ -45,6 +46,7 @@ class Step:
     images_NPM: Tensor | None = None
     ends_BT: Tensor | None = None
     choice: Tensor | None = None
+    per_layer_BTP: Tensor | None = None
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ from asbuilt.spec.part import (
     walk_stored,
     weights,
 )
+from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
 from asbuilt.spec.positions import (
     SINUSOID_LAYOUTS,
     Alibi,
@@ -155,6 +156,8 @@ __all__ = [
     "Part",
     "Pass",
     "PatchEmbedding",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "PooledProjector",
     "Pooler",
     "PoolerActivation",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, require, require_flags, require_number
+from asbuilt.spec.part import Part, Weight, require, require_flags, require_number
+from asbuilt.spec.per_layer import PerLayerInput
 from asbuilt.spec.streams import HyperConnection
 
 
@@ -31,7 +32,7 @@ class Parallel(Part):
         return self.attention.d_model
 
 
-Body = Mixer | FeedForward | Parallel
+Body = Mixer | FeedForward | PerLayerInput | Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +78,23 @@ class Branch(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
-    """A sequence of residual branches."""
+    """A sequence of residual branches; with `scaled` the stream after them is multiplied by one stored number."""
 
     branches: tuple[Branch, ...]
     """The branches, in order."""
+    scaled: bool = False
+    """Whether the stream after the branches is multiplied by a number that is stored, but not trained."""
 
     def __post_init__(self) -> None:
         names = [branch.name for branch in self.branches]
         require(self, "branches", len(names) > 0, "at least one branch")
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
         require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
+        require_flags(self, "scaled")
+
+    def buffers(self) -> dict[str, Weight]:
+        """The factor on the stream, if enabled."""
+        return {"scale": Weight(shape=(1,), role="gain", fill=1.0)} if self.scaled else {}
 
     @property
     def stream_width(self) -> int:

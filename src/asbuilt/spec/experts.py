@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, Activation, ClampedGate, GatedMLP
 from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -64,7 +65,8 @@ class Router(Part):
     choice. With a `table` the choice is that of a buffer with a row of experts for each token id (Roller et al. 2021,
     arXiv 2106.04426), and the scores only weigh. `eps` is added to the sum, and `scale` multiplies the weights. Scores
     are computed in float32 or wider; sqrt_softplus is sqrt(ln(1 + e^x)).
-    Softmax over only the chosen experts equals softmax over all of them, renormalised, and is expressed as such.
+    A `norm` is of the router's input alone; `expert_scale` is one learned factor per expert, on the weights. Softmax
+    over only the chosen experts equals softmax over all of them, renormalised, and is expressed as such.
     """
 
     kind = "router"
@@ -90,9 +92,18 @@ class Router(Part):
     """Added to the sum that scores are divided by."""
     scale: float = 1.0
     """Factor on the weights."""
+    norm: Norm | None = None
+    """Norm of the router's input, which the experts do not read."""
+    logit_scale: float = 1.0
+    """Factor on the logits."""
+    expert_scale: bool = False
+    """Whether each expert's weights are multiplied by a learned factor of its own."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_experts", "top_k")
+        require(self, "norm", self.norm is None or self.norm.d == self.d_model, f"a norm over d_model = {self.d_model}")
+        require_flags(self, "expert_scale")
+        require_number(self, "logit_scale")
         require_choice(self, "scoring", SCORINGS)
         require_flags(self, "renormalise", "bias", "correction")
         require_number(self, "scale")
@@ -115,9 +126,11 @@ class Router(Part):
         require(self, "top_k", self.top_k <= most, f"at most the {most} experts of {groups.top_groups} groups")
 
     def holds(self) -> dict[str, Weight]:
-        """W (n_experts, d_model) and, if enabled, a bias."""
+        """W (n_experts, d_model) and, if enabled, a bias and a factor per expert."""
         matrix = {"weight": Weight(shape=(self.n_experts, self.d_model), role="matrix")}
-        return matrix | {"bias": Weight(shape=(self.n_experts,), role="bias")} if self.bias else matrix
+        bias = {"bias": Weight(shape=(self.n_experts,), role="bias")} if self.bias else {}
+        factors = {"expert_scale": Weight(shape=(self.n_experts,), role="gain")} if self.expert_scale else {}
+        return matrix | bias | factors
 
     def buffers(self) -> dict[str, Weight]:
         """The correction, if enabled: one number per expert, updated by load balancing rather than by gradients."""
@@ -136,8 +149,9 @@ class MixtureOfExperts(Mapped):
 
     With `gating` "none" an expert is down_e(activation(up_e(x))); a ClampedGate replaces activation and product. `bias`
     adds a bias to each of an expert's maps. If it `weighs` the "inputs", expert e reads weight_e * x, and the results
-    are summed unweighted. A gated shared expert is multiplied by sigmoid(x w^T). Every row uses exactly `top_k`
-    experts, so costs do not depend on the routing.
+    are summed unweighted. A gated shared expert is multiplied by sigmoid(x w^T). Routed and shared experts may have
+    norms of their own, of input and result. Every row uses exactly `top_k` experts, so costs do not depend on the
+    routing.
 
     With a `d_latent`, experts read x W_in^T of that width instead of x, and what they sum to is multiplied by W_out^T
     (LatentMoE, as in Nemotron 3 Super); router and shared expert read x.
@@ -166,6 +180,14 @@ class MixtureOfExperts(Mapped):
     """Whether the router's weights multiply the experts' results or their inputs."""
     shared: MLP | GatedMLP | None = None
     """The expert that every token uses."""
+    norm: Norm | None = None
+    """Norm of the routed experts' input; router and shared expert do not read it."""
+    post_norm: Norm | None = None
+    """Norm of the routed experts' sum."""
+    shared_norm: Norm | None = None
+    """Norm of the shared expert's input."""
+    shared_post_norm: Norm | None = None
+    """Norm of the shared expert's result."""
     shared_gate: Map | bool = False
     """Whether the shared expert's output is gated by a sigmoid of the stream, or what replaces the plain gate."""
     d_latent: int | None = None
@@ -206,7 +228,16 @@ class MixtureOfExperts(Mapped):
         fits = self.shared is None or self.shared.d_model == self.d_model
         require(self, "shared", fits, f"a feed-forward of d_model = {self.d_model}")
         require(self, "shared_gate", self.shared is not None or not self.shared_gate, "false without a shared expert")
+        self._require_norms()
         self.require_maps()
+
+    def _require_norms(self) -> None:
+        for name in ("norm", "post_norm", "shared_norm", "shared_post_norm"):
+            norm = getattr(self, name)
+            require(self, name, norm is None or norm.d == self.d_model, f"a norm over d_model = {self.d_model}")
+        for name in ("shared_norm", "shared_post_norm"):
+            absent = getattr(self, name) is None
+            require(self, name, absent or self.shared is not None, "none without a shared expert")
 
     def plain_maps(self) -> dict[str, Linear]:
         """The shared expert's gate, d_model to 1, if enabled; the maps to and from the width of experts."""

@@ -21,6 +21,7 @@ from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import MOST_BLOCKS, Gives, Part, Pass, require, require_sizes, walk
+from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
 from asbuilt.spec.positions import BiasTable, LearnedPositions, Sinusoids
 from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
@@ -40,6 +41,7 @@ ORDER = (
     "positions",
     "types",
     "embedding_norm",
+    "per_layer",
     "relative",
     "blocks",
     "streams",
@@ -80,6 +82,8 @@ class Model(Part, metaclass=_Chosen):
     """Positions added to the embedding."""
     embedding_norm: Norm | None = None
     """Norm of the sum of embeddings."""
+    per_layer: PerLayerEmbedding | None = None
+    """Embedding of which each block reads its own part."""
     relative: BiasTable | None = None
     """Bias table shared by all layers with relative buckets."""
     blocks: tuple[Block, ...]
@@ -111,6 +115,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_choices()
         self._require_tables()
         self._require_streams()
+        self._require_per_layer()
 
     def _require_number_of(self, field: str, least: int) -> None:
         found = getattr(self, field)
@@ -151,6 +156,7 @@ class Model(Part, metaclass=_Chosen):
     def _require_lenders(self) -> None:
         """Requires layers that read another's keys and values to follow one that has the same kind of them."""
         lenders: dict[str, Attention] = {}
+        read: set[str] = set()
         for part in self.mixers:
             if not isinstance(part, Attention):
                 continue
@@ -158,8 +164,23 @@ class Model(Part, metaclass=_Chosen):
                 lender = lenders.get(part.kv_from)
                 allowed = f"an earlier layer with the kv_name {part.kv_from}, of the same heads, positions and window"
                 require(self, "blocks", lender is not None and lender.serves(part), allowed)
+                read.add(part.kv_from)
             elif part.kv_name is not None:
                 lenders[part.kv_name] = part
+        unread = sorted(lenders.keys() - read)
+        require(self, "blocks", not unread, f"later layers that read the keys and values named {unread}")
+
+    def _require_per_layer(self) -> None:
+        """Requires branches that read per-layer vectors to match the stack's embedding of them."""
+        found, blocks = self.per_layer, {id(block): block for block in self.blocks}.values()
+        bodies = (branch.body for block in blocks for branch in block.branches)
+        read = {body.d for body in bodies if isinstance(body, PerLayerInput)}
+        made = set() if found is None else {found.d}
+        allowed = f"an embedding of the width that blocks read: {sorted(read) or 'none'}"
+        require(self, "per_layer", read == made, allowed)
+        if found is not None:
+            enough = found.n_layers >= self.n_layers and isinstance(self.embedding, TokenEmbedding)
+            require(self, "per_layer", enough, f"one of tokens, for at least n_layers = {self.n_layers} blocks")
 
     def _require_choices(self) -> None:
         """Requires layers that reuse a choice of keys to come after one that chooses as many."""
@@ -199,7 +220,7 @@ class Model(Part, metaclass=_Chosen):
 
     def _widths(self) -> Iterator[tuple[str, int]]:
         """Yields (path, width) for everything that reads or writes the residual stream."""
-        for name in ("head", "positions", "types", "pooler"):
+        for name in ("head", "positions", "types", "pooler", "per_layer"):
             part = getattr(self, name, None)
             if part is not None:
                 yield name, part.d_model

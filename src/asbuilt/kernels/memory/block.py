@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asbuilt.kernels.memory.registry import Memory, memory, memory_of
+from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.block import Block, Branch, Parallel
 from asbuilt.spec.part import Pass
 
@@ -52,6 +52,10 @@ class BranchMemory(Memory[Branch]):
 class BlockMemory(Memory[Block]):
     """Memory of consecutive branches."""
 
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The factor on the stream, if any."""
+        return (Saved(name="scale", size=1, divided="none"),) if self.part.scaled else ()
+
     def peak_bytes(self, run: Pass) -> int:
         """The branch with the highest peak; from the second on, its input is allocated beside the block's."""
         part = self.part
@@ -62,10 +66,10 @@ class BlockMemory(Memory[Block]):
         """A parallel branch has the same input as the branch before it."""
         part = self.part
         pairs = zip(part.branches, part.branches[1:], strict=False)
-        return tuple((_reader(second), _reader(first)) for first, second in pairs if second.parallel)
+        return tuple((reader(second), reader(first)) for first, second in pairs if second.parallel)
 
 
-def _reader(branch: Branch) -> str:
+def reader(branch: Branch) -> str:
     """Returns the path, from the block, of the part that reads the stream."""
     first = "norm" if branch.norm is not None else "body.attention" if isinstance(branch.body, Parallel) else "body"
     return f"{branch.name}.{first}"

@@ -6,7 +6,7 @@ from asbuilt.kernels.memory.feedforward import CLAMPED
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
 from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.experts import MixtureOfExperts, Router
-from asbuilt.spec.feedforward import ClampedGate
+from asbuilt.spec.feedforward import MLP, ClampedGate, GatedMLP
 from asbuilt.spec.part import Pass
 
 
@@ -26,6 +26,8 @@ class RouterMemory(Memory[Router]):
         )
         if part.scoring == "sqrt_softplus":
             common = (*common, Saved(name="logits", size=run.rows * part.n_experts, width="wide"))
+        if part.expert_scale:
+            common += tuple(Saved(name=name, size=picked, width="wide") for name in ("unscaled", "factors"))
         if not part.renormalise:
             return common
         return (
@@ -39,7 +41,8 @@ class RouterMemory(Memory[Router]):
         part = self.part
         wide = max(4, run.width)
         choosing = wide * (part.correction + (part.groups is not None))
-        return run.rows * (part.n_experts * (run.width + wide + choosing) + part.top_k * (wide + 8))
+        normed = 0 if part.norm is None else part.d_model * run.width
+        return run.rows * (normed + part.n_experts * (run.width + wide + choosing) + part.top_k * (wide + 8))
 
 
 @memory_of(MixtureOfExperts)
@@ -47,8 +50,11 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
     """Memory of `kernels.grouped`, and of sorting rows by expert and back."""
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
-        """The router and the shared expert have the same input as this part."""
-        return (("router", ""), ("shared", ""))
+        """The router and the shared expert, or their norms, have the same input as this part."""
+        part = self.part
+        router = "router" if part.router.norm is None else "router.norm"
+        shared = "shared" if part.shared_norm is None else "shared_norm"
+        return ((router, ""), (shared, ""), *(() if part.norm is None else (("norm", ""),)))
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The sorted rows, the permutation and its inverse, what a feed-forward of this kind saves, and the results.
@@ -59,7 +65,8 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         rows, stream = run.rows * part.top_k, run.rows * part.d_model
         wide = rows * part.d_ff
         results = Saved(name="results", size=rows * part.d_expert)
-        latent = (Saved(name="input", size=stream), Saved(name="latent result", size=run.rows * part.d_expert))
+        read = Saved(name="input" if part.norm is None else "normed", size=stream)
+        latent = (read, Saved(name="latent result", size=run.rows * part.d_expert))
         dropped = () if part.capacity is None else (Saved(name="dropped", size=rows, width="bool"),)
         shared = (Saved(name="openness", size=run.rows), Saved(name="shared result", size=stream))
         return (
@@ -68,7 +75,7 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
             *dropped,
             Saved(name="rows", size=rows * part.d_expert),
             *(Saved(name=name, size=wide, divided="width") for name in self._saved_inside),
-            results if part.weighs == "results" else Saved(name="input", size=stream),
+            results if part.weighs == "results" else read,
             *(shared if part.shared_gate else ()),
             *(latent if part.d_latent else ()),
             *(tensor for name, one in part.stacks.items() for tensor in of_map(one).keeps(name, rows)),
@@ -107,9 +114,15 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         outward = (2 * rows * part.d_expert + (1 if part.gating == "none" else 3) * rows * part.d_ff) * run.width
         gathered = 3 * rows * part.d_expert * run.width
         gathered += run.rows * part.d_expert * run.width if part.weighs == "results" else 0
-        shared = 0 if part.shared is None else stream + memory(part.shared).peak_bytes(run)
+        shared = 0 if part.shared is None else self._shared_peak(part.shared, stream, run)
         counted = 0 if part.capacity is None else chosen + 17 * rows * part.n_experts
         beside = max(of_map(one).peak_beside(run, rows) for one in part.stacks.values())
         latent = 0 if part.d_latent is None else run.rows * part.d_latent * run.width
+        latent += stream if part.norm is not None else 0
         routed = chosen + latent + max(inside, outward, gathered, stream + latent) + beside
         return max(memory(part.router).peak_bytes(run), counted, routed, shared)
+
+    def _shared_peak(self, shared: MLP | GatedMLP, stream: int, run: Pass) -> int:
+        """Returns the bytes of the shared expert, with its normalised input, beside the routed experts' result."""
+        normed = stream if self.part.shared_norm is not None else 0
+        return stream + normed + memory(shared).peak_bytes(run)

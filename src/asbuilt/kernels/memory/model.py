@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from asbuilt.kernels.memory.block import reader
+from asbuilt.kernels.memory.per_layer import PerLayerEmbeddingMemory
 from asbuilt.kernels.memory.registry import Memory, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
@@ -18,6 +20,12 @@ M = TypeVar("M", bound=Model)
 class ModelMemory(Memory[M]):
     """Memory of a pass through the whole stack."""
 
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """Per-layer embeddings project what the first block reads, unless that is several streams."""
+        part, first = self.part, self.part.blocks[0].branches[0]
+        alone = part.per_layer is None or part.streams is not None
+        return () if alone else (("per_layer", f"blocks.0.{reader(first)}"),)
+
     def peak_bytes(self, run: Pass) -> int:
         """The stream with the block of highest peak or the head; positions (int64) and RoPE tables stay throughout."""
         model = self.part
@@ -29,9 +37,10 @@ class ModelMemory(Memory[M]):
         normed = norm.rows * model.d_model * run.width if model.norm is not None else 0
         merged = peak(model.streams, run) if run.depth is None else 0
         head = max(merged, peak(model.norm, norm), normed + peak(model.end(run), above))
-        before = peak(model.embedding, run)
+        before = max(peak(model.embedding, run), peak(model.per_layer, run))
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
-        return tables + stream + self._lent(blocks, run) + busiest
+        vectors = 0 if model.per_layer is None else PerLayerEmbeddingMemory(model.per_layer).kept(run)
+        return tables + stream + vectors + self._lent(blocks, run) + busiest
 
     def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:
         """Returns the bytes of keys and values that stay allocated for later layers."""
