@@ -26,6 +26,7 @@ from asbuilt.families.shared.key import (
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.rotary import Rope
+from asbuilt.spec import Attention
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 EVEN = "an even number (RoPE rotates pairs)"
@@ -35,12 +36,14 @@ MLP_BIAS = Flag("mlp_bias", "mlp_bias", default=False)
 
 
 class HeadWidth:
-    """`head_dim`; missing means `default`, or where that is None d_model / n_heads."""
+    """`head_dim`; missing means `default`, or where that is None d_model / n_heads; `at` is the layer that has it."""
 
     into = "d_head"
 
-    def __init__(self, default: int | None = None) -> None:
-        self.default = default
+    def __init__(
+        self, default: int | None = None, at: Callable[[Parts], Attention] = lambda parts: parts.attention
+    ) -> None:
+        self.default, self.at = default, at
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the width, an even number because RoPE rotates pairs."""
@@ -56,7 +59,7 @@ class HeadWidth:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the width."""
-        return {"head_dim": parts.d_head}
+        return {"head_dim": self.at(parts).d_head}
 
 
 class DerivedHeadWidth(Declared):
