@@ -11,7 +11,8 @@ from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
 from asbuilt.families.shared.patterns import matched
 from asbuilt.families.shared.reader import is_whole
-from asbuilt.spec import Model, stored_weights
+from asbuilt.families.shared.stacks import PARTS
+from asbuilt.spec import MixtureOfExperts, Model, stored_weights
 
 FIELD = "quantization_config"
 # The keys under which quantisers list the modules that they excluded.
@@ -31,6 +32,17 @@ def modules(family: str, spec: Model) -> dict[str, tuple[str, ...]]:
         for entry in tensor_table(family, spec).entries
         for path in entry.paths
     }
+
+
+def apart(spec: Model, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Returns the modules of each stack of experts that is stored as one, as quantisers name them who take it apart."""
+    found = {}
+    for path, weight, owner in stored_weights(spec):
+        before, experts, _ = names[path][0].partition(".experts.")
+        end = PARTS.get(path.rpartition(".")[2])
+        if experts and end and len(names[path]) == 1 and isinstance(owner, MixtureOfExperts) and len(weight.shape) == 3:
+            found[path] = tuple(f"{before}.experts.{e}.{end}" for e in range(weight.shape[0]))
+    return found
 
 
 def left_out(said: Mapping[str, Any], names: Iterable[str]) -> set[str]:

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt import InputError, catalog, cost, open_model
-from asbuilt.families import llama, mixtral
+from asbuilt.families import llama, mixtral, read_config
 from asbuilt.plan import serve
+from asbuilt.plan.devices import device
+from asbuilt.plan.placement import Placement
 from asbuilt.plan.quantised import quantised
 from asbuilt.plan.stored.methods import METHODS, read_packing
 from asbuilt.spec import Model, Rotary, Router, weights
@@ -357,6 +359,28 @@ def test_routers_and_stacks_of_experts() -> None:
     assert serve(spec, "l4", dtype=less).weight_bytes == serve(spec, "l4", dtype=held).weight_bytes + 96 - 4
 
 
+def test_experts_in_one_stack_are_named_apart() -> None:
+    """By quantisers, which pack linear maps: of four experts one is left out of ups, another packed in eight bits."""
+    config = {"model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 32, "intermediate_size_mlp": 96}
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    spec = read_config(
+        {**config, **sizes, "vocab_size": 32, "num_local_experts": 4, "num_experts_per_tok": 1}, "x"
+    ).spec
+
+    def held(said: dict[str, Any]) -> int:
+        return serve(spec, "l4", dtype=quantised(spec, said, "bf16", "llama4_text")).weight_bytes
+
+    usual = held({"quant_algo": "MXFP4"})
+    named = "model.layers.0.feed_forward.experts.{}.up_proj"
+    assert held({"quant_algo": "MXFP4", "exclude_modules": [named.format(2)]}) - usual == 64 * 32 * (2 - 17 / 32)
+    stack = {"quant_algo": "MXFP4", "exclude_modules": ["model.layers.0.feed_forward.experts.down_proj"]}
+    assert held(stack) - usual == 4 * 64 * 32 * (2 - 17 / 32)
+    head = {"lm_head": {"quant_algo": "FP8"}}
+    more = {named.format(1): {"quant_algo": "FP8"}, named.format(3): {"quant_algo": "MXFP4"}}
+    less = held({"quantized_layers": head}) - held({"quantized_layers": head | more})
+    assert less == 64 * 32 * (4 - 1 - 17 / 32) - 8
+
+
 MIXED = {
     "quant_algo": "MIXED_PRECISION",
     "kv_cache_quant_algo": "FP8",
@@ -608,6 +632,18 @@ def test_the_published_bytes_of_gpt_oss() -> None:
     source = open_model(file)
     held = quantised(source.spec, source.reading.quantization, "bf16", source.family)
     assert serve(source.spec, "h100-sxm", dtype=held).weight_bytes == 13_761_264_768
+
+
+def test_the_published_bytes_of_kimi_k2_thinking() -> None:
+    """Its card: experts in int4 by groups of 32, 594 GB; the architecture is that of Kimi-K2-Instruct."""
+    file = CONFIGS.parent / "frontier" / "moonshotai--Kimi-K2-Instruct" / "config.json"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there")
+    source = open_model(file)
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    exempt = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]
+    held = quantised(source.spec, compressed(weights) | {"ignore": exempt}, "bf16", source.family)
+    assert round(device(source.spec, Placement(), held).stages[0].folds.total_bytes / 1e9) == 594
 
 
 def test_over_devices() -> None:

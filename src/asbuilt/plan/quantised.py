@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from asbuilt.dtypes import GGUF_FLOATS, TRAINED, short_name
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, gguf_table
 from asbuilt.families.shared.patterns import matched
-from asbuilt.packing import FIELD, QUANTISED_KINDS, holding, left_out, modules
+from asbuilt.packing import FIELD, QUANTISED_KINDS, apart, holding, left_out, modules
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import Precision, precision
 from asbuilt.plan.stored.methods import read_packing
@@ -45,16 +46,19 @@ def quantised(
     packing = replace(read_packing(said), vision=False) if text else read_packing(said)
     plain = find_dtype(dtype or "bf16")
     names = modules(family, spec)
-    rules = _assigned(packing, said, names)
+    each = apart(spec, names)
+    rules = _assigned(packing, said, [name for found in (*names.values(), *each.values()) for name in found])
 
     def nbytes(path: str, weight: Weight, owner: Part) -> Fraction:
         """Returns the mean over the modules of a weight: some experts of a stack may be left out."""
         if len(weight.shape) < 2 or weight.role not in ("matrix", "table"):
             return plain.nbytes(weight)
         usual = _usual(packing, path, owner, weight)
-        found = [rules.get(name, usual) for name in names[path]]
-        parts = (None if rule is None else rule(weight) for rule in found)
-        return sum((plain.nbytes(weight) if part is None else part for part in parts), Fraction(0)) / len(found)
+        if path in each:
+            usual = rules.get(names[path][0], usual)
+        found = Counter(rules.get(name, usual) for name in each.get(path, names[path]))
+        parts = [(None if rule is None else rule(weight), n) for rule, n in found.items()]
+        return sum(n * (plain.nbytes(weight) if part is None else part) for part, n in parts) / Fraction(found.total())
 
     activation = plain.name if plain.name in TRAINED else "bf16"
     note = f"by {FIELD}: {packing.method}; the rest and left-out modules in {plain.name}"
@@ -143,9 +147,8 @@ def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> Rule | N
     return packing.rule if owner.kind in QUANTISED_KINDS or (owner.kind == "head" and packing.heads) else None
 
 
-def _assigned(packing: Packing, said: Mapping[str, Any], held: Mapping[str, tuple[str, ...]]) -> dict[str, Rule | None]:
+def _assigned(packing: Packing, said: Mapping[str, Any], names: Sequence[str]) -> dict[str, Rule | None]:
     """Returns the rules of named modules: None for those that are left out."""
-    names = [name for found in held.values() for name in found]
     rules: dict[str, Rule | None] = {}
     exempt = left_out(said, names)
     for named in packing.named:
