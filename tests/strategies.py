@@ -60,6 +60,7 @@ from asbuilt.spec import (
     Llama3Scaling,
     LongRope,
     Lora,
+    Mamba,
     Mamba2,
     Mixer,
     MixtureOfExperts,
@@ -327,7 +328,25 @@ def rg_lrus(draw: DrawFn, d_model: int) -> RGLRU:
 @cache
 def state_spaces(d_model: int) -> SearchStrategy[Mixer]:
     """Any state space."""
-    return mamba2s(d_model)
+    return mamba2s(d_model) | mambas(d_model)
+
+
+@cache
+@st.composite
+def mambas(draw: DrawFn, d_model: int) -> Mamba:
+    """Mamba with norms of what it selects or without."""
+    width, d_state, rank = draw(st.integers(1, 7)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    return Mamba(
+        d_model=d_model,
+        d_inner=width,
+        d_state=d_state,
+        dt_rank=rank,
+        conv=ShortConvolution(channels=width, kernel=draw(st.integers(1, 5)), bias=draw(st.booleans())),
+        bias=draw(st.booleans()),
+        dt_norm=draw(maybe_norms(rank)),
+        b_norm=draw(maybe_norms(d_state)),
+        c_norm=draw(maybe_norms(d_state)),
+    )
 
 
 @cache
@@ -780,6 +799,8 @@ MAPS = (
     "dense",
     "into",
     "out",
+    "select",
+    "dt",
     "beta",
     "decay_down",
     "decay",

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
+from asbuilt.kernels import mamba as kernel1
 from asbuilt.kernels import mamba2 as kernel2
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
@@ -26,6 +27,7 @@ from asbuilt.spec import (
     Branch,
     Head,
     LanguageModel,
+    Mamba,
     Mamba2,
     Mixer,
     Pass,
@@ -93,6 +95,40 @@ def test_chunks_are_the_recurrence_and_the_matrix(tokens: int, dtype: torch.dtyp
         torch.testing.assert_close(made, kernel2.as_matrix(x, decays, b, c), rtol=near, atol=near)
 
 
+def channels(T: int, dtype: torch.dtype, seed: int, state: bool) -> tuple[torch.Tensor | None, ...]:
+    """x, steps, A, b, c and a state of 5 channels with 3 numbers each."""
+    generator = torch.Generator().manual_seed(seed)
+    x, b, c, before = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+        for shape in ((2, T, 5), (2, T, 3), (2, T, 3), (2, 5, 3))
+    )
+    steps, a = (torch.rand(*shape, dtype=torch.float64, generator=generator).to(dtype) for shape in ((2, T, 5), (5, 3)))
+    return x, steps, -a, b, c, before if state else None
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("tokens", [*LENGTHS, 2, 300])
+@pytest.mark.parametrize("state", [False, True])
+def test_blocks_are_the_recurrence(tokens: int, dtype: torch.dtype, state: bool) -> None:
+    given, near = channels(tokens, dtype, tokens, state), NEAR[dtype]
+    for made, wanted in zip(kernel1.by_blocks(*given), kernel1.by_tokens(*given), strict=True):  # type: ignore[arg-type]  # pyright: ignore
+        torch.testing.assert_close(made, wanted, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+@pytest.mark.parametrize("state", [False, True])
+def test_gradients_of_the_scan_are_its_definitions(tokens: int, state: bool) -> None:
+    """300 tokens are two segments of the backward pass."""
+    x, steps, a, b, c, before = channels(tokens, torch.float64, tokens, state)
+    leaves = [one.requires_grad_() for one in (x, steps, a, b, c, torch.rand(5).double()) if one is not None]
+    found = []
+    for scanned in (kernel1.scan, kernel1.whole):
+        y, after = scanned(*leaves, before)  # type: ignore[call-arg]  # pyright: ignore
+        found.append(torch.autograd.grad(y.sin().sum() + after.cos().sum(), leaves, materialize_grads=True))
+    for have, want in zip(*found, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("groups", [None, 1, 3])
 def test_the_gated_norm_is_its_definition(groups: int | None, first: bool) -> None:
@@ -109,6 +145,17 @@ def test_the_gated_norm_is_its_definition(groups: int | None, first: bool) -> No
     leaves = [one for one in given[:3] if one is not None]
     for a, b in zip(*(torch.autograd.grad(one.sin().sum(), leaves) for one in (made, wanted)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e4])
+def test_long_texts_do_not_overflow_channels(rate: float) -> None:
+    """100,000 tokens: each is added to all before it, or forgotten at once."""
+    T = 100_000
+    x, ones, a = torch.full((1, T, 1), 1e-3), torch.ones(1, T, 1), torch.full((1, 1), -rate)
+    y, after = kernel1.by_blocks(x, ones, a, ones, ones, None)
+    wanted = torch.arange(1, T + 1).double() * 1e-3 if rate == 0 else torch.full((T,), 1e-3).double()
+    torch.testing.assert_close(y[0, :, 0].double(), wanted, rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(after[0, 0, 0].double(), wanted[-1], rtol=1e-3, atol=0.0)
 
 
 def test_long_texts_do_not_overflow() -> None:
@@ -187,9 +234,16 @@ def heads(n_heads: int = 8, n_groups: int = 2, d_model: int = 64) -> Mamba2:
     return Mamba2(d_model=d_model, n_heads=n_heads, d_head=64, d_state=16, n_groups=n_groups, conv=conv)
 
 
+def selective() -> Mamba:
+    """Mamba of many channels."""
+    conv = ShortConvolution(channels=256, kernel=4, bias=True)
+    return Mamba(d_model=64, d_inner=256, d_state=16, dt_rank=4, conv=conv)
+
+
+@pytest.mark.parametrize("mixer", [heads(), selective()], ids=["heads", "selective"])
 @pytest.mark.parametrize("tokens", [4, 30, 200])
-def test_it_needs_what_is_declared(tokens: int) -> None:
-    spec = model([heads()], width=64)
+def test_it_needs_what_is_declared(tokens: int, mixer: Mixer) -> None:
+    spec = model([mixer], width=64)
     built, text = strategies.randomised(spec, 0, torch.float32), ids(2, tokens, 0)
 
     def forward() -> None:

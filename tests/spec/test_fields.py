@@ -29,6 +29,7 @@ from asbuilt.spec import (
     LinearAttention,
     LongRope,
     Lora,
+    Mamba,
     Mamba2,
     Model,
     Packed,
@@ -78,6 +79,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LearnedPositions": {"offset": 0},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
     "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
+    "Mamba": {"bias": False},
     "Mamba2": {
         "n_groups": 1,
         "bias": False,
@@ -158,6 +160,7 @@ def examples() -> dict[type[Part], Part]:
     found[PerLayerInput] = PerLayerInput(d_model=6, d=2, activation="relu")
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     conv = ShortConvolution(channels=14, kernel=3)
+    found[Mamba] = Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)

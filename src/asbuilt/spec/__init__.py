@@ -33,6 +33,7 @@ from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
+from asbuilt.spec.mamba import Mamba
 from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
@@ -144,6 +145,7 @@ __all__ = [
     "LongRope",
     "Lora",
     "MLPProjector",
+    "Mamba",
     "Mamba2",
     "Map",
     "Mapped",
