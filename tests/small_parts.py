@@ -9,6 +9,7 @@ from asbuilt.spec import (
     Block,
     Branch,
     CrossAttention,
+    GatedDeltaNet,
     GatedMLP,
     Head,
     ImageEncoder,
@@ -16,13 +17,24 @@ from asbuilt.spec import (
     LatentAttention,
     MixtureOfExperts,
     PatchEmbedding,
+    RMSNorm,
     Router,
+    ShortConvolution,
     TokenEmbedding,
 )
 
 ATTENTION = Attention(d_model=11, n_heads=6, n_kv_heads=2, d_head=5)
 LATENT = LatentAttention(d_model=2, n_heads=3, kv_rank=7, d_nope=2, d_rope=5, d_value=3)
 CROSS = CrossAttention(d_model=11, d_source=13, n_heads=3, d_head=5)
+DELTA_NET = GatedDeltaNet(
+    d_model=11,
+    n_key_heads=2,
+    n_value_heads=6,
+    d_key=3,
+    d_value=5,
+    conv=ShortConvolution(channels=42, kernel=4),
+    norm=RMSNorm(d=5),
+)
 ROUTER = Router(d_model=5, n_experts=8, top_k=3)
 EXPERTS = MixtureOfExperts(d_model=5, d_ff=13, n_experts=8, activation="silu", router=ROUTER)
 BODY = GatedMLP(d_model=11, d_ff=13, activation="silu")

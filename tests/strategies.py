@@ -18,6 +18,8 @@ from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.model import Model
 from asbuilt.spec import (
     ACTIVATIONS,
+    DECAYS,
+    DELTA_GATES,
     GROUP_SCORES,
     LABELLED,
     MLP,
@@ -44,6 +46,7 @@ from asbuilt.spec import (
     FeedForward,
     FrequencyFactors,
     GatedConvolution,
+    GatedDeltaNet,
     GatedMLP,
     Head,
     HeadTransform,
@@ -268,7 +271,7 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
     usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model)
-    return usual | recurrences(d_model) | state_spaces(d_model)
+    return usual | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
 
 
 @cache
@@ -372,6 +375,30 @@ def mamba2s(draw: DrawFn, d_model: int) -> Mamba2:
         dt_min=draw(st.sampled_from((0.0, 0.3))),
         dt_max=draw(st.none() | st.just(1.1)),
         scales=draw(st.none() | st.just((0.7, 1.2, 0.8, 1.3, 0.6))),
+    )
+
+
+@cache
+@st.composite
+def delta_nets(draw: DrawFn, d_model: int) -> GatedDeltaNet:
+    """Gated delta nets, decays per head with grouped values, or per channel; gates and decays of one map or two."""
+    decays, n_keys = draw(st.sampled_from(DECAYS)), draw(st.integers(1, 3))
+    d_key, d_value = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    n_values = n_keys * (draw(st.integers(1, 3)) if decays == "head" else 1)
+    channels, ranks = 2 * n_keys * d_key + n_values * d_value, st.none() | st.integers(1, 4)
+    return GatedDeltaNet(
+        d_model=d_model,
+        n_key_heads=n_keys,
+        n_value_heads=n_values,
+        d_key=d_key,
+        d_value=d_value,
+        conv=draw(convolutions(channels)),
+        norm=draw(norms(d_value)),
+        decays=decays,
+        decay_rank=draw(ranks),
+        gate_rank=draw(ranks),
+        gating=draw(st.sampled_from(DELTA_GATES)),
+        length_eps=draw(st.sampled_from((1e-6, 0.1))),
     )
 
 

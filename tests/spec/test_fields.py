@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
+from small_parts import DELTA_NET
 
 from asbuilt import cost, spec
 from asbuilt.catalog import find, names
@@ -24,6 +25,7 @@ from asbuilt.spec import (
     DynamicNTK,
     GatedConvolution,
     HyperConnection,
+    GatedDeltaNet,
     LayerNorm,
     Linear,
     LinearAttention,
@@ -69,6 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ClampedGate": {"shift": True},
     "CrossAttention": {"bias": False, "output_bias": False},
     "ExpertGroups": {"score": "best"},
+    "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
@@ -168,6 +171,7 @@ def examples() -> dict[type[Part], Part]:
     conv = ShortConvolution(channels=6, kernel=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
+    found[GatedDeltaNet] = DELTA_NET
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")

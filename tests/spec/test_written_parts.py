@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
-from small_parts import ATTENTION, EXPERTS, LATENT
+from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
@@ -36,6 +36,7 @@ def examples() -> dict[str, Part]:
     conv = spec.ShortConvolution(channels=6, kernel=3)
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)
     found["RGLRU"] = spec.RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
+    found["GatedDeltaNet"] = DELTA_NET
     found["ShortConvolution"] = spec.ShortConvolution(channels=4, kernel=3)
     found["Lora"] = spec.Lora(base=spec.Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found["Packed"] = spec.Packed(base=spec.Linear(d_in=32, d_out=6), format="q4_0")

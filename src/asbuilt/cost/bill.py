@@ -109,7 +109,8 @@ class Flops:
     """FLOPs of one pass: of weight products, of attention scores and weighted sums in full, and of unmasked pairs.
 
     `one_gradient` are those of products of which only one factor needs a gradient (`Product.one_gradient`),
-    `no_gradient` those that are computed without gradients, `caching` those needed only with a cache.
+    `no_gradient` those that are computed without gradients, `caching` those needed only with a cache, `recomputed`
+    those that the backward pass computes again.
     """
 
     products: int
@@ -119,6 +120,7 @@ class Flops:
     no_gradient: int = 0
     no_gradient_causal: int = 0
     caching: int = 0
+    recomputed: int = 0
 
     @property
     def forward(self) -> int:
@@ -132,7 +134,10 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Forward with full scores, plus twice that for backward, or once if only one factor needs a gradient."""
+        """Forward with full scores, plus twice that for backward, or once if only one factor needs a gradient.
+
+        What the kernels recompute in the backward pass counts once more.
+        """
         return self._backward(self.forward, self.no_gradient)
 
     @property
@@ -141,7 +146,8 @@ class Flops:
         return self._backward(self.forward_causal, self.no_gradient_causal)
 
     def _backward(self, forward: int, no_gradient: int) -> int:
-        return TRAINING_FACTOR * (forward - self.caching) - self.one_gradient - (TRAINING_FACTOR - 1) * no_gradient
+        trained = TRAINING_FACTOR * (forward - self.caching) + self.recomputed
+        return trained - self.one_gradient - (TRAINING_FACTOR - 1) * no_gradient
 
 
 def flops(spec: Part, run: Pass) -> Flops:
@@ -157,6 +163,7 @@ def flops(spec: Part, run: Pass) -> Flops:
         no_gradient=sum(p.flops for p in alone),
         no_gradient_causal=sum(p.causal_flops for p in alone),
         caching=sum(p.flops for p in all_products if p.caching),
+        recomputed=sum(p.flops for p in all_products if p.recomputed and not p.caching),
     )
 
 

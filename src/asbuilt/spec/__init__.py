@@ -7,6 +7,7 @@ from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.convolution import ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
+from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import POOLER_ACTIVATIONS, HeadTransform, Pooler, PoolerActivation, TypeEmbedding
@@ -91,6 +92,8 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 __all__ = [
     "ACTIVATIONS",
+    "DECAYS",
+    "DELTA_GATES",
     "GROUP_SCORES",
     "KINDS",
     "LABELLED",
@@ -124,6 +127,7 @@ __all__ = [
     "FrequencyFactors",
     "Gain",
     "GatedConvolution",
+    "GatedDeltaNet",
     "GatedMLP",
     "Gives",
     "Head",

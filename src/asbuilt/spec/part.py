@@ -119,7 +119,8 @@ class Product:
     `weight` is the name of the part's own weight, or a slash and the absolute path of another part's; None for products
     of two activations (scores). `needed` is the FLOPs with masked pairs skipped. `one_gradient` marks a product of
     which only one factor needs a gradient: with input data, or with a frozen weight; `no_gradient` one that is computed
-    without; `caching` one that is needed only with a cache, and so not in training.
+    without; `caching` one that is needed only with a cache, and so not in training; `recomputed` one that the backward
+    pass computes again, since its kernel saves inputs alone.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Product:
     one_gradient: bool = False
     no_gradient: bool = False
     caching: bool = False
+    recomputed: bool = False
 
     @property
     def flops(self) -> int:

@@ -45,7 +45,8 @@ class Work:
     """FLOPs of one forward pass by what its backward pass needs: both factors' gradients, or only one's.
 
     `frozen` are those of one gradient: of weights that are not trained, and of products with the data itself. `alone`
-    are those that are computed without gradients.
+    are those that are computed without gradients, `recomputed` those that a kernel computes again in its backward pass,
+    which are among the others.
     """
 
     trained: int = 0
@@ -54,6 +55,7 @@ class Work:
     scores_causal: int = 0
     alone: int = 0
     alone_causal: int = 0
+    recomputed: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -63,6 +65,7 @@ class Work:
             scores_causal=self.scores_causal + other.scores_causal,
             alone=self.alone + other.alone,
             alone_causal=self.alone_causal + other.alone_causal,
+            recomputed=self.recomputed + other.recomputed,
         )
 
     def times(self, count: int) -> Work:
@@ -74,6 +77,7 @@ class Work:
             scores_causal=count * self.scores_causal,
             alone=count * self.alone,
             alone_causal=count * self.alone_causal,
+            recomputed=count * self.recomputed,
         )
 
     def forward(self, *, causal: bool = True) -> int:
@@ -82,9 +86,10 @@ class Work:
         return self.trained + self.frozen + scores
 
     def training(self, *, causal: bool = True) -> int:
-        """Forward, and backward at twice that, or once for products whose weight is frozen."""
+        """Forward, backward at twice that, or once for products whose weight is frozen, and what is recomputed."""
         alone = self.alone_causal if causal else self.alone
-        return TRAINING_FACTOR * self.forward(causal=causal) - self.frozen - (TRAINING_FACTOR - 1) * alone
+        trained = TRAINING_FACTOR * self.forward(causal=causal) + self.recomputed
+        return trained - self.frozen - (TRAINING_FACTOR - 1) * alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +359,8 @@ class _Fold:
 
         What tensor parallelism leaves whole is computed for a share of the tokens.
         """
-        done = dict.fromkeys(("trained", "frozen", "scores", "scores_causal", "alone", "alone_causal"), 0)
+        kinds = ("trained", "frozen", "scores", "scores_causal", "alone", "alone_causal", "recomputed")
+        done = dict.fromkeys(kinds, 0)
         for below, seen in node.runs(self.at.run):
             held, times = below.own.local_weights(), _times(node, below)
             for product in below.own.multiplies(seen):
@@ -367,6 +373,7 @@ class _Fold:
                 if product.weight is None:
                     done["scores"] += times * product.flops
                     done["scores_causal"] += times * product.causal_flops
+                    done["recomputed"] += times * product.flops * product.recomputed
                     continue
                 frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
                 ways = 1 if _splits(held, product.weight) else self.at.by_tokens
