@@ -214,6 +214,7 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
+        gating=draw(st.sampled_from((None, None, "channel", "head"))),
         temperature=draw(
             st.none() | st.builds(QueryTemperature, scale=st.just(0.3), floor=st.just(3), from_zero=st.booleans())
         ),

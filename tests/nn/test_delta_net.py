@@ -108,7 +108,7 @@ def test_equal_keys_without_decay_are_exact(by_channel: bool) -> None:
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize("strength", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("strength", [1e-6, 1e4])
 def test_nothing_overflows_in_100k_tokens(by_channel: bool, strength: float) -> None:
     """The first tokens equal the recurrence; with strong decays the last ones too, which have forgotten all else.
 

@@ -29,6 +29,7 @@ class Attention(PartModule):
     q: Linear
     k: Linear
     v: Linear
+    gate: Linear
     o: Linear
     sinks: Tensor | None
 
@@ -68,7 +69,14 @@ class Attention(PartModule):
             # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )
-        return self.o((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed))
+        return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
+
+    def gated(self, y_BTC: Tensor, x_BTM: Tensor) -> Tensor:
+        """Returns the weighted sums times their gates, if they have any."""
+        if self.part.gating is None:
+            return y_BTC
+        gates = self.gate(x_BTM).sigmoid()[..., None]
+        return (y_BTC.view(*gates.shape[:-1], -1) * gates).view(y_BTC.shape)
 
     def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, KeysAndValues]:
         """Returns q (B, T, H, D), normalised and with RoPE applied, and the keys and values that it is multiplied with.

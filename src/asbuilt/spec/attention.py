@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
@@ -41,7 +41,8 @@ class Attention(Mixer):
 
     Values have the width `d_value`, are normalised by `v_norm` and multiplied by `value_scale`; with `values_are_keys`
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
-    reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing.
+    reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating` each
+    channel or head of the weighted sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
     """
 
     d_model: int
@@ -92,12 +93,16 @@ class Attention(Mixer):
     """Scaling of queries by their position."""
     cached: bool = True
     """Whether keys and values are cached between passes."""
+    gating: Literal["channel", "head"] | None = None
+    """What of the weighted sums has a gate of its own, a sigmoid of a map of the input; None for no gates."""
     q: Map | None = None
     """Replaces the plain map to queries, if given."""
     k: Map | None = None
     """Replaces the plain map to keys, if given."""
     v: Map | None = None
     """Replaces the plain map to values, if given."""
+    gate: Map | None = None
+    """Replaces the plain map to the gates, if given."""
     o: Map | None = None
     """Replaces the plain map back to the stream, if given."""
 
@@ -107,6 +112,7 @@ class Attention(Mixer):
         require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
         require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks", "cached", "values_are_keys")
         require_sizes(self, *(name for name in ("window", "chunk", "d_value") if getattr(self, name) is not None))
+        require(self, "gating", self.gating in ("channel", "head", None), "channel, head or none")
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
         ordered = isinstance(self.positions, Rotary) and (order_matters(self.q_norm) or order_matters(self.k_norm))
@@ -209,17 +215,23 @@ class Attention(Mixer):
         return self.n_heads * self.value_width
 
     @property
+    def d_gate(self) -> int:
+        """Number of gates of a token."""
+        return {"channel": self.d_mixed, "head": self.n_heads, None: 0}[self.gating]
+
+    @property
     def inward(self) -> tuple[str, ...]:
-        """Names of the maps that read the stream."""
+        """Names of the maps that read the stream, those to gates apart."""
         if self.kv_from is not None:
             return ("q",)
         return ("q", "k") if self.values_are_keys else ("q", "k", "v")
 
     def plain_maps(self) -> dict[str, Linear]:
-        """q (d_model to n_heads*d_head), k (to n_kv_heads*d_head), v (to n_kv_heads*d_value), o (back to d_model)."""
+        """q (d_model to n_heads*d_head), k (to n_kv_heads*d_head), v (to n_kv_heads*d_value), gate, o (to d_model)."""
         q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
         maps = {"q": q, "k": replace(q, d_out=self.d_kv), "v": replace(q, d_out=self.n_kv_heads * self.value_width)}
         own = {name: maps[name] for name in self.inward}
+        own |= {"gate": replace(q, d_out=self.d_gate)} if self.gating else {}
         return own | {"o": output_map(self.d_mixed, self.d_model, self.output_bias)}
 
     def holds(self) -> dict[str, Weight]:
@@ -303,7 +315,7 @@ class Attention(Mixer):
             *self.map_products(run, *self.inward),
             Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=self.d_head * pairs),
             Product(name="mix", a=run.tokens, b=keys, c=wide, n=heads, needed=wide * pairs),
-            *self.map_products(run, "o"),
+            *self.map_products(run, *(("gate",) if self.gating else ()), "o"),
         )
 
     def child_run(self, name: str, run: Pass) -> Pass:

@@ -32,7 +32,7 @@ class AttentionMemory(MappedMemory[Attention]):
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
 
     def _saves_heads(self, run: Pass) -> Iterator[Saved]:
-        """Yields q, k, v and the attention output, padded to one width for the fused kernel."""
+        """Yields q, k, v and the attention output, padded to one width for the fused kernel; gates and their result."""
         part = self.part
         widths = {"q": part.d_head, "k": part.d_head, "v": part.value_width}
         padded = widths if self._uses_reference(run) else dict.fromkeys(widths, max(widths.values()))
@@ -42,12 +42,16 @@ class AttentionMemory(MappedMemory[Attention]):
             if not lent:
                 yield Saved(name=name, size=run.rows * heads * width, divided="width")
         yield Saved(name="mixed", size=run.rows * part.d_mixed, divided="width")
+        if part.gating is not None:
+            yield Saved(name="gates", size=run.rows * part.d_gate, divided="width")
+            yield Saved(name="gated", size=run.rows * part.d_mixed, divided="width")
         if padded["v"] > part.value_width:
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
 
     def recomputes(self) -> tuple[str, ...]:
         """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198)."""
-        return ("mask", "capped", "probabilities", "probabilities cast")
+        gated = () if self.part.gating is None else ("gated",)
+        return ("mask", "capped", "probabilities", "probabilities cast", *gated)
 
     def of_heads(self) -> tuple[str, ...]:
         """The norms of queries, keys and values."""
@@ -167,7 +171,8 @@ class AttentionMemory(MappedMemory[Attention]):
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
             attending = self._reference_peak(run)
-        return projected + max(turning, turned + attending, turned + mixed + result) + self.peak_beside(run)
+        ending = mixed + max(result, 0 if part.gating is None else mixed + 2 * run.rows * part.d_gate * run.width)
+        return projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
 
     @property
     def _new_values(self) -> bool:
