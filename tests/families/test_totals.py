@@ -21,6 +21,7 @@ COMPONENTS = {
     "embedding": "embeddings",
     "norm": "norms",
     "attention": "attention",
+    "ssm": "ssm",
     "ffn": "mlp",
     "router": "router",
     "projector": "projector",
@@ -46,8 +47,11 @@ def load(row: dict[str, str]) -> Model:
 
 def components(spec: Model) -> dict[str, int]:
     counts: Counter[str] = Counter()
+    recurrent = tuple(f"{path}." for path, part in walk(spec) if part.kind == "ssm")
     for path, weight, owner in weights(spec):
-        counts["pooler" if path.startswith("pooler.") else COMPONENTS[owner.kind]] += weight.size
+        kind = "ssm" if path.startswith(recurrent) else owner.kind
+        kind = "router" if path.endswith(".shared_gate.weight") else kind  # as it is counted there
+        counts["pooler" if path.startswith("pooler.") else COMPONENTS[kind]] += weight.size
     return dict(counts)
 
 
@@ -74,7 +78,7 @@ def test_parameters(row: dict[str, str]) -> None:
 @by_name
 def test_cache_bytes_per_token(row: dict[str, str]) -> None:
     kept = [kept for _, part in walk(load(row)) for kept in part.remembers()]
-    assert sum(one.size for one in kept if one.of == "sequence") * BF16 == int(row["kv_bytes_per_token_bf16"])
+    assert sum(one.size for one in kept if one.grows) * BF16 == int(row["kv_bytes_per_token_bf16"])
     published: dict[str, Any] = json.loads((MODELS / "breakdown.json").read_text())[row["name"]]["kv_cache"]
     source = sum(one.size for one in kept if one.of == "source") * BF16
     assert source == published.get("cross_bytes_per_source_token", 0)
@@ -93,7 +97,7 @@ def test_components(row: dict[str, str]) -> None:
 
 @by_name
 def test_cache_within_windows(row: dict[str, str]) -> None:
-    kept = [kept for _, part in walk(load(row)) for kept in part.remembers() if kept.of == "sequence"]
+    kept = [kept for _, part in walk(load(row)) for kept in part.remembers() if kept.grows]
     unbounded = sum(one.size for one in kept if one.window is None)
     assert unbounded * BF16 == int(row["kv_bytes_per_token_unbounded"])
     full = sum(one.size * one.window for one in kept if one.window is not None)

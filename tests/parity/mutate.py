@@ -12,6 +12,8 @@ from typing import Any
 
 from asbuilt.spec import (
     ACTIVATIONS,
+    DECAYS,
+    DELTA_GATES,
     GROUP_SCORES,
     LABELLED,
     MLP,
@@ -31,6 +33,7 @@ from asbuilt.spec import (
     CrossAttention,
     ExpertGroups,
     GatedConvolution,
+    GatedDeltaNet,
     GatedMLP,
     Head,
     HeadTransform,
@@ -77,7 +80,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "pairing": ("halves", "adjacent"),
     "scoring": SCORINGS,
     "score": GROUP_SCORES,
-    "gating": PLAIN_GATINGS,
+    "gating": (*PLAIN_GATINGS, *DELTA_GATES, "channel", "head"),
+    "decays": DECAYS,
     "weighs": WEIGHINGS,
     "gain": ("weight", "offset", "none"),
     "layout": SINUSOID_LAYOUTS,
@@ -153,6 +157,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     # by the sum of two: the best expert is in the best group, and a router to one would not notice
     (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1, score="two_best"),
     (ShortConvolution, "activation"): lambda part: "silu",
+    (GatedDeltaNet, "decay_rank"): lambda part: 4,
+    (GatedDeltaNet, "gate_rank"): lambda part: 4,
+    (Attention, "gating"): lambda part: "channel",
     (Rotary, "grid"): lambda part: 2,
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
     (YaRN, "attention_factor"): lambda part: 1.7,
@@ -189,6 +196,7 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     Indexer: lambda part: SharedChoice(top_k=part.top_k),
     SharedChoice: lambda part: None,
     RGLRU: lambda part: MLP(d_model=part.d_model, d_ff=part.d_rnn, activation="relu", bias=part.bias),
+    GatedDeltaNet: lambda part: MLP(d_model=part.d_model, d_ff=part.d_output, activation="relu"),
     GatedConvolution: lambda part: MLP(d_model=part.d_model, d_ff=part.conv.channels, activation="relu"),
     ShortConvolution: lambda part: replace(part, kernel=part.kernel + 1),
     Mamba2: lambda part: MLP(d_model=part.d_model, d_ff=part.d_inner, activation="relu", bias=part.bias),
@@ -268,7 +276,7 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
     elif isinstance(value, int):
         others = (value // 4 * 2, 2 * value) if value else (2,)
         yield from ((lambda other=other: other) for other in others)
-    elif name == "eps":  # twice a usual one is still too small to be seen
+    elif name in ("eps", "length_eps"):  # twice a usual one is still too small to be seen
         yield lambda: value + 0.1
     elif isinstance(value, float):
         yield from ((lambda other=other: other) for other in ((value / 2, value * 2) if value else (0.5,)))

@@ -41,8 +41,8 @@ class Attention(Mixer):
 
     Values have the width `d_value`, are normalised by `v_norm` and multiplied by `value_scale`; with `values_are_keys`
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
-    reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating` each
-    channel or head of the weighted sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
+    reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating`
+    each channel or head of the sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
     """
 
     d_model: int
