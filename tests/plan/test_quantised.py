@@ -489,6 +489,14 @@ def test_bytes_of_other_ways(said: dict[str, Any], each: Any) -> None:  # noqa: 
     assert stored(said) == pytest.approx(of_matrices(each), abs=8)  # rounded up by kind
 
 
+@pytest.mark.parametrize("method", ["exl2", "EXL3"])
+def test_bits_on_average(method: str) -> None:
+    matrices, head = sum(o * i for o, i in MATRICES), 300 * 96
+    rest = 2 * (cost.total_parameters(SPEC) - matrices - head)
+    said = {"quant_method": method, "bits": 4.25, "head_bits": 6}
+    assert stored(said) == pytest.approx(matrices * 4.25 / 8 + head * 6 / 8 + rest, abs=8)
+
+
 def four(o: int, i: int) -> float:
     return o * i / 2 + o * math.ceil(i / 128) * 2.5
 
@@ -727,6 +735,8 @@ WRONG: list[dict[str, Any]] = [
     {"quant_method": "quanto", "weights": "int3"},
     {"quant_method": "eetq", "weights": "int4"},
     {"quant_method": "bitnet", "quantization_mode": "magic"},
+    {"quant_method": "exl2", "bits": 4.0},
+    {"quant_method": "exl2", "bits": "4", "head_bits": 6},
     {"config_groups": {"a": {"weights": {"num_bits": 8}}}, "sparsity_config": {"format": "sparse-bitmask"}},
 ]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.quantised.find import HALVES, Finder, Module, Read
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import is_whole
 from asbuilt.formats.safetensors import StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EIGHT = ("F8_E4M3", "F8_E5M2", "I8")
 POWERS = ("U8", "F8_E8M0")  # scales that are powers of two
@@ -40,12 +43,12 @@ def _eight_bits(finder: Finder, name: str, packed: StoredTensor, scales: StoredT
         finder.require(zeros, zeros.shape == scales.shape, "of the shape of the scales")
     grid = tuple(math.ceil(size / of) for size, of in zip(shape[-2:], block, strict=True))
 
-    def one(codes: Any, scale: Any, zero: Any) -> Any:  # noqa: ANN401  # tensors
+    def one(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         from asbuilt.kernels import dequantise
 
         return dequantise.tiled(codes, scale.reshape(grid), block, None if zero is None else zero.reshape(grid))
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         codes, scale = read(packed.name), read(scales.name)
         zero = None if zeros is None else read(zeros.name)
         if len(shape) == 2:
@@ -139,7 +142,7 @@ def floats4(
         each = 1 if len(rows) == 1 else rows[0]
         finder.require(whole, len(whole.shape) < 2 and math.prod(whole.shape) in (1, each), "a scale per matrix")
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         from asbuilt.kernels import dequantise
 
         codes, scale = read(packed.name), read(scales.name)
@@ -168,7 +171,7 @@ def in_words(finder: Finder, base: str, words: StoredTensor, mode: str) -> Modul
     rows, inputs = words.shape[:-1], words.shape[-1] * each
     finder.require(scales, scales.shape == (*rows, inputs // group) and inputs % group == 0, f"groups of {group}")
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         import torch
 
         from asbuilt.kernels import dequantise

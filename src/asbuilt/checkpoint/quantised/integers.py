@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.quantised import floats
 from asbuilt.checkpoint.quantised.find import HALVES, LARGEST_GROUP, Finder, Module, Read
 from asbuilt.errors import InputError, one_of
 from asbuilt.formats.safetensors import StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = (2, 3, 4, 5, 6, 8)
 FIELD = "quantization_config"
@@ -17,17 +21,26 @@ MORE = {"gptq": 1, "gptq_v2": 0}
 ROUNDED = {"auto_round:auto_gptq": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_awq": "awq"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """The tensors of a matrix of GPTQ or AWQ, which store it transposed and differ in the order within a word."""
+
+    name: str
+    words: StoredTensor
+    zeros: StoredTensor
+    scales: StoredTensor
+
+
 def grouped(finder: Finder, base: str) -> Module | None:
-    """Returns a matrix of GPTQ or AWQ, which store it transposed and differ in the order of numbers in a word."""
+    """Returns a matrix of GPTQ or AWQ."""
     layout, more = _layout(finder)
-    words = finder.take(f"{base}.qweight", ("I32",), 2)
-    zeros = finder.take(f"{base}.qzeros", ("I32",), 2)
     scales = finder.take(f"{base}.scales", HALVES, 2)
+    finder.require(scales, min(scales.shape) > 0, "of groups and outputs")
+    words, zeros = (finder.take(f"{base}.{end}", ("I32",), 2) for end in ("qweight", "qzeros"))
+    found = Grouped(name=f"{base}.weight", words=words, zeros=zeros, scales=scales)
     columns = finder.maybe(f"{base}.g_idx", ("I32", "I64"), 1)
     finder.biases.add(f"{base}.bias")
-    finder.require(scales, min(scales.shape) > 0, "of groups and outputs")
-    make = _awq if layout == "awq" else _gptq
-    return make(finder, f"{base}.weight", words, zeros, scales, columns, more)
+    return _awq(finder, found) if layout == "awq" else _gptq(finder, found, columns, more)
 
 
 def _layout(finder: Finder) -> tuple[str, int]:
@@ -49,15 +62,9 @@ def _layout(finder: Finder) -> tuple[str, int]:
     return "gptq", MORE[form]
 
 
-def _gptq(
-    finder: Finder,
-    name: str,
-    words: StoredTensor,
-    zeros: StoredTensor,
-    scales: StoredTensor,
-    columns: StoredTensor | None,
-    more: int,
-) -> Module:
+def _gptq(finder: Finder, found: Grouped, columns: StoredTensor | None, more: int) -> Module:
+    """Returns a matrix of words of inputs, for each output."""
+    words, zeros, scales = found.words, found.zeros, found.scales
     groups, outputs = scales.shape
     bits = zeros.shape[1] * 32 // outputs
     finder.require(zeros, bits in BITS and zeros.shape == (groups, outputs * bits // 32), "zero points of the scales")
@@ -67,36 +74,31 @@ def _gptq(
         finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
     size = finder.usual_group(inputs, groups) if columns is not None else finder.group(scales, inputs, groups)
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         from asbuilt.kernels import dequantise
 
         of = None if columns is None else _of(read(columns.name), size, groups, columns.name)
-        return dequantise.gptq(read(words.name), read(zeros.name), read(scales.name), of, size, bits=bits, more=more)
+        parts = read(words.name), read(zeros.name), read(scales.name)
+        return dequantise.gptq(*parts, of, size, bits=bits, more=more)
 
-    return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
+    return Module(name=found.name, shape=(outputs, inputs), of=words, expand=expand)
 
 
-def _awq(
-    finder: Finder,
-    name: str,
-    words: StoredTensor,
-    zeros: StoredTensor,
-    scales: StoredTensor,
-    columns: StoredTensor | None,
-    more: int,
-) -> Module:
+def _awq(finder: Finder, found: Grouped) -> Module:
+    """Returns a matrix of words of eight outputs, for each input."""
+    words, zeros, scales = found.words, found.zeros, found.scales
     groups, outputs = scales.shape
     inputs = words.shape[0]
     finder.require(words, words.shape[1] * 8 == outputs, f"words of eight numbers of {outputs} outputs")
     finder.require(zeros, zeros.shape == (groups, words.shape[1]), "zero points of the scales")
-    group = finder.group(scales, inputs, groups)
+    size = finder.group(scales, inputs, groups)
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         from asbuilt.kernels import dequantise
 
-        return dequantise.awq(read(words.name), read(zeros.name), read(scales.name), group)
+        return dequantise.awq(read(words.name), read(zeros.name), read(scales.name), size)
 
-    return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
+    return Module(name=found.name, shape=(outputs, inputs), of=words, expand=expand)
 
 
 def compressed(finder: Finder, name: str) -> Module | None:
@@ -121,7 +123,7 @@ def compressed(finder: Finder, name: str) -> Module | None:
         finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
     size = finder.usual_group(inputs, groups) if columns is not None else finder.group(scales, inputs, groups)
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         from asbuilt.kernels import dequantise
 
         zero = None if zeros is None else read(zeros.name)
@@ -134,7 +136,7 @@ def compressed(finder: Finder, name: str) -> Module | None:
     return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
 
 
-def _of(columns: Any, size: int, groups: int, what: str) -> Any:  # noqa: ANN401  # tensors
+def _of(columns: Tensor, size: int, groups: int, what: str) -> Tensor | None:
     """Returns the groups of the inputs; None where they are one after the other, which is faster."""
     import torch
 
@@ -175,7 +177,7 @@ def affine(finder: Finder, base: str) -> Module | None:
     finder.require(scales, scales.shape == (*rows, inputs // group) and inputs * bits == columns * 32, "of the groups")
     finder.require(biases, biases.shape == scales.shape, "of the shape of the scales")
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         from asbuilt.kernels import dequantise
 
         parts = (read(part.name).flatten(0, -2) for part in (words, scales, biases))

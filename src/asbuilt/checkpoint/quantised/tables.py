@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.quantised.find import LARGEST_GROUP, Finder, Module, Read
 from asbuilt.errors import InputError
@@ -11,6 +11,9 @@ from asbuilt.families.shared.reader import is_number, is_whole
 from asbuilt.files import decoded, parse_json
 from asbuilt.formats.safetensors import StoredTensor
 from asbuilt.spec.part import LARGEST_SIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STATES = tuple(f"quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 STORAGE = ("U8", "F16", "BF16", "F32")  # dtypes that the bytes may be stored as, so that they can be sharded
@@ -31,7 +34,7 @@ def four_bits(finder: Finder, base: str) -> Module | None:
     finder.require(scales, math.prod(scales.shape) == math.ceil(n / block), f"{math.ceil(n / block)} scales")
     again = _nested(finder, name, state, where, scales) if scales.dtype == "U8" else None
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         import torch
 
         from asbuilt.kernels import dequantise
@@ -93,7 +96,7 @@ def eight_bits(finder: Finder, base: str) -> Module | None:
     shape = (packed.shape[0], packed.shape[1])
     finder.require(packed, min(shape) > 0, "a matrix")
 
-    def expand(read: Read) -> Any:  # noqa: ANN401  # a tensor
+    def expand(read: Read) -> Tensor:
         from asbuilt.kernels import dequantise
 
         scale = read(scales.name)[:, None] / 127

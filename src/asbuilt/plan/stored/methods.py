@@ -6,22 +6,20 @@ looked at, except where they tell what products run at.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from asbuilt.errors import InputError, near, one_of
-from asbuilt.families.shared.patterns import REGEX
-from asbuilt.packing import FIELD, listed
+from asbuilt.families.shared.reader import is_number
+from asbuilt.packing import FIELD
 from asbuilt.plan.stored.compressed import compressed
+from asbuilt.plan.stored.mlx import metal, mlx
 from asbuilt.plan.stored.modelopt import by_layer, modelopt
 from asbuilt.plan.stored.quark import quark
 from asbuilt.plan.stored.rules import (
     FLOAT,
-    INDEX,
     LARGEST_GROUP,
     MXFP4,
     MXFP8,
@@ -32,16 +30,15 @@ from asbuilt.plan.stored.rules import (
     an_object,
     by_block,
     grouped,
-    of_a_row,
     of_name,
     require_few,
     whole,
 )
 from asbuilt.plan.stored.torchao import torchao
+from asbuilt.plan.stored.words import auto_round, awq, gptq
 
 # Keys that, if not empty, store weights sparsely.
 SPARSE = "sparsity_config"
-PLAIN_BITS = (16, 32)  # modules of so many bits are not packed
 
 
 def read_packing(said: Mapping[str, Any]) -> Packing:
@@ -82,138 +79,6 @@ def _method(said: Mapping[str, Any]) -> str | None:
     if "config_groups" in said:
         return "compressed-tensors"
     return "mlx" if {"group_size", "bits"} <= said.keys() else None
-
-
-def _gptq(said: Mapping[str, Any]) -> Packing:
-    """Scales and zero points per group of a row, and the group index of each column.
-
-    `dynamic` has other bits for modules, by regular expressions of which the first that matches counts; those that
-    begin with `-:` are not packed.
-    """
-
-    def rule(own: Mapping[str, Any]) -> Rule:
-        bits = whole(own, "bits", 4, 2, 8)
-        inside = grouped(bits, of_a_row(own), zeros=Fraction(bits, 8))
-        return lambda weight: _sum(inside(weight), INDEX * weight.size // math.prod(weight.shape[-2:-1]))
-
-    dynamic = an_object(said.get("dynamic") or {}, "dynamic", "an object of patterns")
-    require_few(len(dynamic), "dynamic")
-    named = [_dynamic(pattern, own, said, rule) for pattern, own in dynamic.items()]
-    inside = said.get("modules_in_block_to_quantize")
-    usual = rule(said)
-    if inside:
-        names = [one for group in listed(inside, f"{FIELD}.modules_in_block_to_quantize") for one in _names(group)]
-        named.append(Named(patterns=tuple(names), rule=usual, required=True))
-    return Packing(
-        method="gptq",
-        heads=said.get("lm_head") is True,
-        vision=False,
-        rule=None if inside else usual,
-        named=tuple(named),
-    )
-
-
-def _sum(nbytes: Fraction | None, more: int) -> Fraction | None:
-    return None if nbytes is None else nbytes + more
-
-
-def _names(group: object) -> list[Any]:
-    return [group] if isinstance(group, str) else listed(group, f"{FIELD}.modules_in_block_to_quantize")
-
-
-def _dynamic(pattern: str, own: object, said: Mapping[str, Any], rule: Callable[[Mapping[str, Any]], Rule]) -> Named:
-    expression = REGEX + pattern.removeprefix("+:").removeprefix("-:")
-    if pattern.startswith("-:"):
-        return Named(patterns=(expression,), rule=None)
-    return Named(patterns=(expression,), rule=rule({**said, **an_object(own, "dynamic")}))
-
-
-def _awq(said: Mapping[str, Any]) -> Packing:
-    bits = whole(said, "bits" if "bits" in said else "w_bit", 4, 2, 8)
-    zeros = Fraction(bits, 8) if said.get("zero_point", True) is not False else 0
-    group = of_a_row({"group_size": said.get("q_group_size", 128), **said})
-    return Packing(method="awq", vision=False, rule=grouped(bits, group, zeros=zeros))
-
-
-def _auto_round(said: Mapping[str, Any]) -> Packing:
-    """Integers as GPTQ's, or microscaling formats; `extra_config` has other bits for modules, by name or expression."""
-
-    def rule(own: Mapping[str, Any]) -> Rule | None:
-        kind = str(own.get("data_type") or "int").lower()
-        if own.get("bits") in PLAIN_BITS:
-            return None
-        bits = whole(own, "bits", 4, 2, 8)
-        if kind.startswith("mx"):
-            return MXFP4 if bits == 4 else grouped(bits, 32, scale=1)
-        if kind.startswith("nv"):
-            return grouped(bits, 16, scale=1, whole=FLOAT)
-        if kind != "int":
-            raise InputError("not supported", field=f"{FIELD}.data_type", value=kind, allowed="int, mx_fp or nv_fp")
-        return grouped(bits, of_a_row(own), zeros=Fraction(bits, 8))
-
-    extra = an_object(said.get("extra_config") or {}, "extra_config", "an object of modules")
-    named = _by_rules(
-        [
-            (name if re.fullmatch(r"[\w.*]+", name) else f"{REGEX}.*{name}", rule({**said, **an_object(own, name)}))
-            for name, own in extra.items()
-        ]
-    )
-    return Packing(method="auto-round", vision=False, rule=rule(said), named=named)
-
-
-def _by_rules(said: list[tuple[str, Rule | None]]) -> tuple[Named, ...]:
-    """Returns the modules of each rule; many modules share few rules, and are matched together."""
-    plain = tuple(name for name, rule in said if rule is None)
-    return (
-        *((Named(patterns=plain, rule=None),) if plain else ()),
-        *(Named(patterns=(name,), rule=rule) for name, rule in said if rule is not None),
-    )
-
-
-def _mlx(said: Mapping[str, Any]) -> Packing:
-    """Every matrix and table of which rows are whole groups; modules by name have a packing of their own, or none.
-
-    mlx's `affine` has a scale and a bias of 16 bits per group, the others an 8-bit scale alone.
-    """
-    named: dict[tuple[Any, ...], list[str]] = {}
-    plain: list[str] = []
-    for name, own in said.items():
-        if own is False:
-            plain.append(_unstacked(name))
-        elif isinstance(own, dict) and name not in ("quantization", FIELD):
-            key = tuple(own.get(part, said.get(part)) for part in ("bits", "group_size", "mode"))
-            named.setdefault(tuple(map(repr, key)), []).append(_unstacked(name))
-    require_few(len(named), "bits")
-    rules = [Named(patterns=tuple(plain), rule=None)] if plain else []
-    for names in named.values():
-        own = next(said[name] for name in said if isinstance(said[name], dict) and _unstacked(name) == names[0])
-        rules.append(Named(patterns=tuple(names), rule=_affine({**_scalars(said), **own})))
-    return Packing(method="mlx", rule=_affine(said), named=tuple(rules), heads=True, tables=True)
-
-
-def _scalars(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if not isinstance(value, dict)}
-
-
-def _unstacked(name: str) -> str:
-    """mlx holds the experts of a layer in one stack; files of others have a module for each."""
-    return name.replace("switch_mlp", "experts.*")
-
-
-def _affine(said: Mapping[str, Any]) -> Rule:
-    modes = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-    mode = of_name(said.get("mode") or "affine", modes, "mode")
-    if mode is None:
-        group = whole(said, "group_size", None, 8, LARGEST_GROUP)
-        inside = grouped(whole(said, "bits", None, 2, 8), group, zeros=SCALE)
-    else:
-        group = mode[1]
-        inside = grouped(*mode, scale=1)
-    return lambda weight: None if weight.shape[-1] % group else inside(weight)
-
-
-def _metal(said: Mapping[str, Any]) -> Packing:
-    return Packing(method="metal", rule=_affine({"bits": 4, "group_size": 64, **said}))
 
 
 def _fp8(said: Mapping[str, Any]) -> Packing:
@@ -304,14 +169,28 @@ def _bitnet(said: Mapping[str, Any]) -> Packing:
     return Packing(method="bitnet", rule=of_name(said.get("quantization_mode", "offline"), modes, "quantization_mode"))
 
 
+def _exllama(said: Mapping[str, Any]) -> Packing:
+    """So many bits a number on average, scales included, of the head its own (ExLlamaV2 and V3)."""
+    bits, head = (_average(said, key) for key in ("bits", "head_bits"))
+    named = (Named(patterns=("lm_head",), rule=grouped(head, scale=0)),)
+    return Packing(method=str(said["quant_method"]).lower(), rule=grouped(bits, scale=0), named=named, vision=False)
+
+
+def _average(said: Mapping[str, Any], key: str) -> Fraction:
+    value = said.get(key, 0)
+    if not is_number(value) or not 1 <= value <= 16:
+        raise InputError(field=f"{FIELD}.{key}", value=value, allowed="1 to 16")
+    return Fraction(value)
+
+
 def _mxfp8(said: Mapping[str, Any]) -> Packing:
     return Packing(method="mxfp8", rule=MXFP8, compute="fp8")
 
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Packing]] = {
-    "gptq": _gptq,
-    "awq": _awq,
-    "auto-round": _auto_round,
+    "gptq": gptq,
+    "awq": awq,
+    "auto-round": auto_round,
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
     "mxfp4": _mxfp4,
@@ -319,12 +198,14 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Packing]] = {
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": compressed,
     "modelopt": modelopt,
-    "mlx": _mlx,
-    "metal": _metal,
+    "mlx": mlx,
+    "metal": metal,
     "torchao": torchao,
     "hqq": _hqq,
     "quark": quark,
     "quanto": _quanto,
     "eetq": _eetq,
     "bitnet": _bitnet,
+    "exl2": _exllama,
+    "exl3": _exllama,
 }
