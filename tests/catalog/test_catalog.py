@@ -21,6 +21,8 @@ MODELS = Path(__file__).parents[3] / "shared" / "models"
 CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 # Billions of parameters as published, rounded or cut off, for rows whose config is not at hand.
 ROUNDED = {
+    "whisper-tiny": 0.038,
+    "whisper-large-v3": 1.543,
     "bart-base": 0.139,
     "bart-large": 0.406,
     "xlm-roberta-base": 0.278,
@@ -52,6 +54,8 @@ ROUNDED = {
 # Parameters as built, tokens of context, and bytes of cache a token in 16 bits while no window is full. They were held
 # against the published configs and the counts of their checkpoints, which are not at hand everywhere.
 COUNTED = {
+    "whisper-tiny": (37_760_640, 448, 6_144),
+    "whisper-large-v3": (1_543_490_560, 448, 163_840),
     "distilgpt2": (81_912_576, 1_024, 18_432),
     "gpt2": (124_439_808, 1_024, 36_864),
     "gpt2-medium": (354_823_168, 1_024, 98_304),

@@ -48,8 +48,8 @@ class Translating(Kind):
         """Returns both stacks' streams before the blocks, after each, the last one normed, and logits."""
         out: Any = model(**inputs, output_hidden_states=True, use_cache=False)
         real = inputs["attention_mask"].bool()
-        read = {path: _only(real, x) for path, x in _named("encoder.", out.encoder_hidden_states).items()}
-        return read | _named("", out.decoder_hidden_states) | {"head": out.logits}
+        read = {path: _only(real, x) for path, x in named("encoder.", out.encoder_hidden_states).items()}
+        return read | named("", out.decoder_hidden_states) | {"head": out.logits}
 
     @torch.inference_mode()
     def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
@@ -57,13 +57,13 @@ class Translating(Kind):
         trace: Trace = {}
         assert isinstance(model, Built)
         real = inputs["attention_mask"].bool()
-        hooks = [*_hooks(model.encoder, "encoder.", trace), *_hooks(model, "", trace)]
+        seen = [*hooks(model.encoder, "encoder.", trace), *hooks(model, "", trace)]
         try:
             trace["head"] = model(
                 inputs["decoder_input_ids"], source_BS=inputs["input_ids"], source_valid_BS=real, kernel=kernel
             )
         finally:
-            for hook in hooks:
+            for hook in seen:
                 hook.remove()
         return {path: _only(real, x) if path.startswith("encoder.") else x for path, x in trace.items()}
 
@@ -71,7 +71,8 @@ class Translating(Kind):
 TRANSLATING = Translating()
 
 
-def _named(place: str, hidden_states: tuple[Tensor, ...]) -> Trace:
+def named(place: str, hidden_states: tuple[Tensor, ...]) -> Trace:
+    """Returns the streams of a stack by their paths."""
     first, *blocks, normed = hidden_states
     stream = {f"{place}blocks.{i}": hidden for i, hidden in enumerate(blocks)}
     return {f"{place}embedding": first, **stream, f"{place}norm": normed}
@@ -82,7 +83,9 @@ def _only(real_BS: Tensor, x_BSM: Tensor) -> Tensor:
     return x_BSM.masked_fill(~real_BS[:, :, None], 1.0)
 
 
-def _hooks(stack: Model, place: str, trace: Trace) -> list[Any]:
+def hooks(stack: Model, place: str, trace: Trace) -> list[Any]:
+    """Returns hooks that keep the same of our stack in the trace."""
+
     def keep(path: str, module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
         trace[path] = result
 
@@ -92,5 +95,5 @@ def _hooks(stack: Model, place: str, trace: Trace) -> list[Any]:
     last = stack.blocks[-1] if stack.norm is None else stack.norm
     inner = [(f"{place}blocks.{i}", block) for i, block in enumerate(stack.blocks[:-1])]
     named = [*inner, (f"{place}norm", last)]
-    hooks = [module.register_forward_hook(partial(keep, path)) for path, module in named]
-    return [stack.blocks[0].register_forward_pre_hook(keep_input), *hooks]
+    kept = [module.register_forward_hook(partial(keep, path)) for path, module in named]
+    return [stack.blocks[0].register_forward_pre_hook(keep_input), *kept]

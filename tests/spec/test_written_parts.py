@@ -32,6 +32,15 @@ def examples() -> dict[str, Part]:
     conv = spec.ShortConvolution(channels=14, kernel=3)
     found["Mamba"] = spec.Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found["Mamba2"] = spec.Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
+    embedding = spec.MelEmbedding(n_mels=2, n_tokens=3, d_model=4)
+    found["MelEmbedding"], found["AudioEncoder"] = (
+        embedding,
+        spec.AudioEncoder(
+            embedding=embedding,
+            blocks=(spec.Block(branches=(spec.Branch(name="x", body=found["LinearAttention"]),)),),
+            max_positions=3,  # type: ignore[arg-type]
+        ),
+    )
     found["XIELU"] = spec.XIELU()
     conv = spec.ShortConvolution(channels=6, kernel=3)
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)

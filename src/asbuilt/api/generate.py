@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Messages = list[dict[str, Any]]
+Sound = str | Path | Tensor  # an audio file, or a log-mel spectrogram (1, F, N)
 MOST = 256  # default of max_new_tokens
 
 
@@ -39,6 +41,7 @@ def generate(
     max_new_tokens: int = MOST,
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
+    audio: Sound | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -53,6 +56,7 @@ def generate(
     max_new_tokens: int = MOST,
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
+    audio: Sound | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -66,6 +70,7 @@ def generate(
     max_new_tokens: int = MOST,
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     stop: Sequence[str] = (),
+    audio: Sound | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -75,15 +80,19 @@ def generate(
     `model` is a name, a path or a source, whose weights are loaded for this one call, or a built model, for which
     `tokenizer` is a tokenizer or a model that has one. `dtype` is the compute dtype; None means as stored, or float32
     if that is much faster on this machine. Greedy unless `sampling` is given; ends at the model's end tokens, before a
-    `stop` text, or after `max_new_tokens`. `asbuilt.complete` streams the text. Raises InputError before anything runs.
+    `stop` text, or after `max_new_tokens`. A model that hears is given `audio`, a file or a spectrogram, and writes on
+    from the prompt, a text prompt after its start tokens. `asbuilt.complete` streams the text. Raises InputError before
+    anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
+    options |= {} if audio is None else {"audio": audio}
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
         return _by_built(model, prompt, _tokenizer_of(tokenizer), options | {"stop": stop}, ids=ids)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     if ids and source.tokenizer() is None:
-        return _ids(load(source, None if dtype is None else dtype_of(dtype)), prompt, source.eos_ids, **options)
+        model = load(source, None if dtype is None else dtype_of(dtype))
+        return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio))
     completion, compute = begin(source, prompt, dtype, options | {"stop": stop}, tokenizer=_tokenizer_of(tokenizer))
     if compute.warning:
         log.warning(compute.warning)
@@ -133,6 +142,20 @@ def _required(source: Source) -> Tokenizer:
     return tokenizer
 
 
+def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
+    """Returns the option `audio` as a spectrogram, computed as the folder says if it is a file; none without one."""
+    if audio is None or isinstance(audio, Tensor):
+        return {} if audio is None else {"audio": audio}
+    if "audio" not in source.spec.reads:
+        raise InputError("the model hears no sound", field="audio", value=str(audio))
+    if source.path is None:
+        raise InputError("audio files need a checkpoint folder", field="MODEL", value=source.name)
+    from asbuilt.media.sound import LogMel, read_sound
+
+    mels = LogMel.read(source.path)
+    return {"audio": mels.of(read_sound(audio, rate=mels.rate, seconds=mels.seconds))}
+
+
 def begin(
     source: Source,
     prompt: str | list[int] | Messages,
@@ -151,10 +174,15 @@ def begin(
     """
     asked = None if dtype is None else dtype_of(dtype, field)
     headers(source)  # raises if there are no weights
+    options = options | _heard(source, options.get("audio"))
     tokenizer, reads = tokenizer or _required(source), "source" in source.spec.reads
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
-    ids = text.prompt_ids(tokenizer, prompt)
+    decode.check_audio(source.spec, options.get("audio"), 1)
+    if "audio" in source.spec.reads and isinstance(prompt, str):
+        ids = [*source.decoder_start, *tokenizer.encode(prompt)]
+    else:
+        ids = text.prompt_ids(tokenizer, prompt)
     decode.check_prompt(source.spec, ids)
     eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
     contents = Contents(source, packed=packed, adapter=adapter)

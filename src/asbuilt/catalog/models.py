@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         starcoder2,
         switch_transformers,
         t5,
+        whisper,
     )
     from asbuilt.families.shared.family import Family
 
@@ -1085,6 +1086,33 @@ _transformer("transformer-big", layers=6, d_model=1024, heads=16)
 BART_SOURCE = "Lewis et al. 2020, arXiv 1910.13461; config of facebook/"
 _bart("bart-base", bart.FAMILY, 6, 768, 12, BART_SOURCE + "bart-base", vocab=50265, activation="gelu", scaled=False)
 _bart("bart-large", bart.FAMILY, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50265, activation="gelu", scaled=False)
+
+
+WHISPER_SOURCE = "Radford et al. 2022, arXiv 2212.04356, Table 1; config of openai/"
+
+
+def _whisper(name: str, layers: int, d_model: int, heads: int, n_mels: int, vocab: int) -> None:
+    """Adds a row whose stacks are alike."""
+
+    def make() -> Model:
+        stack = bart.Stack(n_layers=layers, n_heads=heads, d_ff=4 * d_model)
+        return whisper.build(
+            n_vocab=vocab,
+            d_model=d_model,
+            encoder=stack,
+            decoder=stack,
+            n_mels=n_mels,
+            n_source=1500,
+            max_positions=448,
+            activation="gelu",
+            name=name,
+        )
+
+    ROWS[name] = Entry(name=name, family="whisper", source=WHISPER_SOURCE + name, dtype="float32", make=make)
+
+
+_whisper("whisper-tiny", 4, 384, 6, 80, 51865)
+_whisper("whisper-large-v3", 32, 1280, 20, 128, 51866)
 
 
 def _vit_base() -> Model:

@@ -106,7 +106,7 @@ class Source:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """The first tokens of an encoder-decoder model's text: its start token, and the forced token after it.
+        """The first tokens of an encoder-decoder model's text: its start token, and the forced tokens after it.
 
         Raises InputError if neither config has a start token.
         """
@@ -119,13 +119,28 @@ class Source:
                 allowed="a token id, in config.json or generation_config.json",
             )
         forced = said.get("forced_bos_token_id")
-        return (start,) if type(forced) is not int else (start, forced)
+        first = (start,) if type(forced) is not int else (start, forced)
+        return first if (later := said.get("forced_decoder_ids")) is None else (*first, *_forced(later, len(first)))
 
     @property
     def chat_template(self) -> str | None:
         """The chat template, None if there is none."""
         tokenizer = self.tokenizer()
         return None if tokenizer is None else tokenizer.chat_template
+
+
+def _forced(given: object, place: int) -> list[int]:
+    """Returns the tokens of `forced_decoder_ids`, pairs [place, token], from `place` to the first that is left open."""
+    allowed = "a list of pairs [place, token id or null]"
+    found: list[int] = []
+    for pair in given if isinstance(given, list) else [None]:
+        at, token = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
+        if at != place + len(found) or type(token) not in (int, type(None)):
+            raise InputError(field="forced_decoder_ids", value=given, allowed=allowed)
+        if token is None:
+            break
+        found.append(token)
+    return found
 
 
 def open_model(model: str | Path, *, weights: bool = False, allow_unread: Sequence[str] = ()) -> Source:

@@ -56,6 +56,9 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     is_flag=True,
     help="Keep the weights of a GGUF file or MXFP4 checkpoint packed: less memory, but slower.",
 )
+@click.option(
+    "--audio", metavar="FILE", help="Sound for a model that hears, such as Whisper; PROMPT then begins its text."
+)
 @click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end instead of the text.")
@@ -75,6 +78,7 @@ def generate(
     dtype: str | None,
     prefill_chunk: int | None,
     packed: bool,
+    audio: str | None,
     adapter: str | None,
     allow_unread: tuple[str, ...],
     as_json: bool,
@@ -85,7 +89,7 @@ def generate(
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
-    said = _prompt(prompt)
+    said = "" if audio is not None and prompt is None else _prompt(prompt)
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import StopFilter
 
@@ -100,6 +104,7 @@ def generate(
     )
     source = opened(model, allow_unread, weights=True)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
+    options |= {} if audio is None else {"audio": audio}
     from asbuilt.api.generate import begin
     from asbuilt.checkpoint.room import memory_errors
 

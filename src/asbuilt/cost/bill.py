@@ -188,7 +188,7 @@ class CacheBill:
 def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> CacheBill:
     """Returns the cache bytes of one sequence of `tokens` tokens in `dtype`, a format without blocks.
 
-    `source` is the number of the encoder's tokens, if there is one; None means as many.
+    `source` is the number of the encoder's tokens, if it reads a text; None means as many.
     """
     held = find_dtype(dtype)
     if held.block > 1:
@@ -204,14 +204,16 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
     each = held.block_bytes
     read = sum(r.size * r.number_bytes(each) for r in everything if r.of == "source")
     kept = sum(r.size * r.tokens_kept(tokens) * r.number_bytes(each) for r in remembered)
+    heard = read * (getattr(spec, "fixed_source", None) or 0)  # a source of one length is as fixed as a state
+    read = 0 if heard else read
     return CacheBill(
         per_token=math.ceil(sum(r.size * r.number_bytes(each) for r in growing)),
         unbounded=math.ceil(sum(r.size * r.number_bytes(each) for r in growing if r.window is None)),
         window=math.ceil(sum(r.size * r.window * r.number_bytes(each) for r in growing if r.window is not None)),
-        fixed=math.ceil(sum(r.size * r.number_bytes(each) for r in remembered if r.per == "sequence")),
+        fixed=math.ceil(heard + sum(r.size * r.number_bytes(each) for r in remembered if r.per == "sequence")),
         per_source_token=math.ceil(read),
         expanded=math.ceil(sum(r.expanded * r.number_bytes(each) for r in growing)),
-        at_seq=math.ceil(kept + read * (tokens if source is None else source)),
+        at_seq=math.ceil(kept + heard + read * (tokens if source is None else source)),
     )
 
 

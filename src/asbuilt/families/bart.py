@@ -77,13 +77,14 @@ class Stack:
 class Kin:
     """What families of this kind differ in: how they norm, where tokens stand.
 
-    With `two_vocabularies` the encoder may have an embedding of its own.
+    With `two_vocabularies` the encoder may have an embedding of its own; without `key_bias` k has none.
     """
 
     sinusoids: bool = False
     norm_first: bool = False
     embedding_norm: bool = False
     two_vocabularies: bool = False
+    key_bias: bool = True
 
 
 def build(
@@ -117,21 +118,22 @@ def build(
     return EncoderDecoder(
         encoder=TextEncoder(
             embedding=shared if n_source is None else own,
-            blocks=_blocks(kin, d_model, encoder, activation, causal=False),
+            blocks=blocks(kin, d_model, encoder, activation, causal=False),
             name="encoder",
             **common,
         ),
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=scale),
-        blocks=_blocks(kin, d_model, decoder, activation, causal=True),
+        blocks=blocks(kin, d_model, decoder, activation, causal=True),
         head=TiedHead(d_model=d_model, n_vocab=n_vocab, shift=True),
         name=name,
         **common,
     )
 
 
-def _blocks(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, causal: bool) -> tuple[Block, ...]:
+def blocks(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, causal: bool) -> tuple[Block, ...]:
+    """Returns the blocks of a stack; those that are `causal` attend to the encoder's output too."""
     norm = LayerNorm(d=d_model, eps=EPS)
-    biases: dict[str, Any] = {"bias": True, "output_bias": True}
+    biases: dict[str, Any] = {"bias": True, "output_bias": True, "key_bias": kin.key_bias}
     sizes = {"n_layers": stack.n_layers, "n_heads": stack.n_heads, "d_ff": stack.d_ff, "activation": activation}
     made = sized(sizes, d_model=d_model, n_vocab=0, max_positions=0)
     cross = CrossAttention(d_model=d_model, d_source=d_model, n_heads=made.n_heads, d_head=made.head_width, **biases)
@@ -141,21 +143,21 @@ def _blocks(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, cau
     return (Block(branches=tuple(one for one in branches if causal or one.name != "cross")),) * stack.n_layers
 
 
-def _stack(stack: str) -> Group:
-    """Returns the keys of one stack; the encoder's may be spelled as a decoder-only model's are."""
+def stack_keys(stack: str, *, n_layers: int = 12, n_heads: int = 16, d_ff: int = 4096) -> Group:
+    """Returns the keys of one stack with these class defaults; the encoder's may be spelled as a decoder's are."""
     inner = "encoder." if stack == "encoder" else ""
     also = ("num_hidden_layers", "num_attention_heads") if stack == "encoder" else ()
     keys: tuple[Key, ...] = (
-        replace(depth(f"{stack}_layers", 12, *also[:1]), at=f"{inner}n_layers"),
+        replace(depth(f"{stack}_layers", n_layers, *also[:1]), at=f"{inner}n_layers"),
         Size(
             f"{stack}_attention_heads",
             "n_heads",
-            default=16,
+            default=n_heads,
             also=also[1:],
             divides="d_model",
             at=f"{inner}n_heads",
         ),
-        Size(f"{stack}_ffn_dim", "d_ff", default=4096, at=f"{inner}d_ff"),
+        Size(f"{stack}_ffn_dim", "d_ff", default=d_ff, at=f"{inner}d_ff"),
     )
 
     def make(d_model: int, **sizes: int) -> Stack:
@@ -199,8 +201,8 @@ def family(name: str, head: str, kin: Kin, *, n_vocab: int, start: int | None = 
         keys=(
             Size("d_model", "d_model", default=1024, also=("hidden_size",)),
             Size("vocab_size", "n_vocab", default=n_vocab, at="encoder.n_vocab"),
-            _stack("encoder"),
-            _stack("decoder"),
+            stack_keys("encoder"),
+            stack_keys("decoder"),
             Size("max_position_embeddings", "max_positions", default=1024),
             activation("activation_function", "gelu", tanh="gelu_new"),
             Flag("scale_embedding", "scaled", default=False, at=lambda parts: parts.embedding_scale != 1.0),

@@ -34,12 +34,14 @@ def generate(
     sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008  frozen
     eos_ids: Sequence[int] = (),
     start: Sequence[int] = (),
+    audio: Tensor | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
-    If the model has an encoder, it reads the prompts, and every row's text begins with `start`. A row stops after one
+    If the model has an encoder of texts, it reads the prompts, and every row's text begins with `start`; one of sounds
+    reads the spectrograms `audio`, one per prompt, and a row's text begins with its prompt. A row stops after one
     of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
     `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. Rows that share one `sampling` share its
     seed. Raises InputError for invalid input before anything runs, and at the step at which logits are not finite.
@@ -52,8 +54,9 @@ def generate(
     check_start(model.spec, start)
     for prompt in prompts:
         check_prompt(model.spec, prompt)
+    check_audio(model.spec, audio, len(prompts))
     read = "source" in model.spec.reads
-    rows = _Rows(begun=[list(start)] * len(prompts), sources=prompts) if read else _Rows(begun=prompts)
+    rows = _Rows(begun=[list(start)] * len(prompts), sources=prompts) if read else _Rows(begun=prompts, audio=audio)
     requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
     if len(requests) != len(prompts):
         raise InputError(
@@ -74,11 +77,13 @@ class _Rows:
 
     begun: list[list[int]]
     sources: list[list[int]] | None = None
+    audio: Tensor | None = None
 
     def keep(self, rows: list[int]) -> _Rows:
         """Returns only these rows."""
         sources = None if self.sources is None else [self.sources[row] for row in rows]
-        return _Rows(begun=[self.begun[row] for row in rows], sources=sources)
+        audio = None if self.audio is None else self.audio[rows]
+        return _Rows(begun=[self.begun[row] for row in rows], sources=sources, audio=audio)
 
     @property
     def longest_source(self) -> int:
@@ -107,6 +112,17 @@ def check_start(model: spec.Model, start: Sequence[int]) -> None:
     elif len(start) > 0:
         raise InputError(
             "the model has no encoder, so its text begins with the prompt", field="start", value=list(start)
+        )
+
+
+def check_audio(model: spec.Model, audio: Tensor | None, rows: int) -> None:
+    """Raises InputError unless spectrograms are given exactly if the model hears, one per row."""
+    if ("audio" in model.reads) != (audio is not None):
+        heard = "missing: the model hears a sound" if audio is None else "the model hears no sound"
+        raise InputError(heard, field="audio", fix="give one spectrogram per prompt" if audio is None else "")
+    if audio is not None and len(audio) != rows:
+        raise InputError(
+            "there must be one per prompt", field="audio", value=len(audio), allowed=f"{rows} spectrograms"
         )
 
 
@@ -211,7 +227,9 @@ def _steps(
         chunk=chunk,
     )
     sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, model.device)
-    logits_BV = prefill(model, started.begun, cache, sources=started.sources, chunk=chunk, kernel=kernel)
+    logits_BV = prefill(
+        model, started.begun, cache, sources=started.sources, audio=started.audio, chunk=chunk, kernel=kernel
+    )
     for done in range(1, max(rooms) + 1):
         require_logits(logits_BV, model, cache.lengths)
         chosen_B = sampler(logits_BV)
@@ -237,14 +255,15 @@ def prefill(
     cache: Cache,
     *,
     sources: Sequence[Sequence[int]] | None = None,
+    audio: Tensor | None = None,
     chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Tensor:
     """Fills an empty cache with the prompts, at most `chunk` tokens of each at a time; returns the next logits (B, V).
 
-    An encoder first reads all of `sources`, padded on the right. Shorter prompts are padded on the left, so that all
-    last tokens are in the last chunk. Chunks without padding need no mask; for prompts of equal length that is every
-    chunk.
+    An encoder first reads all of `sources`, padded on the right, or `audio`. Shorter prompts are padded on the left, so
+    that all last tokens are in the last chunk. Chunks without padding need no mask; for prompts of equal length that is
+    every chunk.
     """
     lengths = [len(prompt) for prompt in prompts]
     longest, padding = max(lengths), max(lengths) - min(lengths)
@@ -253,6 +272,7 @@ def prefill(
     device = model.device
     tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
     logits, read = None, {} if sources is None else padded_sources(sources, device)
+    read |= {} if audio is None else {"audio": audio.to(device)}
     for start in range(0, longest, chunk or longest):
         part = slice(start, start + (chunk or longest))
         valid = valid_BT[:, part] if start < padding else None

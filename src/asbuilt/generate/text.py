@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
+from torch import Tensor
+
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.sampling import Sampling
@@ -115,14 +117,16 @@ def complete(
     stop: Sequence[str] = (),
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
+    audio: Tensor | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Completion:
     """Returns the model's completion of a text, token ids or chat messages, as an iterator over pieces of text.
 
     It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template writes after an
-    answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder
-    begins after `start`. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
+    answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder of
+    texts begins after `start`; one that hears reads the spectrogram `audio`. Raises InputError, before anything runs,
+    as `generate`, `StopFilter` and `encode_chat` do.
     """
     read = "source" in model.spec.reads
     ids = prompt_ids(tokenizer, prompt)
@@ -136,6 +140,7 @@ def complete(
         sampling=sampling,
         eos_ids=eos_ids,
         start=start,
+        audio=audio,
         prefill_chunk=prefill_chunk,
         kernel=kernel,
     )

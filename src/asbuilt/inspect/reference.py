@@ -21,6 +21,7 @@ from asbuilt.families import load_config_file, tensor_table
 from asbuilt.families.shared.table import Entry, TensorTable, respelled
 from asbuilt.inspect.diff import Difference, relative
 from asbuilt.inspect.taps import activations
+from asbuilt.nn.fixed_inputs import source_of
 from asbuilt.nn.model import Model
 
 
@@ -34,7 +35,7 @@ def diff_transformers(model: Model, folder: Path, family: str, tokens_BT: Tensor
     ours, theirs = ([name for name, _ in side.named_modules()] for side in (model, reference))
     places = matched(tensor_table(family, model.spec), ours, theirs, base=f"{reference.base_model_prefix}.")
     with _theirs(folder):
-        expected = _activations(reference, places, tokens_BT)
+        expected = _activations(reference, places, tokens_BT, source_of(model, tokens_BT).get("audio"))
     given = activations(model, tokens_BT)
     return [Difference(path=at, relative=relative(x, expected[at])) for at, x in given.items() if at in expected]
 
@@ -138,7 +139,12 @@ def _theirs(folder: Path) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _activations(model: Any, places: dict[str, str], tokens_BT: Tensor) -> dict[str, Tensor]:  # noqa: ANN401
+def _activations(
+    model: Any,  # noqa: ANN401
+    places: dict[str, str],
+    tokens_BT: Tensor,
+    audio: Tensor | None,
+) -> dict[str, Tensor]:
     """Returns the outputs of the modules at `places`, by asbuilt paths; the logits' path is empty."""
     seen: dict[str, Tensor] = {}
 
@@ -149,6 +155,7 @@ def _activations(model: Any, places: dict[str, str], tokens_BT: Tensor) -> dict[
 
     for path, name in places.items():
         model.get_submodule(name).register_forward_hook(partial(keep, path))
-    beside = {"decoder_input_ids": tokens_BT} if model.config.is_encoder_decoder else {}
-    seen[""] = model(input_ids=tokens_BT, return_dict=False, **beside)[0]
+    given = {"input_ids": tokens_BT} if audio is None else {"input_features": audio}
+    given |= {"decoder_input_ids": tokens_BT} if model.config.is_encoder_decoder else {}
+    seen[""] = model(**given, return_dict=False)[0]
     return seen

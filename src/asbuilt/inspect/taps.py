@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asbuilt.nn.fixed_inputs import source_of
 from asbuilt.nn.model import Model
 
 
@@ -24,7 +25,7 @@ def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
         return model.get_submodule(path).register_forward_hook(keep)
 
     handles = [tap(path) for path, _ in model.named_modules()]
-    source = {"source_BS": tokens_BT} if "source" in model.spec.reads else {}
+    source = source_of(model, tokens_BT)
     try:
         with torch.no_grad():  # a map with a hook is called, where others of one input are multiplied at once
             seen[""] = model(tokens_BT, **source, kernel="reference")

@@ -19,6 +19,7 @@ from asbuilt.measure import timing
 from asbuilt.measure.rates import lower_quartile
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.cache import Cache
+from asbuilt.nn.fixed_inputs import sounds, source_of
 from asbuilt.nn.image_encoder import ImageEncoder
 from asbuilt.nn.model import Model
 from asbuilt.nn.text_encoder import TextEncoder
@@ -61,11 +62,6 @@ def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0)
     return counter.get_total_flops()
 
 
-def source_of(model: Model, ids: Tensor) -> dict[str, Tensor]:
-    """Returns the encoder's input, a copy of `ids`; empty if there is no encoder."""
-    return {"source_BS": ids.clone()} if "source" in model.spec.reads else {}
-
-
 def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns a model's input for tokens `ids` (B, T), and its other inputs: a source, and `images` images per text.
 
@@ -74,6 +70,8 @@ def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str,
     spec, patches = model.spec, model.spec.patches
     if patches is not None and "tokens" not in spec.reads:
         return _pixels(patches, ids, 1).squeeze(1), {}
+    if "tokens" not in spec.reads:
+        return sounds(spec, ids), {}
     if patches is None or not images:
         return ids, source_of(model, ids)
     if isinstance(spec, VisionLanguageModel):

@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from asbuilt.measure.rates import Calibration, Rates, TimeGrid
-from asbuilt.measure.run import source_of
 from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
+from asbuilt.nn.fixed_inputs import source_of
 from asbuilt.spec.model import Model
 
 Work = Literal["vector", "matrix", "attention", "attention_read", "numbers"]

@@ -225,7 +225,8 @@ class Cache:
         chunk: int | None = None,
     ) -> None:
         self.chunk, self.reread = chunk, 0
-        self.capacity, self.source_capacity = capacity, capacity if source is None else source
+        fixed = getattr(spec, "fixed_source", None)
+        self.capacity, self.source_capacity = capacity, fixed or (capacity if source is None else source)
         self.lengths: tuple[int, ...] = (0,) * batch
         self.source_tokens = 0
         self.source_valid_BS: Tensor | None = None

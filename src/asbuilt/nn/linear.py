@@ -120,8 +120,10 @@ class FusedLinears:
         if not self.plain:
             return
         self.weight = self._piece([m.weight for m in self.maps])
-        biases = [m.bias for m in self.maps if m.bias is not None]
-        self.bias = self._piece(biases) if biases else None
+        biases = [m.bias for m in self.maps]  # of a map without one the piece has zeros
+        none = all(bias is None for bias in biases)
+        zeros = [self.weight.new_zeros(size) for size in self.sizes]
+        self.bias = None if none else self._piece([z if b is None else b for b, z in zip(biases, zeros, strict=True)])
         self.places = [m.weight.data_ptr() for m in self.maps]
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.convolution import ShortConvolution
@@ -110,6 +112,7 @@ __all__ = [
     "Alibi",
     "AnyHead",
     "Attention",
+    "AudioEncoder",
     "BiasTable",
     "Block",
     "Body",
@@ -153,6 +156,7 @@ __all__ = [
     "Mamba2",
     "Map",
     "Mapped",
+    "MelEmbedding",
     "Mixer",
     "MixtureOfExperts",
     "Model",

@@ -61,6 +61,8 @@ class Attention(Mixer):
     """Whether q, k and v have biases."""
     output_bias: bool = False
     """Whether o has a bias."""
+    key_bias: bool = True
+    """Whether k has a bias where q and v have one."""
     q_norm: Norm | None = None
     """Norm of the queries, per head or over all heads, depending on its width."""
     k_norm: Norm | None = None
@@ -110,7 +112,10 @@ class Attention(Mixer):
         require_sizes(self, "d_model", "n_heads", "n_kv_heads", "d_head")
         divides = self.n_heads % self.n_kv_heads == 0
         require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
-        require_flags(self, "causal", "bias", "output_bias", "rotate_first", "sinks", "cached", "values_are_keys")
+        require_flags(
+            self, "causal", "bias", "output_bias", "key_bias", "rotate_first", "sinks", "cached", "values_are_keys"
+        )
+        require(self, "key_bias", self.bias or self.key_bias, "true unless q and v have biases")
         require_sizes(self, *(name for name in ("window", "chunk", "d_value") if getattr(self, name) is not None))
         require(self, "gating", self.gating in ("channel", "head", None), "channel, head or none")
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
@@ -229,7 +234,8 @@ class Attention(Mixer):
     def plain_maps(self) -> dict[str, Linear]:
         """q (d_model to n_heads*d_head), k (to n_kv_heads*d_head), v (to n_kv_heads*d_value), gate, o (to d_model)."""
         q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
-        maps = {"q": q, "k": replace(q, d_out=self.d_kv), "v": replace(q, d_out=self.n_kv_heads * self.value_width)}
+        k = replace(q, d_out=self.d_kv, bias=self.bias and self.key_bias)
+        maps = {"q": q, "k": k, "v": replace(q, d_out=self.n_kv_heads * self.value_width)}
         own = {name: maps[name] for name in self.inward}
         own |= {"gate": replace(q, d_out=self.d_gate)} if self.gating else {}
         return own | {"o": output_map(self.d_mixed, self.d_model, self.output_bias)}

@@ -16,6 +16,7 @@ from asbuilt.spec.part import (
     Product,
     Remembered,
     divided,
+    require,
     require_flags,
     require_number,
     require_sizes,
@@ -42,6 +43,8 @@ class CrossAttention(Mixer):
     """Whether q, k and v have biases."""
     output_bias: bool = False
     """Whether o has a bias."""
+    key_bias: bool = True
+    """Whether k has a bias where q and v have one."""
     scale: float | None = None
     """Factor on the scores; None means d_head^-0.5."""
     q: Map | None = None
@@ -55,7 +58,8 @@ class CrossAttention(Mixer):
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_source", "n_heads", "d_head")
-        require_flags(self, "bias", "output_bias")
+        require_flags(self, "bias", "output_bias", "key_bias")
+        require(self, "key_bias", self.bias or self.key_bias, "true unless q and v have biases")
         if self.scale is not None:
             require_number(self, "scale")
         self.require_maps()
@@ -78,8 +82,9 @@ class CrossAttention(Mixer):
     def plain_maps(self) -> dict[str, Linear]:
         """q (d_model to n_heads*d_head), k and v (d_source to n_heads*d_head), o (n_heads*d_head to d_model)."""
         q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
-        kv = replace(q, d_in=self.d_source)
-        return {"q": q, "k": kv, "v": kv, "o": output_map(self.d_query, self.d_model, self.output_bias)}
+        v = replace(q, d_in=self.d_source)
+        k = replace(v, bias=self.bias and self.key_bias)
+        return {"q": q, "k": k, "v": v, "o": output_map(self.d_query, self.d_model, self.output_bias)}
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
         """Keys and values are computed from the source, only in the first pass."""

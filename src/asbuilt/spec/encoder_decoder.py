@@ -1,9 +1,10 @@
-"""Encoder-decoders: one stack reads a source, another generates text with cross-attention to it: BART, T5."""
+"""Encoder-decoders: one stack reads a source, another generates text with cross-attention to it: BART, T5, Whisper."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.model import AnyHead, Input, Model
 from asbuilt.spec.part import Pass, require
@@ -17,8 +18,8 @@ class EncoderDecoder(Model):
     Vaswani et al. 2017 (arXiv 1706.03762).
     """
 
-    encoder: TextEncoder
-    """The stack that reads the source."""
+    encoder: TextEncoder | AudioEncoder
+    """The stack that reads the source, a text or a sound."""
     embedding: TokenEmbedding
     """The decoder's token embedding."""
     head: AnyHead | None = None
@@ -26,24 +27,35 @@ class EncoderDecoder(Model):
 
     def __post_init__(self) -> None:
         inner = self.encoder
-        plain = isinstance(inner, TextEncoder) and inner.head is None and inner.pooler is None
-        require(self, "encoder", plain, "a TextEncoder without head and pooler")
+        text = isinstance(inner, TextEncoder) and inner.head is None and inner.pooler is None
+        plain = text or isinstance(inner, AudioEncoder)
+        require(self, "encoder", plain, "a TextEncoder without head and pooler, or an AudioEncoder")
         super().__post_init__()
         require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
         shared, own = inner.embedding, self.embedding
-        same = (shared.n_vocab, shared.d_model, None) == (own.n_vocab, own.d_model, own.d_table)
-        fits = same or not isinstance(shared, SharedEmbedding)
+        fits = not isinstance(shared, SharedEmbedding) or (
+            (shared.n_vocab, shared.d_model, None) == (own.n_vocab, own.d_model, own.d_table)
+        )
         require(self, "encoder", fits, "a shared embedding of the model's own n_vocab and d_model")
 
     @property
     def reads(self) -> tuple[Input, ...]:
         """The decoder's tokens, and the source."""
-        return ("tokens", "source")
+        return ("tokens", "source" if isinstance(self.encoder, TextEncoder) else "audio")
 
     @property
-    def prompted(self) -> TextEncoder:
-        """The encoder."""
-        return self.encoder
+    def prompted(self) -> Model:
+        """The encoder if it reads text; a prompt beside a sound is the beginning of the decoder's text."""
+        return self.encoder if isinstance(self.encoder, TextEncoder) else self
+
+    @property
+    def fixed_source(self) -> int | None:
+        """Tokens of a sound; None for texts."""
+        return self.encoder.embedding.n_tokens if isinstance(self.encoder, AudioEncoder) else None
+
+    def _own(self, run: Pass) -> Pass:
+        """Returns the pass with the tokens of a sound, whatever it says."""
+        return run if self.fixed_source is None else replace(run, source=self.fixed_source)
 
     @property
     def source_width(self) -> int:
@@ -54,4 +66,5 @@ class EncoderDecoder(Model):
         """The encoder processes the source, only before a sequence's first token."""
         if name != "encoder":
             return super().child_run(name, run)
+        run = self._own(run)
         return None if run.past else replace(run, tokens=run.source_tokens, source=0, images=0, logits="all")

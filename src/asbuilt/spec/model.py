@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.block import Block
 from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
@@ -27,10 +28,11 @@ from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
-Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding
+Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
 AnyHead = Head | TiedHead | Classifier | Projection
-# The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W).
-Input = Literal["tokens", "types", "source", "images"]
+# The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W),
+# log-mel spectrograms (B, F, N).
+Input = Literal["tokens", "types", "source", "images", "audio"]
 
 # The parts after the blocks; and all parts, in the order in which they run.
 ABOVE = ("norm", "head", "pooler")
@@ -321,6 +323,11 @@ class Model(Part, metaclass=_Chosen):
     @property
     def source_width(self) -> int | None:
         """Width of the encoder's output; None without an encoder."""
+        return None
+
+    @property
+    def fixed_source(self) -> int | None:
+        """Tokens of an encoder's source if all are of one length; None if they are not, or without an encoder."""
         return None
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from asbuilt.errors import InputError, near
+from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.encoder_decoder import EncoderDecoder
 from asbuilt.spec.head import Head, TiedHead
@@ -23,6 +25,7 @@ WHOLES: tuple[type[Model], ...] = (
     TextEncoder,
     EncoderDecoder,
     ImageEncoder,
+    AudioEncoder,
     VisionLanguageModel,
     DualEncoder,
 )
@@ -53,6 +56,8 @@ def whole(given: Mapping[str, object]) -> tuple[type[Model], dict[str, object]]:
 def _kind(said: Mapping[str, object]) -> type[Model]:
     if isinstance(said.get("embedding"), PatchEmbedding):
         return ImageEncoder
+    if isinstance(said.get("embedding"), MelEmbedding):
+        return AudioEncoder
     if isinstance(said.get("vision"), Contrast):
         return DualEncoder
     if "encoder" in said:
