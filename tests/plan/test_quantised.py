@@ -227,6 +227,10 @@ ONE_MATRIX = [
     ({"quant_algo": "W4A16_NVFP4"}, 66_564 + 258 * 33 + 4, None),
     ({"quant_algo": "W4A16_NVFP4", "group_size": 65_536}, 66_564 + 258 + 4, None),
     ({"quant_algo": "MXFP4"}, 66_564 + 258 * 17, None),
+    ({"quant_algo": "W4A16_MXFP4"}, 66_564 + 258 * 17, None),
+    ({"quant_algo": "W4A8_MXFP4_FP8"}, 66_564 + 258 * 17 + 4, None),
+    ({"quant_algo": "W4A8_NVFP4_FP8"}, 66_564 + 258 * 33 + 8, None),
+    ({"quant_algo": "W4A8_AWQ"}, 66_564 + 1_290 * 2 + 8, None),
     ({"quant_algo": "W4A16_AWQ"}, 66_564 + 1_290 * 2, None),
     ({"quant_algo": "INT4_AWQ", "group_size": 1}, 66_564 + 133_128 * 2, None),
     ({"quant_algo": "INT4_AWQ"}, 66_564 + 1_290 * 2, None),
@@ -482,6 +486,94 @@ MORE = [
         lambda o, i: o * i / 2 + o * math.ceil(i / 16) + 4,
     ),
 ]
+
+
+def of_torchao(name: str, **data: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_data": data}}}
+
+
+def of_quark(weight: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight, **more}}
+
+
+# Of the matrix of 258 rows of 516 as above, the bytes and what is multiplied in.
+NAMED_KINDS = [
+    (of_torchao("Int4WeightOnlyConfig"), 66_564 + 1_290 * 4, None),
+    (of_torchao("Int8WeightOnlyConfig"), 133_128 + 258 * 2, None),
+    (of_torchao("Int8WeightOnlyConfig", group_size=64), 133_128 + 258 * 9 * 2, None),
+    (of_torchao("Int8DynamicActivationInt8WeightConfig"), 133_128 + 258 * 2, "int8"),
+    (of_torchao("Int8DynamicActivationInt4WeightConfig"), 133_128 + 258 * 17 * 3, None),
+    (of_torchao("IntxWeightOnlyConfig"), 133_128 + 258 * 3, None),
+    (
+        of_torchao("Int8DynamicActivationIntxWeightConfig", weight_granularity={"_data": {"group_size": 32}}),
+        133_128 + 258 * 17 * 3,
+        None,
+    ),
+    (of_torchao("IntxWeightOnlyConfig", granularity={"_data": {"group_size": 64}}), 133_128 + 258 * 9 * 3, None),
+    (of_torchao("Float8WeightOnlyConfig"), 133_128 + 258 * 4, None),
+    (of_torchao("Float8DynamicActivationFloat8WeightConfig"), 133_128 + 4, "fp8"),
+    (of_torchao("Float8DynamicActivationInt4WeightConfig"), 66_564 + 1_290 * 4, None),
+    (of_torchao("MXFPInferenceConfig", weight_dtype={"_data": "float4_e2m1fn_x2"}), 66_564 + 258 * 17, None),
+    (of_torchao("MXFPInferenceConfig"), 133_128 + 258 * 17, None),
+    (of_torchao("NVFP4InferenceConfig"), 66_564 + 258 * 33 + 4, "fp4"),
+    ({"quant_method": "torchao", "quant_type": "int8_dynamic_activation_int8_weight"}, 133_128 + 258 * 2, "int8"),
+    ({"quant_method": "torchao", "quant_type": "float8_weight_only"}, 133_128 + 258 * 4, None),
+    (of_quark({"dtype": "int8", "qscheme": "per_channel"}), 133_128 + 258 * 4, None),
+    (of_quark({"dtype": "fp8_e4m3"}, input_tensors={"dtype": "fp8_e4m3"}), 133_128 + 4, "fp8"),
+    (
+        of_quark({"dtype": "uint4", "qscheme": "per_group", "group_size": 64, "symmetric": False}),
+        66_564 + 258 * 9 * 2.5,
+        None,
+    ),
+    (of_quark({"dtype": "fp6_e2m3"}), 99_846 + 4, None),
+    ({"quant_method": "quanto", "weights": "int4"}, 66_564 + 1_290 * 4, None),
+    ({"quant_method": "quanto", "weights": "int2"}, 33_282 + 1_290 * 4, None),
+    ({"quant_method": "quanto", "weights": "float8"}, 133_128 + 258 * 2, None),
+    ({"quant_method": "quanto"}, 133_128 + 258 * 2, None),
+    ({"quant_method": "hqq", "quant_config": {"nbits": 8, "group_size": None}}, 133_128 + 258 * 4, None),
+    ({"quant_method": "mxfp8"}, 133_128 + 258 * 17, "fp8"),
+    ({"quant_method": "auto-round", "bits": 8, "data_type": "mx_fp8"}, 133_128 + 258 * 17, None),
+    ({"bits": 4, "group_size": 12, "mode": "affine"}, 66_564 + 258 * 43 * 4, None),
+]
+
+
+@pytest.mark.parametrize(("said", "nbytes", "compute"), NAMED_KINDS, ids=lambda x: str(x)[:90])
+def test_bytes_of_one_matrix_by_the_name_of_its_kind(said: dict[str, Any], nbytes: float, compute: str | None) -> None:
+    packing = read_packing(said)
+    assert packing.rule is not None
+    assert packing.rule(Weight(shape=(258, 516), role="matrix")) == nbytes
+    assert packing.compute == compute
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_modes_of_mlx(mode: str) -> None:
+    """An 8-bit scale per group, of rows that are whole groups."""
+    rule = read_packing({"bits": 4, "group_size": 32, "mode": mode}).rule
+    assert rule is not None
+    bits, group = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}[mode]
+    assert rule(Weight(shape=(10, 96), role="matrix")) == 960 * bits / 8 + 960 / group
+    assert rule(Weight(shape=(10, 72), role="matrix")) is None
+
+
+def test_heads_and_tables_of_torchao() -> None:
+    said = {**of_torchao("Int8WeightOnlyConfig"), "include_input_output_embeddings": True}
+    assert (read_packing(said).heads, read_packing(said).tables) == (True, True)
+    assert (read_packing(said | {"include_input_output_embeddings": False}).heads) is False
+
+
+def test_modules_by_name_of_hqq() -> None:
+    """Those that are named are packed, by the ends of their names."""
+    four = {"weight_quant_params": {"nbits": 4, "group_size": 8}}
+    said = {"quant_method": "hqq", "quant_config": {"mlp.up_proj": four}}
+    assert stored(said) == 2 * cost.total_parameters(SPEC) - 3 * 200 * 96 * (2 - 0.5 - 4 / 8)
+
+
+def test_quark_states_the_cache_too() -> None:
+    said = of_quark({"dtype": "fp8_e4m3"}) | {
+        "kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}
+    }
+    assert read_packing(said).kv == "fp8"
+    assert read_packing(of_quark({"dtype": "fp8_e4m3"})).kv is None
 
 
 @pytest.mark.parametrize(("said", "each"), MORE, ids=lambda x: str(x)[:60] if isinstance(x, dict) else "bytes")
