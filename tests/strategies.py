@@ -48,6 +48,9 @@ from asbuilt.spec import (
     GatedConvolution,
     GatedDeltaNet,
     GatedMLP,
+    GridPatches,
+    GridPositions,
+    GridVision,
     Head,
     HeadTransform,
     HyperConnection,
@@ -74,6 +77,7 @@ from asbuilt.spec import (
     PatchEmbedding,
     PerLayerEmbedding,
     PerLayerInput,
+    Plane,
     PooledProjector,
     Pooler,
     Predictor,
@@ -87,6 +91,7 @@ from asbuilt.spec import (
     Rotary,
     Router,
     Scaling,
+    Sections,
     SharedChoice,
     SharedEmbedding,
     ShortConvolution,
@@ -98,6 +103,7 @@ from asbuilt.spec import (
     TypeEmbedding,
     Vision,
     VisionLanguageModel,
+    Windowed,
     YaRN,
     buffers,
     walk,
@@ -165,6 +171,17 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
 
 @cache
 @st.composite
+def sections(draw: DrawFn, n_pairs: int) -> Sections:
+    """Pairs of time, rows and columns, one after the other or in turns."""
+    rows = draw(st.integers(0, n_pairs))
+    columns = draw(st.integers(0, n_pairs - rows))
+    pairs = (n_pairs - rows - columns, rows, columns)
+    turns = max(3 * rows - 2, 3 * columns - 1) < n_pairs
+    return Sections(pairs=pairs, interleaved=turns and draw(st.booleans()))
+
+
+@cache
+@st.composite
 def rotaries(draw: DrawFn, d_head: int) -> Rotary:
     """Rotary positions on all or some of a head."""
     d_rotary = 2 * draw(st.integers(1, d_head // 2))
@@ -172,6 +189,9 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
     pairing = draw(st.sampled_from(("halves", "adjacent")))
     if d_rotary % 4 == 0 and draw(st.booleans()):
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, grid=draw(st.integers(1, 3)))
+    if draw(st.booleans()):
+        plane = st.just(Plane()) if d_rotary % 4 == 0 else st.nothing()
+        return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
 
@@ -228,7 +248,7 @@ def latents(draw: DrawFn, d_model: int) -> LatentAttention:
     d_rope, q_rank, kv_rank = 2 * draw(st.integers(1, 2)), draw(st.none() | st.integers(1, 7)), draw(st.integers(1, 7))
     positions = draw(
         st.none()
-        | rotaries(d_rope).map(lambda rotary: replace(rotary, d_rotary=d_rope, scaling=None))
+        | rotaries(d_rope).map(lambda rotary: replace(rotary, d_rotary=d_rope, scaling=None, axes=None))
         | st.builds(Rotary, d_rotary=st.just(d_rope), scaling=scalings(d_rope))
     )
     yarn = positions is not None and isinstance(positions.scaling, YaRN)
@@ -893,19 +913,89 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
 
 @cache
 @st.composite
+def windows(draw: DrawFn, d_model: int) -> Windowed:
+    """Attention in windows of one patch or of four."""
+    inner = replace(draw(attentions(d_model, (False,))), window=None)
+    if not isinstance(inner.positions, Rotary | None):
+        inner = replace(inner, positions=None)
+    return Windowed(d_model=d_model, attention=inner, side=draw(st.sampled_from((1, 2))))
+
+
+@st.composite
+def grid_towers(draw: DrawFn) -> ImageEncoder:
+    """A model of patches of images of any size, some of its attention in windows of them."""
+    d_model, patch = draw(st.integers(2, 7)), draw(st.integers(1, 3))
+    side = draw(st.sampled_from((2, 4)))
+    embedding = GridPatches(
+        image_size=side * patch,
+        patch_size=patch,
+        channels=draw(st.integers(1, 3)),
+        frames=draw(st.integers(1, 2)),
+        d_model=d_model,
+        bias=draw(st.booleans()),
+    )
+    read, numbers = draw(stacks(d_model, False, None))
+    if numbers is None and draw(st.booleans()):
+        read = (read[0].replace_where(Attention, draw(windows(d_model))), *read[1:])
+    table = st.builds(GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model))
+    return ImageEncoder(
+        embedding=embedding,
+        positions=draw(st.none() | table),
+        embedding_norm=draw(maybe_norms(d_model)),
+        relative=numbers,
+        blocks=read,
+        norm=draw(maybe_norms(d_model)),
+        head=None,
+        max_positions=embedding.n_tokens,
+    )
+
+
+@cache
+@st.composite
 def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -> Projector:
     """Matrices over patches or, where the tokens are all the patches of a square, over its squares; or means."""
     if square and draw(st.booleans()):
         norm = draw(norms(d_in))
         return PooledProjector(d_in=d_in, d_out=d_out, n_side=n_side, pool=draw(st.integers(1, n_side)), norm=norm)
     merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
+    return draw(mergers(d_in, d_out, merge))
+
+
+@cache
+@st.composite
+def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = False) -> MLPProjector:
+    """Matrices over squares of patches, which are normed before or after they are merged, or not.
+
+    What `copies` first saves no tensor that another part saves too.
+    """
     between = draw(st.lists(st.integers(1, 6), max_size=2))
     return MLPProjector(
         widths=(d_in * merge**2, *between, d_out),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
         merge=merge,
+        norm=draw(st.none() | norms(d_in * merge**2) | (st.nothing() if copies else norms(d_in))),
     )
+
+
+@st.composite
+def grid_seers(draw: DrawFn) -> VisionLanguageModel:
+    """A model of texts in which images of any size take the places of tokens."""
+    text, tower = draw(specs(max_blocks=2)), draw(grid_towers())
+    if any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(text)):
+        text = text.replace_where(Rotary, scaling=None)
+    # squares of four among sixteen patches are copied: no tensor is saved by a merger and by another part
+    most = min(text.n_layers, tower.n_layers) if tower.embedding.n_side == 4 else 0
+    taps = sorted(draw(st.sets(st.integers(0, tower.n_layers - 1), max_size=most)))
+    merge = 2 if taps else draw(st.sampled_from((1, 2)))
+    vision = GridVision(
+        tower=tower,
+        projector=draw(mergers(tower.d_model, text.d_model, merge)),
+        placeholder=draw(st.integers(0, text.n_vocab - 1)),
+        taps=tuple(taps),
+        mergers=tuple(draw(mergers(tower.d_model, text.d_model, merge, copies=True)) for _ in taps),
+    )
+    return VisionLanguageModel.of(text.without_extras, vision)
 
 
 @st.composite

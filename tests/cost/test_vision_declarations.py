@@ -27,7 +27,8 @@ from asbuilt.spec import (
 )
 
 BATCH, TOKENS, IMAGES = st.integers(1, 3), st.integers(1, 12), st.integers(0, 2)
-SPECS = strategies.towers() | strategies.seers() | strategies.pairs()
+SEERS = strategies.seers() | strategies.grid_seers()
+SPECS = strategies.towers() | strategies.grid_towers() | SEERS | strategies.pairs()
 KERNELS = st.sampled_from(("reference", "fused"))
 some = settings(max_examples=10)
 
@@ -75,7 +76,7 @@ def test_training_needs_no_gradient_of_pixels(spec: Model, tokens: int, images: 
     assert cost.flops(spec, run).training == ran(spec, run, backward=True)
 
 
-@given(strategies.seers(), TOKENS, st.integers(1, 2))
+@given(SEERS, TOKENS, st.integers(1, 2))
 @some
 def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel, tokens: int, images: int) -> None:
     run = a_pass(spec, tokens, images)
@@ -139,7 +140,7 @@ def test_remembers_is_the_allocated_cache(spec: Model) -> None:
     assert not any(part.remembers() for path, part in walk(spec) if path.startswith("vision"))
 
 
-@given(strategies.seers(), BATCH, TOKENS, KERNELS)
+@given(SEERS, BATCH, TOKENS, KERNELS)
 @some
 def test_cached_decoding_after_images_is_a_whole_pass(spec: Model, batch: int, tokens: int, kernel: str) -> None:
     run = a_pass(spec, tokens, 1, batch=batch)
@@ -155,7 +156,7 @@ def test_cached_decoding_after_images_is_a_whole_pass(spec: Model, batch: int, t
     torch.testing.assert_close(torch.cat(parts, 1), whole)
 
 
-@given(strategies.seers(), IMAGES, st.integers(1, 3))
+@given(SEERS, IMAGES, st.integers(1, 3))
 @some
 def test_each_texts_images_are_its_own(spec: Model, images: int, padding: int) -> None:
     """A row alone, padded on the left, gives what it gives among others."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asbuilt.spec.positions import Rotary
+from asbuilt.spec.positions import Rotary, Sections
 
 
 class RopeTables(NamedTuple):
@@ -17,8 +17,16 @@ class RopeTables(NamedTuple):
     sin: Tensor
 
 
-def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> RopeTables:
+def tables(
+    rotary: Rotary,
+    positions_BT: Tensor,
+    lengths: tuple[int, ...],
+    dtype: torch.dtype,
+    coordinates_3BT: Tensor | None = None,
+) -> RopeTables:
     """Returns the tables for tokens at `positions_BT`, in sequences of `lengths` tokens each (for dynamic scaling).
+
+    With axes, pairs are rotated by `coordinates_3BT` of a token, if given.
 
     Angles are computed in float64, whatever the model's dtype: in float32 cos and sin are off by up to 2e-4 within 4k
     positions and 9e-3 within 128k, since a frequency's rounding error is multiplied by the position. Published code
@@ -29,7 +37,11 @@ def tables(rotary: Rotary, positions_BT: Tensor, lengths: tuple[int, ...], dtype
     asked = lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
     rows = [rotary.inverse_frequencies(length) for length in asked]
     inverse = torch.tensor(rows, dtype=widest(positions_BT.device), device=positions_BT.device)
-    places = positions_BT[:, :, None] if rotary.grid is None else _on_grid(rotary.grid, positions_BT, inverse.shape[-1])
+    places = positions_BT[:, :, None]
+    if rotary.grid is not None:
+        places = _on_grid(rotary.grid, positions_BT, inverse.shape[-1])
+    elif rotary.axes is not None and coordinates_3BT is not None:
+        places = _by_axis(rotary, coordinates_3BT)
     angle = places.to(inverse.dtype) * inverse[:, None, :]
     cos, sin = angle.cos() * rotary.attention_factor, angle.sin() * rotary.attention_factor
     if rotary.pairing == "halves":
@@ -48,6 +60,13 @@ def _on_grid(side: int, positions_BT: Tensor, n_pairs: int) -> Tensor:
     """Returns the 2-D positions, (B or 1, T, n_pairs): the column from 1, then the row; 0 after the grid."""
     places = torch.stack((positions_BT % side, positions_BT // side), -1) + 1
     return places.masked_fill((positions_BT >= side**2)[..., None], 0).repeat_interleave(n_pairs // 2, -1)
+
+
+def _by_axis(rotary: Rotary, coordinates_3BT: Tensor) -> Tensor:
+    """Returns the coordinate that rotates each pair, (B or 1, T, n_pairs)."""
+    half = rotary.d_rotary // 4
+    axes = rotary.axes.axes if isinstance(rotary.axes, Sections) else (1,) * half + (2,) * half
+    return coordinates_3BT[torch.tensor(axes, device=coordinates_3BT.device)].movedim(0, -1)
 
 
 def rotate(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "adjacent"]) -> Tensor:

@@ -209,8 +209,9 @@ class Cache:
     """Every layer's cache by path, for `batch` rows of up to `capacity` tokens, and up to `source` encoder tokens.
 
     `lengths[b]` is the number of row b's tokens so far; `source` None means `capacity`. A text that must be recomputed
-    is processed in chunks of `chunk` tokens, None for all at once; `reread` counts recomputed tokens. Raises InputError
-    if the capacity is exceeded.
+    is processed in chunks of `chunk` tokens, None for all at once; `reread` counts recomputed tokens. `shifts[b]` is
+    how far the coordinates of row b's next token are from its position, after images. Raises InputError if the capacity
+    is exceeded.
     """
 
     def __init__(
@@ -228,6 +229,7 @@ class Cache:
         fixed = getattr(spec, "fixed_source", None)
         self.capacity, self.source_capacity = capacity, fixed or (capacity if source is None else source)
         self.lengths: tuple[int, ...] = (0,) * batch
+        self.shifts = self.lengths
         self.source_tokens = 0
         self.source_valid_BS: Tensor | None = None
         device = torch.device(device)
@@ -325,6 +327,7 @@ class Cache:
     def keep(self, rows: list[int]) -> None:
         """Drops all other rows; one layer at a time is temporarily held twice."""
         self.lengths = tuple(self.lengths[row] for row in rows)
+        self.shifts = tuple(self.shifts[row] for row in rows)
         self._rope_lengths = tuple(self._rope_lengths[row] for row in rows)
         self._text_BN, self._images = self._text_BN[rows], [self._images[row] for row in rows]
         if self._types_BN is not None:

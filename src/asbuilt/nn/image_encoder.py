@@ -43,7 +43,15 @@ class ImageEncoder(Model):
     def opened(self, pixels: Tensor, kernel: Kernel) -> tuple[Tensor, Step]:
         """Returns the embedded images, and the step over their patches; raises InputError for another image size."""
         pixels = self.embedding.images(pixels)
+        if self.embedding.part.any_size:
+            return pixels, self.over(len(pixels), self.embedding.grid(pixels), kernel)
         return pixels, self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
+
+    def over(self, count: int, grid: tuple[int, int], kernel: Kernel) -> Step:
+        """Returns the step over `count` images of any size, each a grid of rows and columns of patches."""
+        step = self.begin((count, grid[0] * grid[1]), self.device, None, None, kernel)
+        step.show(grid)
+        return step
 
     def pooled(self, images: Tensor, *, kernel: Kernel = "fused") -> Tensor:
         """Returns (N, M): the pooler's output for each image's first token."""

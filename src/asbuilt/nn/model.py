@@ -111,20 +111,27 @@ class Model(nn.Module):
 
     def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
         """Returns the stream (B, T, M) after `depth` blocks, of several streams all; after all of them (None) one."""
-        if self.relative is not None:
-            step.relative_BH = self.relative.weight
-        step.tokens_BT = tokens_BT
-        x_BTM = self.embedded(tokens_BT, step)
-        if self.embedding_norm is not None:
-            x_BTM = self.embedding_norm(x_BTM)
+        x_BTM = self.entered(tokens_BT, step)
         vectors = None if self.per_layer is None else self.per_layer(tokens_BT, x_BTM, step)
         if self.streams is not None:
             x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)
         for i, block in enumerate(self.blocks if depth is None else self.blocks[:depth]):
             if vectors is not None:
                 step.per_layer_BTP = vectors[:, :, i]
-            x_BTM = block(x_BTM, step)
+            x_BTM = self.after(i, block(x_BTM, step), step)
         return x_BTM if self.streams is None or depth is not None else self.streams(x_BTM)
+
+    def entered(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns the stream (B, T, M) before the first block."""
+        if self.relative is not None:
+            step.relative_BH = self.relative.weight
+        step.tokens_BT = tokens_BT
+        x_BTM = self.embedded(tokens_BT, step)
+        return x_BTM if self.embedding_norm is None else self.embedding_norm(x_BTM)
+
+    def after(self, i: int, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream after block i, with what a kind of model adds there."""
+        return x_BTM
 
     def embedded(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the embedding of tokens or images, with positions and other additions."""

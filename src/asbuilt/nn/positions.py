@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels.image_grid import taps
 from asbuilt.kernels.rotary import RopeTables, tables
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
@@ -36,6 +37,24 @@ class LearnedPositions(PartModule):
     def forward(self, step: Step) -> Tensor:
         """Returns (B or 1, T, M)."""
         return F.embedding(step.positions_BT + self.offset if self.offset else step.positions_BT, self.weight)
+
+
+@computes(spec.GridPositions)
+class GridPositions(PartModule):
+    """Interpolates a square table to an image's grid."""
+
+    weight: Tensor
+
+    def __init__(self, part: spec.GridPositions, path: str) -> None:
+        super().__init__(part, path)
+        self.n_side = part.n_side
+
+    def forward(self, step: Step) -> Tensor:
+        """Returns (1, P, M)."""
+        assert step.grid is not None, "these positions are those of an image"
+        places, weights = taps(step.grid, self.n_side, step.device)
+        near = F.embedding(places, self.weight) * weights[..., None].to(self.weight.dtype)
+        return near.sum(0, keepdim=True)
 
 
 @computes(spec.Sinusoids)
@@ -68,7 +87,8 @@ def sinusoids(part: spec.Sinusoids) -> Tensor:
 
 def rope_tables(step: Step, rotary: spec.Rotary, dtype: torch.dtype) -> RopeTables:
     """Returns the RoPE tables for a pass's tokens, built once for all layers."""
-    return step.once((rotary, dtype), lambda: tables(rotary, step.positions_BT, step.reach, dtype))
+    made = lambda: tables(rotary, step.positions_BT, step.reach, dtype, step.coordinates_3BT)  # noqa: E731
+    return step.once((rotary, dtype), made)
 
 
 def temperature(step: Step, part: spec.QueryTemperature, dtype: torch.dtype) -> Tensor:

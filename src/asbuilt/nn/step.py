@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.image_grid import Grid, coordinates
 from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class Step:
     `lent` are the keys and values that later layers read, by the name of the layer that made them.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own. `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
+    Images of any size have `grids` of tokens (frames, rows, columns) in `places_BT`, and vectors `added` to the stream
+    there after each of the first blocks. `coordinates_3BT` are the tokens' coordinates, if not their positions; `grid`
+    is that of the patches of a pass over images.
     """
 
     tokens_BT: Tensor | None = None
@@ -47,6 +51,11 @@ class Step:
     ends_BT: Tensor | None = None
     choice: Tensor | None = None
     per_layer_BTP: Tensor | None = None
+    grids: tuple[tuple[int, int, int], ...] = ()
+    places_BT: Tensor | None = None
+    added: tuple[Tensor, ...] = ()
+    coordinates_3BT: Tensor | None = None
+    grid: Grid | None = None
 
     def __init__(
         self,
@@ -78,6 +87,15 @@ class Step:
     def uniform(self) -> bool:
         """Whether all rows are at the same position, so that no mask per row is needed."""
         return self.valid_BT is None and len(set(self.past)) == 1
+
+    def show(self, grid: Grid) -> None:
+        """Tells the grid of rows and columns of the patches of this pass."""
+        self.grid, self.coordinates_3BT = grid, coordinates(grid, self.device)
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """How far the coordinates of each row's next token are from its position, after images of any size."""
+        return (0,) * self.batch if self.cache is None else self.cache.shifts
 
     @property
     def first(self) -> bool:

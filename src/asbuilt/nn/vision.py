@@ -5,7 +5,7 @@ Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +14,25 @@ from torch import Tensor, nn
 from asbuilt.errors import InputError
 from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.nn.linear import Linear, Matrix, PartModule
-from asbuilt.nn.registry import computes, module
+from asbuilt.nn.norms import normed
+from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import vision
 from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
     from asbuilt.nn.image_encoder import ImageEncoder
+
+
+class Seen(NamedTuple):
+    """What a text sees of images: vectors in place of tokens (N, tokens, M), or (P, M) of images of any size.
+
+    The latter have `grids` of tokens (frames, rows, columns), and vectors `added` after the text's first blocks.
+    """
+
+    made: Tensor
+    grids: tuple[tuple[int, int, int], ...] = ()
+    added: tuple[Tensor, ...] = ()
 
 
 @computes(vision.PatchEmbedding)
@@ -52,6 +64,10 @@ class PatchEmbedding(PartModule):
         n, p = self.part.n_side, self.part.patch_size
         pixels = pixels_NCHW[:, :, : n * p, : n * p].unflatten(3, (n, p)).unflatten(2, (n, p))
         return pixels.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), n * n, self.part.d_patch)
+
+    def grid(self, pixels_NCHW: Tensor) -> tuple[int, int]:
+        """Returns the rows and columns of patches of images."""
+        return self.part.n_side, self.part.n_side
 
     def images(self, pixels: Tensor) -> Tensor:
         """Returns images (N, C, H, W) or (B, n, C, H, W) as (N, C, H, W); raises InputError for other shapes."""
@@ -91,19 +107,23 @@ class MLPProjector(PartModule):
     def __init__(self, part: vision.MLPProjector, path: str) -> None:
         super().__init__(part, path)
         self.part, self.activation = part, ACTIVATIONS[part.activation]
+        self.norm = optional(part.norm, f"{path}.norm")
 
-    def forward(self, x_NPM: Tensor) -> Tensor:
-        """Returns (N, P / merge^2, d_out)."""
-        x = x_NPM if self.part.merge == 1 else self.merged(x_NPM)
+    def forward(self, x_NPM: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Returns (N, P / merge^2, d_out); without a `grid` of rows and columns patches are those of a square."""
+        before, after = (self.norm, None) if self.part.norms_patches else (None, self.norm)
+        x = normed(before, x_NPM)
+        x = normed(after, x if self.part.merge == 1 else self.merged(x, grid))
         for i in range(len(self.part.widths) - 1):
             layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore
             x = layer(self.activation(x) if i else x)
         return x
 
-    def merged(self, x_NPM: Tensor) -> Tensor:
+    def merged(self, x_NPM: Tensor, grid: tuple[int, int] | None) -> Tensor:
         """Returns (N, P / merge^2, merge^2 * M): the square's patches row by row."""
         m, side = self.part.merge, round(x_NPM.shape[1] ** 0.5)
-        x = x_NPM.unflatten(1, (side // m, m, side // m, m)).transpose(2, 3)
+        rows, columns = grid or (side, side)
+        x = x_NPM.unflatten(1, (rows // m, m, columns // m, m)).transpose(2, 3)
         return x.flatten(3, 5).flatten(1, 2)
 
 
@@ -149,6 +169,17 @@ class Vision(nn.Module):
     def images(self, pixels: Tensor) -> Tensor:
         """Returns (N, C, H, W); raises InputError for images of another size."""
         return images_of(self.tower, pixels)
+
+    def seen(self, images: Tensor, kernel: Kernel) -> Seen:
+        """Returns what a text sees of images; raises InputError for images that do not fit."""
+        return Seen(self(self.images(images), kernel))
+
+    def carry_on(self, step: Step) -> None:
+        """Prepares a step without images: nothing to do."""
+
+    def add(self, x_BTM: Tensor, made_PM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with vectors added where the placeholders are; images of one size have none."""
+        raise NotImplementedError
 
     def without_placeholders(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
         """Returns the tokens to look up: token 0 for placeholders outside the vocabulary, whose rows are not used."""

@@ -18,6 +18,7 @@ from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
     from asbuilt.nn.cache import Cache
+    from asbuilt.nn.image_grid import Patches
 
 
 @computes(spec.VisionLanguageModel)
@@ -32,7 +33,7 @@ class VisionLanguageModel(LanguageModel):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
-        images: Tensor | None = None,
+        images: Tensor | Patches | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
@@ -40,19 +41,27 @@ class VisionLanguageModel(LanguageModel):
     ) -> Tensor:
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
-        `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W). Raises InputError for images
-        that do not fit.
+        `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W); or the patches of images of
+        any size, if the tower reads these. Raises InputError for images that do not fit.
         """
         self.refuse(unread)
-        seen = None if images is None else self.vision(self.vision.images(images), kernel)
+        seen = None if images is None else self.vision.seen(images, kernel)  # type: ignore[arg-type]  # pyright: ignore
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
-        step.images_NPM = seen
+        if seen is not None:
+            step.images_NPM, step.grids, step.added = seen
         return self.run(tokens_BT, step, last)
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by images."""
         x_BTM = self.embedding(self.vision.without_placeholders(tokens_BT, self.spec.n_vocab), step)
-        return x_BTM if step.images_NPM is None else self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
+        if step.images_NPM is not None:
+            return self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
+        self.vision.carry_on(step)
+        return x_BTM
+
+    def after(self, i: int, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream after block i, with the images' vectors that are added there."""
+        return self.vision.add(x_BTM, step.added[i], step) if i < len(step.added) else x_BTM
 
     def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
         """Returns the images of each row (n, P, M) in this pass, None without images."""

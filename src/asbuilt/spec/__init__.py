@@ -30,6 +30,7 @@ from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedM
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.image_encoder import ImageEncoder
+from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
 from asbuilt.spec.indexer import Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
@@ -65,15 +66,18 @@ from asbuilt.spec.positions import (
     BiasTable,
     DynamicNTK,
     FrequencyFactors,
+    GridPositions,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
     LongRope,
+    Plane,
     Proportional,
     QueryTemperature,
     RelativeBuckets,
     Rotary,
     Scaling,
+    Sections,
     Sinusoids,
     YaRN,
 )
@@ -133,6 +137,9 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "Gives",
+    "GridPatches",
+    "GridPositions",
+    "GridVision",
     "Head",
     "HeadTransform",
     "HyperConnection",
@@ -168,6 +175,7 @@ __all__ = [
     "PatchEmbedding",
     "PerLayerEmbedding",
     "PerLayerInput",
+    "Plane",
     "PooledProjector",
     "Pooler",
     "PoolerActivation",
@@ -186,6 +194,7 @@ __all__ = [
     "Router",
     "Scaling",
     "Scoring",
+    "Sections",
     "SharedChoice",
     "SharedEmbedding",
     "ShortConvolution",
@@ -198,6 +207,7 @@ __all__ = [
     "Vision",
     "VisionLanguageModel",
     "Weight",
+    "Windowed",
     "YaRN",
     "adapted",
     "buffers",

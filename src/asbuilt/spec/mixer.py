@@ -45,6 +45,11 @@ class Mixer(Mapped):
         return None
 
     @property
+    def window_side(self) -> int | None:
+        """Patches per side of the windows into which it divides an image; None if it needs no image."""
+        return None
+
+    @property
     def queries_per_key(self) -> int:
         """Query heads per key head."""
         return 1

@@ -23,7 +23,7 @@ from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import MOST_BLOCKS, Gives, Part, Pass, require, require_sizes, walk
 from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
-from asbuilt.spec.positions import BiasTable, LearnedPositions, Sinusoids
+from asbuilt.spec.positions import BiasTable, GridPositions, LearnedPositions, Sinusoids
 from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.vision import PatchEmbedding, Projection
@@ -80,7 +80,7 @@ class Model(Part, metaclass=_Chosen):
     """Name for display only."""
     embedding: Embedding
     """Embedding of tokens or patches."""
-    positions: LearnedPositions | Sinusoids | None = None
+    positions: LearnedPositions | Sinusoids | GridPositions | None = None
     """Positions added to the embedding."""
     embedding_norm: Norm | None = None
     """Norm of the sum of embeddings."""
@@ -108,9 +108,10 @@ class Model(Part, metaclass=_Chosen):
         self._require_number_of("blocks", 1)
         self._require_one_width()
         self._require_head()
-        if self.positions is not None:
+        if isinstance(self.positions, LearnedPositions | Sinusoids):
             enough = self.positions.n_positions >= self.max_positions
             require(self, "max_positions", enough, f"at most the {self.positions.n_positions} positions of the table")
+        self._require_grid()
         self._require_source()
         self._require_buckets()
         self._require_lenders()
@@ -141,6 +142,15 @@ class Model(Part, metaclass=_Chosen):
         """Yields the mixers; of blocks that are the same object, once."""
         unlike = {id(block): block for block in self.blocks}.values()  # most stacks repeat a few blocks
         return (part for block in unlike for _, part in walk(block) if isinstance(part, Mixer))
+
+    def _require_grid(self) -> None:
+        """Requires patches of images of any size for what needs their grid."""
+        side = self.embedding.n_side if isinstance(self.embedding, PatchEmbedding) and self.embedding.any_size else 0
+        allowed = "other ones: these are for patches of images of any size"
+        require(self, "positions", bool(side) or not isinstance(self.positions, GridPositions), allowed)
+        windows = {part.window_side for part in self.mixers} - {None}
+        divide = side > 0 and all(side % n == 0 for n in windows if n)
+        require(self, "blocks", not windows or divide, f"windows that divide the {side} patches per side of an image")
 
     def _require_source(self) -> None:
         """Requires cross-attention to match the width of an encoder's output."""

@@ -50,6 +50,28 @@ class LearnedPositions(Part):
         return {"weight": Weight(shape=(self.n_positions + self.offset, self.d_model), role="table")}
 
 
+@dataclass(frozen=True, kw_only=True)
+class GridPositions(Part):
+    """A square table of learned vectors, interpolated to an image's grid and added to its patches.
+
+    Patch (r, c) of (h, w) is at (r (n_side - 1) / (h - 1), c (n_side - 1) / (w - 1)) of the table, whose four vectors
+    around it are averaged by their nearness (bilinear, corners aligned), as in Qwen3-VL's published code.
+    """
+
+    kind = "embedding"
+    n_side: int
+    """Vectors per side."""
+    d_model: int
+    """Width of the residual stream."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_side", "d_model")
+
+    def holds(self) -> dict[str, Weight]:
+        """The table (n_side^2, d_model), row by row."""
+        return {"weight": Weight(shape=(self.n_side**2, self.d_model), role="table")}
+
+
 SinusoidLayout = Literal["halves", "interleaved"]
 SINUSOID_LAYOUTS: tuple[SinusoidLayout, ...] = ("halves", "interleaved")
 
@@ -236,7 +258,48 @@ class LongRope(Part):
         require_number(self, "attention_factor")
 
 
+# Scalings with which a text's frequencies depend on its length.
+BY_LENGTH = (DynamicNTK, LongRope)
 Scaling = LongRope | LinearScaling | DynamicNTK | YaRN | Llama3Scaling | FrequencyFactors | Proportional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sections(Part):
+    """Pairs divided among the three coordinates of a token: time, row and column (M-RoPE).
+
+    A text's tokens have three equal coordinates, so that this is ordinary RoPE; an image's tokens have those of its
+    grid. Wang et al. 2024, Qwen2-VL (arXiv 2409.12191), section 2.1. `interleaved` gives pair i to coordinate i mod 3
+    as long as rows and columns have pairs left, and the rest to time (Qwen3-VL's published code).
+    """
+
+    pairs: tuple[int, int, int]
+    """Pairs of time, rows and columns."""
+    interleaved: bool = False
+    """Whether coordinates take turns; otherwise pairs of one coordinate are adjacent."""
+
+    def __post_init__(self) -> None:
+        sizes = isinstance(self.pairs, tuple) and len(self.pairs) == 3
+        whole = sizes and all(type(n) is int and 0 <= n <= LARGEST_SIZE for n in self.pairs)
+        require(self, "pairs", whole and sum(self.pairs) > 0, "three whole numbers, of time, rows and columns")
+        require_flags(self, "interleaved")
+        last = max(3 * self.pairs[axis] - 3 + axis for axis in (1, 2))
+        fits = not self.interleaved or last < sum(self.pairs)
+        require(self, "pairs", fits, "such that rows and columns end within all pairs, if interleaved")
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The coordinate of each pair: 0 time, 1 row, 2 column."""
+        if not self.interleaved:
+            return tuple(axis for axis, n in enumerate(self.pairs) for _ in range(n))
+        return tuple(i % 3 if i < 3 * self.pairs[i % 3] else 0 for i in range(sum(self.pairs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plane(Part):
+    """Half of the pairs are rotated by a patch's row, the other half by its column, both from 0.
+
+    Both halves have the same frequencies, theta^(-4i/d_rotary). In a text both coordinates are the position.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +308,8 @@ class Rotary(Part):
 
     `pairing` is which two numbers form a pair: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1). On a square `grid`
     with that many patches per side, the first half of the pairs is rotated by a patch's column and the other half by
-    its row, both from 1, and tokens after the patches are not rotated (Agrawal et al. 2024, arXiv 2410.07073).
+    its row, both from 1, and tokens after the patches are not rotated (Agrawal et al. 2024, arXiv 2410.07073). `axes`
+    rotate pairs by different coordinates of a token, in images of any shape.
     """
 
     d_rotary: int
@@ -258,6 +322,8 @@ class Rotary(Part):
     """Scaling of the frequencies for contexts longer than in training."""
     grid: int | None = None
     """Patches per side, if positions are those of a square image."""
+    axes: Sections | Plane | None = None
+    """Which coordinate rotates which pair; None for the position in the text."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_rotary")
@@ -270,6 +336,7 @@ class Rotary(Part):
                 self, "d_rotary", self.d_rotary % 4 == 0, "a multiple of 4 on a grid, with pairs for columns and rows"
             )
             require(self, "scaling", self.scaling is None, "none on a grid")
+        self._require_axes()
         if isinstance(self.scaling, FrequencyFactors):
             n = len(self.scaling.factors)
             require(self, "scaling", n == self.d_rotary // 2, f"d_rotary/2 = {self.d_rotary // 2} factors, got {n}")
@@ -284,10 +351,20 @@ class Rotary(Part):
         if isinstance(self.scaling, DynamicNTK):
             require(self, "d_rotary", self.d_rotary > 2, "more than 2 under dynamic NTK, whose exponent is d/(d-2)")
 
+    def _require_axes(self) -> None:
+        require(self, "axes", self.axes is None or self.grid is None, "none on a square grid")
+        if isinstance(self.axes, Sections):
+            n = self.d_rotary // 2
+            require(self, "axes", sum(self.axes.pairs) == n, f"sections of d_rotary/2 = {n} pairs")
+            require(self, "scaling", not self.depends_on_length, "none that depends on a text's length, with sections")
+        if isinstance(self.axes, Plane):
+            require(self, "d_rotary", self.d_rotary % 4 == 0, "a multiple of 4, with pairs for rows and columns")
+            require(self, "scaling", self.scaling is None, "none in a plane")
+
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies depend on a sequence's length, so that every row has its own."""
-        return isinstance(self.scaling, DynamicNTK | LongRope)
+        return isinstance(self.scaling, BY_LENGTH)
 
     def length_class(self, length: int) -> int:
         """Returns the length that determines a text's frequencies; texts with equal ones share frequencies."""
@@ -332,7 +409,7 @@ def read_again(rotaries: tuple[Rotary, ...], past: int, length: int) -> int:
 @lru_cache(maxsize=1024)
 def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
     d, scaling, theta = rotary.d_rotary, rotary.scaling, float(rotary.theta)
-    if rotary.grid is not None:
+    if rotary.grid is not None or isinstance(rotary.axes, Plane):
         return tuple(theta ** (-4 * i / d) for i in range(d // 4)) * 2
     if isinstance(scaling, DynamicNTK):
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)

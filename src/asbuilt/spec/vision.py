@@ -43,6 +43,7 @@ class PatchEmbedding(Part):
     """
 
     kind = "embedding"
+    any_size: ClassVar[bool] = False
     image_size: int
     """Pixels per side of the image."""
     patch_size: int
@@ -138,7 +139,8 @@ class Projection(Part):
 class MLPProjector(Mapped):
     """A sequence of linear maps from widths[0] to widths[-1], with the activation between them.
 
-    Before the first one, squares of `merge` x `merge` patches are concatenated row by row to one vector each.
+    Before the first one, squares of `merge` x `merge` patches are concatenated row by row to one vector each. A `norm`
+    is of patches, or of these vectors if it is that wide.
     """
 
     kind = "projector"
@@ -150,6 +152,8 @@ class MLPProjector(Mapped):
     """Whether the maps have biases."""
     merge: int = 1
     """Patches per side that are merged to one vector first."""
+    norm: Norm | None = None
+    """Norm of the patches before they are merged, or of the merged vectors, depending on its width."""
 
     def __post_init__(self) -> None:
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
@@ -159,6 +163,13 @@ class MLPProjector(Mapped):
         require_sizes(self, "merge")
         whole = self.widths[0] % self.merge**2 == 0
         require(self, "merge", whole, f"a number whose square divides widths[0] = {self.widths[0]}")
+        normed = self.norm is None or self.norm.d in (self.d_in, self.widths[0])
+        require(self, "norm", normed, f"a norm of {self.d_in} or {self.widths[0]} numbers")
+
+    @property
+    def norms_patches(self) -> bool:
+        """Whether patches are normed before they are merged."""
+        return self.norm is not None and self.norm.d == self.d_in
 
     @property
     def d_in(self) -> int:
@@ -187,8 +198,8 @@ class MLPProjector(Mapped):
         }
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The maps process the merged squares."""
-        return replace(run, tokens=self.n_tokens(run.tokens))
+        """The maps process the merged squares, the norm those or the patches."""
+        return run if name == "norm" and self.norms_patches else replace(run, tokens=self.n_tokens(run.tokens))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each map once."""
@@ -293,6 +304,11 @@ class Vision(Part):
     def n_tokens(self) -> int:
         """Placeholders per image."""
         return self.projector.n_tokens(self.n_selected)
+
+    @property
+    def n_vectors(self) -> int:
+        """Vectors per placeholder: the one that replaces it."""
+        return 1
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """The tower runs to the requested depth; the projector processes the selected tokens."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
 from asbuilt.spec.part import Pass, require
+from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import PatchEmbedding, Vision
 
 
@@ -25,6 +26,16 @@ class VisionLanguageModel(LanguageModel):
         masked = not self.vision.both_ways or all(part.sees_images for part in self.mixers)
         allowed = "without bidirectional images, which need causal attention without chunks and distance terms"
         require(self, "vision", masked, allowed)
+        self._require_any_size()
+
+    def _require_any_size(self) -> None:
+        """Requires what images of any size need of the text."""
+        alone = self.vision.n_vectors == 1 or self.streams is None
+        require(self, "vision", alone, "without vectors added after blocks, beside several residual streams")
+        few = self.vision.n_vectors - 1 <= self.n_layers
+        require(self, "vision", few, f"at most n_layers = {self.n_layers} blocks after which vectors are added")
+        fixed = not self.vision.tower.embedding.any_size or not rotaries_by_length(self)
+        require(self, "vision", fixed, "images of one size, since RoPE frequencies depend on the text's length")
 
     @classmethod
     def of(cls, text: LanguageModel, vision: Vision) -> VisionLanguageModel:

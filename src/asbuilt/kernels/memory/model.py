@@ -10,7 +10,7 @@ from asbuilt.kernels.memory.registry import Memory, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
 from asbuilt.spec.model import Model
-from asbuilt.spec.part import Part, Pass, walk
+from asbuilt.spec.part import Part, Pass, runs
 from asbuilt.spec.positions import Rotary
 
 M = TypeVar("M", bound=Model)
@@ -51,10 +51,10 @@ class ModelMemory(Memory[M]):
 
     def _tables(self, blocks: tuple[Block, ...], run: Pass) -> tuple[int, int]:
         """Returns the bytes that layers share for the whole pass, and the peak of building a mask."""
-        parts = [part for block in blocks for _, part in walk(block)]
-        rotary = {part for part in parts if isinstance(part, Rotary)}
-        masks = {mask[0]: mask[1:] for part in parts if (mask := memory(part).mask_peak(run))}
-        kept = run.tokens * 8 + sum(peak(part, run) for part in rotary) + sum(kept for kept, _ in masks.values())
+        parts = [(part, seen) for block in blocks for _, part, seen in runs(block, run)]
+        rotary = {(part, seen) for part, seen in parts if isinstance(part, Rotary)}
+        masks = {(mask[0], seen): mask[1:] for part, seen in parts if (mask := memory(part).mask_peak(seen))}
+        kept = run.tokens * 8 + sum(peak(*one) for one in rotary) + sum(kept for kept, _ in masks.values())
         return kept, max((made for _, made in masks.values()), default=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.part import Pass
-from asbuilt.spec.positions import LearnedPositions, QueryTemperature, Rotary
+from asbuilt.spec.positions import GridPositions, LearnedPositions, QueryTemperature, Rotary
 
 
 @memory_of(LearnedPositions)
@@ -16,13 +16,24 @@ class LearnedPositionsMemory(Memory[LearnedPositions]):
         return (Saved(name="positions", size=run.tokens, width="int64", shared=True),)
 
 
+@memory_of(GridPositions)
+class GridPositionsMemory(Memory[GridPositions]):
+    """Memory of interpolating a table."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Four places in the table and four weights per patch, the same for all images of one size."""
+        places = Saved(name="grid positions", size=4 * run.tokens, width="int64", shared=True)
+        return (places, Saved(name="grid weights", size=4 * run.tokens, shared=True))
+
+
 @memory_of(Rotary)
 class RotaryMemory(Memory[Rotary]):
     """Memory of RoPE tables."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The RoPE tables, shared by all layers with equal RoPE."""
-        return (Saved(name=repr(self.part), size=2 * run.tokens * self.part.d_rotary, shared=True),)
+        name = f"{self.part} of {run.tokens}"  # windows of an image have tables of their own
+        return (Saved(name=name, size=2 * run.tokens * self.part.d_rotary, shared=True),)
 
     def peak_bytes(self, run: Pass) -> int:
         """The RoPE tables, which stay for the whole pass."""
@@ -35,4 +46,4 @@ class QueryTemperatureMemory(Memory[QueryTemperature]):
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The scales, shared by all layers."""
-        return (Saved(name=repr(self.part), size=run.tokens, shared=True),)
+        return (Saved(name=f"{self.part} of {run.tokens}", size=run.tokens, shared=True),)

@@ -63,7 +63,11 @@ class MLPProjectorMemory(Memory[MLPProjector]):
         """The two widest consecutive tensors."""
         part = self.part
         pairs = zip(part.widths, part.widths[1:], strict=False)
-        return self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+        maps = self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+        if part.norm is None:
+            return maps
+        normed = self._rows(run) * part.widths[0] * run.width
+        return max(normed + memory(part.norm).peak_bytes(part.child_run("norm", run)), normed + maps)
 
 
 @memory_of(PooledProjector)

@@ -16,5 +16,6 @@ class VisionLanguageModelMemory(ModelMemory[VisionLanguageModel]):
         """The tower and its projector; or the text beside their output, which stays."""
 
         vision, seen = self.part.vision, self.part.child_run("vision", run)
-        made = 0 if seen is None else seen.batch * vision.n_tokens * self.part.d_model * run.width
+        each = vision.n_tokens * vision.n_vectors * self.part.d_model * run.width
+        made = 0 if seen is None else seen.batch * each
         return max(peak(vision, seen), made + super().peak_bytes(run))

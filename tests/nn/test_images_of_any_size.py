@@ -1,0 +1,170 @@
+"""Images of any size in texts: patches or pixels, padding, chunks, and what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import strategies
+import torch
+
+from asbuilt.errors import InputError
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.vision_language_model import VisionLanguageModel
+from asbuilt.spec import (
+    Attention,
+    Block,
+    Branch,
+    GatedMLP,
+    GridPatches,
+    GridPositions,
+    GridVision,
+    Head,
+    ImageEncoder,
+    LanguageModel,
+    MLPProjector,
+    Plane,
+    RMSNorm,
+    Rotary,
+    Sections,
+    TokenEmbedding,
+    Windowed,
+)
+from asbuilt.spec import VisionLanguageModel as Spec
+
+PLACE, GRIDS = 3, ((1, 6, 4), (2, 4, 10), (1, 6, 4))
+ROW = [1, *[PLACE] * 6, 5, 5, *[PLACE] * 20, 7, *[PLACE] * 6, 2, 1]
+
+
+def block(d_model: int, mixer: Attention | Windowed) -> Block:
+    ffn = GatedMLP(d_model=d_model, d_ff=8, activation="silu")
+    attention = Branch(name="attention", body=mixer, norm=RMSNorm(d=d_model))
+    return Block(branches=(attention, Branch(name="ffn", body=ffn, norm=RMSNorm(d=d_model))))
+
+
+def seer(axes: Sections | None) -> Spec:
+    attention = Attention(
+        d_model=16, n_heads=2, n_kv_heads=1, d_head=8, positions=Rotary(d_rotary=8, theta=10.0, axes=axes)
+    )
+    text = LanguageModel(
+        embedding=TokenEmbedding(n_vocab=20, d_model=16),
+        blocks=(block(16, attention),) * 2,
+        head=Head(d_model=16, n_vocab=20),
+        max_positions=64,
+    )
+    plane = Rotary(d_rotary=4, theta=10.0, axes=Plane())
+    inner = Attention(d_model=8, n_heads=2, n_kv_heads=2, d_head=4, causal=False, cached=False, positions=plane)
+    tower = ImageEncoder(
+        embedding=GridPatches(image_size=16, patch_size=2, frames=2, d_model=8),
+        positions=GridPositions(n_side=3, d_model=8),
+        blocks=(block(8, Windowed(d_model=8, attention=inner, side=4)), block(8, inner)),
+        max_positions=64,
+    )
+    merger = MLPProjector(widths=(32, 16), activation="gelu", merge=2, norm=RMSNorm(d=32))
+    projector = MLPProjector(widths=(32, 16, 16), activation="gelu", merge=2, norm=RMSNorm(d=8))
+    vision = GridVision(tower=tower, projector=projector, placeholder=PLACE, taps=(0,), mergers=(merger,))
+    return Spec.of(text, vision)
+
+
+def built(axes: Sections | None = Sections(pairs=(2, 1, 1), interleaved=True)) -> VisionLanguageModel:  # noqa: B008
+    model = strategies.randomised(seer(axes), 1)
+    assert isinstance(model, VisionLanguageModel)
+    return model
+
+
+def patches(*grids: tuple[int, int, int]) -> Patches:
+    n = sum(t * h * w for t, h, w in grids)
+    return Patches(torch.randn(n, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64), grids)
+
+
+@torch.inference_mode()
+def test_pieces_after_images_are_the_whole_pass() -> None:
+    model, images, row = built(), patches(*GRIDS), torch.tensor([ROW])
+    want = model(row, images=images)
+    cache = Cache(model.spec, batch=1, capacity=64, dtype=torch.float64)
+    first = Patches(images.values[:24], GRIDS[:1])
+    rest = Patches(images.values[24:], GRIDS[1:])
+    cuts = [(0, 8, first), (8, 36, rest), (36, 37, None), (37, len(ROW), None)]
+    pieces = [model(row[:, a:b], images=given, cache=cache) for a, b, given in cuts]
+    torch.testing.assert_close(torch.cat(pieces, 1), want, rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_rows_of_a_padded_batch_are_rows_alone() -> None:
+    model, images, n = built(), patches(*GRIDS, GRIDS[0]), len(ROW)
+    short = ROW[:8]
+    tokens, valid = torch.full((2, n + 3), PLACE), torch.zeros(2, n + 3, dtype=torch.bool)
+    tokens[0, 3:], valid[0, 3:] = torch.tensor(ROW), True
+    tokens[1, :8], valid[1, :8] = torch.tensor(short), True
+    cache = Cache(model.spec, batch=2, capacity=64, dtype=torch.float64)
+    found = model(tokens, images=images, valid_BT=valid, cache=cache)
+    last = model(torch.tensor([[5], [6]]), cache=cache)
+    for i, (own, given) in enumerate(((ROW, Patches(images.values[:-24], GRIDS)), (short, None))):
+        alone = given or Patches(images.values[-24:], GRIDS[:1])
+        want = model(torch.tensor([[*own, 5 + i]]), images=alone)[0]
+        torch.testing.assert_close(found[i][valid[i]], want[:-1], rtol=0, atol=1e-10)
+        torch.testing.assert_close(last[i], want[-1:], rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_pixels_are_patches_of_repeated_frames() -> None:
+    model = built()
+    pixels = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    tokens = torch.tensor([[1, *[PLACE] * 6, 2], [1, *[PLACE] * 6, 4]])
+    values = []
+    for image in pixels:
+        for R in range(0, 4, 2):
+            for C in range(0, 6, 2):
+                for r, c in ((R, C), (R, C + 1), (R + 1, C), (R + 1, C + 1)):
+                    tile = image[:, 2 * r : 2 * r + 2, 2 * c : 2 * c + 2]
+                    values.append(tile[:, None].expand(3, 2, 2, 2).flatten())
+    given = Patches(torch.stack(values), ((1, 4, 6),) * 2)
+    torch.testing.assert_close(model(tokens, images=pixels), model(tokens, images=given), rtol=0, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_sections_without_images_are_ordinary_rope() -> None:
+    tokens = torch.tensor([ROW])
+    ordinary = built(None)
+    for axes in (Sections(pairs=(2, 1, 1)), Sections(pairs=(2, 1, 1), interleaved=True)):
+        model = built(axes)
+        model.load_state_dict(ordinary.state_dict())
+        assert torch.equal(model(tokens), ordinary(tokens))
+        seen = model(tokens, images=patches(*GRIDS))
+        assert not torch.allclose(seen, ordinary(tokens, images=patches(*GRIDS)))
+
+
+@pytest.mark.parametrize(
+    ("images", "named"),
+    [
+        (patches((1, 6, 4), (2, 4, 10)), "tokens: wrong number"),
+        (patches(*GRIDS, (1, 2, 2)), "tokens: wrong number"),
+        (patches((1, 4, 6), (1, 4, 10), (2, 6, 4)), "tokens: wrong number"),
+        (patches((1, 6, 3)), "images: wrong image grid"),
+        (patches((0, 6, 4)), "images: wrong image grid"),
+        (Patches(torch.zeros(7, 24), ((1, 2, 4),)), "images: wrong patches"),
+        (Patches(torch.zeros(8, 23), ((1, 2, 4),)), "images: wrong patches"),
+        (torch.zeros(1, 3, 10, 8), "images: wrong image size"),
+        (torch.zeros(1, 3, 9, 8), "images: wrong image size"),
+    ],
+    ids=range(9),
+)
+def test_what_does_not_fit_is_refused(images: Patches, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        built()(torch.tensor([ROW]), images=images)
+
+
+@pytest.mark.parametrize(
+    ("part", "fields"),
+    [
+        (Sections, {"pairs": (1, 1)}),
+        (Sections, {"pairs": (0, 0, 0)}),
+        (Sections, {"pairs": (1, 3, 0), "interleaved": True}),
+        (Rotary, {"d_rotary": 8, "axes": Sections(pairs=(1, 1, 1))}),
+        (Rotary, {"d_rotary": 6, "axes": Plane()}),
+        (Rotary, {"d_rotary": 8, "axes": Plane(), "grid": 2}),
+    ],
+    ids=str,
+)
+def test_parts_refuse(part: type, fields: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=rf"{part.__name__}\.\w+: must be"):
+        part(**fields)
