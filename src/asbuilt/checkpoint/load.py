@@ -24,7 +24,7 @@ from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAME
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, reads_packed, tensor_table
 from asbuilt.families.shared.stacks import experts_as_stored
-from asbuilt.families.shared.table import Entry, TensorTable, as_stored, is_ignored
+from asbuilt.families.shared.table import Entry, TensorTable, as_shaped, as_stored, is_ignored
 from asbuilt.formats.gguf import GGUFTensor
 from asbuilt.formats.safetensors import StoredTensor, read_folder
 from asbuilt.spec import Model as ModelSpec
@@ -161,7 +161,8 @@ class Contents:
             self._read = Expanded(stored_only(self.headers), self.packed, str(source.path))
             self.headers, table = self._read.headers, tensor_table(source.family, self.spec)
         shapes = {path: weight.shape for path, weight, _ in stored_weights(self.spec)}
-        return experts_as_stored(as_stored(table, self.headers), shapes, self.headers)
+        held = {name: tensor.shape for name, tensor in self.headers.items()}
+        return as_shaped(experts_as_stored(as_stored(table, self.headers), shapes, self.headers), shapes, held)
 
     def _add_adapters(self, folder: str | Path) -> None:
         """Adds the adapters of a folder to the spec and to the tensors to load."""

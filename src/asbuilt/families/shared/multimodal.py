@@ -39,6 +39,7 @@ class Text:
 
     family: Family
     key = "text_config"
+    into = "text"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the text; raises InputError for another `model_type`, and as the family does."""

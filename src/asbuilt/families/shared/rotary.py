@@ -217,6 +217,7 @@ class Rope:
     width: Callable[[dict[str, Any]], int] = lambda values: values["d_head"]
     at: Callable[[Parts], Rotary] = lambda parts: parts.rotary
     into = "rotary"
+    kinds: Kinds | None = None
 
     def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
         """Reads the keys."""
@@ -226,6 +227,7 @@ class Rope:
             values["max_positions"],
             default_theta=self.theta,
             partial=self.partial,
+            kinds=self.kinds,
             outside=self.outside,
         )
 

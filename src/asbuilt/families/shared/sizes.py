@@ -216,11 +216,12 @@ class LaterWindows(LayerWindows):
 
     key_of_first = "max_window_layers"
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 28) -> None:
+        self.first = first
         super().__init__(default=4096, usual=self._from_a_layer_on, switch="use_sliding_window")
 
     def _from_a_layer_on(self, reader: ConfigReader, values: Values) -> list[bool]:
-        first = reader.size(self.key_of_first, default=28, least=0)
+        first = reader.size(self.key_of_first, default=self.first, least=0)
         reader.irrelevant(self.key_of_first, "layer_types, as it is written, says it")
         reader.overruled(self.key_of_first, "layer_types")
         return [i >= first for i in range(values["n_layers"])]

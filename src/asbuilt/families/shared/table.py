@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -184,6 +184,41 @@ class EachExpert:
         return stacks
 
 
+@dataclass(frozen=True)
+class InwardOrNot:
+    """Stored as `usual`, or as `other` in files whose shapes say so; where both have the same shapes, as `usual`."""
+
+    usual: Layout
+    other: Layout
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The usual shapes."""
+        return self.usual.stored_shapes(built)
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """As usual: `as_shaped` puts the other layout in place where a file has it."""
+        return self.usual.load(stored)
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """As usual."""
+        return self.usual.save(built)
+
+
+def as_shaped(table: TensorTable, built: Mapping[str, Shape], stored: Mapping[str, Shape]) -> TensorTable:
+    """Returns the table with the layouts that a file's shapes tell, where it may have one of two."""
+
+    def told(one: Entry) -> Entry:
+        if not isinstance(one.layout, InwardOrNot):
+            return one
+        shapes, found = [built[path] for path in one.paths], [stored.get(name) for name in one.names]
+        other = found != one.layout.usual.stored_shapes(shapes) and found == one.layout.other.stored_shapes(shapes)
+        return replace(one, layout=one.layout.other if other else one.layout.usual)
+
+    return replace(table, entries=tuple(told(one) for one in table.entries))
+
+
+# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 MX_BLOCK = 32
 
 

@@ -10,7 +10,7 @@ from asbuilt.kernels.memory.registry import Memory, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
 from asbuilt.spec.model import Model
-from asbuilt.spec.part import Part, Pass, runs
+from asbuilt.spec.part import Part, Pass, runs, walk
 from asbuilt.spec.positions import Rotary
 
 M = TypeVar("M", bound=Model)
