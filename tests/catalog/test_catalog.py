@@ -23,6 +23,8 @@ CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 ROUNDED = {
     "whisper-tiny": 0.038,
     "whisper-large-v3": 1.543,
+    "qwen2.5-vl-7b": 8.29,
+    "qwen3-vl-2b": 2.13,
     "bart-base": 0.139,
     "bart-large": 0.406,
     "xlm-roberta-base": 0.278,
@@ -148,6 +150,8 @@ COUNTED = {
     "llava-1.5-7b": (7_063_427_072, 4_096, 524_288),
     "gemma-3-4b-mm": (4_300_079_472, 163_840, 139_264),
     "llama-4-scout": (108_641_793_536, 10_485_760, 196_608),
+    "qwen2.5-vl-7b": (8_292_166_656, 128_000, 57_344),
+    "qwen3-vl-2b": (2_127_532_032, 262_144, 114_688),
 }
 
 

@@ -5,67 +5,19 @@ from __future__ import annotations
 import pytest
 import strategies
 import torch
+from small_grids import PLACE, TURNS, seer
 
 from asbuilt.errors import InputError
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.vision_language_model import VisionLanguageModel
-from asbuilt.spec import (
-    Attention,
-    Block,
-    Branch,
-    GatedMLP,
-    GridPatches,
-    GridPositions,
-    GridVision,
-    Head,
-    ImageEncoder,
-    LanguageModel,
-    MLPProjector,
-    Plane,
-    RMSNorm,
-    Rotary,
-    Sections,
-    TokenEmbedding,
-    Windowed,
-)
-from asbuilt.spec import VisionLanguageModel as Spec
+from asbuilt.spec import Plane, Rotary, Sections
 
-PLACE, GRIDS = 3, ((1, 6, 4), (2, 4, 10), (1, 6, 4))
+GRIDS = ((1, 6, 4), (2, 4, 10), (1, 6, 4))
 ROW = [1, *[PLACE] * 6, 5, 5, *[PLACE] * 20, 7, *[PLACE] * 6, 2, 1]
 
 
-def block(d_model: int, mixer: Attention | Windowed) -> Block:
-    ffn = GatedMLP(d_model=d_model, d_ff=8, activation="silu")
-    attention = Branch(name="attention", body=mixer, norm=RMSNorm(d=d_model))
-    return Block(branches=(attention, Branch(name="ffn", body=ffn, norm=RMSNorm(d=d_model))))
-
-
-def seer(axes: Sections | None) -> Spec:
-    attention = Attention(
-        d_model=16, n_heads=2, n_kv_heads=1, d_head=8, positions=Rotary(d_rotary=8, theta=10.0, axes=axes)
-    )
-    text = LanguageModel(
-        embedding=TokenEmbedding(n_vocab=20, d_model=16),
-        blocks=(block(16, attention),) * 2,
-        head=Head(d_model=16, n_vocab=20),
-        max_positions=64,
-    )
-    plane = Rotary(d_rotary=4, theta=10.0, axes=Plane())
-    inner = Attention(d_model=8, n_heads=2, n_kv_heads=2, d_head=4, causal=False, cached=False, positions=plane)
-    tower = ImageEncoder(
-        embedding=GridPatches(image_size=16, patch_size=2, frames=2, d_model=8),
-        positions=GridPositions(n_side=3, d_model=8),
-        blocks=(block(8, Windowed(d_model=8, attention=inner, side=4)), block(8, inner)),
-        max_positions=64,
-    )
-    merger = MLPProjector(widths=(32, 16), activation="gelu", merge=2, norm=RMSNorm(d=32))
-    projector = MLPProjector(widths=(32, 16, 16), activation="gelu", merge=2, norm=RMSNorm(d=8))
-    vision = GridVision(tower=tower, projector=projector, placeholder=PLACE, taps=(0,), mergers=(merger,))
-    return Spec.of(text, vision)
-
-
-def built(axes: Sections | None = Sections(pairs=(2, 1, 1), interleaved=True)) -> VisionLanguageModel:  # noqa: B008
+def built(axes: Sections | None = TURNS) -> VisionLanguageModel:
     model = strategies.randomised(seer(axes), 1)
     assert isinstance(model, VisionLanguageModel)
     return model

@@ -112,6 +112,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "AudioEncoder": {"name": "model"},
     "VisionLanguageModel": {"name": "model"},
     "DualEncoder": {"name": "model"},
+    "GridPatches": {"channels": 3, "bias": False, "class_token": "none", "frames": 1},
+    "GridVision": {"keep_class": False, "both_ways": False},
+    "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
     "Pooler": {"activation": "tanh"},
     "PerLayerEmbedding": {"scale": 1.0, "project_scale": 1.0, "sum_scale": 1.0},
@@ -196,7 +199,9 @@ def of_another_type(hint: Any) -> tuple[object, ...]:  # noqa: ANN401  an annota
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 def test_another_type_is_refused_by_name(kind: type[Part]) -> None:
-    space = {**vars(typing), **vars(spec), **vars(sys.modules[kind.__module__]), "Model": Model}
+    space = {**vars(typing), **vars(spec), "Model": Model}
+    for base in reversed(kind.__mro__):  # fields of a base are annotated with the names of its file
+        space |= vars(sys.modules[base.__module__])
     for field in fields(kind):
         for value in of_another_type(eval(str(field.type), space)):
             with pytest.raises(InputError, match=field.name):
@@ -223,6 +228,8 @@ KEPT = {
     "gate",
     "gate cut",
     "first",
+    "grid positions",
+    "grid weights",
     "hidden",
     "input",
     "k",

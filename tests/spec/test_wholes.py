@@ -266,6 +266,7 @@ def test_an_edit_that_a_whole_cannot_have_makes_another_of_it() -> None:
         ("vit-base-patch16-224", ImageEncoder, ("images",), "labels", False),
         ("llava-1.5-7b", VisionLanguageModel, ("tokens", "images"), "logits", True),
         ("llama-4-scout", VisionLanguageModel, ("tokens", "images"), "logits", True),
+        ("qwen3-vl-2b", VisionLanguageModel, ("tokens", "images"), "logits", True),
         ("clip-vit-base-patch32", DualEncoder, ("tokens", "images"), "similarities", False),
     ],
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
+from small_grids import seer
+from small_parts import ATTENTION, EXPERTS, LATENT
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
@@ -23,6 +25,8 @@ def examples() -> dict[str, Part]:
     for part in (*(part for part, *_ in REFUSED), *(altered(part, changed) for part, changed in TAKEN)):
         for _, inner in walk_stored(part):
             found.setdefault(type(inner).__name__, inner)
+    for _, inner in walk_stored(seer()):
+        found.setdefault(type(inner).__name__, inner)
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["Proportional"] = spec.Proportional(n_pairs=2)
     vectors = spec.PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=spec.RMSNorm(d=2))

@@ -31,6 +31,7 @@ from asbuilt.spec import (
     Rotary,
     Router,
     Scaling,
+    Sections,
     YaRN,
 )
 
@@ -67,8 +68,10 @@ if TYPE_CHECKING:
         phi,
         phi3,
         qwen2,
+        qwen2_5_vl,
         qwen3,
         qwen3_moe,
+        qwen3_vl,
         starcoder2,
         switch_transformers,
         t5,
@@ -1240,6 +1243,57 @@ ROWS["llama-4-scout"] = Entry(
     make=_llama_4_scout,
     source=LLAMA4_SOURCE.replace("text_config", "config"),
 )
+
+
+# What the towers of the Qwen-VL models share.
+QWEN_TOWER: dict[str, Any] = {"n_heads": 16, "channels": 3, "frames": 2, "merge": 2, "theta": 10000.0}
+
+
+def _qwen2_5_vl_7b() -> Model:
+    text = llama.build(
+        n_vocab=152064,
+        d_model=3584,
+        n_layers=28,
+        n_heads=28,
+        n_kv_heads=4,
+        d_ff=18944,
+        max_positions=128000,
+        rotary=Rotary(d_rotary=128, theta=1e6, axes=Sections(pairs=(16, 24, 24))),
+        eps=1e-6,
+        bias=True,
+        output_bias=False,
+        name="qwen2.5-vl-7b",
+    )
+    sizes = {"d_model": 1280, "n_layers": 32, "d_ff": 3420, "activation": "silu", "patch_size": 14}
+    windows: dict[str, Any] = {"window": 8, "whole": (7, 15, 23, 31)}
+    return qwen2_5_vl.build(text, QWEN_TOWER | sizes | windows, 151655)
+
+
+def _qwen3_vl_2b() -> Model:
+    text = llama.build(
+        n_vocab=151936,
+        d_model=2048,
+        n_layers=28,
+        n_heads=16,
+        n_kv_heads=8,
+        d_head=128,
+        d_ff=6144,
+        max_positions=262144,
+        rotary=Rotary(d_rotary=128, theta=5e6, axes=Sections(pairs=(24, 20, 20), interleaved=True)),
+        eps=1e-6,
+        head_norms=True,
+        tied=True,
+        name="qwen3-vl-2b",
+    )
+    sizes = {"d_model": 1024, "n_layers": 24, "d_ff": 4096, "activation": "gelu_tanh", "patch_size": 16}
+    return qwen3_vl.build(text, QWEN_TOWER | sizes | {"side": 48, "taps": (5, 11, 17)}, 151655)
+
+
+for _name, _family, _make, _said in (
+    ("qwen2.5-vl-7b", "qwen2_5_vl", _qwen2_5_vl_7b, "arXiv 2502.13923; config of Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("qwen3-vl-2b", "qwen3_vl", _qwen3_vl_2b, "arXiv 2511.21631; config of Qwen/Qwen3-VL-2B-Instruct"),
+):
+    ROWS[_name] = Entry(name=_name, family=_family, source=f"Bai et al. 2025, {_said}", dtype="bfloat16", make=_make)
 
 
 def names() -> list[str]:

@@ -67,7 +67,8 @@ def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
     return image_grid.fix_kind(image_grid.nested_text(config, name), "qwen2_5_vl_vision", "qwen2_5_vl")
 
 
-def _build(text: LanguageModel, images: dict[str, Any], placeholder: int) -> Model:
+def build(text: LanguageModel, images: dict[str, Any], placeholder: int) -> Model:
+    """Returns the text with images in it, of a tower of these sizes."""
     window, whole = images["window"], images["whole"]
     made = {"norm": RMSNorm, "gated": True, "window": window, "whole": whole}
     return image_grid.build(text, images, placeholder=placeholder, **made)
@@ -89,6 +90,6 @@ FAMILY = replace(
         images=Nested(key="vision_config", into="images", kind="qwen2_5_vl_vision", at="vision.tower", keys=TOWER),
         text=Text(TEXT),
     ),
-    build=_build,
+    build=build,
     names=_names,
 )

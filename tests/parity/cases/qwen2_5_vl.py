@@ -13,7 +13,10 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLTextConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 
 SECTIONS = [2, 3, 3]
-COSTS = {"vision.tower.embedding.image_size": "says of which images the costs are declared"}
+COSTS = {
+    "vision.tower.embedding.image_size": "says of which images the costs are declared",
+    "vision.tower.norm": "its output is normed again by the projector, which leaves it as it was",
+}
 
 
 def text(rng: Random, kind: Any, **more: object) -> Any:  # noqa: ANN401  # configs of the two families
