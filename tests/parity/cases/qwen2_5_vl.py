@@ -46,11 +46,11 @@ def config(rng: Random, merge: int = 2, full: tuple[int, ...] = (1,), **more: ob
     return whole(rng, Qwen2_5_VLConfig, inner, images)
 
 
-def yarn(rng: Random, **more: object) -> Qwen2_5_VLConfig:
+def yarn(rng: Random) -> Qwen2_5_VLConfig:
     """YaRN beside sections, and windows of the text."""
     rope = YARN | {"rope_theta": rng.uniform(50, 200), "factor": rng.uniform(2, 6), "mrope_section": SECTIONS}
-    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    return config(rng, rope_parameters=rope, **windows, **more)
+    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    return config(rng, rope_parameters=rope, **windows)
 
 
 CONFIGS: dict[str, Draw] = {

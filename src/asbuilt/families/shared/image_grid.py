@@ -31,6 +31,7 @@ from asbuilt.spec import (
     MLPProjector,
     Model,
     Norm,
+    Part,
     Plane,
     Rotary,
     Scaling,
@@ -298,9 +299,7 @@ def table(
 ) -> TensorTable:
     """Returns the table of a text's, a tower and its projectors, whose parts are called as in `merger`."""
     vision = spec.vision
-    tower = (
-        vision.tower.replace_where(Windowed, lambda part: part.attention) if _windowed(vision.tower) else vision.tower
-    )
+    tower = vision.tower.replace_where(Windowed, _unwindowed) if _windowed(vision.tower) else vision.tower
     names = Names(
         stems=STEMS | dict(mlp or {}), outside=OUTSIDE, layers="blocks", fused={"attn.qkv": Fused.qkv()}, ignored={}
     )
@@ -321,6 +320,11 @@ def table(
         duplicates=text.duplicates,
         spellings=spellings,
     )
+
+
+def _unwindowed(part: Part) -> Part:
+    assert isinstance(part, Windowed)
+    return part.attention
 
 
 def _windowed(tower: ImageEncoder) -> bool:

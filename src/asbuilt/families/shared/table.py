@@ -217,8 +217,6 @@ def as_shaped(table: TensorTable, built: Mapping[str, Shape], stored: Mapping[st
     return replace(table, entries=tuple(told(one) for one in table.entries))
 
 
-# The sixteen numbers of four bits: one for the sign, two for the power of two, one for the half beside it.
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 MX_BLOCK = 32
 
 
