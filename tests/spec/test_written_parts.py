@@ -7,9 +7,8 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
-from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
 from small_grids import seer
-from small_parts import ATTENTION, EXPERTS, LATENT
+from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
