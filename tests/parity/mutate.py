@@ -315,6 +315,8 @@ def absent(part: Part, name: str) -> Callable[[Any], object]:
 def in_order(part: Part) -> list[Field[Any]]:
     """The fields of a part, in the order of its children."""
     own = list(fields(part))  # type: ignore[arg-type]
+    if isinstance(part, Attention) and part.rotate_first:
+        return sorted(own, key=lambda field: field.name != "positions")
     if not isinstance(part, Model):
         return own
     return sorted(own, key=lambda field: ORDER.index(field.name) if field.name in ORDER else -1)

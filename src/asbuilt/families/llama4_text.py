@@ -50,8 +50,10 @@ def build(
     made = sized(sizes)
     norm = RMSNorm(d=made.d_model, eps=eps)
     per_head = RMSNorm(d=made.head_width, eps=eps, gain="none") if head_norms else None
+    # the order matters where a scaling multiplies cosines and sines
+    last = head_norms and made.rotary is not None and made.rotary.attention_factor != 1.0
     own: dict[bool, dict[str, Any]] = {
-        True: {"adjacent": True, "q_norm": per_head, "k_norm": per_head},
+        True: {"adjacent": True, "q_norm": per_head, "k_norm": per_head, "rotate_first": last},
         False: {"rope": False, "temperature": temperature},
     }
     ffns = {

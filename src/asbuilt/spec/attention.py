@@ -120,7 +120,8 @@ class Attention(Mixer):
         require(self, "gating", self.gating in ("channel", "head", None), "channel, head or none")
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
-        ordered = isinstance(self.positions, Rotary) and (order_matters(self.q_norm) or order_matters(self.k_norm))
+        rotary = self.positions if isinstance(self.positions, Rotary) else None
+        ordered = rotary is not None and any(order_matters(norm, rotary) for norm in (self.q_norm, self.k_norm))
         require(
             self, "rotate_first", ordered or not self.rotate_first, "false unless the order matters to a norm of q or k"
         )
@@ -351,12 +352,14 @@ def output_map(d_in: int, d_model: int, bias: bool) -> Linear:
     return Linear(d_in=d_in, d_out=d_model, bias=bias, split="in", to_stream=True, belongs="attention")
 
 
-def order_matters(norm: Norm | None) -> bool:
+def order_matters(norm: Norm | None, rotary: Rotary | None = None) -> bool:
     """Returns whether normalising heads before RoPE differs from normalising them after.
 
-    RoPE preserves a head's length, which is all that an RMSNorm without gains depends on.
+    RoPE preserves a head's length, which is all that an RMSNorm without gains depends on, unless a scaling multiplies
+    its cosines and sines.
     """
-    return norm is not None and not (isinstance(norm, RMSNorm) and norm.gain == "none")
+    stretched = rotary is not None and rotary.attention_factor != 1.0
+    return norm is not None and (stretched or not (isinstance(norm, RMSNorm) and norm.gain == "none"))
 
 
 def _chunk_pairs(tokens: int, chunk: int) -> int:

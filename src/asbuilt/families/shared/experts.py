@@ -155,6 +155,26 @@ class DenseLayers:
         return dict(zip(self.keys, (1, sorted(dense)), strict=True))
 
 
+class LayerKinds:
+    """Which layers have experts, as `mlp_layer_types` says; where it is missing another key has said it before."""
+
+    key, names = "mlp_layer_types", {True: "sparse", False: "dense"}
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the list, if there is one, in the place of the number of first layers without experts."""
+        if not reader.given(self.key):
+            return
+        said, n_layers = reader.config[self.key], values["n_layers"]
+        ok = isinstance(said, list) and len(said) == n_layers and all(one in ("sparse", "dense") for one in said)
+        reader.require(self.key, ok and "sparse" in said, f"a list of {n_layers} values, dense or sparse, some sparse")
+        values |= {"n_dense": 0, "dense": frozenset(i for i, one in enumerate(said) if one == "dense")}
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the list."""
+        found = {i for i, _ in sparse_layers(parts.model)}
+        return {self.key: [self.names[i in found] for i in range(parts.n_layers)]}
+
+
 def expert_width(default: int) -> Size:
     """Returns the key of the width of an expert."""
     return Size("moe_intermediate_size", "d_expert", default=default, at="mixture.d_ff")

@@ -280,13 +280,15 @@ class TwoRopes:
     """RoPE of the layers with full attention, and `local`, that of layers with a window.
 
     The newer `rope_parameters` has an object for each. Of the older keys `bases` are the two bases, with their
-    defaults; beside a `rope_theta` a `rope_scaling` is that of full attention.
+    defaults; beside a `rope_theta` a `rope_scaling` is that of full attention. With `partial` it covers a part of each
+    head, that part by default.
     """
 
     into = "rotary"
 
-    def __init__(self, *bases: tuple[str, float], kinds: Kinds | None = None) -> None:
+    def __init__(self, *bases: tuple[str, float], kinds: Kinds | None = None, partial: float | None = None) -> None:
         self.bases, self.kinds = dict(zip(("full_attention", "sliding_attention"), bases, strict=True)), kinds
+        self.partial = partial
 
     def read(self, reader: ConfigReader, values: dict[str, Any]) -> None:
         """Reads both."""
@@ -314,21 +316,25 @@ class TwoRopes:
     ) -> Rotary:
         d_head, context = values["d_head"], values["max_positions"]
         theta = _theta(reader, inner, key, default)
+        width = _width(reader, inner, OUTSIDE[1], d_head, self.partial)
         if inner is None:
-            return Rotary(d_rotary=d_head, theta=theta)
-        inner.only(OUTSIDE[1], 1, None, reason=WHOLE)
+            return Rotary(d_rotary=width, theta=theta)
         original = inner.size(ORIGINAL) if ORIGINAL in inner.config else context
-        return Rotary(d_rotary=d_head, theta=theta, scaling=read_scaling(inner, original, context, d_head, self.kinds))
+        return Rotary(d_rotary=width, theta=theta, scaling=read_scaling(inner, original, context, width, self.kinds))
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the keys, in the older spelling where it can say them."""
-        full, local = (Rotary(d_rotary=parts.d_head, theta=theta) for _, theta in self.bases.values())
+        covered = int(parts.d_head * (self.partial or 1)) // 2 * 2
+        full, local = (Rotary(d_rotary=covered, theta=theta) for _, theta in self.bases.values())
         for i, layer in enumerate(parts.attentions):
             rotary = parts.expect(layer.positions, Rotary, f"blocks.{i}.attention.body.positions")
             full, local = (rotary, local) if layer.window is None else (full, rotary)
-        if self._scaled_outside and local.scaling is None and self._told_apart(full, local):
+        older = self.partial is None and self._scaled_outside and local.scaling is None
+        if older and self._told_apart(full, local):
             return write_rotary(full, parts.max_positions) | {self.bases["sliding_attention"][0]: float(local.theta)}
-        objects = (write_rotary_object(rotary, parts.max_positions) for rotary in (full, local))
+        objects = [write_rotary_object(rotary, parts.max_positions) for rotary in (full, local)]
+        for one, rotary in zip(objects, (full, local), strict=True):
+            one |= {} if self.partial is None else {OUTSIDE[1]: partial_factor(rotary.d_rotary, parts.d_head)}
         return {"rope_parameters": dict(zip(self.bases, objects, strict=True))}
 
 

@@ -212,13 +212,13 @@ class LayerWindows:
 
 
 class LaterWindows(LayerWindows):
-    """Windows of the layers from `max_window_layers` on, unless `layer_types` says; `use_sliding_window` is needed."""
+    """Windows of the layers from `max_window_layers` on, `first` by default, unless `layer_types` says."""
 
     key_of_first = "max_window_layers"
 
-    def __init__(self, first: int = 28) -> None:
+    def __init__(self, first: int = 28, switch: str = "use_sliding_window") -> None:
+        super().__init__(default=4096, usual=self._from_a_layer_on, switch=switch)
         self.first = first
-        super().__init__(default=4096, usual=self._from_a_layer_on, switch="use_sliding_window")
 
     def _from_a_layer_on(self, reader: ConfigReader, values: Values) -> list[bool]:
         first = reader.size(self.key_of_first, default=self.first, least=0)

@@ -28,6 +28,7 @@ class _Tensor(Protocol):
     def __and__(self, other: Any, /) -> Any: ...  # noqa: ANN401
     def __rshift__(self, other: Any, /) -> Any: ...  # noqa: ANN401
     def __sub__(self, other: Any, /) -> Any: ...  # noqa: ANN401
+    def flip(self, *dims: Any, **named: Any) -> Any: ...  # noqa: ANN401
     def flatten(self, *dims: Any, **named: Any) -> Any: ...  # noqa: ANN401
     def new_empty(self, *shape: Any, **named: Any) -> Any: ...  # noqa: ANN401
     def reshape(self, *shape: Any, **named: Any) -> Any: ...  # noqa: ANN401
@@ -283,6 +284,29 @@ class AdjacentPairs:
         reordered = heads.clone()  # a copy of its own: with a single pair `pairs` is a view of `heads`
         reordered[:, : self.d_rotary] = pairs.reshape(covered.shape)
         return reordered.reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
+class SwappedHalves:
+    """Query or key rows of heads stored with their second half first: the same RoPE then turns the other way."""
+
+    n_heads: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The same shapes."""
+        return list(built)
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """Each head's halves swapped."""
+        return [self._swapped(tensor) for tensor in stored]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """The same."""
+        return self.load(built)
+
+    def _swapped(self, tensor: T) -> T:
+        halves = tensor.reshape(self.n_heads, 2, -1, *tensor.shape[1:])
+        return halves.flip(1).reshape(tensor.shape)
 
 
 @dataclass(frozen=True)
