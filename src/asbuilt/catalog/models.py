@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         qwen3,
         qwen3_moe,
         qwen3_vl,
+        qwen3_next,
         starcoder2,
         switch_transformers,
         t5,
@@ -576,6 +577,32 @@ _akin(
     context=40960,
     theta=1e6,
     d_head=128,
+)
+
+QWEN3_NEXT_SOURCE = "Qwen Team 2025, the blog post of Qwen3-Next; config of Qwen/Qwen3-Next-80B-A3B-Instruct"
+_akin(
+    "qwen3-next-80b",
+    48,
+    2048,
+    16,
+    2,
+    5120,
+    QWEN3_NEXT_SOURCE,
+    kin=qwen3_next.FAMILY,
+    linear=every_but_last(48, 4),
+    n_key_heads=16,
+    n_value_heads=32,
+    d_key=128,
+    d_value=128,
+    kernel=4,
+    router=Router(d_model=2048, n_experts=512, top_k=10, renormalise=True),
+    d_expert=512,
+    d_shared=512,
+    vocab=151936,
+    context=262144,
+    theta=1e7,
+    d_head=256,
+    d_rotary=64,
 )
 
 OLMOE_SOURCE = "Muennighoff et al. 2024, arXiv 2409.02060, Table 1; config of allenai/OLMoE-1B-7B-0924"
