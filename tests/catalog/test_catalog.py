@@ -51,11 +51,19 @@ ROUNDED = {
     "deepseek-v3.2": 671.88,
     "glm-5": 743.91,
     "glm-5.2": 743.38,
+    "olmo-3.1-32b": 32.23,
+    "exaone-4.0-32b": 32.00,
+    "minimax-m2.7": 228.69,
+    "mimo-v2-flash": 308.78,
 }
 
 # Parameters as built, tokens of context, and bytes of cache a token in 16 bits while no window is full. They were held
 # against the published configs and the counts of their checkpoints, which are not at hand everywhere.
 COUNTED = {
+    "olmo-3.1-32b": (32_233_522_176, 65_536, 262_144),
+    "exaone-4.0-32b": (32_003_216_384, 131_072, 262_144),
+    "minimax-m2.7": (228_689_748_992, 204_800, 253_952),
+    "mimo-v2-flash": (308_778_768_832, 262_144, 222_720),
     "whisper-tiny": (37_760_640, 448, 6_144),
     "whisper-large-v3": (1_543_490_560, 448, 163_840),
     "distilgpt2": (81_912_576, 1_024, 18_432),
@@ -237,6 +245,8 @@ def test_what_is_published_packed() -> None:
     assert {name: said["quant_method"] for name, said in packed.items()} == {
         "deepseek-v3": "fp8",
         "deepseek-v3.2": "fp8",
+        "minimax-m2.7": "fp8",
+        "mimo-v2-flash": "fp8",
         "gpt-oss-20b": "mxfp4",
         "gpt-oss-120b": "mxfp4",
     }

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         clip,
         cohere,
         deepseek,
+        exaone4,
         falcon,
         gemma,
         gemma3,
@@ -56,12 +57,15 @@ if TYPE_CHECKING:
         llama4_text,
         llava,
         marian,
+        mimo_v2_flash,
+        minimax_m2,
         mistral,
         mixtral,
         modernbert,
         mpt,
         olmo,
         olmo2,
+        olmo3,
         olmoe,
         opt,
         palm,
@@ -1321,6 +1325,90 @@ for _name, _family, _make, _said in (
     ("qwen3-vl-2b", "qwen3_vl", _qwen3_vl_2b, "arXiv 2511.21631; config of Qwen/Qwen3-VL-2B-Instruct"),
 ):
     ROWS[_name] = Entry(name=_name, family=_family, source=f"Bai et al. 2025, {_said}", dtype="bfloat16", make=_make)
+
+
+_THREE_OF_FOUR = tuple(4096 if window else None for window in every_but_last(64, 4))
+_akin(
+    "olmo-3.1-32b",
+    64,
+    5120,
+    40,
+    8,
+    27648,
+    "Olmo Team 2025; config of allenai/Olmo-3.1-32B-Instruct",
+    kin=olmo3.FAMILY,
+    vocab=100278,
+    context=65536,
+    theta=5e5,
+    scaling=YaRN(factor=8.0, original_context=8192, attention_factor=1.2079441541679836),
+    local=Rotary(d_rotary=128, theta=5e5),
+    windows=_THREE_OF_FOUR,
+    eps=1e-6,
+)
+_akin(
+    "exaone-4.0-32b",
+    64,
+    5120,
+    40,
+    8,
+    27392,
+    "LG AI Research 2025, arXiv 2507.11407; config of LGAI-EXAONE/EXAONE-4.0-32B",
+    kin=exaone4.FAMILY,
+    vocab=102400,
+    context=131072,
+    theta=1e6,
+    scaling=Llama3Scaling(factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192),
+    windows=_THREE_OF_FOUR,
+    rope_layers=every_but_last(64, 4),
+)
+_akin(
+    "minimax-m2.7",
+    62,
+    3072,
+    48,
+    8,
+    1536,
+    "MiniMax 2026; config of MiniMaxAI/MiniMax-M2.7",
+    kin=minimax_m2.FAMILY,
+    router=corrected_router(d_model=3072, n_experts=256, top_k=8, eps=0.0),
+    vocab=200064,
+    context=204800,
+    theta=5e6,
+    d_head=128,
+    d_rotary=64,
+    eps=1e-6,
+)
+_akin(
+    "mimo-v2-flash",
+    48,
+    4096,
+    64,
+    4,
+    16384,
+    "Xiaomi LLM-Core 2026, arXiv 2601.02780; config of XiaomiMiMo/MiMo-V2-Flash",
+    kin=mimo_v2_flash.FAMILY,
+    router=corrected_router(d_model=4096, n_experts=256, top_k=8),
+    d_expert=2048,
+    dense=frozenset({0}),
+    windows=tuple(129 if i and window else None for i, window in enumerate(every_but_last(48, 6))),
+    local=Rotary(d_rotary=64),
+    d_value=128,
+    value_scale=0.707,
+    vocab=152576,
+    context=262144,
+    theta=5e6,
+    d_head=192,
+    d_rotary=64,
+)
+_BY_TILE = {"activation_scheme": "dynamic", "quant_method": "fp8", "weight_block_size": [128, 128]}
+for _name, _said in (
+    (
+        "minimax-m2.7",
+        {"fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
+    ),
+    ("mimo-v2-flash", {"fmt": "e4m3"}),
+):
+    ROWS[_name] = replace(ROWS[_name], quantization=_BY_TILE | _said)
 
 
 def names() -> list[str]:
