@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from asbuilt.families.shared.hybrid import first
-from asbuilt.families.shared.key import Irrelevant, Only, Values
+from asbuilt.families.shared.key import Irrelevant, Key, Only, Size, Values, depth, eps, tied
+from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_number
-from asbuilt.spec import Mamba2, ShortConvolution
+from asbuilt.spec import (
+    Block,
+    Branch,
+    Head,
+    LanguageModel,
+    Mamba2,
+    Mixer,
+    RMSNorm,
+    ShortConvolution,
+    TiedHead,
+    TokenEmbedding,
+)
 
 INITIAL = Irrelevant(
     "only of the initial weights",
     "time_step_min",
     "time_step_max",
     "time_step_floor",
+    "time_step_scale",
+    "time_step_init_scheme",
     "rescale_prenorm_residual",
 )
 COMPUTED = Irrelevant(
@@ -28,6 +43,15 @@ COMPUTED = Irrelevant(
     "use_mambapy",
     "use_associative_scan",
 )
+OF_MAMBA = {
+    "into": "in_proj",
+    "conv": "conv1d",
+    "select": "x_proj",
+    "dt": "dt_proj",
+    "a_log": "A_log",
+    "d": "D",
+    "out": "out_proj",
+}
 OF_MAMBA2 = {
     "into": "in_proj",
     "conv": "conv1d",
@@ -39,9 +63,50 @@ OF_MAMBA2 = {
 }
 
 
-def stems(branch: str, mixer: str) -> dict[str, str]:
-    """Returns the stems of Mamba-2 in the branch of this name, whose tensors follow `mixer`."""
-    return {f"{branch}.body.{part}": f"{mixer}.{name}" for part, name in OF_MAMBA2.items()}
+# Positions of a model without positions: files say none, and the state is of one size for any text.
+UNLIMITED = 2**20
+
+
+def stems(branch: str, mixer: str, names: Mapping[str, str] = OF_MAMBA2) -> dict[str, str]:
+    """Returns the stems of a state space in the branch of this name, whose tensors follow `mixer`."""
+    return {f"{branch}.body.{part}": f"{mixer}.{name}" for part, name in names.items()}
+
+
+def names(of: Mapping[str, str]) -> Names:
+    """Returns the names of a stack of state spaces alone."""
+    return Names(
+        stems={"mixer.norm": "norm"} | stems("mixer", "mixer", of),
+        outside={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
+        layers="backbone.layers",
+    )
+
+
+def stack(mixer: Mixer, *, n_layers: int, n_vocab: int, eps: float, tied: bool, name: str) -> LanguageModel:
+    """Returns the model of layers of a mixer alone, each after a norm."""
+    norm = RMSNorm(d=mixer.d_model, eps=eps)
+    table: dict[str, Any] = {"n_vocab": n_vocab, "d_model": mixer.d_model}
+    return LanguageModel(
+        embedding=TokenEmbedding(**table),
+        blocks=(Block(branches=(Branch(name="mixer", body=mixer, norm=norm),)),) * n_layers,
+        norm=norm,
+        head=(TiedHead if tied else Head)(**table),
+        max_positions=UNLIMITED,
+        name=name,
+    )
+
+
+def of_stack(n_vocab: int, d_model: int, n_layers: int, ties: bool) -> tuple[Key, ...]:
+    """Returns the keys of such a model beside those of its mixer."""
+    return (
+        Size("vocab_size", "n_vocab", default=n_vocab),
+        Size("hidden_size", "d_model", default=d_model),
+        depth("num_hidden_layers", n_layers),
+        eps("layer_norm_epsilon", 1e-5),
+        tied(ties),
+        silu("hidden_act"),
+        INITIAL,
+        COMPUTED,
+    )
 
 
 def silu(key: str) -> Only:
