@@ -10,11 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from asbuilt import cost
+from asbuilt.catalog import find
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.save import save
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
 from asbuilt.nn import build
+from asbuilt.spec import Classifier
 
 SMALL: dict[str, Any] = {
     "model_type": "bert",
@@ -102,3 +105,66 @@ def test_a_pooler_that_is_not_stored(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(InputError, match=r"missing: pooler\.dense"):
         load(tmp_path)
+
+
+# as it stands in nomic-ai/nomic-embed-text-v1.5, whose code has names of its own
+NOMIC: dict[str, Any] = {
+    "model_type": "nomic_bert",
+    "architectures": ["NomicBertModel"],
+    "activation_function": "swiglu",
+    "causal": False,
+    "layer_norm_epsilon": 1e-12,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "pad_vocab_size_multiple": 64,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_scaling_factor": None,
+    "scale_attn_weights": True,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+    "vocab_size": 30528,
+}
+
+
+def test_nomic_bert_by_the_keys_of_its_own_code() -> None:
+    spec = read_config(NOMIC, "nomic-embed-text-v1.5").spec
+    assert spec == find("nomic-embed-text-v1.5").spec()
+    with_head = read_config(NOMIC | {"architectures": ["NomicBertForPreTraining"]}, "nomic").spec
+    assert cost.total_parameters(with_head) == 137_354_304
+    for key, value in (("n_embd", 760), ("rotary_emb_fraction", 0.5), ("qkv_proj_bias", True), ("prenorm", True)):
+        with pytest.raises(InputError, match=key if key != "n_embd" else "hidden_size"):
+            read_config(NOMIC | {key: value}, "nomic")
+    with pytest.raises(InputError, match="pad_vocab_size_multiple"):
+        read_config(NOMIC | {"pad_vocab_size_multiple": 100}, "nomic")
+
+
+@pytest.mark.parametrize(
+    ("said", "labels", "weights"),
+    [
+        ({"architectures": ["BertForSequenceClassification"], "num_labels": 1}, "first", {"classifier.weight": (1, 8)}),
+        ({"architectures": ["BertForTokenClassification"]}, "all", {"classifier.weight": (2, 8)}),
+        ({"architectures": ["BertForMultipleChoice"], "num_labels": 4}, "first", {"classifier.weight": (1, 8)}),
+        ({"architectures": ["BertForQuestionAnswering"]}, "span", {"qa_outputs.weight": (2, 8)}),
+    ],
+)
+def test_what_labels(said: dict[str, Any], labels: str, weights: dict[str, Any], tmp_path: Path) -> None:
+    """A class says what is labelled, its file has the tensors, and it is written under the same class."""
+    reading = read_config(SMALL | said, "small")
+    head = reading.spec.head
+    assert isinstance(head, Classifier)
+    assert head.labels == labels
+    save(build(reading.spec), tmp_path, family="bert", carried=reading.carried)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {name: tuple(stored[name].shape) for name in weights} == weights
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == said["architectures"]
+    assert load(tmp_path).spec.changed(name="small") == reading.spec

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         mixtral,
         modernbert,
         mpt,
+        nomic_bert,
         olmo,
         olmo2,
         olmo3,
@@ -323,6 +324,28 @@ ROWS["distilbert-base-uncased"] = Entry(
     make=_make_distilbert,
 )
 _roberta("all-mpnet-base-v2", "mpnet", MPNET_SOURCE, n_vocab=30527, n_types=0, n_buckets=32, masked=False, pooled=True)
+
+
+def _nomic_embed() -> Model:
+    return nomic_bert.build(
+        n_vocab=30528,
+        d_model=768,
+        n_layers=12,
+        n_heads=12,
+        d_ff=3072,
+        max_positions=8192,
+        rotary=Rotary(d_rotary=64, theta=1000.0),
+        n_types=2,
+        eps=1e-12,
+        masked=False,
+        name="nomic-embed-text-v1.5",
+    )
+
+
+NOMIC_SOURCE = "Nussbaum et al. 2024, arXiv 2402.01613; config of nomic-ai/nomic-embed-text-v1.5"
+ROWS["nomic-embed-text-v1.5"] = Entry(
+    name="nomic-embed-text-v1.5", family="nomic_bert", source=NOMIC_SOURCE, dtype="float32", make=_nomic_embed
+)
 
 
 def _modernbert_base() -> Model:
