@@ -13,6 +13,7 @@ import transformers as hf
 
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table
 from asbuilt.families.shared.table import is_ignored
@@ -108,6 +109,35 @@ def test_a_model_without_head_whose_file_was_saved_with_one(tmp_path: Path, fami
     inside = {prefix + name: tensor for name, tensor in tiny.stored(tmp_path / "alone").items()}
     tiny.rewrite(tmp_path / "within", inside | head)
     assert same_weights(tmp_path / "alone", tmp_path / "within")
+
+
+@pytest.mark.parametrize(("family", "pooled"), [("bert", True), ("roberta", False), ("llama", False), ("qwen3", False)])
+def test_a_trunk_saved_alone_with_the_config_of_a_class_that_has_a_head(
+    tmp_path: Path, family: str, pooled: bool
+) -> None:
+    """As all-mpnet-base-v2 and the larger Qwen3-Embedding: the head is missing, and no name begins with the base's."""
+    kind, config, _ = (WITH_HEAD | ALONE)[family]
+    config = type(config)(**{**config.to_dict(), **({} if family in ALONE else {"tie_word_embeddings": False})})
+    whole = drawn(kind, config)
+    kinds = {"bert": hf.BertModel, "roberta": hf.RobertaModel}
+    alone = kinds[family](config, add_pooling_layer=pooled) if family in kinds else whole.base_model
+    alone.save_pretrained(tmp_path / "alone")
+    whole.save_pretrained(tmp_path / "whole")
+    (tmp_path / "alone" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    source = open_model(tmp_path / "alone")
+    model, tokens = load(source), torch.tensor([[3, 4, 5, 6]])
+    assert source.spec.gives == "stream"
+    assert "no head" in source.reading.notes["architectures"]
+    torch.testing.assert_close(model(tokens), alone.eval()(tokens).last_hidden_state, atol=1e-4, rtol=1e-4)
+    convert(tmp_path / "alone", tmp_path / "again")
+    tiny.assert_same(tiny.stored(tmp_path / "again"), tiny.stored(tmp_path / "alone"))
+    # a folder that lacks its head for another reason is broken
+    tensors = tiny.stored(tmp_path / "whole")
+    tiny.rewrite(
+        tmp_path / "whole", {name: x for name, x in tensors.items() if not name.startswith(("lm_head", "cls"))}
+    )
+    with pytest.raises(InputError, match="missing"):
+        load(tmp_path / "whole")
 
 
 def test_names_that_begin_both_ways_are_refused(tmp_path: Path) -> None:

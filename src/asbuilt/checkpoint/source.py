@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from asbuilt.checkpoint import hub
 from asbuilt.checkpoint.own import OWN, own_reading
 from asbuilt.errors import InputError, near, shorten
-from asbuilt.families import Reading, families_that_write, load_config_file, read_config, read_gguf, tensor_table
+from asbuilt.families import (
+    Reading,
+    families_that_write,
+    load_config_file,
+    read_config,
+    read_gguf,
+    saved_alone,
+    tensor_table,
+)
 from asbuilt.families.shared.table import as_stored
 from asbuilt.formats.gguf import GGUFFile, read_header
 from asbuilt.formats.safetensors import PICKLES, has_weights, pickle_error, read_folder
@@ -262,20 +270,22 @@ def _with_packing(reading: Reading, config: Path) -> Reading:
 
 
 def _as_stored(reading: Reading, path: Path) -> Reading:
-    """Returns the reading without its predictors if the folder's files have none of their tensors.
+    """Returns the reading without what the folder's files have no tensor of: the predictors, or the head of a trunk.
 
-    transformers omits them when saving, but keeps the config key. If only some are missing, the folder is broken, and
-    loading reports it. The key is carried, so that a folder written again has it too.
+    transformers omits predictors when saving, but keeps the config key; and a trunk is often saved with the config of
+    a class that has a head. If only some are missing, the folder is broken, and loading reports it. What the config
+    says of them is carried, so that a folder written again has it too.
     """
-    if not [*reading.spec.extras()] or not has_weights(path):
+    extras = tuple(f"{name}." for name, _ in reading.spec.extras())
+    if (not extras and reading.spec.head is None) or not has_weights(path):
         return reading
-    paths = tuple(f"{name}." for name, _ in reading.spec.extras())
     stored = read_folder(path)
-    entries = as_stored(tensor_table(reading.family, reading.spec), stored).entries
-    names = (name for entry in entries if entry.paths[0].startswith(paths) for name in entry.names)
-    if not stored.keys().isdisjoint(names):
+    reading = saved_alone(reading, stored.keys())
+    if not extras:
         return reading
-    return replace(reading, spec=reading.spec.without_extras)
+    entries = as_stored(tensor_table(reading.family, reading.spec), stored).entries
+    names = (name for entry in entries if entry.paths[0].startswith(extras) for name in entry.names)
+    return reading if not stored.keys().isdisjoint(names) else replace(reading, spec=reading.spec.without_extras)
 
 
 def _catalogued(name: str) -> Entry | None:

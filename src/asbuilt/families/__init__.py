@@ -36,6 +36,7 @@ __all__ = [
     "read_config",
     "read_gguf",
     "reads_packed",
+    "saved_alone",
     "tensor_table",
     "write_config",
 ]
@@ -199,6 +200,11 @@ def reads_packed(family: str, quantization: dict[str, Any]) -> bool:
     """Returns whether checkpoint folders of the family are read where their weights are packed so."""
     method = quantization.get("quant_method")
     return isinstance(method, str) and method in _family(family).packed
+
+
+def saved_alone(reading: Reading, stored: Collection[str]) -> Reading:
+    """Returns the reading without a head where the tensors of a folder are those of a trunk that was saved alone."""
+    return _family(reading.family).alone(reading, stored)
 
 
 def _covering(table: TensorTable, spec: Model, family: str) -> TensorTable:

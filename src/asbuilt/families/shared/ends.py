@@ -7,7 +7,7 @@ an answer begins and ends. `architectures` of a config says which. A family's `E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +69,11 @@ class End:
                 transform=self.transform(spec),
             )
         )
+
+    def as_stored(self, spec: Model, stored: Collection[str]) -> Model:
+        """Returns the trunk of the model alone, with a pooler where it may have one and the file has it."""
+        pooled = self.pools and "pooler.dense.weight" in stored
+        return trunk(spec, Pooler(d_model=spec.d_model) if pooled else None)
 
     def fits(self, spec: Model) -> bool:
         """Returns whether a model ends so."""

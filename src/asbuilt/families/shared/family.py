@@ -6,8 +6,8 @@ here, once for all families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from asbuilt.families.shared.ends import (
 from asbuilt.families.shared.key import DROPPED, Key, Values, written
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import TIED, ConfigReader, Reading
-from asbuilt.families.shared.table import TensorTable
+from asbuilt.families.shared.table import TensorTable, as_stored
 from asbuilt.spec import Model
 
 # How the names of classes with a language model's head end.
@@ -120,6 +120,25 @@ class Family:
         if end is None:
             return names(spec, self.name)
         return self.other_ends[end].table(names(trunk(spec), self.name), spec, self.prefix)
+
+    def alone(self, reading: Reading, stored: Collection[str]) -> Reading:
+        """Returns the reading of a trunk that was saved alone, with the config of a class that has a head.
+
+        Of such a file no name begins as the names of a trunk inside another do, and it has none of the head's tensors.
+        """
+        found = next(((name, end) for name, end in self.other_ends.items() if end.labels is None), None)
+        if found is None or reading.spec.head is None or any(name.startswith(self.prefix) for name in stored):
+            return reading
+        entries = as_stored(replace(self.table(reading.spec), prefix=self.prefix), stored).entries
+        of_head = {name for entry in entries if entry.paths[0].startswith("head.") for name in entry.names}
+        if not of_head or not of_head.isdisjoint(stored):
+            return reading
+        (name, end), whole, carried = found, reading.spec, reading.carried
+        spec = end.as_stored(whole, stored)
+        if whole.language_head is not None:
+            carried = carried | left_out(self.keys, spec, whole, self.name, carried)
+        note = "the files have no head: the model ends in the residual stream"
+        return replace(reading, spec=spec, carried=carried | {CLASSES: [name]}, notes={**reading.notes, CLASSES: note})
 
     def _end(self, classes: object) -> End | None:
         """Returns the end that `architectures` names; None for a language model's head."""
