@@ -71,12 +71,13 @@ class _Positions:
         return {self.key: parts.expect(parts.at("model.positions"), GridPositions, path).n_side ** 2}
 
 
-class _Taps:
+class Taps:
     """Which of the tower's blocks reach the text's first layers too."""
 
-    key = "deepstack_visual_indexes"
+    key, into = "deepstack_visual_indexes", "taps"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the blocks."""
         said, n = reader.config.get(self.key, [8, 16, 24]), values["n_layers"]
         reader.known.add(self.key)
         whole = isinstance(said, list) and all(is_whole(i) and 0 <= i < n for i in said)
@@ -84,6 +85,7 @@ class _Taps:
         values["taps"] = tuple(said)
 
     def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the blocks."""
         vision = parts.around.expect(parts.around.whole(VisionLanguageModel).vision, GridVision, "vision")
         return {self.key: [*vision.taps]}
 
@@ -92,7 +94,7 @@ TOWER = (
     *image_grid.tower_keys(d_model=1152, d_ff=4304, act="gelu_pytorch_tanh", patch_size=16, n_layers=27),
     OutWidth("out_hidden_size", "d_out", default=3584),
     _Positions(),
-    _Taps(),
+    Taps(),
 )
 
 
