@@ -22,6 +22,8 @@ CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 # Billions of parameters as published, rounded or cut off, for rows whose config is not at hand.
 ROUNDED = {
     "whisper-tiny": 0.038,
+    "nemotron-3-nano-30b": 31.6,
+    "nemotron-3-super-120b": 120.6,
     "whisper-large-v3": 1.543,
     "qwen2.5-vl-7b": 8.29,
     "qwen3-vl-2b": 2.13,
@@ -133,6 +135,12 @@ COUNTED = {
     "deepseek-v3.2": (671_877_929_216, 163_840, 85_888),
     "glm-5": (743_911_199_232, 202_752, 109_824),
     "glm-5.2": (743_377_000_704, 1_048_576, 95_232),
+    "mamba-130m": (129_135_360, 1_048_576, 0),
+    "mamba2-2.7b": (2_702_599_680, 1_048_576, 0),
+    "falcon-mamba-7b": (7_272_665_088, 1_048_576, 0),
+    "nemotron-h-56b": (56_324_350_464, 8_192, 40_960),
+    "nemotron-3-nano-30b": (31_577_937_344, 262_144, 6_144),
+    "nemotron-3-super-120b": (120_668_687_360, 262_144, 8_192),
     "mpt-7b": (6_649_286_656, 2_048, 524_288),
     "falcon-7b": (6_921_720_704, 2_048, 8_192),
     "gemma-2b": (2_506_172_416, 8_192, 18_432),

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
         llama4,
         llama4_text,
         llava,
+        mamba,
+        mamba2,
         marian,
         mimo_v2_flash,
         minimax_m2,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         mixtral,
         modernbert,
         mpt,
+        nemotron_h,
         nomic_bert,
         olmo,
         olmo2,
@@ -76,8 +79,8 @@ if TYPE_CHECKING:
         qwen2_5_vl,
         qwen3,
         qwen3_moe,
-        qwen3_vl,
         qwen3_next,
+        qwen3_vl,
         starcoder2,
         switch_transformers,
         t5,
@@ -1432,6 +1435,117 @@ for _name, _said in (
     ("mimo-v2-flash", {"fmt": "e4m3"}),
 ):
     ROWS[_name] = replace(ROWS[_name], quantization=_BY_TILE | _said)
+
+
+def _mamba(name: str, family: str, source: str, dtype: str | None, **sizes: Any) -> None:  # noqa: ANN401
+    """Adds a row of Mamba alone in every layer, 16 numbers in each channel's state."""
+    usual = {"d_state": 16, "kernel": 4, "conv_bias": True, "bias": False, "eps": 1e-5, "tied": True, "name": name}
+    make = partial(mamba.build, **(usual | sizes))
+    ROWS[name] = Entry(name=name, family=family, source=source, dtype=dtype, make=make)
+
+
+_mamba(
+    "mamba-130m",
+    "mamba",
+    "Gu & Dao 2023, arXiv 2312.00752, Table 11; config of state-spaces/mamba-130m-hf",
+    None,
+    n_layers=24,
+    n_vocab=50280,
+    d_model=768,
+    d_inner=1536,
+    dt_rank=48,
+)
+_mamba(
+    "falcon-mamba-7b",
+    "falcon_mamba",
+    "Zuo et al. 2024, arXiv 2410.05355; config of tiiuae/falcon-mamba-7b",
+    "bfloat16",
+    n_layers=64,
+    n_vocab=65024,
+    d_model=4096,
+    d_inner=8192,
+    dt_rank=256,
+    tied=False,
+    norm_eps=1e-6,
+)
+
+
+def _mamba2_3b() -> Model:
+    sizes = {"n_vocab": 50288, "d_model": 2560, "n_layers": 64, "n_heads": 80, "d_head": 64, "d_state": 128}
+    more = {"n_groups": 1, "kernel": 4, "conv_bias": True, "bias": False, "eps": 1e-5, "tied": True, "expand": 2}
+    return mamba2.build(**sizes, **more, dt_min=0.0, dt_max=None, name="mamba2-2.7b")
+
+
+ROWS["mamba2-2.7b"] = Entry(
+    name="mamba2-2.7b",
+    family="mamba2",
+    source="Dao & Gu 2024, arXiv 2405.21060; README of state-spaces/mamba",
+    dtype=None,
+    make=_mamba2_3b,
+)
+
+
+def _nemotron_h(name: str, layers: str, d_model: int, source: str, **sizes: Any) -> None:  # noqa: ANN401
+    """Adds a row of blocks of one branch each, one letter for each."""
+    words = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    usual: dict[str, Any] = {
+        "n_vocab": 131072,
+        "max_positions": 262144,
+        "eps": 1e-5,
+        "mlp_bias": False,
+        "activation": "relu2",
+        "ssm_head": 64,
+        "d_state": 128,
+        "n_groups": 8,
+        "kernel": 4,
+        "conv_bias": True,
+        "bias": False,
+        "dt_min": 0.0,
+        "dt_max": None,
+        "n_kv_heads": 2,
+        "d_head": 128,
+        "d_latent": None,
+    }
+    kinds = tuple(words[letter] for letter in layers)
+    make = partial(nemotron_h.build, layers=kinds, d_model=d_model, name=name, **(usual | sizes))
+    ROWS[name] = Entry(name=name, family="nemotron_h", source=source, dtype="bfloat16", make=make)
+
+
+_nemotron_h(
+    "nemotron-h-56b",
+    "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-",
+    8192,
+    "NVIDIA 2025, arXiv 2504.03624; config of nvidia/Nemotron-H-56B-Base-8K",
+    ssm_heads=256,
+    d_state=256,
+    n_heads=64,
+    n_kv_heads=8,
+    d_ff=32768,
+    max_positions=8192,
+)
+_nemotron_h(
+    "nemotron-3-nano-30b",
+    "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME",
+    2688,
+    "NVIDIA 2025, arXiv 2512.20848; config of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    ssm_heads=64,
+    n_heads=32,
+    d_expert=1856,
+    d_shared=3712,
+    router=corrected_router(d_model=2688, n_experts=128, top_k=6, scale=2.5),
+)
+_nemotron_h(
+    "nemotron-3-super-120b",
+    "MEMEMEM*E" + "MEMEMEM*E" * 2 + "MEMEMEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME",
+    4096,
+    "NVIDIA 2026; config of nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
+    ssm_heads=128,
+    n_heads=32,
+    d_expert=2688,
+    d_shared=5376,
+    d_latent=1024,
+    router=corrected_router(d_model=4096, n_experts=512, top_k=22, scale=5.0),
+)
 
 
 def names() -> list[str]:
