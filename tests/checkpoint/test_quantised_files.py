@@ -652,6 +652,34 @@ def test_experts_apart_and_in_stacks(family: str, name: str, stacked: bool, tmp_
         load(packed)
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "phi3": CONFIG | {"pad_token_id": 0},
+    "gpt2": {"vocab_size": 32, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 80},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_matrices_that_are_stored_as_one_or_transposed(family: str, tmp_path: Path) -> None:
+    """Blocks are of the matrix as it is stored; the family's layout comes after."""
+    spec = read_config(OTHERS[family] | {"model_type": family}, "x").spec
+    save(strategies.randomised(spec, 3, torch.float32), tmp_path / "plain", family=family, carried={})
+    stored, rng = load_file(tmp_path / "plain" / "model.safetensors"), np.random.default_rng(0)
+    meant = dict(stored)
+    for key in [key for key, one in stored.items() if one.ndim == 2 and (".h." in key or ".layers." in key)]:
+        parts, matrix = block_fp8(rng, *stored[key].shape)
+        meant[key] = torch.from_numpy(matrix).float()
+        stored |= {key.removesuffix("weight") + end: part for end, part in parts.items()}
+    save_file(meant, tmp_path / "plain" / "model.safetensors")
+    shutil.copytree(tmp_path / "plain", tmp_path / "packed")
+    save_file(stored, tmp_path / "packed" / "model.safetensors")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    said = {"quantization_config": WAYS["fp8-blocks"].said}
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config | said))
+    have, want = (load(tmp_path / name, dtype="float32") for name in ("packed", "plain"))
+    for mine, theirs in zip(have.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=1e-7)
+
+
 def test_stacks_in_8_bits_with_scales_beside_them(tmp_path: Path) -> None:
     """modelopt's llama4: stacks as they are, inputs first, named without `weight`; a scale for each expert."""
     model = strategies.randomised(read_config(MIXTURES["llama4_text"], "x").spec, 3, torch.float32)
