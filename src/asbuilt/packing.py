@@ -21,8 +21,18 @@ MOST_PATTERNS = 200_000
 # Quantisers pack the matrices of these kinds, not embeddings, heads, routers, norms and biases.
 QUANTISED_KINDS = ("attention", "ffn", "ssm")
 BLOCK = "weight_block_size"
+CACHE = ("kv_cache_quant_algo", "kv_cache_scheme")  # where the cache's dtype is stated
 # Families for which llama.cpp's quantiser has separate rules, which are not implemented.
 SEPARATE_RULES = ("falcon",)
+
+
+def packs_weights(said: Mapping[str, Any]) -> bool:
+    """Returns whether a quantisation is of weights; modelopt's and compressed-tensors' may be of the cache alone."""
+    if str(said.get("quant_method")).lower() not in ("modelopt", "compressed-tensors"):
+        return True
+    return any(said.get(key) for key in ("quant_algo", "quantized_layers", "config_groups")) or not any(
+        said.get(key) for key in CACHE
+    )
 
 
 def modules(family: str, spec: Model) -> dict[str, tuple[str, ...]]:

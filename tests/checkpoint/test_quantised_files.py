@@ -558,6 +558,7 @@ def test_groups_that_are_not_there_are_refused(saved: Path, tmp_path: Path) -> N
     [
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"},
         {"quant_method": "awq", "version": "gemv"},
+        {"quant_method": "awq", "format": "gemv_fast"},
         {"quant_method": "auto-round", "packing_format": "auto_round"},
         {"quant_method": "hqq"},
     ],
@@ -586,6 +587,18 @@ def test_biases_that_autogptq_adds(saved: Path, tmp_path: Path) -> None:
     save_file(stored | {key: one + 1 for key, one in biases.items()}, packed / "model.safetensors")
     with pytest.raises(InputError, match="unexpected"):
         load(packed)
+
+
+def test_a_cache_that_alone_is_quantised_leaves_weights_plain(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "x")
+    (tmp_path / "x" / "hf_quant_config.json").write_text(json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}}))
+    stored = load_file(saved / "model.safetensors")
+    scales = {
+        f"model.layers.{i}.self_attn.{end}": torch.tensor(2.0) for i in range(2) for end in ("k_scale", "v_scale")
+    }
+    save_file(stored | scales, tmp_path / "x" / "model.safetensors")
+    for mine, theirs in zip(load(tmp_path / "x").parameters(), load(saved).parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_floats_without_their_scales_are_refused(saved: Path, tmp_path: Path) -> None:

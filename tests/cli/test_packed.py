@@ -69,9 +69,13 @@ def test_a_file_beside_the_config(run: Run, tmp_path: Path) -> None:
 
 def test_a_file_beside_that_packs_only_the_cache_or_is_no_such_file(run: Run, tmp_path: Path) -> None:
     model = folder(tmp_path, {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}})
-    assert planned(run, model)["weight_bytes"] == PLAIN
-    notes = json.loads(run("describe", model, "--json").stdout)["notes"]
-    assert "published in 'FP8'" in notes["hf_quant_config.json: kv_cache_quant_algo"]
+    assert (planned(run, model)["weight_bytes"], planned(run, model)["kv_dtype"]) == (PLAIN, "fp8")
+    assert json.loads(run("describe", model, "--json").stdout)["packed"]["weight_bytes"] == PLAIN
+    assert planned(run, folder(tmp_path, {"quantization": {"quant_algo": None}}))["kv_dtype"] == "bf16"
+    scheme = {"num_bits": 8, "type": "float"}
+    said = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    found = planned(run, folder(tmp_path / "other", quantization_config=said))
+    assert (found["weight_bytes"], found["kv_dtype"]) == (PLAIN, "fp8")
     assert run("plan", "serve", folder(tmp_path, {"quantization": "FP8"}), "--gpu", "l4").exit_code == 2
     (tmp_path / "other.json").write_text((tmp_path / "config.json").read_text())
     assert planned(run, tmp_path / "other.json")["weight_bytes"] == PLAIN

@@ -16,7 +16,7 @@ from asbuilt.checkpoint.adapter import read_adapter
 from asbuilt.checkpoint.gguf import read_blocks, read_tensor
 from asbuilt.checkpoint.own import own_table
 from asbuilt.checkpoint.packed import PACKABLE, packed_entries, packed_spec
-from asbuilt.checkpoint.quantised import Expanded
+from asbuilt.checkpoint.quantised import Expanded, of_weights
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.checkpoint.source import Source, open_model
@@ -27,6 +27,7 @@ from asbuilt.families.shared.stacks import experts_as_stored
 from asbuilt.families.shared.table import Entry, TensorTable, as_shaped, as_stored, is_ignored
 from asbuilt.formats.gguf import GGUFTensor
 from asbuilt.formats.safetensors import StoredTensor, read_folder
+from asbuilt.packing import packs_weights
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import buffers, stored_weights
 
@@ -131,7 +132,10 @@ class Contents:
 
     def __init__(self, source: Source, *, packed: bool = False, adapter: str | Path | None = None) -> None:
         self.source, self.spec, self.headers = source, source.spec, headers(source)
-        self.packed = source.reading.quantization
+        said = source.reading.quantization
+        self.packed = said if said is not None and packs_weights(said) else None
+        if said is not None and self.packed is None:  # the cache alone is quantised
+            self.headers = of_weights(stored_only(self.headers))
         self._read = _reader(source, self.headers)
         self.table = self._table(source)
         if isinstance(self._read, Expanded):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asbuilt.checkpoint import hub
 from asbuilt.checkpoint.own import OWN, own_reading
-from asbuilt.errors import InputError, near, shorten
+from asbuilt.errors import InputError, near
 from asbuilt.families import (
     Reading,
     families_that_write,
@@ -28,6 +28,7 @@ from asbuilt.families import (
 from asbuilt.families.shared.table import as_stored
 from asbuilt.formats.gguf import GGUFFile, read_header
 from asbuilt.formats.safetensors import PICKLES, has_weights, pickle_error, read_folder
+from asbuilt.packing import CACHE
 from asbuilt.spec import Model, from_dict
 from asbuilt.spec.whole import WHOLES
 from asbuilt.text.ends import declared_ends
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Kind = Literal["catalogue", "config", "folder", "gguf", "spec"]
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 PACKING = "hf_quant_config.json"  # how NVIDIA's modelopt packed the weights, if config.json does not state it
-CACHED = "kv_cache_quant_algo"
 OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # the same of AutoGPTQ and AutoAWQ, at first
 
 
@@ -262,11 +262,8 @@ def _with_packing(reading: Reading, config: Path) -> Reading:
     said = load_config_file(file).get("quantization")
     if not isinstance(said, dict):
         raise InputError(field=f"{file}: quantization", value=said, allowed="a JSON object")
-    if said.get("quant_algo") is not None or said.get("quantized_layers") is not None:
-        return replace(reading, quantization={"quant_method": "modelopt", **said})
-    cached = said.get(CACHED)
-    note = f"the cache is published in {shorten(cached)}: --kv-dtype plans it so"
-    return reading if cached is None else replace(reading, notes={**reading.notes, f"{PACKING}: {CACHED}": note})
+    states = any(said.get(key) is not None for key in ("quant_algo", "quantized_layers", *CACHE))
+    return replace(reading, quantization={"quant_method": "modelopt", **said}) if states else reading
 
 
 def _as_stored(reading: Reading, path: Path) -> Reading:

@@ -14,7 +14,7 @@ from asbuilt import cost
 from asbuilt.cost.folded import Held
 from asbuilt.dtypes import BLOCKS, GGUF_READABLE, PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError
-from asbuilt.packing import block_scales, holding
+from asbuilt.packing import block_scales, holding, packs_weights
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, weights
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _readable(source: Source) -> bool:
     packed = source.reading.quantization
     if source.gguf is not None:
         return all(tensor.type in GGUF_READABLE for tensor in source.gguf.tensors.values())
-    if packed is None or reads_packed(source.family, packed):
+    if packed is None or not packs_weights(packed) or reads_packed(source.family, packed):
         return True
     try:
         return holds_packed(stored_only(headers(source)), packed)

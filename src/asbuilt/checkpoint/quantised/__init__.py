@@ -50,7 +50,7 @@ class Expanded:
         self._modules = {module.name: module for module in _modules(finder)}
         if not self._modules:
             raise not_packed(said)
-        kept = {name: one for name, one in stored.items() if name not in finder.taken and not _of_activations(one)}
+        kept = {name: one for name, one in of_weights(stored).items() if name not in finder.taken}
         for name, one in kept.items():
             if one.dtype in UNSCALED:
                 raise InputError("an 8-bit float without a scale", field=f"{where}: {name}", value=one.dtype)
@@ -83,6 +83,11 @@ def _modules(finder: Finder) -> list[Module]:
                     found.append(module)
                     break
     return found
+
+
+def of_weights(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors but for scales of activations and of the cache."""
+    return {name: one for name, one in stored.items() if not _of_activations(one)}
 
 
 def _of_activations(tensor: StoredTensor) -> bool:

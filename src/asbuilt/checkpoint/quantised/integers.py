@@ -52,7 +52,7 @@ def _layout(finder: Finder) -> tuple[str, int]:
             raise InputError(field=f"{FIELD}.packing_format", value=packing, allowed=one_of(ROUNDED))
         layout = ROUNDED[packing]
     if layout == "awq":
-        version = str(said.get("version") or "gemm").lower()
+        version = str(said.get("version") or said.get("checkpoint_format") or said.get("format") or "gemm").lower()
         if version != "gemm":
             raise InputError(field=f"{FIELD}.version", value=version, allowed="gemm")
         return "awq", 0

@@ -13,7 +13,8 @@ from typing import Any
 
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.families.shared.reader import is_number
-from asbuilt.packing import FIELD
+from asbuilt.packing import FIELD, packs_weights
+from asbuilt.plan.stored.cache import published_cache
 from asbuilt.plan.stored.compressed import compressed
 from asbuilt.plan.stored.mlx import metal, mlx
 from asbuilt.plan.stored.modelopt import by_layer, modelopt
@@ -59,6 +60,9 @@ def read_packing(said: Mapping[str, Any]) -> Packing:
             value=said[SPARSE],
             fix="name a format, such as --dtype int4:128",
         )
+    if not packs_weights(said):
+        kv, note = published_cache(said)
+        return Packing(method=f"{method}, of the cache alone", kv=kv, note=note)
     return METHODS[method](said)
 
 
