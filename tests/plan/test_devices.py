@@ -16,6 +16,7 @@ from asbuilt.spec import (
     Attention,
     Block,
     Branch,
+    Classifier,
     GatedMLP,
     Head,
     MixtureOfExperts,
@@ -184,3 +185,5 @@ def test_what_cannot_be_planned_is_named() -> None:
     assert [row[1:3] for row in unplanned(model(Plain()))] == [("Plain", "activations")]
     (row,) = unplanned(DENSE.changed(head=None))
     assert row[:3] == ("", "TextEncoder", "decode")
+    labels = DENSE.changed(head=Classifier(d_model=DENSE.d_model, n_labels=2, labels="last"))
+    assert unplanned(labels) == (("", "TextEncoder", "decode", "its head gives labels, so it does not generate"),)

@@ -170,6 +170,8 @@ def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
     """Yields (path, part, figure, reason); a part inside another of its kind is covered by the outer part."""
     if getattr(small, "head", small) is None:
         yield "", type(small).__name__, "decode", "it has no head, so it does not generate"
+    if getattr(getattr(small, "head", None), "gives", "logits") == "labels":
+        yield "", type(small).__name__, "decode", "its head gives labels, so it does not generate"
     whole, step = Pass(tokens=2), Pass(tokens=1, past=8)
     for path, part, run in _outermost(small, step):
         mixes = part.kind in ("attention", "ssm") and any(p.weight is None for p in part.multiplies(run))
