@@ -29,9 +29,10 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from asbuilt.checkpoint.convert import convert
-from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.load import Contents, load
 from asbuilt.checkpoint.quantised import Expanded
 from asbuilt.checkpoint.save import save
+from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
@@ -656,6 +657,9 @@ def test_experts_apart_and_in_stacks(family: str, name: str, stacked: bool, tmp_
     config = json.loads((plain / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps(config | {"quantization_config": way.said}))
     save_file(kept | stored, packed / "model.safetensors")
+    numbers, stack = sum(one.numel() for one in model.parameters()), model.get_parameter("blocks.0.ffn.body.up").numel()
+    # the model in two bytes a number; a stack in four, and beside it its experts where they are apart
+    assert Contents(open_model(packed)).needs("bfloat16") == 2 * numbers + 4 * (1 if stacked else 2) * stack
     have = load(packed, dtype="float32").named_parameters()
     for (path, mine), (_, theirs) in zip(have, model.named_parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=1e-7, msg=path)

@@ -214,8 +214,15 @@ class Contents:
         return functools.reduce(torch.promote_types, own, *(() if own else (torch.float32,)))
 
     def needs(self, dtype: torch.dtype | str, running: int = 0) -> int:
-        """Returns the bytes that loading needs: the model, plus its largest tensor in float32, or `running` if more."""
+        """Returns the bytes that loading needs: the model, plus its largest tensor in float32, or `running` if more.
+
+        The expanded experts of a stack are in memory beside the stack.
+        """
         largest = max((math.prod(tensor.shape) for tensor in self.headers.values()), default=0)
+        if isinstance(self._read, Expanded):
+            stacks = (entry.names for entry in self.entries if len(entry.names) > 1)
+            inside = (sum(math.prod(self.headers[name].shape) for name in names) for names in stacks)
+            largest = max(largest, 2 * max(inside, default=0))
         return built_bytes(self.spec, str(dtype).removeprefix("torch.")) + max(4 * largest, running)
 
     def read(self, entry: Entry) -> list[Tensor]:
