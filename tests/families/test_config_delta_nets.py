@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, tensor_table, write_config
-from asbuilt.spec import Attention, GatedDeltaNet, Model, Rotary, walk
+from asbuilt.spec import Attention, GatedDeltaNet, GatedMLP, Model, Rotary, walk
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,
@@ -109,3 +110,70 @@ def test_sections_of_a_texts_rope_change_nothing() -> None:
     assert spec_of("qwen3_5_text", rope_parameters=rope | sections) == wanted
     with pytest.raises(InputError, match="mrope_section"):
         spec_of("qwen3_next", rope_parameters=rope | sections)
+
+
+KIMI: dict[str, Any] = {
+    "model_type": "kimi_linear",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "model_max_length": 1048576,
+    "moe_intermediate_size": 1024,
+    "num_attention_heads": 32,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_hidden_layers": 27,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+}
+FULL_LAYERS = [4, 8, 12, 16, 20, 24, 27]
+PUBLISHED: dict[str, Any] = {
+    "full_attn_layers": FULL_LAYERS,
+    "kda_layers": [i for i in range(1, 28) if i not in FULL_LAYERS],
+    "head_dim": 128,
+    "num_heads": 32,
+    "short_conv_kernel_size": 4,
+}
+
+
+def kimi(**changes: object) -> Model:
+    return read_config(KIMI | changes, "x").spec
+
+
+def test_kimi_linear_counts_its_layers_from_one() -> None:
+    """48B-A3B as published; the class's own layers are one attention fewer, 49,133,074,464 parameters."""
+    spec = kimi(linear_attn_config=PUBLISHED)
+    assert [i + 1 for i, one in enumerate(linear(spec)) if not one] == FULL_LAYERS
+    assert cost.total_parameters(spec) == 49_122_675_072
+    assert cost.total_parameters(kimi()) == 49_133_074_464
+    newer = kimi(layer_types=[LINEAR if one else FULL for one in linear(spec)])
+    assert newer == spec == read_config(write_config("kimi_linear", spec, {}, None), "x").spec
+    assert cost.cache(spec, 100, "bf16").per_token == 7 * (512 + 64) * 2
+    assert cost.cache(spec, 100, "bf16").fixed == 20 * (32 * 128 * 128 * 4 + 3 * 32 * 128 * 3 * 2)
+
+
+def test_kimi_linear_lists_its_dense_layers() -> None:
+    kinds = ["sparse"] * 26 + ["dense"]
+    spec = kimi(mlp_layer_types=kinds)
+    assert [isinstance(block.branches[1].body, GatedMLP) for block in spec.blocks] == [False] * 26 + [True]
+    assert read_config(write_config("kimi_linear", spec, {}, None), "x").spec == spec
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kda_layers", {"linear_attn_config": PUBLISHED | {"kda_layers": [1, 2]}}),
+        ("mla_use_nope", {"mla_use_nope": False}),
+        ("mlp_layer_types", {"mlp_layer_types": ["dense"] * 27}),
+        ("num_key_value_heads", {"num_key_value_heads": 8}),
+        ("some_new_key", {"linear_attn_config": PUBLISHED | {"some_new_key": 1}}),
+    ],
+)
+def test_kimi_linear_refuses_by_name(key: str, value: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=key):
+        kimi(**value)

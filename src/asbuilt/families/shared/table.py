@@ -310,6 +310,48 @@ class SwappedHalves:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """One tensor of the model stored as several of the same size, divided along its first dimension."""
+
+    count: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The shape of a piece, as often as there are pieces."""
+        return [(built[0][0] // self.count, *built[0][1:])] * self.count
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """The pieces, one after the other."""
+        joined = stored[0].new_empty((self.count * stored[0].shape[0], *stored[0].shape[1:]))
+        for place, tensor in zip(joined.split(stored[0].shape[0]), stored, strict=True):
+            place.copy_(tensor)
+        return [joined]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """Each piece."""
+        return list(built[0].split(built[0].shape[0] // self.count))
+
+
+@dataclass(frozen=True)
+class Framed:
+    """Vectors stored with so many dimensions of 1 before their own, and so many after it."""
+
+    before: int
+    after: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Each shape with ones around it."""
+        return [(1,) * self.before + shape + (1,) * self.after for shape in built]
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """Each without them."""
+        return [tensor.reshape((-1,)) for tensor in stored]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """Each with them."""
+        return [tensor.reshape((1,) * self.before + tuple(tensor.shape) + (1,) * self.after) for tensor in built]
+
+
+@dataclass(frozen=True)
 class Leading:
     """Stored with so many dimensions of 1 before its own."""
 
