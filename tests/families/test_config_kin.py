@@ -110,6 +110,18 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "routed_scaling_factor": st.none() | st.floats(0.1, 2.0),
         "swa_rope_theta": st.sampled_from([1e3, 1e4]),
     },
+    "apertus": {
+        "hidden_act": st.sampled_from(["xielu", "silu", "gelu_new"]),
+        "attention_bias": BOOL,
+        "rope_scaling": st.sampled_from([YARN, {"rope_type": "default"}]),
+    },
+    "afmoe": {
+        "layer_types": KINDS,
+        "global_attn_every_n_layers": st.integers(1, 4),
+        "num_dense_layers": st.integers(0, 2),
+        "mup_enabled": BOOL,
+        "route_scale": st.floats(0.1, 3.0),
+    },
     "exaone4": {"layer_types": KINDS, "sliding_window_pattern": st.sampled_from([2, 3, "LLG"])},
 }
 # Sizes that a small model of the family needs beside those.
@@ -124,6 +136,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"head_dim": 6},
     "ernie4_5": {"head_dim": 6},
+    "afmoe": {"head_dim": 6, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 7},
     "glm4_moe_lite": {
         "num_key_value_heads": 4,
         "q_lora_rank": 8,
@@ -218,6 +231,12 @@ REFUSED: list[tuple[str, str, object]] = [
     ("mimo_v2_flash", "mlp_layer_types", ["dense"] * 3),
     ("mimo_v2_flash", "add_full_attention_sink_bias", True),
     ("mimo_v2_flash", "rope_scaling", {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {}}),
+    ("apertus", "qk_norm", False),
+    ("apertus", "hidden_act", "xielu2"),
+    ("afmoe", "attention_bias", True),
+    ("afmoe", "score_func", "softmax"),
+    ("afmoe", "sliding_window", None),
+    ("afmoe", "num_shared_experts", 0),
     ("gptj", "rotary_dim", None),
     ("gptj", "rotary_dim", 5),
     ("gptj", "rotary_dim", 8),

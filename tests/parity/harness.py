@@ -155,7 +155,9 @@ def randomise(module: nn.Module, seed: int) -> None:
 
 def _drawn(owner: nn.Module, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     normal = torch.randn(shape, generator=generator)
-    if "correction" in name:  # of scores within 0 to 1: a larger one would choose the same experts for every token
+    if (
+        "correction" in name or name in FROZEN
+    ):  # of scores within 0 to 1: a larger one would choose the same experts for every token
         return 0.1 * normal
     if len(shape) < 2:
         return 1 + 0.3 * normal if name == "weight" else 0.5 * normal

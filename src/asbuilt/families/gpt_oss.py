@@ -6,15 +6,14 @@ OpenAI 2025 (arXiv 2508.10925). The published weights of the experts are packed 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from asbuilt.families.shared import experts
 from asbuilt.families.shared.dimensions import Sizes, pre_norm, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Irrelevant, Number, Only, but, eps
 from asbuilt.families.shared.names import ATTENTION, NORMS, Names
-from asbuilt.families.shared.parts import Parts
-from asbuilt.families.shared.rotary import Rope, usual_scaling
+from asbuilt.families.shared.rotary import ScaledRope, usual_scaling
 from asbuilt.families.shared.sizes import HeadWidth, LayerWindows, sizes
 from asbuilt.families.shared.table import Chain, EachExpert, Entry, Interleave, Layout, Mxfp4, Transpose, entry
 from asbuilt.spec import ClampedGate, MixtureOfExperts, Model, RMSNorm, Router
@@ -51,14 +50,6 @@ def build(
         for window in set(windows)
     }
     return made.model(tuple(map(kinds.__getitem__, windows)), norm)
-
-
-class _ScaledRope(Rope):
-    """The RoPE keys, where null would mean the published scaling."""
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        written = super().write(parts)
-        return written | {"rope_scaling": written["rope_scaling"] or {"rope_type": "default"}}
 
 
 def _interleaved(part: MixtureOfExperts) -> Layout:
@@ -101,7 +92,7 @@ FAMILY = Family(
         *but(
             sizes(n_vocab=201088, d_model=2880, d_ff=2880, n_layers=36, n_heads=64, n_kv_heads=8, context=131072),
             d_head=HeadWidth(64),
-            rotary=_ScaledRope(theta=150000.0),
+            rotary=ScaledRope(theta=150000.0),
         ),
         experts.TRAINING,
         experts.routed(

@@ -27,6 +27,7 @@ def build(
     output_bias: bool | None = None,
     head_norms: bool = False,
     whole_norms: bool = False,
+    gating: Literal["channel", "head"] | None = None,
     window: int | None = None,
     windows: Sequence[int | None] = (),
     local: Rotary | None = None,
@@ -55,11 +56,11 @@ def build(
     """Returns the model of these sizes: blocks of attention and feed-forward, with norms before them, after, or both.
 
     q, k and v have a `bias`, and the output map too unless `output_bias` says otherwise; `head_norms` norm each head's
-    queries and keys, `whole_norms` those of all heads together, after RoPE with `rotate_first`. `windows` and
-    `rope_layers` say for each layer how far it sees and whether it has RoPE, which is `local` in those with a window,
-    and pairs numbers that are `adjacent` or of either half of a head; a `mixer` stands in place of attention. With a
-    `router` the feed-forward is a mixture of experts, `d_expert` wide, beside `n_shared` shared ones or one `d_shared`
-    wide, in all layers but the first `n_dense` and those in `dense`.
+    queries and keys, `whole_norms` those of all heads together, after RoPE with `rotate_first`; `gating` gates what
+    attention gives. `windows` and `rope_layers` say for each layer how far it sees and whether it has RoPE, which is
+    `local` in those with a window, and pairs numbers that are `adjacent` or of either half of a head; a `mixer` stands
+    in place of attention. With a `router` the feed-forward is a mixture of experts, `d_expert` wide, beside `n_shared`
+    shared ones or one `d_shared` wide, in all layers but the first `n_dense` and those in `dense`.
     """
     made = sized(sizes)
     norm, normed = norms(d=made.d_model, eps=eps), (1, 1) if head_norms else (made.n_heads, made.n_kv_heads)
@@ -68,7 +69,7 @@ def build(
     experts = ffn if router is None else made.mixture(router, d_expert, n_shared, d_shared, shared_gate)
     alike: dict[str, Any] = {"bias": bias, "output_bias": bias if output_bias is None else output_bias}
     alike |= {"q_norm": q_norm, "k_norm": k_norm, "scale": score_scale}
-    alike |= {"temperature": temperature, "adjacent": adjacent, "rotate_first": rotate_first}
+    alike |= {"temperature": temperature, "adjacent": adjacent, "rotate_first": rotate_first, "gating": gating}
     before, after = (norm if norm_at in (place, "both") else None for place in ("before", "after"))
 
     def block(window: int | None, rope: bool, sparse: bool) -> Block:

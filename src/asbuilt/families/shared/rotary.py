@@ -240,6 +240,15 @@ class Rope:
         return written
 
 
+class ScaledRope(Rope):
+    """The keys of RoPE where a null scaling would mean the class's own."""
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys, the scaling never null."""
+        written = super().write(parts)
+        return written | {"rope_scaling": written["rope_scaling"] or {"rope_type": "default"}}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RopeOfWidth(Rope):
     """The keys of RoPE on the first `rotary_dim` numbers of each head; a newer `partial_rotary_factor` says it too.
