@@ -41,6 +41,14 @@ SMALL: dict[str, Any] = {
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"add_pooling_layer": True}, "no pooler"),
         ({"num_attention_heads": 3}, "a divisor of hidden_size"),
+        ({"architectures": ["BertForQuestionAnswering"], "num_labels": 3}, "num_labels"),
+        ({"architectures": ["BertForTokenClassification"], "add_pooling_layer": True}, "add_pooling_layer"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {}}, "id2label"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a"}, "num_labels": 2}, "num_labels"),
+        ({"model_type": "mpnet", "architectures": ["MPNetModel"], "relative_attention_num_buckets": 16}, "num_buckets"),
+        ({"model_type": "mpnet", "architectures": ["MPNetModel"], "max_position_embeddings": 2}, "more than 2"),
+        ({"model_type": "mpnet", "architectures": ["MPNetModel"], "type_vocab_size": 2}, "type_vocab_size"),
+        ({"model_type": "distilbert", "architectures": ["DistilBertModel"]}, "unknown key"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": 15}, "pad_token_id"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": None}, "pad_token_id"),
     ],
@@ -168,3 +176,43 @@ def test_what_labels(said: dict[str, Any], labels: str, weights: dict[str, Any],
     assert {name: tuple(stored[name].shape) for name in weights} == weights
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == said["architectures"]
     assert load(tmp_path).spec.changed(name="small") == reading.spec
+
+
+# the published configs, but for what only training reads
+DISTILBERT: dict[str, Any] = {
+    "activation": "gelu",
+    "architectures": ["DistilBertForMaskedLM"],
+    "dim": 768,
+    "hidden_dim": 3072,
+    "max_position_embeddings": 512,
+    "model_type": "distilbert",
+    "n_heads": 12,
+    "n_layers": 6,
+    "pad_token_id": 0,
+    "qa_dropout": 0.1,
+    "seq_classif_dropout": 0.2,
+    "sinusoidal_pos_embds": False,
+    "tie_weights_": True,
+    "vocab_size": 30522,
+}
+MPNET: dict[str, Any] = {
+    "architectures": ["MPNetForMaskedLM"],
+    "hidden_act": "gelu",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 514,
+    "model_type": "mpnet",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 1,
+    "relative_attention_num_buckets": 32,
+    "vocab_size": 30527,
+}
+
+
+def test_published_configs() -> None:
+    assert read_config(DISTILBERT, "distilbert-base-uncased").spec == find("distilbert-base-uncased").spec()
+    masked = read_config(MPNET, "all-mpnet-base-v2").spec
+    assert cost.total_parameters(masked) == 109_518_527
+    assert read_config(MPNET | {"architectures": ["MPNetModel"]}, masked.name).spec == find(masked.name).spec()
