@@ -18,6 +18,8 @@ from asbuilt.generate import compute as computing
 from asbuilt.generate import decode, text
 from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling
+from asbuilt.generate.seeing import with_placeholders
+from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Messages = list[dict[str, Any]]
 Sound = str | Path | Tensor  # an audio file, or a log-mel spectrogram (1, F, N)
+Picture = Any  # an image file, or Pillow's Image
+# Tokens that a processor puts around an image, by the keys of configs.
+AROUND = (
+    ("vision_start_token_id", "boi_token_index", "boi_token_id"),
+    ("vision_end_token_id", "eoi_token_index", "eoi_token_id"),
+)
 MOST = 256  # default of max_new_tokens
 
 
@@ -42,6 +50,7 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
+    images: Sequence[Picture] | Tensor | Patches | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -57,6 +66,7 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
+    images: Sequence[Picture] | Tensor | Patches | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -71,6 +81,7 @@ def generate(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     stop: Sequence[str] = (),
     audio: Sound | None = None,
+    images: Sequence[Picture] | Tensor | Patches | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -80,19 +91,22 @@ def generate(
     `model` is a name, a path or a source, whose weights are loaded for this one call, or a built model, for which
     `tokenizer` is a tokenizer or a model that has one. `dtype` is the compute dtype; None means as stored, or float32
     if that is much faster on this machine. Greedy unless `sampling` is given; ends at the model's end tokens, before a
-    `stop` text, or after `max_new_tokens`. A model that hears is given `audio`, a file or a spectrogram, and writes on
+    `stop` text, or after `max_new_tokens`. A model that sees is given `images`, files, Pillow's images, or pixels or
+    patches as it reads them: each replaces one placeholder of the prompt, and a text without any begins with them. A
+    model that hears is given `audio`, a file or a spectrogram, and writes on
     from the prompt, a text prompt after its start tokens. `asbuilt.complete` streams the text. Raises InputError before
     anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
+    options |= {} if images is None else {"images": images}
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
         return _by_built(model, prompt, _tokenizer_of(tokenizer), options | {"stop": stop}, ids=ids)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     if ids and source.tokenizer() is None:
         model = load(source, None if dtype is None else dtype_of(dtype))
-        return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio))
+        return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
     completion, compute = begin(source, prompt, dtype, options | {"stop": stop}, tokenizer=_tokenizer_of(tokenizer))
     if compute.warning:
         log.warning(compute.warning)
@@ -156,6 +170,33 @@ def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
     return {"audio": mels.of(read_sound(audio, rate=mels.rate, seconds=mels.seconds))}
 
 
+def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | None) -> dict[str, Tensor | Patches]:
+    """Returns the option `images` as the model reads them, prepared as the folder says if they are files."""
+    if images is None or isinstance(images, Tensor | Patches):
+        return {} if images is None else {"images": images}
+    if "images" not in source.spec.reads:
+        raise InputError("the model reads no images", field="images", value=len(images))
+    if not len(images):
+        return {}
+    if source.path is None:
+        raise InputError("image files need a checkpoint folder", field="MODEL", value=source.name)
+    from asbuilt.media.image import Preparation
+
+    return {"images": Preparation.read(source.path).of(images)}
+
+
+def _placed(
+    source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches
+) -> list[int]:
+    """Returns the prompt with placeholders of images; a text without any begins with them."""
+    carried, n_vocab = source.reading.carried, source.spec.n_vocab
+    found = [next((carried[key] for key in keys if type(carried.get(key)) is int), None) for keys in AROUND]
+    around = tuple([one] if one is not None and 0 <= one < n_vocab else [] for one in found)
+    bare = tokenizer.encode("", wrap=True) if isinstance(prompt, str) else []
+    after = next((i for i, token in enumerate(bare) if i >= len(ids) or ids[i] != token), len(bare))
+    return with_placeholders(source.spec, ids, images, after=after, around=(around[0], around[1]))
+
+
 def begin(
     source: Source,
     prompt: str | list[int] | Messages,
@@ -175,6 +216,9 @@ def begin(
     asked = None if dtype is None else dtype_of(dtype, field)
     headers(source)  # raises if there are no weights
     options = options | _heard(source, options.get("audio"))
+    options = {name: value for name, value in options.items() if name != "images"} | _seen(
+        source, options.get("images")
+    )
     tokenizer, reads = tokenizer or _required(source), "source" in source.spec.reads
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
@@ -183,6 +227,8 @@ def begin(
         ids = [*source.decoder_start, *tokenizer.encode(prompt)]
     else:
         ids = text.prompt_ids(tokenizer, prompt)
+    if "images" in options:
+        ids = _placed(source, tokenizer, ids, prompt, options["images"])
     decode.check_prompt(source.spec, ids)
     eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
     contents = Contents(source, packed=packed, adapter=adapter)

@@ -57,6 +57,9 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     help="Keep the weights of a GGUF file or MXFP4 checkpoint packed: less memory, but slower.",
 )
 @click.option(
+    "--image", "images", multiple=True, metavar="FILE", help="Image that the model sees before PROMPT; may be repeated."
+)
+@click.option(
     "--audio", metavar="FILE", help="Sound for a model that hears, such as Whisper; PROMPT then begins its text."
 )
 @click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
@@ -78,6 +81,7 @@ def generate(
     dtype: str | None,
     prefill_chunk: int | None,
     packed: bool,
+    images: tuple[str, ...],
     audio: str | None,
     adapter: str | None,
     allow_unread: tuple[str, ...],
@@ -105,12 +109,13 @@ def generate(
     source = opened(model, allow_unread, weights=True)
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
     options |= {} if audio is None else {"audio": audio}
+    options |= {"images": images} if images else {}
     from asbuilt.api.generate import begin
     from asbuilt.checkpoint.room import memory_errors
 
     # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
-    asked = _messages(said, system) if chat else said
+    asked = _messages(said, system, len(images)) if chat else said
     completion, compute = begin(source, asked, dtype or None, options, field="--dtype", packed=packed, adapter=adapter)
     if compute.warning:
         warn(f"warning: {compute.warning}")
@@ -139,8 +144,9 @@ def _prompt(prompt: str | None) -> str:
         raise InputError(f"not UTF-8: {error.reason} at byte {error.start}", field="prompt on stdin") from error
 
 
-def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
-    said = [{"role": "user", "content": prompt}]
+def _messages(prompt: str, system: str | None, images: int) -> list[dict[str, Any]]:
+    seen = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": prompt}]
+    said: list[dict[str, Any]] = [{"role": "user", "content": seen if images else prompt}]
     return said if system is None else [{"role": "system", "content": system}, *said]
 
 

@@ -18,6 +18,7 @@ from asbuilt.errors import InputError, one_of
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.cache import Cache
+from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
@@ -35,13 +36,15 @@ def generate(
     eos_ids: Sequence[int] = (),
     start: Sequence[int] = (),
     audio: Tensor | None = None,
+    images: Tensor | Patches | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
     If the model has an encoder of texts, it reads the prompts, and every row's text begins with `start`; one of sounds
-    reads the spectrograms `audio`, one per prompt, and a row's text begins with its prompt. A row stops after one
+    reads the spectrograms `audio`, one per prompt, and a row's text begins with its prompt. `images` are those of all
+    prompts in order, whose placeholders the prompts hold; they are read in one prefill pass. A row stops after one
     of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
     `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. Rows that share one `sampling` share its
     seed. Raises InputError for invalid input before anything runs, and at the step at which logits are not finite.
@@ -55,8 +58,14 @@ def generate(
     for prompt in prompts:
         check_prompt(model.spec, prompt)
     check_audio(model.spec, audio, len(prompts))
+    if images is not None and "images" not in model.spec.reads:
+        raise InputError("the model reads no images", field="images")
     read = "source" in model.spec.reads
-    rows = _Rows(begun=[list(start)] * len(prompts), sources=prompts) if read else _Rows(begun=prompts, audio=audio)
+    rows = (
+        _Rows(begun=[list(start)] * len(prompts), sources=prompts)
+        if read
+        else _Rows(begun=prompts, audio=audio, images=images)
+    )
     requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
     if len(requests) != len(prompts):
         raise InputError(
@@ -66,6 +75,8 @@ def generate(
             allowed=f"{len(prompts)}, the number of prompts",
         )
     rooms = [room(model.spec, len(begun), max_new_tokens) for begun in rows.begun]
+    if images is not None and not all(left > 0 for left in rooms) and any(left > 0 for left in rooms):
+        raise InputError("images beside prompts that fill the context", field="images", fix="shorten the prompts")
     for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
         log.warning(note)
     return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
@@ -78,12 +89,14 @@ class _Rows:
     begun: list[list[int]]
     sources: list[list[int]] | None = None
     audio: Tensor | None = None
+    images: Tensor | Patches | None = None
 
     def keep(self, rows: list[int]) -> _Rows:
         """Returns only these rows."""
         sources = None if self.sources is None else [self.sources[row] for row in rows]
         audio = None if self.audio is None else self.audio[rows]
-        return _Rows(begun=[self.begun[row] for row in rows], sources=sources, audio=audio)
+        begun = [self.begun[row] for row in rows]
+        return _Rows(begun=begun, sources=sources, audio=audio, images=self.images)
 
     @property
     def longest_source(self) -> int:
@@ -228,7 +241,14 @@ def _steps(
     )
     sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, model.device)
     logits_BV = prefill(
-        model, started.begun, cache, sources=started.sources, audio=started.audio, chunk=chunk, kernel=kernel
+        model,
+        started.begun,
+        cache,
+        sources=started.sources,
+        audio=started.audio,
+        images=started.images,
+        chunk=chunk,
+        kernel=kernel,
     )
     for done in range(1, max(rooms) + 1):
         require_logits(logits_BV, model, cache.lengths)
@@ -256,6 +276,7 @@ def prefill(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     audio: Tensor | None = None,
+    images: Tensor | Patches | None = None,
     chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Tensor:
@@ -263,7 +284,7 @@ def prefill(
 
     An encoder first reads all of `sources`, padded on the right, or `audio`. Shorter prompts are padded on the left, so
     that all last tokens are in the last chunk. Chunks without padding need no mask; for prompts of equal length that is
-    every chunk.
+    every chunk. With `images` there is one chunk.
     """
     lengths = [len(prompt) for prompt in prompts]
     longest, padding = max(lengths), max(lengths) - min(lengths)
@@ -273,6 +294,8 @@ def prefill(
     tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
     logits, read = None, {} if sources is None else padded_sources(sources, device)
     read |= {} if audio is None else {"audio": audio.to(device)}
+    if images is not None:
+        read, chunk = read | {"images": images.to(device)}, None
     for start in range(0, longest, chunk or longest):
         part = slice(start, start + (chunk or longest))
         valid = valid_BT[:, part] if start < padding else None

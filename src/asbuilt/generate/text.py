@@ -10,6 +10,7 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.sampling import Sampling
+from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
@@ -118,6 +119,7 @@ def complete(
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
     audio: Tensor | None = None,
+    images: Tensor | Patches | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Completion:
@@ -125,8 +127,9 @@ def complete(
 
     It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template writes after an
     answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder of
-    texts begins after `start`; one that hears reads the spectrogram `audio`. Raises InputError, before anything runs,
-    as `generate`, `StopFilter` and `encode_chat` do.
+    texts begins after `start`; one that hears reads the spectrogram `audio`, one that sees the `images` whose
+    placeholders the prompt holds. Raises InputError, before anything runs, as `generate`, `StopFilter` and
+    `encode_chat` do.
     """
     read = "source" in model.spec.reads
     ids = prompt_ids(tokenizer, prompt)
@@ -141,6 +144,7 @@ def complete(
         eos_ids=eos_ids,
         start=start,
         audio=audio,
+        images=images,
         prefill_chunk=prefill_chunk,
         kernel=kernel,
     )

@@ -36,6 +36,10 @@ class Patches:
     def __len__(self) -> int:
         return len(self.grids)
 
+    def to(self, device: torch.device) -> Patches:
+        """Returns the patches on a device."""
+        return Patches(self.values.to(device), self.grids)
+
 
 class Alike(NamedTuple):
     """Images of one size: which they are, the frames of each, and all their patches row by row (F, P, D)."""

@@ -1,0 +1,258 @@
+"""Images: files, and what a preprocessor_config.json says to do with them before a model reads them.
+
+An image is resized, cropped, scaled and normalised to pixels of one size, or divided into patches of a grid of its own
+size (Wang et al. 2024, Qwen2-VL, arXiv 2409.12191, section 2.1), as transformers' processors do with Pillow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from asbuilt.errors import InputError
+from asbuilt.families.shared.reader import ConfigReader, is_number, is_whole
+from asbuilt.files import read_object
+from asbuilt.nn.image_grid import Patches
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PREPROCESSOR = "preprocessor_config.json"
+LARGEST = 1 << 20  # bytes of a preprocessor_config.json
+MOST_PIXELS = 100_000_000  # of a file, before any is decoded
+MOST_RESIZED = 1 << 26  # of an image after it is resized
+MOST_SIDE = 1 << 14
+MOST_ASPECT = 200
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+# What transformers' classes do where a config is silent: means and deviations, the filter, the size, whether to crop.
+GRIDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
+DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
+    "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
+    "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
+    "LlavaImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
+    "SiglipImageProcessor": (HALF, BICUBIC, {"height": 224, "width": 224}, False),
+    "ViTImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    "ViTFeatureExtractor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How an image becomes patches: pixels per side of a patch, frames, patches per side of a square, pixel bounds."""
+
+    patch: int
+    frames: int
+    merge: int
+    least: int
+    most: int
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the nearest size of whole squares within the bounds; raises InputError for a very long image."""
+        if max(height, width) > MOST_ASPECT * min(height, width):
+            allowed = f"one side at most {MOST_ASPECT} times the other"
+            raise InputError(field="image", value=(height, width), allowed=allowed)
+        unit = self.patch * self.merge
+        high, wide = (round(side / unit) * unit for side in (height, width))
+        if high * wide > self.most:
+            shrink = math.sqrt(height * width / self.most)
+            return tuple(max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))  # type: ignore[return-value]  # pyright: ignore
+        if high * wide < self.least:
+            grow = math.sqrt(self.least / (height * width))
+            return tuple(math.ceil(side * grow / unit) * unit for side in (height, width))  # type: ignore[return-value]  # pyright: ignore
+        return high, wide
+
+    def patches(self, image_CHW: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+        """Returns the patches (P, D), square by square, and the grid (1, rows, columns)."""
+        channels, p, m = len(image_CHW), self.patch, self.merge
+        rows, columns = image_CHW.shape[1] // p, image_CHW.shape[2] // p
+        tiles = image_CHW.view(channels, rows // m, m, p, columns // m, m, p).permute(1, 4, 2, 5, 0, 3, 6)
+        repeated = tiles.unsqueeze(5).expand(*tiles.shape[:5], self.frames, p, p)
+        return repeated.reshape(rows * columns, -1), (1, rows, columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is done with an image: `size` (height, width), or its `shortest` edge, a centre `crop`, then `cut`."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    factor: float | None
+    resample: int
+    size: tuple[int, int] | None = None
+    shortest: int | None = None
+    crop: tuple[int, int] | None = None
+    cut: Cut | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Preparation:
+        """Returns what a checkpoint folder says; raises InputError for what is not read or not supported."""
+        file = folder / PREPROCESSOR
+        reader = ConfigReader(read_object(file, LARGEST), str(file))
+        kind = _kind(reader)
+        (mean, std), resample, size, crops = DEFAULTS[kind]
+        resizes = reader.flag("do_resize", default=True)
+        crops = kind not in GRIDS and reader.flag("do_center_crop", default=crops, null=False)
+        normalises = reader.flag("do_normalize", default=True)
+        number = reader.size("resample", default=resample, least=0, most=5)
+        made: dict[str, Any] = {
+            "factor": _factor(reader),
+            "mean": _numbers(reader, "image_mean", mean) if normalises else (0.0,) * 3,
+            "std": _numbers(reader, "image_std", std) if normalises else (1.0,) * 3,
+            "resample": number,
+        }
+        if kind in GRIDS:
+            reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
+            made["cut"] = _cut(reader, size)
+        else:
+            made |= _resized(reader, size) if resizes else {}
+            made["crop"] = _sides(reader, "crop_size", {"height": 224, "width": 224}) if crops else None
+        _declare(reader)
+        reader.finish()
+        return cls(**made)
+
+    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches:
+        """Returns pixels (N, C, H, W), or patches and grids; raises InputError for an image that cannot be read."""
+        read = [self.pixels(opened(image)) for image in images]
+        if self.cut is None:
+            if len({tuple(one.shape) for one in read}) > 1:
+                raise InputError("images of several sizes", field="images", fix="resize them to one size")
+            return torch.stack(read)
+        found = [self.cut.patches(one) for one in read]
+        return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found))
+
+    def pixels(self, image: Image) -> Tensor:
+        """Returns one image (C, H, W) in float32: resized, cropped, scaled and normalised."""
+        size = self._size(image.height, image.width)
+        if size != (image.height, image.width):
+            image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
+        if self.crop is not None:
+            image = _centre(image, self.crop)
+        data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        x = data.view(image.height, image.width, 3).permute(2, 0, 1).to(torch.float32)
+        x = x if self.factor is None else x * self.factor
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (x - mean) / std
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        if self.cut is not None:
+            return self.cut.size(height, width)
+        if self.shortest is None:
+            return self.size or (height, width)
+        short, long = sorted((height, width))
+        other = int(self.shortest * long / short)
+        if self.shortest * other > MOST_RESIZED:
+            raise InputError("too long to resize", field="image", value=(height, width))
+        return (self.shortest, other) if height <= width else (other, self.shortest)
+
+
+def opened(given: str | Path | Image) -> Image:
+    """Returns an image in RGB, upright; raises InputError before decoding one of too many pixels."""
+    try:
+        from PIL import Image as Pillow
+        from PIL import ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise InputError("is not installed", field="pillow", fix="pip install 'asbuilt[media]'") from error
+    name = str(given) if isinstance(given, str | Path) else "image"
+    try:
+        image = Pillow.open(given) if isinstance(given, str | Path) else given
+        if image.width * image.height > MOST_PIXELS:
+            allowed = f"at most {MOST_PIXELS:,} pixels"
+            raise InputError("too large", field=name, value=(image.width, image.height), allowed=allowed)
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, Pillow.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"cannot be read as an image: {error}", field=name) from error
+
+
+def _kind(reader: ConfigReader) -> str:
+    key = reader.spelled("image_processor_type", "feature_extractor_type") or "image_processor_type"
+    said = reader.text(key)
+    plain = said.removesuffix("Fast").removesuffix("Pil")
+    reader.require(key, plain in DEFAULTS, f"one of {', '.join(DEFAULTS)}")
+    return plain
+
+
+def _factor(reader: ConfigReader) -> float | None:
+    factor = reader.number("rescale_factor", default=1 / 255, null=1 / 255, most=1e6)
+    return factor if reader.flag("do_rescale", default=True) else None
+
+
+def _numbers(reader: ConfigReader, key: str, usual: Sequence[float]) -> tuple[float, ...]:
+    said: Any = reader.config.get(key) if reader.given(key) else list(usual)
+    ok = isinstance(said, list) and len(said) == 3 and all(is_number(x) for x in said)
+    reader.require(key, ok and (key == "image_mean" or all(x > 0 for x in said)), "three numbers")
+    return tuple(map(float, said))
+
+
+def _whole_of(reader: ConfigReader, key: str, usual: Mapping[str, int]) -> dict[str, int]:
+    """Returns an object of sizes; one number is both sides, or in older configs of CLIP the shortest edge."""
+    said: Any = reader.config[key] if reader.given(key) else dict(usual)
+    if is_whole(said):
+        said = {"shortest_edge": said} if "shortest_edge" in usual else {"height": said, "width": said}
+    ok = isinstance(said, dict) and all(x is None or (is_whole(x) and 1 <= x <= MOST_RESIZED) for x in said.values())
+    reader.require(key, ok, "an object of whole numbers")
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _sides(reader: ConfigReader, key: str, usual: Mapping[str, int]) -> tuple[int, int]:
+    said = _whole_of(reader, key, usual)
+    ok = said.keys() == {"height", "width"} and max(said.values()) <= MOST_SIDE
+    reader.require(key, ok, f"a height and a width of at most {MOST_SIDE}")
+    return said["height"], said["width"]
+
+
+def _resized(reader: ConfigReader, usual: Mapping[str, int]) -> dict[str, Any]:
+    said = _whole_of(reader, "size", usual)
+    if said.keys() != {"shortest_edge"}:
+        return {"size": _sides(reader, "size", usual)}
+    reader.require("size", said["shortest_edge"] <= MOST_SIDE, f"an edge of at most {MOST_SIDE}")
+    return {"shortest": said["shortest_edge"]}
+
+
+def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
+    said = _whole_of(reader, "size", usual) if reader.given("size") else dict(usual)
+    bounds = [
+        reader.size(older, default=said.get(newer, usual[newer]), null=said.get(newer, usual[newer]), most=MOST_RESIZED)
+        for older, newer in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    ]
+    reader.require("max_pixels", bounds[0] <= bounds[1], f"at least min_pixels = {bounds[0]}")
+    sizes = [
+        reader.size(key, default=value, most=256)
+        for key, value in (("patch_size", 14), ("temporal_patch_size", 2), ("merge_size", 2))
+    ]
+    return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1])
+
+
+def _declare(reader: ConfigReader) -> None:
+    """Declares what changes nothing here, and refuses what would."""
+    reader.only("do_pad", False, None, reason="images are not padded")
+    reader.only("do_pan_and_scan", False, None, reason="images are not cut into several")
+    reader.only("do_convert_rgb", True, None, reason="images are read in RGB")
+    reader.only("default_to_square", True, False, None, reason="the size says it")
+    reader.only("input_data_format", None, reason="images are read from files")
+    reader.only("data_format", "channels_first", None, reason="models read channels first")
+    for key in ("processor_class", "return_tensors", "device", "disable_grouping", "image_seq_length", "feature_size"):
+        reader.irrelevant(key, "what transformers returns or how it computes")
+    if not {"size", "crop_size", "do_center_crop"} <= reader.known:
+        for key in ("size", "crop_size", "do_center_crop"):
+            reader.irrelevant(key, "this kind of preparation has none")
+    for key in ("image_mean", "image_std", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"):
+        reader.irrelevant(key, "not used")
+    reader.irrelevant("pan_and_scan_min_ratio_to_activate", "not used")
+
+
+def _centre(image: Image, size: tuple[int, int]) -> Image:
+    top, left = (image.height - size[0]) // 2, (image.width - size[1]) // 2
+    if top < 0 or left < 0:
+        raise InputError("smaller than the crop", field="image", value=(image.height, image.width), allowed=str(size))
+    return image.crop((left, top, left + size[1], top + size[0]))

@@ -1,0 +1,159 @@
+"""Images prepared as transformers' Pillow processors prepare them, and what is refused before it is decoded."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import zlib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from asbuilt.errors import InputError
+from asbuilt.media.image import Preparation, opened
+from asbuilt.nn.image_grid import Patches
+
+CLASSES = {
+    "CLIPImageProcessor": "clip",
+    "SiglipImageProcessor": "siglip",
+    "ViTImageProcessor": "vit",
+    "Qwen2VLImageProcessor": "qwen2_vl",
+}
+SIZES = [(30, 41), (64, 64), (300, 20), (57, 131)]
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("CLIPImageProcessor", {}),
+    ("CLIPImageProcessor", {"size": 40, "crop_size": 36, "resample": 2, "image_mean": [0.1, 0.2, 0.3]}),
+    ("CLIPImageProcessor", {"size": {"height": 20, "width": 30}, "do_center_crop": False, "do_normalize": False}),
+    ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False}),
+    ("ViTImageProcessor", {"size": {"height": 24, "width": 28}, "rescale_factor": 0.01}),
+    ("Qwen2VLImageProcessor", {}),
+    ("Qwen2VLImageProcessor", {"min_pixels": 800, "max_pixels": 2000, "patch_size": 4, "temporal_patch_size": 1}),
+    ("Qwen2VLImageProcessor", {"size": {"shortest_edge": 900, "longest_edge": 5000}, "patch_size": 5, "merge_size": 3}),
+]
+
+
+def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
+    """An image of noise."""
+    numbers = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    return Image.fromarray(numbers)
+
+
+def reading(folder: Path, kind: str, **settings: object) -> Preparation:
+    """What our reader makes of a folder with these settings."""
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
+    return Preparation.read(folder)
+
+
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=range(len(SETTINGS)))
+def test_images_are_prepared_as_transformers_does(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    name = CLASSES[kind]
+    theirs = getattr(import_module(f"transformers.models.{name}.image_processing_pil_{name}"), f"{kind}Pil")
+    ours = reading(tmp_path, kind, **settings)
+    for seed, size in enumerate(SIZES):
+        image = picture(size, seed)
+        file = tmp_path / "a.png"
+        image.save(file)
+        want, have = theirs(**settings)(image, return_tensors="pt"), ours.of([file])
+        if isinstance(have, Patches):
+            assert have.grids == tuple(map(tuple, want["image_grid_thw"].tolist()))
+            have = have.values
+        torch.testing.assert_close(have, want["pixel_values"].float(), rtol=0, atol=1e-5)
+
+
+def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
+    for kind, name in CLASSES.items():
+        theirs = getattr(import_module(f"transformers.models.{name}.image_processing_pil_{name}"), f"{kind}Pil")
+        said = json.loads(theirs().to_json_string())
+        Preparation.read(_written(tmp_path, said))
+
+
+def _written(folder: Path, said: dict[str, Any]) -> Path:
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_modes_and_rotations_are_read_in_rgb(tmp_path: Path) -> None:
+    for mode in ("L", "RGBA", "P", "CMYK", "1"):
+        file = tmp_path / f"{mode}.tiff"
+        picture((9, 7)).convert(mode).save(file)
+        assert (opened(file).mode, opened(file).size) == ("RGB", (7, 9))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture((9, 7)).save(tmp_path / "turned.jpg", exif=exif)
+    assert opened(tmp_path / "turned.jpg").size == (9, 7)
+
+
+def _bomb(width: int, height: int) -> bytes:
+    """A PNG that says it has so many pixels, and holds none."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = lambda kind, data: (  # noqa: E731
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"no image", "cannot be read as an image"),
+        (b"", "cannot be read as an image"),
+        (_bomb(20_000, 20_000), "too large|cannot be read as an image"),
+        (_bomb(10_000, 10_001), "too large"),
+        (_bomb(10, 10), "cannot be read as an image"),
+    ],
+    ids=range(5),
+)
+def test_hostile_files_are_refused(data: bytes, named: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(data)
+    with pytest.raises(InputError, match=named):
+        opened(tmp_path / "a.png")
+    with pytest.raises(InputError, match="cannot be read"):
+        opened(tmp_path / "missing.png")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        ("OtherImageProcessor", {}, "image_processor_type"),
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 10**6}}, "size"),
+        ("CLIPImageProcessor", {"crop_size": {"height": -1, "width": 3}}, "crop_size"),
+        ("CLIPImageProcessor", {"image_mean": [1, 2]}, "image_mean"),
+        ("CLIPImageProcessor", {"image_std": [0, 1, 1]}, "image_std"),
+        ("CLIPImageProcessor", {"resample": 9}, "resample"),
+        ("CLIPImageProcessor", {"do_pad": True}, "do_pad"),
+        ("CLIPImageProcessor", {"colour": 1}, "colour"),
+        ("Gemma3ImageProcessor", {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("Qwen2VLImageProcessor", {"max_pixels": 2**40}, "max_pixels"),
+        ("Qwen2VLImageProcessor", {"min_pixels": 9000, "max_pixels": 8000}, "max_pixels"),
+        ("Qwen2VLImageProcessor", {"patch_size": 0}, "patch_size"),
+        ("Qwen2VLImageProcessor", {"do_resize": False}, "do_resize"),
+    ],
+)
+def test_settings_are_refused_by_name(kind: str, settings: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=named):
+        reading(tmp_path, kind, **settings)
+
+
+def test_very_long_images_are_refused(tmp_path: Path) -> None:
+    for kind, size in (("Qwen2VLImageProcessor", (2, 500)), ("CLIPImageProcessor", (1, 10_000))):
+        made = reading(tmp_path, kind, **({"size": 9000} if kind[0] == "C" else {}))
+        with pytest.raises(InputError, match="image"):
+            made.of([picture(size)])
+
+
+def test_patch_bounds_hold(tmp_path: Path) -> None:
+    made = reading(tmp_path, "Qwen2VLImageProcessor", min_pixels=400, max_pixels=3000, patch_size=4)
+    rng = random.Random(1)
+    for _ in range(200):
+        size = rng.randrange(1, 400), rng.randrange(1, 400)
+        if max(size) <= 200 * min(size):
+            assert made.cut is not None
+            high, wide = made.cut.size(*size)
+            assert high % 8 == wide % 8 == 0
+            assert high * wide <= max(3000, 8 * max(high, wide))
