@@ -35,7 +35,7 @@ TOWER: dict[str, Any] = {"depth": 3, "hidden_size": 16, "intermediate_size": 20,
 TOWER |= {"out_hidden_size": 32}
 CUTS: dict[str, Any] = {"patch_size": 4, "min_pixels": 200, "max_pixels": 600}
 PLACE, NEW, PROMPT = 5, 8, "as built"
-AROUND = {"vision_start_token_id": 6, "vision_end_token_id": 7}
+AROUND: dict[str, Any] = {"vision_start_token_id": 6, "vision_end_token_id": 7}
 
 
 def _qwen2_5(**text: Any) -> Qwen2_5_VLConfig:  # noqa: ANN401
@@ -53,7 +53,8 @@ def _qwen3(**text: Any) -> Qwen3VLConfig:  # noqa: ANN401
 
 
 def _llava(**text: Any) -> LlavaConfig:  # noqa: ANN401
-    tower = CLIPVisionConfig(**SIZES | {"image_size": 8, "patch_size": 4})
+    sizes: dict[str, Any] = SIZES | {"image_size": 8, "patch_size": 4}
+    tower = CLIPVisionConfig(**sizes)
     return LlavaConfig(text_config=LlamaConfig(**text), vision_config=tower, image_token_index=PLACE)
 
 
