@@ -45,7 +45,7 @@ def full(parts: Parts) -> Attention:
 
 def dense(parts: Parts) -> GatedMLP:
     """Returns the first layer's feed-forward, which may be beside experts."""
-    (body,) = (branch.body for branch in parts.model.blocks[0].branches if branch.name == "ffn")
+    body = next((branch.body for branch in parts.model.blocks[0].branches if branch.name == "ffn"), None)
     found = body.shared if isinstance(body, MixtureOfExperts) else body
     return parts.expect(found, GatedMLP, "blocks.0.ffn.body")
 
