@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         gpt2,
         gpt_neox,
         gpt_oss,
+        jamba,
         llama,
         llama4,
         llama4_text,
@@ -1545,6 +1546,31 @@ _nemotron_h(
     d_shared=5376,
     d_latent=1024,
     router=corrected_router(d_model=4096, n_experts=512, top_k=22, scale=5.0),
+)
+
+
+def _jamba() -> Model:
+    sizes = {"n_vocab": 65536, "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_head": 128}
+    mixer = {"d_state": 16, "dt_rank": 256, "kernel": 4, "conv_bias": True, "ssm_bias": False, "expand": 2}
+    return jamba.build(
+        **sizes,
+        **mixer,
+        attends=tuple(i % 8 == 4 for i in range(32)),
+        sparse=tuple(i % 2 == 1 for i in range(32)),
+        router=Router(d_model=4096, n_experts=16, top_k=2),
+        d_ff=14336,
+        eps=1e-6,
+        max_positions=262144,
+        name="jamba-v0.1",
+    )
+
+
+ROWS["jamba-v0.1"] = Entry(
+    name="jamba-v0.1",
+    family="jamba",
+    source="Lieber et al. 2024, arXiv 2403.19887; config of ai21labs/Jamba-v0.1",
+    dtype="bfloat16",
+    make=_jamba,
 )
 
 

@@ -10,7 +10,7 @@ from asbuilt.errors import InputError
 from asbuilt.families.shared.key import Group, Key, Value, Values, written
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
-from asbuilt.spec import Parallel, Part
+from asbuilt.spec import Attention, Block, Branch, FeedForward, Mixer, Norm, Parallel, Part
 
 P = TypeVar("P", bound=Part)
 Kind = type[Part] | tuple[type[Part], ...]
@@ -67,3 +67,44 @@ def _names(keys: tuple[Key, ...]) -> Iterator[str]:
             yield from _names(key.keys)
         else:
             yield from getattr(key, "keys", ())
+
+
+def block(mixer: Mixer, ffn: FeedForward, norm: Norm) -> Block:
+    """Returns a layer: attention or another mixer, in a branch of its own name, and a feed-forward; norms before."""
+    name = "attention" if isinstance(mixer, Attention) else "mixer"
+    return Block(branches=(Branch(name=name, body=mixer, norm=norm), Branch(name="ffn", body=ffn, norm=norm)))
+
+
+class Periodic:
+    """Which layers are of a kind: those `offset` after each multiple of a `period`; `has` tells it of a block.
+
+    The keys are carried, since several ways of saying it are the same.
+    """
+
+    def __init__(
+        self, period: tuple[str, int], offset: tuple[str, int], into: str, has: Callable[[Block], bool]
+    ) -> None:
+        self.period, self.offset, self.into, self.has = period, offset, into, has
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the layers."""
+        (period_key, period), (offset_key, offset) = self.period, self.offset
+        period = reader.size(period_key, default=period)
+        offset = reader.size(offset_key, default=offset, least=0)
+        reader.require(offset_key, offset < period, f"less than {period_key} = {period}")
+        for key in (period_key, offset_key):
+            reader.irrelevant(key, "the blocks say it")
+        values[self.into] = tuple(i % period == offset for i in range(values["n_layers"]))
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys that were carried, if they mean these layers, or the shortest period that does."""
+        wanted = [self.has(block) for block in parts.model.blocks]
+        said = [parts.carried.get(key, usual) for key, usual in (self.period, self.offset)]
+        if [i % said[0] == said[1] for i in range(len(wanted))] == wanted:
+            return {}
+        pairs = ((period, offset) for period in range(1, len(wanted) + 2) for offset in range(period))
+        same = ((p, o) for p, o in pairs if [i % p == o for i in range(len(wanted))] == wanted)
+        found = next(same, None)
+        if found is None:
+            raise InputError(f"{parts.family} needs these layers at equal distances", field="blocks")
+        return {self.period[0]: found[0], self.offset[0]: found[1]}
