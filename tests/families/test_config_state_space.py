@@ -1,0 +1,126 @@
+"""Families with state spaces: which layers have one, what limits their steps, and what a config must not say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asbuilt.errors import InputError
+from asbuilt.families import read_config, write_config
+from asbuilt.spec import MLP, Attention, Mamba, Mamba2, MixtureOfExperts, Model, walk
+
+MAMBA: dict[str, Any] = {"model_type": "mamba", "vocab_size": 50, "hidden_size": 40, "num_hidden_layers": 2}
+MAMBA2 = MAMBA | {"model_type": "mamba2", "num_heads": 8, "head_dim": 10, "n_groups": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 30, "max_position_embeddings": 64}
+NEMOTRON: dict[str, Any] = HEADS | {
+    "model_type": "nemotron_h",
+    "vocab_size": 50,
+    "hidden_size": 40,
+    "head_dim": 10,
+    "mamba_num_heads": 8,
+    "n_groups": 2,
+    "hybrid_override_pattern": "M*-E",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7,
+    "moe_shared_expert_intermediate_size": 9,
+}
+JAMBA = HEADS | MAMBA | {"model_type": "jamba", "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 6}
+BAMBA = HEADS | MAMBA | {"model_type": "bamba", "num_attention_heads": 2, "mamba_n_heads": 8, "attn_layer_indices": [1]}
+KINDS = {"M": Mamba2, "*": Attention, "-": MLP, "E": MixtureOfExperts}
+WORDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def spec_of(config: dict[str, Any], **changes: object) -> Model:
+    return read_config(config | changes, "x").spec
+
+
+def bodies(spec: Model) -> list[type]:
+    return [type(block.branches[0].body) for block in spec.blocks]
+
+
+def again(family: str, spec: Model) -> Model:
+    return read_config(write_config(family, spec, {}, None), spec.name).spec
+
+
+@given(st.text("M*-E", min_size=1, max_size=7))
+def test_layers_are_letters_or_words(letters: str) -> None:
+    spec = spec_of(NEMOTRON, hybrid_override_pattern=letters)
+    assert bodies(spec) == [KINDS[letter] for letter in letters]
+    listed = {key: value for key, value in NEMOTRON.items() if key != "hybrid_override_pattern"}
+    assert spec_of(listed, layers_block_type=[WORDS[letter] for letter in letters]) == spec
+    assert again("nemotron_h", spec) == spec
+
+
+@pytest.mark.parametrize("unlimited", [[0.0, math.inf], [0, 1e308], [0.0, {"__float__": "Infinity"}], None])
+def test_no_limit_has_several_spellings(unlimited: object) -> None:
+    for config in (MAMBA2, NEMOTRON, BAMBA):
+        assert spec_of(config, time_step_limit=unlimited) == spec_of(config)
+
+
+@given(st.floats(0, 1), st.floats(1.5, 100))
+def test_limits_are_kept(least: float, most: float) -> None:
+    spec = spec_of(MAMBA2, time_step_limit=[least, most])
+    part = next(part for _, part in walk(spec) if isinstance(part, Mamba2))
+    assert (part.dt_min, part.dt_max) == (least, most)
+    assert again("mamba2", spec) == spec
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 4), st.integers(0, 3))
+def test_periods(period: int, offset: int, every: int, after: int) -> None:
+    offset, after = offset % period, after % every
+    spec = spec_of(
+        JAMBA, attn_layer_period=period, attn_layer_offset=offset, expert_layer_period=every, expert_layer_offset=after
+    )
+    assert bodies(spec) == [Attention if i % period == offset else Mamba for i in range(6)]
+    sparse = [isinstance(block.branches[1].body, MixtureOfExperts) for block in spec.blocks]
+    assert sparse == [i % every == after for i in range(6)]
+    if {*bodies(spec)} == {Attention, Mamba}:
+        assert again("jamba", spec) == spec
+
+
+def test_the_width_that_is_said_outright_wins() -> None:
+    """Falcon Mamba's file has expand 16 beside an intermediate_size of twice the stream."""
+    for changes, width in (({}, 80), ({"expand": 3}, 120), ({"expand": 16, "intermediate_size": 80}, 80)):
+        part = next(part for _, part in walk(spec_of(MAMBA, **changes)) if isinstance(part, Mamba))
+        assert (part.d_inner, part.dt_rank) == (width, 3)
+
+
+BAD: list[tuple[dict[str, Any], str, object]] = [
+    (MAMBA, "hidden_act", "gelu"),
+    (MAMBA, "time_step_rank", 0),
+    (MAMBA, "state_size", 0),
+    (MAMBA2, "n_groups", 3),
+    (MAMBA2, "expand", 3),
+    (MAMBA2, "time_step_limit", [1.0, 0.5]),
+    (MAMBA2, "time_step_limit", [0.0]),
+    (MAMBA2, "time_step_limit", "none"),
+    (NEMOTRON, "hybrid_override_pattern", "MX"),
+    (NEMOTRON, "hybrid_override_pattern", ""),
+    (NEMOTRON, "layers_block_type", ["mamba"] * 4),
+    (NEMOTRON, "num_hidden_layers", 5),
+    (NEMOTRON, "tie_word_embeddings", True),
+    (NEMOTRON, "attention_bias", True),
+    (NEMOTRON, "mamba_ssm_cache_dtype", "bfloat16"),
+    (NEMOTRON, "n_shared_experts", 2),
+    (NEMOTRON, "moe_latent_size", 0),
+    (JAMBA, "attn_layer_offset", 8),
+    (JAMBA, "hidden_act", "gelu"),
+    (BAMBA, "attn_layer_indices", [2]),
+    (BAMBA, "mamba_d_head", 9),
+    (BAMBA, "mamba_n_heads", 7),
+]
+
+
+@pytest.mark.parametrize(("config", "key", "value"), BAD)
+def test_bad_values_are_one_message(config: dict[str, Any], key: str, value: object) -> None:
+    spec_of(config)
+    with pytest.raises(InputError) as refused:
+        spec_of(config, **{key: value})
+    said = str(refused.value)
+    assert "\n" not in said
+    assert key in said
