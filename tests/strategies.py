@@ -985,7 +985,8 @@ def grid_seers(draw: DrawFn) -> VisionLanguageModel:
     if any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(text)):
         text = text.replace_where(Rotary, scaling=None)
     # squares of four among sixteen patches are copied: no tensor is saved by a merger and by another part
-    most = min(text.n_layers, tower.n_layers) if tower.embedding.n_side == 4 else 0
+    adds = tower.embedding.n_side == 4 and text.streams is None
+    most = min(text.n_layers, tower.n_layers) if adds else 0
     taps = sorted(draw(st.sets(st.integers(0, tower.n_layers - 1), max_size=most)))
     merge = 2 if taps else draw(st.sampled_from((1, 2)))
     vision = GridVision(
