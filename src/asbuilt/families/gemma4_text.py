@@ -13,6 +13,7 @@ from typing import Any, Literal, Unpack
 from asbuilt.families.gemma2 import ACTIVATION, SANDWICH, cap
 from asbuilt.families.shared import gemma4
 from asbuilt.families.shared.dimensions import Dimensions, Sizes, sized
+from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.experts import TRAINING
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Check, Only, but
@@ -197,6 +198,7 @@ def _names(spec: Model, family: str) -> TensorTable:
 FAMILY = Family(
     name="gemma4_text",
     heads=("Gemma4ForCausalLM",),
+    ends=lambda name: decoder_ends("Gemma4Text"),
     prepare=gemma4.with_ropes,
     keys=(  # defaults as in transformers' Gemma4TextConfig
         *but(

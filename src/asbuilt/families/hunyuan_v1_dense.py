@@ -73,6 +73,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="hunyuan_v1_dense",
     heads=("HunYuanDenseV1ForCausalLM",),
+    padding=0,
     # defaults as in transformers' HunYuanDenseV1Config
     keys=keys(n_vocab=290943, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, context=2048),
     build=BUILD,

@@ -29,6 +29,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="hunyuan_v1_moe",
     heads=("HunYuanMoEV1ForCausalLM",),
+    padding=0,
     prepare=_alike,
     keys=(  # defaults as in transformers' HunYuanMoEV1Config
         *hunyuan_v1_dense.keys(n_vocab=290943, d_model=4096, d_ff=11008, n_layers=32, n_heads=32, context=2048),
