@@ -33,6 +33,7 @@ from asbuilt.spec import (
     XIELU,
     Alibi,
     Attention,
+    AxialPositions,
     BiasTable,
     Block,
     Branch,
@@ -888,10 +889,14 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
         channels=draw(st.integers(1, 3)),
         d_model=d_model,
         bias=draw(st.booleans()),
+        centred=draw(st.booleans()),
         class_token=draw(st.sampled_from(CLASS_TOKENS)),
     )
     read, numbers = draw(stacks(d_model, False, None))
     learned = st.builds(LearnedPositions, n_positions=st.just(embedding.n_tokens), d_model=st.just(d_model))
+    sides = st.integers(embedding.n_side, embedding.n_side + 2)
+    grid = st.builds(AxialPositions, n_entries=sides, d_model=st.just(d_model), n_side=st.just(embedding.n_side))
+    placed = learned | grid if embedding.class_token == "none" else learned
     classifier = classifiers(d_model, ("first",))
     out = st.integers(1, 5) if d_out is None else st.just(d_out)
     projection = st.builds(Projection, d_model=st.just(d_model), d_out=out)
@@ -900,7 +905,7 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
     pools = head == "any" and top is None and draw(st.booleans())
     return ImageEncoder(
         embedding=embedding,
-        positions=draw(st.none() | learned),
+        positions=draw(st.none() | placed),
         embedding_norm=draw(maybe_norms(d_model)),
         relative=numbers,
         blocks=read,
@@ -955,8 +960,15 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
 def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -> Projector:
     """Matrices over patches or, where the tokens are all the patches of a square, over its squares; or means."""
     if square and draw(st.booleans()):
-        norm = draw(norms(d_in))
-        return PooledProjector(d_in=d_in, d_out=d_out, n_side=n_side, pool=draw(st.integers(1, n_side)), norm=norm)
+        return PooledProjector(
+            d_in=d_in,
+            d_out=d_out,
+            n_side=n_side,
+            pool=draw(st.integers(1, n_side)),
+            norm=draw(norms(d_in)),
+            scale=draw(st.sampled_from((1.0, 2.0))),
+            standardised=draw(st.booleans()),
+        )
     merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
     return draw(mergers(d_in, d_out, merge))
 
@@ -1013,6 +1025,7 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         layers=draw(st.none() | st.integers(0, tower.n_layers)),
         keep_class=keep,
         both_ways=both_ways,
+        in_windows=both_ways and draw(st.booleans()),
     )
     return VisionLanguageModel.of(text.without_extras, vision)
 

@@ -22,6 +22,7 @@ from asbuilt.spec import (
     RGLRU,
     XIELU,
     Attention,
+    AxialPositions,
     DynamicNTK,
     GatedConvolution,
     GatedDeltaNet,
@@ -116,8 +117,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "GridVision": {"keep_class": False, "both_ways": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
+    "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none"},
     "Pooler": {"activation": "tanh"},
     "PerLayerEmbedding": {"scale": 1.0, "project_scale": 1.0, "sum_scale": 1.0},
+    "PooledProjector": {"scale": 1.0, "standardised": False},
     "Projection": {"reads": "first"},
     "Proportional": {"factor": 1.0},
     "QueryTemperature": {"from_zero": False},
@@ -137,7 +140,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
-    "Vision": {"keep_class": False, "both_ways": False},
+    "Vision": {"keep_class": False, "both_ways": False, "in_windows": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
 KINDS = sorted(
@@ -166,6 +169,7 @@ def examples() -> dict[type[Part], Part]:
     )
     found[Proportional] = Proportional(n_pairs=2)
     found[PerLayerEmbedding] = PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=RMSNorm(d=2))
+    found[AxialPositions] = AxialPositions(n_entries=5, d_model=6, n_side=3)
     found[PerLayerInput] = PerLayerInput(d_model=6, d=2, activation="relu")
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     conv = ShortConvolution(channels=14, kernel=3)

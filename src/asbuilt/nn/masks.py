@@ -45,7 +45,7 @@ def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
     near = pattern.reach is None or step.tokens <= pattern.reach
     distant = pattern.alibi is not None or pattern.relative is not None
-    ahead = step.ends_BT is not None and pattern.causal
+    ahead = _ends(step, pattern) is not None and pattern.causal
     if step.uniform and not distant and not ahead:
         if step.tokens == 1 and pattern.chunk is None:
             return None  # the cache holds at most the window, and all of it is past
@@ -66,6 +66,11 @@ def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys)
     return bias.masked_fill_(~seen[:, None], -torch.inf).to(dtype)
 
 
+def _ends(step: Step, pattern: AttentionPattern) -> Tensor | None:
+    """Returns the last position that each token attends to, None for its own."""
+    return step.ends_BT if pattern.window is not None or not step.ends_in_windows else None
+
+
 def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tensor | None) -> Tensor:
     """Returns (B or 1, H, T, S): the stack's bias per head and distance, -inf where masked."""
     assert step.relative_BH is not None, "the stack has no bias table"
@@ -78,7 +83,8 @@ def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     """Returns (B or 1, T, S), True where a query attends to a key."""
     queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
     distance = queries - keys
-    ends = queries if step.ends_BT is None else step.ends_BT[:, :, None]
+    last = _ends(step, pattern)
+    ends = queries if last is None else last[:, :, None]
     seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
     if pattern.window is not None:  # keys ahead that are attended to (images) are not limited by the window
         seen &= (distance if pattern.causal else distance.abs()) < pattern.window

@@ -112,7 +112,7 @@ class Model(nn.Module):
     def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
         """Returns the stream (B, T, M) after `depth` blocks, of several streams all; after all of them (None) one."""
         x_BTM = self.entered(tokens_BT, step)
-        vectors = None if self.per_layer is None else self.per_layer(tokens_BT, x_BTM, step)
+        vectors = None if self.per_layer is None else self.per_layer(self.known(tokens_BT), x_BTM, step)
         if self.streams is not None:
             x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)
         for i, block in enumerate(self.blocks if depth is None else self.blocks[:depth]):
@@ -132,6 +132,10 @@ class Model(nn.Module):
     def after(self, i: int, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns the stream after block i, with what a kind of model adds there."""
         return x_BTM
+
+    def known(self, tokens_BT: Tensor) -> Tensor:
+        """Returns the tokens whose per-layer vectors are looked up."""
+        return tokens_BT
 
     def embedded(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the embedding of tokens or images, with positions and other additions."""

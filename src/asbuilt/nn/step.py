@@ -34,7 +34,8 @@ class Step:
     output, None once the layers have cached it, and `source_mask` marks its valid tokens.
     `per_layer_BTP` are the tokens' vectors for the block that runs.
     `lent` are the keys and values that later layers read, by the name of the layer that made them.
-    `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own. `choice`
+    `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own
+    (`ends_in_windows`: in layers with windows alone). `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
     Images of any size have `grids` of tokens (frames, rows, columns) in `places_BT`, and vectors `added` to the stream
     there after each of the first blocks. `coordinates_3BT` are the tokens' coordinates, if not their positions; `grid`
@@ -49,6 +50,7 @@ class Step:
     source_mask: Mask = None
     images_NPM: Tensor | None = None
     ends_BT: Tensor | None = None
+    ends_in_windows: bool = False
     choice: Tensor | None = None
     per_layer_BTP: Tensor | None = None
     grids: tuple[tuple[int, int, int], ...] = ()

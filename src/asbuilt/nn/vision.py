@@ -53,6 +53,8 @@ class PatchEmbedding(PartModule):
     def forward(self, pixels_NCHW: Tensor, step: Step) -> Tensor:
         """Returns (N, P, M), with the class token (N, P + 1, M)."""
         patches = self.patches(pixels_NCHW.to(self.weight.dtype))
+        if self.part.centred:
+            patches = 2 * patches - 1
         x = F.linear(patches, self.weight.flatten(1), self.bias)
         if self.class_token is None:
             return x
@@ -132,6 +134,8 @@ class PooledProjector(PartModule):
     """W norm(mean of each square of patches)."""
 
     weight: Tensor
+    shift: Tensor
+    factor: Tensor
 
     def __init__(self, part: vision.PooledProjector, path: str) -> None:
         super().__init__(part, path)
@@ -143,7 +147,14 @@ class PooledProjector(PartModule):
         n = side // pool
         x = x_NPM.unflatten(1, (side, side))[:, : n * pool, : n * pool]
         means = x.unflatten(2, (n, pool)).unflatten(1, (n, pool)).mean((2, 4)).flatten(1, 2)
-        return F.linear(self.norm(means), self.weight)
+        return F.linear(self.norm(self.standardised(means)), self.weight)
+
+    def standardised(self, means: Tensor) -> Tensor:
+        """Returns the means scaled and, if so declared, standardised, in the buffers' wider dtype."""
+        part = self.part
+        if not part.standardised:
+            return means if part.scale == 1.0 else means * part.scale
+        return ((means.to(self.shift.dtype) * part.scale - self.shift) * self.factor).to(means.dtype)
 
 
 @computes(vision.Vision)
@@ -196,6 +207,7 @@ class Vision(nn.Module):
         if not tokens_BT.is_meta:
             self.check(places, len(made_NPM))
         if self.part.both_ways:
+            step.ends_in_windows = self.part.in_windows
             n = self.part.n_tokens
             left = n - 1 - (places.cumsum(1) - 1) % n
             step.ends_BT = step.positions_BT + left.masked_fill(~places, 0)

@@ -63,6 +63,10 @@ class VisionLanguageModel(LanguageModel):
         """Returns the stream after block i, with the images' vectors that are added there."""
         return self.vision.add(x_BTM, step.added[i], step) if i < len(step.added) else x_BTM
 
+    def known(self, tokens_BT: Tensor) -> Tensor:
+        """Returns token 0, padding, for the placeholders of images."""
+        return tokens_BT.masked_fill(tokens_BT == self.vision.part.placeholder, 0)
+
     def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
         """Returns the images of each row (n, P, M) in this pass, None without images."""
         if step.images_NPM is None:

@@ -4,6 +4,7 @@ from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.audio_encoder import AudioEncoder
+from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.convolution import ShortConvolution
@@ -117,6 +118,7 @@ __all__ = [
     "AnyHead",
     "Attention",
     "AudioEncoder",
+    "AxialPositions",
     "BiasTable",
     "Block",
     "Body",

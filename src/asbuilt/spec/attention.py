@@ -294,7 +294,12 @@ class Attention(Mixer):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
-        return self._pairs_before(run, seen) + run.images * run.mutual * (run.mutual - 1) // 2
+        ahead = run.images * run.mutual * (run.mutual - 1) // 2 if self.sees_ahead(run) else 0
+        return self._pairs_before(run, seen) + ahead
+
+    def sees_ahead(self, run: Pass) -> bool:
+        """Returns whether tokens of an image attend to later ones of it, although attention is causal."""
+        return self.causal and run.mutual > 0 and (self.window is not None or not run.mutual_in_windows)
 
     def _pairs_before(self, run: Pass, seen: int) -> int:
         """Returns the causal pairs."""

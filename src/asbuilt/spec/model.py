@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block
 from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
@@ -80,7 +81,7 @@ class Model(Part, metaclass=_Chosen):
     """Name for display only."""
     embedding: Embedding
     """Embedding of tokens or patches."""
-    positions: LearnedPositions | Sinusoids | GridPositions | None = None
+    positions: LearnedPositions | Sinusoids | GridPositions | AxialPositions | None = None
     """Positions added to the embedding."""
     embedding_norm: Norm | None = None
     """Norm of the sum of embeddings."""

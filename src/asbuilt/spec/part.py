@@ -83,10 +83,11 @@ class Pass:
     """One pass of a model: `batch` sequences of `tokens` new tokens, each after `past` tokens already cached.
 
     `source` is the number of tokens that an encoder reads; None means the sequence's length after the pass. `images` is
-    the number of images per sequence, each with `mutual` tokens of bidirectional attention. Without `gradients` nothing
-    is saved for the backward pass, whatever is done with the rest of the model. `depth` is the number of
-    blocks that run, None for all and the parts after them. `logits` tells for which positions the head is computed, or
-    the pooler instead; `kernel` which attention runs; `width` is the bytes of one activation.
+    the number of images per sequence, each with `mutual` tokens of bidirectional attention, with `mutual_in_windows` in
+    layers with a window alone. Without `gradients` nothing is saved for the backward pass, whatever is done with the
+    rest of the model. `depth` is the number of blocks that run, None for all and the parts after them. `logits` tells
+    for which positions the head is computed, or the pooler instead; `kernel` which attention runs; `width` is the bytes
+    of one activation.
     """
 
     tokens: int
@@ -95,6 +96,7 @@ class Pass:
     source: int | None = None
     images: int = 0
     mutual: int = 0
+    mutual_in_windows: bool = False
     gradients: bool = True
     depth: int | None = None
     logits: Literal["all", "last", "pooled"] = "all"

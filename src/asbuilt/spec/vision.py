@@ -23,6 +23,7 @@ from asbuilt.spec.part import (
     require,
     require_choice,
     require_flags,
+    require_number,
     require_sizes,
 )
 
@@ -54,13 +55,15 @@ class PatchEmbedding(Part):
     """Width of the residual stream."""
     bias: bool = False
     """Whether there is a bias."""
+    centred: bool = False
+    """Whether pixels, from 0 to 1, are mapped to -1 to 1 first."""
     class_token: ClassToken = "none"
     """Position of the learned class token: before the patches, after them, or none."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "image_size", "patch_size", "channels", "d_model")
         require(self, "patch_size", self.patch_size <= self.image_size, f"at most image_size = {self.image_size}")
-        require_flags(self, "bias")
+        require_flags(self, "bias", "centred")
         require_choice(self, "class_token", CLASS_TOKENS)
 
     @property
@@ -208,7 +211,10 @@ class MLPProjector(Mapped):
 
 @dataclass(frozen=True, kw_only=True)
 class PooledProjector(Part):
-    """W norm(mean of each square of `pool` x `pool` patches); incomplete squares at the edges are ignored."""
+    """W norm(scale * mean of each square of `pool` x `pool` patches); incomplete squares at the edges are ignored.
+
+    If `standardised`, a stored vector is subtracted before the norm, and another multiplies the rest.
+    """
 
     kind = "projector"
     d_in: int
@@ -221,9 +227,15 @@ class PooledProjector(Part):
     """Patches per side of an averaged square."""
     norm: Norm
     """Norm of the means."""
+    scale: float = 1.0
+    """Factor on the means."""
+    standardised: bool = False
+    """Whether a stored vector is subtracted from the means, and another multiplies the rest."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_in", "d_out", "n_side", "pool")
+        require_number(self, "scale")
+        require_flags(self, "standardised")
         require(self, "pool", self.pool <= self.n_side, f"at most n_side = {self.n_side}")
         require(self, "norm", self.norm.d == self.d_in, f"a norm over d_in = {self.d_in}")
 
@@ -238,6 +250,11 @@ class PooledProjector(Part):
     def holds(self) -> dict[str, Weight]:
         """W (d_out, d_in)."""
         return {"weight": Weight(shape=(self.d_out, self.d_in), role="matrix")}
+
+    def buffers(self) -> dict[str, Weight]:
+        """What is subtracted and what multiplies, if enabled."""
+        vectors = {"shift": 0.0, "factor": 1.0} if self.standardised else {}
+        return {name: Weight(shape=(self.d_in,), role="gain", fill=fill) for name, fill in vectors.items()}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
@@ -273,6 +290,8 @@ class Vision(Part):
     """Whether the class token is projected too."""
     both_ways: bool = False
     """Whether attention within an image is bidirectional."""
+    in_windows: bool = False
+    """Whether it is so in layers with a window alone."""
 
     def __post_init__(self) -> None:
         embedding = getattr(self.tower, "embedding", None)
@@ -286,7 +305,8 @@ class Vision(Part):
         require(
             self, "layers", self.layers is None or (whole and 0 <= self.layers <= n), f"a whole number from 0 to {n}"
         )
-        require_flags(self, "keep_class", "both_ways")
+        require_flags(self, "keep_class", "both_ways", "in_windows")
+        require(self, "in_windows", self.both_ways or not self.in_windows, "false unless both_ways")
         has = embedding.class_token != "none"
         require(self, "keep_class", has or not self.keep_class, "false if the tower has no class token")
         same = self.projector.d_in == self.tower.d_model

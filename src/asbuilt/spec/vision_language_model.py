@@ -68,7 +68,9 @@ class VisionLanguageModel(LanguageModel):
 
     def _own(self, run: Pass) -> Pass:
         """Returns the pass, with bidirectional attention within an image if enabled."""
-        return replace(run, mutual=self.vision.n_tokens) if self.vision.both_ways and run.images else run
+        if not self.vision.both_ways or not run.images:
+            return run
+        return replace(run, mutual=self.vision.n_tokens, mutual_in_windows=self.vision.in_windows)
 
 
 def of_images(run: Pass) -> Pass | None:

@@ -76,24 +76,24 @@ class Heads:
         )
 
     def _by_layer(self, reader: ConfigReader, values: Values) -> tuple[int, int]:
-        said, usual = (
-            reader.config[PER_LAYER],
-            {"head_dim": values["d_head"], "num_key_value_heads": values["n_kv_heads"]},
-        )
-        found: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
-        layers = {str(i): window is None for i, window in enumerate(values["windows"])}
-        reader.require(PER_LAYER, isinstance(said, dict) and said.keys() <= layers.keys(), "an object by layer")
-        for layer, wide in layers.items():
-            inner = ConfigReader(
-                said.get(layer, {}), reader.where, f"{reader.prefix}{PER_LAYER}.{layer}.", within=reader
-            )
-            found[wide].add(tuple(inner.size(key, default=size) for key, size in usual.items()))  # type: ignore[arg-type]
+        """Returns width and number of full layers; the numbers of layers may begin with zeros."""
+        said, windows = reader.config[PER_LAYER], values["windows"]
+        usual = {"head_dim": values["d_head"], "num_key_value_heads": values["n_kv_heads"]}
+        named = isinstance(said, dict) and all(key.isdecimal() and int(key) < len(windows) for key in said)
+        reader.require(PER_LAYER, named, f"an object by layer, 0 to {len(windows) - 1}")
+        own = {int(key): (key, value) for key, value in said.items()}
+        found: dict[bool, set[tuple[int, ...]]] = {True: set(), False: set()}
+        for i, window in enumerate(windows):
+            key, value = own.get(i, (str(i), {}))
+            inner = ConfigReader(value, reader.where, f"{reader.prefix}{PER_LAYER}.{key}.", within=reader)
+            found[window is None].add(tuple(inner.size(one, default=size) for one, size in usual.items()))
             inner.finish()
-        narrow = found[False] <= {tuple(usual.values())}
-        reader.require(PER_LAYER, narrow and len(found[True]) == 1, "the same of all full layers, and of no others")
+        alike = found[False] <= {tuple(usual.values())} and len(found[True]) == 1
+        reader.require(PER_LAYER, alike, "the same of all full layers, and of no others")
         for key in ("global_head_dim", "num_global_key_value_heads"):
             reader.only(key, None, reason=f"{PER_LAYER} says it")
-        return found[True].pop()
+        width, n_kv_heads = found[True].pop()
+        return width, n_kv_heads
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the keys, by kind of layer."""

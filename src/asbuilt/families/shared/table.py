@@ -390,6 +390,69 @@ class Flattened:
 
 
 @dataclass(frozen=True)
+class Stacked:
+    """Several of the model's tensors of one shape stored as one, along a new first dimension."""
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """One shape, after the number of tensors."""
+        return [(len(built), *built[0])]
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """Each tensor of the stack."""
+        return list(stored[0].unbind())
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """The stack."""
+        return StackExperts(len(built)).load(built)
+
+
+@dataclass(frozen=True)
+class PixelsLast:
+    """Convolutions of patches stored as matrices whose columns are pixels, each with its channels; `shape` as built."""
+
+    shape: Shape
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Each with all but the first dimension as one."""
+        return [(shape[0], math.prod(shape[1:])) for shape in built]
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """Each with channels before pixels."""
+        pixels = (x.reshape(x.shape[0], -1, self.shape[0]).transpose(1, 2) for x in stored)
+        return [x.reshape(x.shape[0], *self.shape) for x in pixels]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """Each as a matrix, channels last."""
+        return [x.reshape(x.shape[0], self.shape[0], -1).transpose(1, 2).flatten(1) for x in built]
+
+
+@dataclass(frozen=True)
+class AxesApart:
+    """Heads of which one half is rotated by columns and the other by rows, each pairing its own halves, as stored.
+
+    The model pairs the halves of the whole head, the first half of the pairs by columns.
+    """
+
+    n_heads: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The same shapes."""
+        return list(built)
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """The second and third quarters of each head exchanged."""
+        return [self._exchanged(tensor) for tensor in stored]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """The same again."""
+        return [self._exchanged(tensor) for tensor in built]
+
+    def _exchanged(self, tensor: T) -> T:
+        quarters = tensor.reshape(self.n_heads, 2, 2, tensor.shape[0] // self.n_heads // 4, *tensor.shape[1:])
+        return quarters.transpose(1, 2).reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
 class Chain:
     """Operations one after the other, given in the order in which saving applies them."""
 

@@ -69,7 +69,7 @@ class AttentionMemory(MappedMemory[Attention]):
             return "none"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if (part.reach is not None and run.tokens > part.reach) or (part.causal and run.mutual):
+        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run):
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
             return "none"
@@ -114,7 +114,7 @@ class AttentionMemory(MappedMemory[Attention]):
 
     def _masked(self, run: Pass) -> int:
         """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently."""
-        return run.tokens * self.part.keys(run) * (run.batch if run.mutual else 1)
+        return run.tokens * self.part.keys(run) * (run.batch if self.part.sees_ahead(run) else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part

@@ -75,9 +75,10 @@ class PooledProjectorMemory(Memory[PooledProjector]):
     """Memory of a mean, a norm and a product."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The normalised means."""
+        """The normalised means, and the factor of standardised ones."""
         part = self.part
-        return (Saved(name="input", size=run.batch * part.n_tokens(run.tokens) * part.d_in),)
+        means = Saved(name="input", size=run.batch * part.n_tokens(run.tokens) * part.d_in)
+        return (means, Saved(name="factor", size=part.d_in, width="wide")) if part.standardised else (means,)
 
     def peak_bytes(self, run: Pass) -> int:
         """The normalised means, and the result."""
