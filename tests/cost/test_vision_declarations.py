@@ -85,7 +85,8 @@ def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel,
     for path, part, seen in runs(spec, run):
         if isinstance(part, Attention) and not path.startswith("vision") and part.chunk is None:
             near = part.window or run.tokens
-            pairs = sum(1 for q, end in enumerate(ends) for k in range(max(0, q - near + 1), end + 1))
+            own = range(run.tokens) if spec.vision.in_windows and part.window is None else ends
+            pairs = sum(1 for q, end in enumerate(own) for k in range(max(0, q - near + 1), end + 1))
             assert part.pairs(seen) == pairs
 
 

@@ -116,7 +116,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "GridPatches": {"channels": 3, "bias": False, "class_token": "none", "frames": 1},
     "GridVision": {"keep_class": False, "both_ways": False},
     "Sections": {"interleaved": False},
-    "PatchEmbedding": {"channels": 3, "bias": False, "class_token": "none"},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none"},
     "Pooler": {"activation": "tanh"},
     "PerLayerEmbedding": {"scale": 1.0, "project_scale": 1.0, "sum_scale": 1.0},
