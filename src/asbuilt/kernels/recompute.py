@@ -40,5 +40,6 @@ class RecomputeFunction(torch.autograd.Function):
         with torch.enable_grad():
             y = ctx.function(*inputs)
         wanted = [t for t, n in zip(inputs, needed, strict=True) if t is not None and n]
-        found = iter(torch.autograd.grad(y, wanted, dy, allow_unused=True))
+        # what has no influence, as the decay of a single token, has a gradient of zeros
+        found = iter(torch.autograd.grad(y, wanted, dy, allow_unused=True, materialize_grads=True))
         return None, *(next(found) if n else None for n in needed)
