@@ -37,6 +37,7 @@ from asbuilt.spec import (
     BiasTable,
     Block,
     Branch,
+    ChannelMixing,
     ClampedGate,
     Classifier,
     Contrast,
@@ -100,7 +101,9 @@ from asbuilt.spec import (
     StreamMerge,
     TextEncoder,
     TiedHead,
+    TimeMixing,
     TokenEmbedding,
+    TokenShift,
     TypeEmbedding,
     Vision,
     VisionLanguageModel,
@@ -313,7 +316,23 @@ def linear_attentions(d_model: int) -> SearchStrategy[LinearAttention]:
 @cache
 def recurrences(d_model: int) -> SearchStrategy[Mixer]:
     """A mixer whose state is all that it remembers."""
-    return gated_convolutions(d_model) | rg_lrus(d_model)
+    return gated_convolutions(d_model) | rg_lrus(d_model) | time_mixings(d_model)
+
+
+@cache
+def time_mixings(d_model: int) -> SearchStrategy[Mixer]:
+    """RWKV-4's mixers."""
+    return st.builds(
+        TimeMixing,
+        d_model=st.just(d_model),
+        d_state=st.integers(1, 9),
+        shift=st.just(TokenShift(d_model=d_model, targets=("k", "v", "r"))),
+    ) | st.builds(
+        ChannelMixing,
+        d_model=st.just(d_model),
+        d_ff=st.integers(1, 9),
+        shift=st.just(TokenShift(d_model=d_model, targets=("up", "r"))),
+    )
 
 
 @cache

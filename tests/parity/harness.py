@@ -92,7 +92,7 @@ class ParityCase:
     `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why, `inert_fields` so
     the paths of fields; `idle` are the beginnings of paths of what is held and never runs, `choosing` what is in the
     paths of parameters that only decide what is computed. `attentions` are the implementations of transformers that
-    compute all of what the family does.
+    compute all of what the family does; with `caches` its cache gives what its whole passes do.
     """
 
     family: str
@@ -103,6 +103,7 @@ class ParityCase:
     idle: tuple[str, ...] = ()
     choosing: tuple[str, ...] = ()
     attentions: tuple[str, ...] = ("eager", "sdpa")
+    caches: bool = True
 
     def config(self, variant: str) -> PreTrainedConfig:
         """The variant's config of this run."""

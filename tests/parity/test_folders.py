@@ -115,6 +115,6 @@ def test_greedy_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None
     prompts = random_tokens(rng, mine.spec.n_vocab, rng.randrange(1, 9))
     new = min(cacheable(mine.spec), mine.spec.max_positions) - prompts.shape[1]
     have = torch.tensor(list(generate(mine, prompts.tolist(), max_new_tokens=new))).T
-    settings = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
+    settings = {"do_sample": False, "use_cache": case.caches, "eos_token_id": None, "pad_token_id": 0}
     want = other.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, **settings)  # type: ignore[operator]
     assert torch.equal(have, want[:, prompts.shape[1] :])

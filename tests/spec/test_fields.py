@@ -23,6 +23,7 @@ from asbuilt.spec import (
     XIELU,
     Attention,
     AxialPositions,
+    ChannelMixing,
     DynamicNTK,
     GatedConvolution,
     GatedDeltaNet,
@@ -46,6 +47,8 @@ from asbuilt.spec import (
     Rotary,
     ShortConvolution,
     StreamMerge,
+    TimeMixing,
+    TokenShift,
     VisionLanguageModel,
     walk,
     whole,
@@ -181,6 +184,10 @@ def examples() -> dict[type[Part], Part]:
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
     found[GatedDeltaNet] = DELTA_NET
+    time, channel = (TokenShift(d_model=4, targets=names) for names in (("k", "v", "r"), ("up", "r")))
+    found[TimeMixing] = TimeMixing(d_model=4, d_state=6, shift=time)
+    found[ChannelMixing] = ChannelMixing(d_model=4, d_ff=6, shift=channel)
+    found[TokenShift] = time
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")

@@ -50,6 +50,10 @@ def examples() -> dict[str, Part]:
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)
     found["RGLRU"] = spec.RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
     found["GatedDeltaNet"] = DELTA_NET
+    time, channel = (spec.TokenShift(d_model=4, targets=names) for names in (("k", "v", "r"), ("up", "r")))
+    found["TimeMixing"] = spec.TimeMixing(d_model=4, d_state=6, shift=time)
+    found["ChannelMixing"] = spec.ChannelMixing(d_model=4, d_ff=6, shift=channel)
+    found["TokenShift"] = time
     found["ShortConvolution"] = spec.ShortConvolution(channels=4, kernel=3)
     found["Lora"] = spec.Lora(base=spec.Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found["Packed"] = spec.Packed(base=spec.Linear(d_in=32, d_out=6), format="q4_0")

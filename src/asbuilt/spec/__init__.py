@@ -86,6 +86,7 @@ from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
+from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
 from asbuilt.spec.vision import (
     Contrast,
     MLPProjector,
@@ -123,6 +124,7 @@ __all__ = [
     "Block",
     "Body",
     "Branch",
+    "ChannelMixing",
     "ClampedGate",
     "Classifier",
     "Contrast",
@@ -204,7 +206,9 @@ __all__ = [
     "StreamMerge",
     "TextEncoder",
     "TiedHead",
+    "TimeMixing",
     "TokenEmbedding",
+    "TokenShift",
     "TypeEmbedding",
     "Vision",
     "VisionLanguageModel",
