@@ -48,9 +48,8 @@ def build(
         d_state=d_state or d_model,
         shift=TokenShift(d_model=d_model, targets=("k", "v", "r")),
     )
-    channel = ChannelMixing(
-        d_model=d_model, d_ff=d_ff or 4 * d_model, shift=TokenShift(d_model=d_model, targets=("up", "r"))
-    )
+    shift = TokenShift(d_model=d_model, targets=("up", "r"), belongs="ffn")
+    channel = ChannelMixing(d_model=d_model, d_ff=d_ff or 4 * d_model, shift=shift)
     block = Block(branches=(Branch(name="time", norm=norm, body=time), Branch(name="channel", norm=norm, body=channel)))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),

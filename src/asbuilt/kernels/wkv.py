@@ -69,7 +69,7 @@ def by_blocks(k_BTC: Tensor, v_BTC: Tensor, w_C: Tensor, u_C: Tensor, state: Sta
     carried = []
     for j in range(k_BNSC.shape[1]):
         carried.append(state)
-        state = _add((*state[:2], state[2] + size * w), tuple(x[:, j] for x in own))
+        state = _add((*state[:2], state[2] + size * w), (own[0][:, j], own[1][:, j], own[2][:, j]))
     steps = torch.arange(size, dtype=w.dtype, device=w.device)[:, None] * w
     whole = tuple(torch.stack(x, 1)[:, :, None] for x in zip(*carried, strict=True))
     inside = tuple(torch.stack(x, 2) for x in zip(*before[:-1], strict=True))
@@ -120,5 +120,5 @@ class Recomputed(torch.autograd.Function):
         given = [x.detach().requires_grad_() for x in ctx.saved_tensors[:4]]
         state = ctx.saved_tensors[4:]
         with torch.enable_grad():
-            y, _ = by_pieces(*given, None if state[0] is None else state)
+            y, _ = by_pieces(given[0], given[1], given[2], given[3], None if state[0] is None else state)
         return (*torch.autograd.grad(y, given, dy, materialize_grads=True), None, None, None)

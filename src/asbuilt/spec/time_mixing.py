@@ -11,7 +11,19 @@ from typing import Self
 from asbuilt.spec.attention import output_map
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
-from asbuilt.spec.part import Part, Pass, Product, Remembered, Weight, divided, require, require_sizes
+from asbuilt.spec.part import (
+    KINDS,
+    Kind,
+    Part,
+    Pass,
+    Product,
+    Remembered,
+    Weight,
+    divided,
+    require,
+    require_choice,
+    require_sizes,
+)
 
 PIECE = 256  # tokens whose averages are computed at once: enough to amortise calls, few enough to bound what they need
 
@@ -23,16 +35,23 @@ class TokenShift(Part):
     A sequence's state is its last x.
     """
 
-    kind = "ssm"
     d_model: int
     """Width of x."""
     targets: tuple[str, ...]
     """Names of the targets, each with its own mu."""
+    belongs: Kind = "attention"
+    """The kind of part that its parameters are counted under."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
+        require_choice(self, "belongs", KINDS)
         named = isinstance(self.targets, tuple) and all(isinstance(n, str) and n.isidentifier() for n in self.targets)
         require(self, "targets", named and len({*self.targets}) == len(self.targets) > 0, "names that differ")
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """What its parameters are counted under."""
+        return self.belongs
 
     def holds(self) -> dict[str, Weight]:
         """mu (d_model) of each target."""
@@ -51,7 +70,6 @@ class TimeMixing(Mixer):
     token's own value weighted by exp(k + first). Numerator, denominator and their exponent are the state, in float32.
     """
 
-    kind = "ssm"
     d_model: int
     """Width of the residual stream."""
     d_state: int
@@ -74,9 +92,8 @@ class TimeMixing(Mixer):
 
     def plain_maps(self) -> dict[str, Linear]:
         """k, v and r (d_model to d_state), o (d_state to d_model)."""
-        into = Linear(d_in=self.d_model, d_out=self.d_state, split="out", belongs="ssm")
-        out = replace(output_map(self.d_state, self.d_model, bias=False), belongs="ssm")
-        return {"k": into, "v": into, "r": into, "o": out}
+        into = Linear(d_in=self.d_model, d_out=self.d_state, split="out", belongs="attention")
+        return {"k": into, "v": into, "r": into, "o": output_map(self.d_state, self.d_model, bias=False)}
 
     def holds(self) -> dict[str, Weight]:
         """decay and first (d_state)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
+from typing import Any
 
 import torch
 from harness import TOKENS, Draw, Inputs, Kind, ParityCase, Trace
@@ -36,7 +37,7 @@ class Mixing(Kind):
     @torch.inference_mode()
     def theirs(self, model: PreTrainedModel, inputs: Inputs) -> Trace:
         """Returns the stream before the blocks, seen by a hook, after each, the last one normed, and logits."""
-        seen: list[torch.Tensor] = []
+        seen: list[Any] = []
         first = model.get_submodule("rwkv.blocks.0.pre_ln")
         hook = first.register_forward_hook(lambda module, args, result: seen.append(result))
         out = model(**inputs, output_hidden_states=True, use_cache=False)
