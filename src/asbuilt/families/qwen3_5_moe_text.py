@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from asbuilt.families import qwen3_5_text
 from asbuilt.families.shared import delta_nets, experts
+from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.key import Irrelevant, Only, Size, but
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, sizes
 
@@ -16,6 +17,7 @@ FAMILY = replace(
     qwen3_5_text.FAMILY,
     name="qwen3_5_moe_text",
     heads=("Qwen3_5MoeForCausalLM",),
+    ends=lambda name: decoder_ends("Qwen3_5MoeText"),
     keys=(  # defaults as in transformers' Qwen3_5MoeTextConfig
         *but(
             sizes(

@@ -6,6 +6,7 @@ Qwen Team 2026 (Qwen3.5, its blog post). The text of qwen3_5, which has a vision
 from __future__ import annotations
 
 from asbuilt.families.shared import delta_nets
+from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import but
 from asbuilt.families.shared.names import Fused
@@ -22,6 +23,7 @@ NAMES = delta_nets.names(
 FAMILY = Family(
     name="qwen3_5_text",
     heads=("Qwen3_5ForCausalLM",),
+    ends=lambda name: decoder_ends("Qwen3_5Text"),
     keys=(  # defaults as in transformers' Qwen3_5TextConfig
         *but(
             sizes(
