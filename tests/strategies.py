@@ -40,10 +40,13 @@ from asbuilt.spec import (
     ChannelMixing,
     ClampedGate,
     Classifier,
+    CompressedAttention,
+    Compressor,
     Contrast,
     CrossAttention,
     DynamicNTK,
     EncoderDecoder,
+    EntryIndexer,
     ExpertGroups,
     FeedForward,
     FrequencyFactors,
@@ -276,6 +279,46 @@ def latents(draw: DrawFn, d_model: int) -> LatentAttention:
 
 @cache
 @st.composite
+def compressed(draw: DrawFn, d_model: int) -> CompressedAttention:
+    """Attention to a short window alone, with all entries of short blocks, or with chosen ones."""
+    groups, q_rank, d_head = draw(st.integers(1, 2)), draw(st.integers(1, 5)), draw(st.integers(2, 7))
+    ratio, overlap = draw(st.integers(1, 4)), draw(st.booleans())
+    rotary = st.none() | st.builds(
+        Rotary,
+        d_rotary=st.just(2 * draw(st.integers(1, d_head // 2))),
+        theta=st.just(10.0),
+        pairing=st.just("adjacent"),
+    )
+    entries = Compressor(
+        d_model=d_model,
+        d_head=d_head,
+        ratio=ratio,
+        overlap=overlap,
+        norm=draw(maybe_norms(d_head)),
+        positions=draw(rotary),
+    )
+    keys = replace(entries, d_head=4, norm=draw(maybe_norms(4)), positions=Rotary(d_rotary=4, theta=10.0))
+    indexer = EntryIndexer(q_rank=q_rank, n_heads=2, top_k=draw(st.integers(1, 4)), compressor=keys)
+    kind = draw(st.integers(0, 2))
+    return CompressedAttention(
+        d_model=d_model,
+        n_heads=groups * draw(st.integers(1, 2)),
+        d_head=d_head,
+        q_rank=q_rank,
+        window=draw(st.integers(1, 7)),
+        groups=groups,
+        o_rank=draw(st.integers(1, 4)),
+        q_norm=draw(maybe_norms(q_rank)),
+        head_norm=draw(maybe_norms(d_head)),
+        kv_norm=draw(maybe_norms(d_head)),
+        positions=draw(rotary),
+        compressor=entries if kind else None,
+        indexer=indexer if kind == 2 else None,
+    )
+
+
+@cache
+@st.composite
 def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
     """One that chooses few keys. RoPE tells equal tokens apart, whose scores would else be equal but for rounding."""
     d_head = 4 * draw(st.integers(1, 2))
@@ -295,7 +338,7 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model)
+    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
     return usual | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
 
 

@@ -145,11 +145,14 @@ def test_remembers_is_the_allocated_cache(spec: Model, batch: int, capacity: int
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     bill = cost.cache(spec, capacity, name)
     assert batch * bill.at_seq == allocated
-    assert cost.cache(spec, 1, name).at_seq == bill.per_token + bill.per_source_token + bill.fixed
+    shared = any(r.every > 1 for _, part in walk(spec) for r in part.remembers())  # by tokens: bytes are rounded up
+    upfront = bill.per_token + bill.per_source_token + bill.fixed
+    assert cost.cache(spec, 1, name).at_seq == upfront or (shared and cost.cache(spec, 1, name).at_seq < upfront)
     assert cost.cache(spec, capacity, name, source=0).at_seq == bill.at_seq - bill.per_source_token * capacity
-    forever = 10**6
+    forever = 12 * 10**5
     every = bill.unbounded + bill.per_source_token
-    assert cost.cache(spec, forever, name).at_seq == every * forever + bill.window + bill.fixed
+    rounded = every * forever + bill.window + bill.fixed - cost.cache(spec, forever, name).at_seq
+    assert 0 <= rounded <= (forever if shared else 0)
 
 
 @given(ANY, BATCH, TOKENS, KERNELS, st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))
@@ -173,7 +176,8 @@ def test_rows_add_up(spec: Model) -> None:
     run = Pass(tokens=8)
     lines = cost.rows(spec, run, "bf16")
     assert sum(r.parameters * r.count for r in lines) == cost.total_parameters(spec)
-    assert sum(r.cache_bytes_per_token * r.count for r in lines) == cost.cache(spec, 8, "bf16").per_token
+    rounded = sum(r.cache_bytes_per_token * r.count for r in lines) - cost.cache(spec, 8, "bf16").per_token
+    assert 0 <= rounded <= sum(r.count for r in lines if r.part == "Compressor")
     assert sum(r.flops_per_token * r.count for r in lines) * 8 == pytest.approx(
         cost.flops(spec, run).forward, rel=1e-12
     )

@@ -32,8 +32,11 @@ from asbuilt.spec import (
     ChannelMixing,
     ClampedGate,
     Classifier,
+    CompressedAttention,
+    Compressor,
     Contrast,
     CrossAttention,
+    EntryIndexer,
     ExpertGroups,
     GatedConvolution,
     GatedDeltaNet,
@@ -136,6 +139,16 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (LatentAttention, "positions"): lambda part: Rotary(d_rotary=part.d_rope),
     (LatentAttention, "mscale"): lambda part: 0.5,
     (LatentAttention, "indexer"): lambda part: SharedChoice(top_k=8),
+    (CompressedAttention, "q_norm"): lambda part: RMSNorm(d=part.q_rank, gain="none"),
+    (CompressedAttention, "head_norm"): lambda part: RMSNorm(d=part.d_head, gain="none"),
+    (CompressedAttention, "kv_norm"): lambda part: RMSNorm(d=part.d_head, gain="none"),
+    (CompressedAttention, "positions"): lambda part: Rotary(d_rotary=4),
+    (CompressedAttention, "compressor"): lambda part: _compressor(part),
+    (CompressedAttention, "indexer"): lambda part: EntryIndexer(
+        q_rank=part.q_rank, n_heads=1, top_k=2, compressor=part.compressor or _compressor(part)
+    ),
+    (Compressor, "norm"): lambda part: RMSNorm(d=part.d_head, gain="none"),
+    (Compressor, "positions"): lambda part: Rotary(d_rotary=4),
     (Branch, "streams"): lambda part: HyperConnection(n_streams=2, d_model=part.body.d_model),
     (Model, "streams"): lambda part: StreamMerge(n_streams=2, d_model=part.d_model),
     (GatedMLP, "clamp"): lambda part: ClampedGate(alpha=1.0, limit=0.3),
@@ -184,6 +197,10 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
 }
 
 
+def _compressor(part: CompressedAttention) -> Compressor:
+    return Compressor(d_model=part.d_model, d_head=part.d_head, ratio=4)
+
+
 def _predictor(spec: Model) -> Predictor:
     norm = RMSNorm(d=spec.d_model)
     embedding = TokenEmbedding(n_vocab=spec.n_vocab, d_model=spec.d_model)
@@ -223,6 +240,11 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     ShortConvolution: lambda part: replace(part, kernel=part.kernel + 1),
     Mamba: lambda part: MLP(d_model=part.d_model, d_ff=part.d_inner, activation="relu", bias=part.bias),
     Mamba2: lambda part: MLP(d_model=part.d_model, d_ff=part.d_inner, activation="relu", bias=part.bias),
+    CompressedAttention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu"),
+    Compressor: lambda part: replace(part, overlap=not part.overlap),
+    EntryIndexer: lambda part: None,
+    HyperConnection: lambda part: None,
+    StreamMerge: lambda part: None,
     Parallel: lambda part: part.attention,
     AxialPositions: lambda part: LearnedPositions(n_positions=part.n_positions, d_model=part.d_model),
     PerLayerInput: lambda part: MLP(d_model=part.d_model, d_ff=part.d, activation=part.activation),

@@ -69,6 +69,10 @@ def test_every_field_matters(case: ParityCase, variant: str, tmp_path: Path) -> 
     # what is remembered is seen in decoding alone, a name for it where a later layer reads it
     names = (".cached", ".kv_name")
     passed = {where for where in outcomes if where.endswith(names) or where.startswith(case.idle)}
+    # a little more epsilon may change no choice
+    passed |= {
+        where for where in outcomes if where.endswith("norm.eps") and any(name in where for name in case.choosing)
+    }
     unseen = {where for where, found in outcomes.items() if "same" in found} - passed
     known = _inert(mine.spec) | case.inert_fields.keys()
     inert = {where for where in known if set(outcomes[where]) != {"refused"}}  # an image is all of a context

@@ -24,7 +24,10 @@ from asbuilt.spec import (
     Attention,
     AxialPositions,
     ChannelMixing,
+    CompressedAttention,
+    Compressor,
     DynamicNTK,
+    EntryIndexer,
     GatedConvolution,
     GatedDeltaNet,
     HyperConnection,
@@ -75,6 +78,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
+    "Compressor": {"overlap": False},
     "ExpertGroups": {"score": "best"},
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False},
@@ -180,6 +184,12 @@ def examples() -> dict[type[Part], Part]:
     found[Mamba] = Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
+    entries = Compressor(d_model=6, d_head=4, ratio=2)
+    found[Compressor] = entries
+    found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found[CompressedAttention] = CompressedAttention(
+        d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
+    )
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
     conv = ShortConvolution(channels=6, kernel=3)
@@ -236,46 +246,66 @@ KEPT = {
     "chosen scores",
     "dense",
     "distances",
+    "divided",
     "dropped",
     "gate",
     "gate cut",
     "first",
     "grid positions",
     "grid weights",
+    "grouped",
     "hidden",
     "input",
     "k",
+    "keys",
     "latent",
+    "logits",
     "logsumexp",
     "mask",
     "mean",
+    "mix weights",
     "mixed",
     "mixed and zeros",
+    "normed",
     "opened",
     "order",
     "places",
     "pooled",
     "positions",
+    "post",
+    "pre",
     "probabilities",
     "probabilities cast",
+    "products",
     "projected",
     "q",
     "q latent",
     "queries",
+    "read weights",
+    "result",
     "results",
     "rows",
     "rstd",
     "scale",
+    "scales",
     "scores",
     "second",
+    "shares",
+    "shares cast",
+    "softmax",
     "source",
+    "start",
     "sums",
     "tokens",
     "types",
     "up",
     "up cut",
     "v",
+    "values",
     "weights",
+    "wide fn",
+    "wide streams",
+    "write weights",
 }
 
 

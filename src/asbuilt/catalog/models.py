@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         clip,
         cohere,
         deepseek,
+        deepseek_v4,
         exaone4,
         falcon,
         gemma,
@@ -837,6 +838,74 @@ def _glm_5(name: str, context: int, theta: float, layers: tuple[bool, ...] = ())
     )
 
 
+_SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+
+
+def _deepseek_v4(name: str, kinds: tuple[str, ...], d_model: int, n_heads: int, **sizes: Any) -> Model:  # noqa: ANN401
+    rotary = Rotary(d_rotary=64, pairing="adjacent")
+    yarn = YaRN(factor=16.0, original_context=65536, attention_factor=1.0)
+    return deepseek_v4.build(
+        name=name,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_layers=len(kinds),
+        kinds=kinds,
+        hashed=tuple(i < 3 for i in range(len(kinds))),
+        ratios={_SPARSE: 4, _HEAVY: 128},
+        n_vocab=129280,
+        d_head=512,
+        d_rope=64,
+        window=128,
+        groups=n_heads // 8,
+        o_rank=1024,
+        main=rotary,
+        compressed=replace(rotary, theta=160000.0, scaling=yarn),
+        index_heads=64,
+        index_width=128,
+        limit=10.0,
+        n_streams=4,
+        iterations=20,
+        stream_eps=1e-6,
+        eps=1e-6,
+        max_positions=1048576,
+        **sizes,
+    )
+
+
+def _v4_kinds(first: str, layers: int) -> tuple[str, ...]:
+    later = (_SPARSE, _HEAVY)
+    return (first, first, *(later[i % 2] for i in range(layers - 2)))
+
+
+def _deepseek_v4_flash() -> Model:
+    router = corrected_router(4096, 256, 6, scoring="sqrt_softplus", scale=1.5)
+    kinds = _v4_kinds("sliding_attention", 43)
+    return _deepseek_v4("deepseek-v4-flash", kinds, 4096, 64, d_ff=2048, q_rank=1024, index_top_k=512, router=router)
+
+
+def _deepseek_v4_pro() -> Model:
+    router = corrected_router(7168, 384, 6, scoring="sqrt_softplus", scale=2.5)
+    kinds = _v4_kinds(_HEAVY, 61)
+    return _deepseek_v4("deepseek-v4-pro", kinds, 7168, 128, d_ff=3072, q_rank=1536, index_top_k=1024, router=router)
+
+
+_V4_PACKED = {  # with the expert_dtype beside it
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "scale_fmt": "ue8m0",
+    "expert_dtype": "fp4",
+    "weight_block_size": [128, 128],
+}
+for _name, _make in (("flash", _deepseek_v4_flash), ("pro", _deepseek_v4_pro)):
+    ROWS[f"deepseek-v4-{_name}"] = Entry(
+        name=f"deepseek-v4-{_name}",
+        family="deepseek_v4",
+        source=f"DeepSeek-AI 2026; config of deepseek-ai/DeepSeek-V4-{_name.capitalize()}",
+        dtype="bfloat16",
+        make=_make,
+        quantization=_V4_PACKED,
+    )
 ROWS["deepseek-v3.2"] = Entry(
     name="deepseek-v3.2",
     family="deepseek_v32",

@@ -207,8 +207,8 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
     heard = read * (getattr(spec, "fixed_source", None) or 0)  # a source of one length is as fixed as a state
     read = 0 if heard else read
     return CacheBill(
-        per_token=math.ceil(sum(r.size * r.number_bytes(each) for r in growing)),
-        unbounded=math.ceil(sum(r.size * r.number_bytes(each) for r in growing if r.window is None)),
+        per_token=math.ceil(sum(r.per_token * r.number_bytes(each) for r in growing)),
+        unbounded=math.ceil(sum(r.per_token * r.number_bytes(each) for r in growing if r.window is None)),
         window=math.ceil(sum(r.size * r.window * r.number_bytes(each) for r in growing if r.window is not None)),
         fixed=math.ceil(heard + sum(r.size * r.number_bytes(each) for r in remembered if r.per == "sequence")),
         per_source_token=math.ceil(read),
@@ -385,7 +385,9 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
                     kind=part.kind,
                     parameters=sum(w.size for w in held.values()),
                     flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
-                    cache_bytes_per_token=math.ceil(sum(r.size * r.number_bytes(size) for r in remembered if r.grows)),
+                    cache_bytes_per_token=math.ceil(
+                        sum(r.per_token * r.number_bytes(size) for r in remembered if r.grows)
+                    ),
                     count=count,
                 )
             )

@@ -77,6 +77,14 @@ def rotate(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "adjacen
     return torch.cat((_rotate(x_BTHD[..., :d], turn, pairing), x_BTHD[..., d:]), -1)
 
 
+def rotate_tail(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "adjacent"]) -> Tensor:
+    """Returns x with RoPE applied to its last d_rotary numbers and the rest unchanged."""
+    d = turn.cos.shape[-1]
+    if d == x_BTHD.shape[-1]:
+        return _rotate(x_BTHD, turn, pairing)
+    return torch.cat((x_BTHD[..., :-d], _rotate(x_BTHD[..., -d:], turn, pairing)), -1)
+
+
 def _rotate(x: Tensor, turn: RopeTables, pairing: str) -> Tensor:
     d = x.shape[-1]
     swapped = x.roll(d // 2, -1) if pairing == "halves" else x.unflatten(-1, (d // 2, 2)).flip(-1).flatten(-2)

@@ -7,6 +7,7 @@ from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
+from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
 from asbuilt.spec.convolution import ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
@@ -127,12 +128,15 @@ __all__ = [
     "ChannelMixing",
     "ClampedGate",
     "Classifier",
+    "CompressedAttention",
+    "Compressor",
     "Contrast",
     "CrossAttention",
     "DualEncoder",
     "DynamicNTK",
     "Embedding",
     "EncoderDecoder",
+    "EntryIndexer",
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",

@@ -87,7 +87,7 @@ class Indexer(Mapped):
             n=run.batch,
             needed=2 * self.n_heads * self.d_head * pairs,
         )
-        weighed = Product(name="weighed", a=1, b=self.n_heads, c=seen, n=run.rows, needed=2 * self.n_heads * pairs)
+        weighed = Product(name="mix", a=1, b=self.n_heads, c=seen, n=run.rows, needed=2 * self.n_heads * pairs)
         return without_gradient(
             (*self.map_products(run, "q"), *keys, *self.map_products(run, "weigh"), scores, weighed)
         )

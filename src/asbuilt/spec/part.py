@@ -153,9 +153,10 @@ class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
     `of` tells whose tokens: the sequence's own, or those of an encoder's source. A tensor `per` sequence is a state, of
-    constant size. `stands_for` is the number of key and value numbers that are expanded from it, if larger. One new
-    token reads those of `reads` tokens at most (None: of all that are kept). Its numbers have the cache's dtype; with
-    `dtype` float32, that or a wider one: errors of a state add up over a whole text.
+    constant size. With `every` n there is one entry for n tokens. `stands_for` is the number of key and value numbers
+    that are expanded from it, if larger. One new token reads those of `reads` tokens at most (None: of all that are
+    kept). Its numbers have the cache's dtype; with `dtype` float32, that or a wider one: errors of a state add up over
+    a whole text.
     """
 
     name: str
@@ -165,16 +166,22 @@ class Remembered:
     per: Literal["token", "sequence"] = "token"
     stands_for: int | None = None
     reads: int | None = None
+    every: int = 1
     dtype: Literal["float32"] | None = None
+
+    @property
+    def per_token(self) -> Fraction:
+        """Numbers per token."""
+        return Fraction(self.size, self.every)
 
     def number_bytes(self, cached: int | Fraction) -> int | Fraction:
         """Returns the bytes of one of its numbers in a cache whose numbers have `cached` bytes."""
         return cached if self.dtype is None else max(4, cached)
 
     @property
-    def expanded(self) -> int:
+    def expanded(self) -> int | Fraction:
         """Numbers per token if each head's keys and values were cached."""
-        return self.size if self.stands_for is None else self.stands_for
+        return self.per_token if self.stands_for is None else self.stands_for
 
     @property
     def size(self) -> int:
@@ -190,6 +197,7 @@ class Remembered:
         """Returns how many of `tokens` are stored; a state is stored once."""
         if self.per == "sequence":
             return 1
+        tokens //= self.every
         return tokens if self.window is None else min(tokens, self.window)
 
     def tokens_read(self, run: Pass) -> int:

@@ -51,8 +51,8 @@ class _Streams(Part):
         """The weights of the streams, and their weighted sum."""
         wide, count = self.n_streams * self.d_model, sum(self.widths)
         return (
-            Product(name="weights", a=run.rows, b=wide, c=count, weight="fn"),
-            Product(name="read", a=1, b=self.n_streams, c=self.d_model, n=run.rows),
+            Product(name="fn", a=run.rows, b=wide, c=count, weight="fn"),
+            Product(name="mix", a=1, b=self.n_streams, c=self.d_model, n=run.rows),
         )
 
 

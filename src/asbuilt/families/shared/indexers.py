@@ -14,7 +14,7 @@ from asbuilt.families.shared.reader import REFUSED, ConfigReader
 from asbuilt.spec import Block, GatedMLP, Indexer, LanguageModel, LatentAttention, LayerNorm, SharedChoice
 
 EPS = 1e-6  # of the keys' norm, whatever rms_norm_eps says
-KINDS = {"full": True, "shared": False}
+KINDS = ("full", "shared")
 STEMS = {
     f"attention.body.indexer.{part}": f"self_attn.indexer.{name}"
     for part, name in (("q", "wq_b"), ("k", "wk"), ("k_norm", "k_norm"), ("weigh", "weights_proj"))
@@ -126,7 +126,7 @@ class SharedLayers:
         ok = ok and isinstance(said, list) and said[0] == "full"
         reader.require(key, ok, f"full or shared for each of {n_layers} layers, the first full")
         assert isinstance(said, list)
-        values["index_layers"] = tuple(KINDS[kind] for kind in said)
+        values["index_layers"] = tuple(kind == "full" for kind in said)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the list."""

@@ -142,9 +142,10 @@ def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool) -> int:
     A window of w tokens spans at most ceil((w-1)/block) + 1 pages, the first of which is only partly needed.
     """
     longest = r.tokens_kept(ENDLESS)
-    pages = math.ceil(tokens / block)
+    entries = math.ceil(tokens / r.every)
+    pages = math.ceil(entries / block)
     if longest <= 1 or block == 1:  # a state has no pages
-        return tokens if whole and longest > 1 else r.tokens_kept(tokens)
+        return entries if whole and longest > 1 else r.tokens_kept(tokens)
     if not whole:
         pages = min(pages, math.ceil((longest - 1) / block) + 1)
     return pages * block
