@@ -212,11 +212,11 @@ def test_the_system_message_comes_first(run: Run, checkpoint: Path) -> None:
     """By the text that the template makes of it: `[system]Be brief.[user]...`, in this order."""
     said = document(run("generate", checkpoint, "ab", "--chat", "--system", "xyz", "--max-new-tokens", 1, "--json"))
     assert said["prompt_tokens"] == len("[system]xyz[user]ab[assistant]")
-    assert asbuilt.cli.generate._messages("ab", "xyz") == [
+    assert asbuilt.cli.generate._messages("ab", "xyz", 0) == [
         {"role": "system", "content": "xyz"},
         {"role": "user", "content": "ab"},
     ]
-    assert asbuilt.cli.generate._messages("ab", None) == [{"role": "user", "content": "ab"}]
+    assert asbuilt.cli.generate._messages("ab", None, 0) == [{"role": "user", "content": "ab"}]
 
 
 def test_memory_that_ends_on_the_way_is_one_message(

@@ -36,14 +36,16 @@ from asbuilt.spec import (
 CONTEXT = 24
 
 
-def block(d_model: int, heads: int, *, source: int | None) -> Block:
-    """Pre-norm attention without biases of keys, cross-attention for a source of that width, and a feed-forward."""
+def block(d_model: int, heads: int, *, source: tuple[int, int] | None) -> Block:
+    """Pre-norm attention without biases of keys, cross-attention to a source (tokens, width), and a feed-forward."""
     biases: dict[str, Any] = {"bias": True, "output_bias": True, "key_bias": False}
     norm, decodes = LayerNorm(d=d_model), source is not None
     own = Attention(d_model=d_model, n_heads=heads, n_kv_heads=heads, d_head=3, causal=decodes, **biases)
     bodies: dict[str, Any] = {"attention": own}
     if source is not None:
-        bodies["cross"] = CrossAttention(d_model=d_model, d_source=source, n_heads=heads, d_head=5, **biases)
+        n, width = source
+        cross = CrossAttention(d_model=d_model, d_source=width, n_source=n, n_heads=heads, d_head=5, **biases)
+        bodies["cross"] = cross
     bodies["ffn"] = MLP(d_model=d_model, d_ff=2 * d_model, activation="gelu", bias=True)
     return Block(branches=tuple(Branch(name=name, norm=norm, body=body) for name, body in bodies.items()))
 
@@ -64,7 +66,7 @@ def hearers(draw: st.DrawFn) -> EncoderDecoder:
         encoder=encoder,
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=written),
         positions=LearnedPositions(n_positions=CONTEXT, d_model=written),
-        blocks=(block(written, draw(st.integers(1, 3)), source=heard),) * draw(st.integers(1, 2)),
+        blocks=(block(written, draw(st.integers(1, 3)), source=(n_tokens, heard)),) * draw(st.integers(1, 2)),
         norm=LayerNorm(d=written),
         head=TiedHead(d_model=written, n_vocab=n_vocab),
         max_positions=CONTEXT,

@@ -179,6 +179,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (MixtureOfExperts, "shared_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (MixtureOfExperts, "shared_post_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (Router, "norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
+    (CrossAttention, "n_source"): lambda part: 3,
     (CrossAttention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
     (MixtureOfExperts, "shared"): lambda part: GatedMLP(d_model=part.d_model, d_ff=part.d_ff, activation="silu"),
     # by the sum of two: the best expert is in the best group, and a router to one would not notice

@@ -97,7 +97,7 @@ def shared(part: Part, run: Pass = RUN) -> set[str]:
     return {saved.name for saved in memory(part).saves(run) if saved.shared}
 
 
-def cached(part: Part) -> dict[str, tuple[tuple[int, ...], int | None, str, int]]:
+def cached(part: Part) -> dict[str, tuple[tuple[int, ...], int | None, str, int | Fraction]]:
     """Shape, window, whose tokens, and the numbers that it stands for, of all that is remembered."""
     return {x.name: (x.shape, x.window, x.of, x.expanded) for x in part.remembers()}
 

@@ -146,7 +146,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
-    "Vision": {"keep_class": False, "both_ways": False, "in_windows": False},
     "TokenShift": {"belongs": "attention"},
     "Vision": {"keep_class": False, "both_ways": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},

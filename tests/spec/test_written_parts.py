@@ -45,6 +45,10 @@ def examples() -> dict[str, Part]:
             max_positions=3,  # type: ignore[arg-type]
         ),
     )
+    found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
+    found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
+    found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)
+    found["SharedChoice"] = spec.SharedChoice(top_k=2)
     found["XIELU"] = spec.XIELU()
     conv = spec.ShortConvolution(channels=6, kernel=3)
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)

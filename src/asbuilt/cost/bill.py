@@ -202,10 +202,10 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
     remembered = [r for r in everything if r.of == "sequence"]
     growing = [r for r in remembered if r.grows]
     each = held.block_bytes
-    read = sum(r.size * r.number_bytes(each) for r in everything if r.of == "source")
+    sources = [r for r in everything if r.of == "source"]
+    read = sum(r.size * r.number_bytes(each) for r in sources if r.n_source is None)
+    heard = sum(r.size * r.n_source * r.number_bytes(each) for r in sources if r.n_source is not None)
     kept = sum(r.size * r.tokens_kept(tokens) * r.number_bytes(each) for r in remembered)
-    heard = read * (getattr(spec, "fixed_source", None) or 0)  # a source of one length is as fixed as a state
-    read = 0 if heard else read
     return CacheBill(
         per_token=math.ceil(sum(r.per_token * r.number_bytes(each) for r in growing)),
         unbounded=math.ceil(sum(r.per_token * r.number_bytes(each) for r in growing if r.window is None)),

@@ -130,13 +130,17 @@ def build(
     )
 
 
-def blocks(kin: Kin, d_model: int, stack: Stack, activation: Activation, *, causal: bool) -> tuple[Block, ...]:
-    """Returns the blocks of a stack; those that are `causal` attend to the encoder's output too."""
+def blocks(
+    kin: Kin, d_model: int, stack: Stack, activation: Activation, *, causal: bool, n_source: int | None = None
+) -> tuple[Block, ...]:
+    """Returns the blocks of a stack; those that are `causal` attend to the encoder's output, of `n_source` tokens."""
     norm = LayerNorm(d=d_model, eps=EPS)
     biases: dict[str, Any] = {"bias": True, "output_bias": True, "key_bias": kin.key_bias}
     sizes = {"n_layers": stack.n_layers, "n_heads": stack.n_heads, "d_ff": stack.d_ff, "activation": activation}
     made = sized(sizes, d_model=d_model, n_vocab=0, max_positions=0)
-    cross = CrossAttention(d_model=d_model, d_source=d_model, n_heads=made.n_heads, d_head=made.head_width, **biases)
+    cross = CrossAttention(
+        d_model=d_model, d_source=d_model, n_source=n_source, n_heads=made.n_heads, d_head=made.head_width, **biases
+    )
     bodies = {"attention": made.attention(causal=causal, **biases), "cross": cross, "ffn": made.plain(True)}
     before, after = (norm, None) if kin.norm_first else (None, norm)
     branches = (Branch(name=name, body=body, norm=before, sum_norm=after) for name, body in bodies.items())

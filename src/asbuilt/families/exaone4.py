@@ -38,9 +38,11 @@ class _Hybrid(LayerWindows):
             return tuple(said[i % len(said)] == "L" for i in range(n_layers))
         needed = reader.config.get("sliding_window", 4096) is not None and not reader.given("layer_types")
         reader.require(
-            self.pattern, not needed or (is_whole(said) and said > 0), "a whole number above 0, or a text of L and G"
+            self.pattern,
+            not needed or (is_whole(said) and int(said) > 0),
+            "a whole number above 0, or a text of L and G",
         )
-        return every_but_last(n_layers, said) if needed else (False,) * n_layers
+        return every_but_last(n_layers, int(said)) if needed else (False,) * n_layers
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         """Reads the windows, and which layers have RoPE."""

@@ -80,7 +80,7 @@ class _Scales:
 
 def _positions(parts: Parts) -> int:
     table = parts.model.positions
-    return parts.max_positions if table is None else table.n_positions
+    return table.n_positions if isinstance(table, LearnedPositions) else parts.max_positions
 
 
 def _transposed(block: Block, rows: tuple[int, ...]) -> Layout:

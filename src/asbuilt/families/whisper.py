@@ -57,7 +57,7 @@ def build(
             **common(n_source),
         ),
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
-        blocks=blocks(KIN, d_model, decoder, activation, causal=True),
+        blocks=blocks(KIN, d_model, decoder, activation, causal=True, n_source=n_source),
         head=TiedHead(d_model=d_model, n_vocab=n_vocab),
         name=name,
         **common(max_positions),

@@ -226,8 +226,7 @@ class Cache:
         chunk: int | None = None,
     ) -> None:
         self.chunk, self.reread = chunk, 0
-        fixed = getattr(spec, "fixed_source", None)
-        self.capacity, self.source_capacity = capacity, fixed or (capacity if source is None else source)
+        self.capacity, self.source_capacity = capacity, capacity if source is None else source
         self.lengths: tuple[int, ...] = (0,) * batch
         self.shifts = self.lengths
         self.source_tokens = 0
@@ -238,7 +237,7 @@ class Cache:
             path: CACHES.get(kind, usual_cache(remembered))(
                 remembered,
                 batch,
-                self.source_capacity if remembered[0].of == "source" else capacity,
+                (remembered[0].n_source or self.source_capacity) if remembered[0].of == "source" else capacity,
                 dtype,
                 device,
             )

@@ -76,4 +76,4 @@ class EncoderDecoder(Model):
         inner = encoder.opened(audio, step.kernel)
         step.source_BSM = encoder.logits(audio, inner, last=False)
         if step.cache is not None:
-            step.cache.begin_source(inner.tokens, None)
+            step.cache.source_tokens = inner.tokens

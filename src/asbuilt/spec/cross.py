@@ -45,6 +45,8 @@ class CrossAttention(Mixer):
     """Whether o has a bias."""
     key_bias: bool = True
     """Whether k has a bias where q and v have one."""
+    n_source: int | None = None
+    """Tokens of the source, if all sources have as many."""
     scale: float | None = None
     """Factor on the scores; None means d_head^-0.5."""
     q: Map | None = None
@@ -60,6 +62,8 @@ class CrossAttention(Mixer):
         require_sizes(self, "d_model", "d_source", "n_heads", "d_head")
         require_flags(self, "bias", "output_bias", "key_bias")
         require(self, "key_bias", self.bias or self.key_bias, "true unless q and v have biases")
+        if self.n_source is not None:
+            require_sizes(self, "n_source")
         if self.scale is not None:
             require_number(self, "scale")
         self.require_maps()
@@ -109,5 +113,5 @@ class CrossAttention(Mixer):
 
     def remembers(self) -> tuple[Remembered, ...]:
         """Keys and values: n_heads * d_head numbers each per token of the source."""
-        shape = (self.n_heads, self.d_head)
-        return (Remembered(name="k", shape=shape, of="source"), Remembered(name="v", shape=shape, of="source"))
+        shape, n = (self.n_heads, self.d_head), self.n_source
+        return tuple(Remembered(name=name, shape=shape, of="source", n_source=n) for name in ("k", "v"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from asbuilt.spec.audio_encoder import AudioEncoder
+from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.model import AnyHead, Input, Model
 from asbuilt.spec.part import Pass, require
@@ -31,6 +32,9 @@ class EncoderDecoder(Model):
         plain = text or isinstance(inner, AudioEncoder)
         require(self, "encoder", plain, "a TextEncoder without head and pooler, or an AudioEncoder")
         super().__post_init__()
+        n = inner.max_positions if isinstance(inner, AudioEncoder) else None
+        crosses = [part for part in self.mixers if isinstance(part, CrossAttention)]
+        require(self, "blocks", all(part.n_source == n for part in crosses), f"cross-attention with n_source = {n}")
         require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
         shared, own = inner.embedding, self.embedding
         fits = not isinstance(shared, SharedEmbedding) or (
@@ -49,18 +53,13 @@ class EncoderDecoder(Model):
         return self.encoder if isinstance(self.encoder, TextEncoder) else self
 
     @property
-    def fixed_source(self) -> int | None:
-        """Tokens of a sound; None for texts."""
-        return self.encoder.embedding.n_tokens if isinstance(self.encoder, AudioEncoder) else None
-
-    def _own(self, run: Pass) -> Pass:
-        """Returns the pass with the tokens of a sound, whatever it says."""
-        return run if self.fixed_source is None else replace(run, source=self.fixed_source)
-
-    @property
     def source_width(self) -> int:
         """Width of the encoder's stream."""
         return self.encoder.d_model
+
+    def _own(self, run: Pass) -> Pass:
+        """Returns the pass with the tokens of a sound, whatever it says."""
+        return replace(run, source=self.encoder.max_positions) if isinstance(self.encoder, AudioEncoder) else run
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
         """The encoder processes the source, only before a sequence's first token."""

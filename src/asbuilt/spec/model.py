@@ -337,11 +337,6 @@ class Model(Part, metaclass=_Chosen):
         return None
 
     @property
-    def fixed_source(self) -> int | None:
-        """Tokens of an encoder's source if all are of one length; None if they are not, or without an encoder."""
-        return None
-
-    @property
     def decodes(self) -> bool:
         """Whether it supports decoding token by token, which requires causal attention."""
         return all(part.decodes for part in self.mixers)

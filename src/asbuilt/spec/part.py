@@ -153,7 +153,8 @@ class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
     `of` tells whose tokens: the sequence's own, or those of an encoder's source. A tensor `per` sequence is a state, of
-    constant size. With `every` n there is one entry for n tokens. `stands_for` is the number of key and value numbers
+    constant size, as are those of a source that always has `n_source` tokens. With `every` n there is one entry for n
+    tokens. `stands_for` is the number of key and value numbers
     that are expanded from it, if larger. One new token reads those of `reads` tokens at most (None: of all that are
     kept). Its numbers have the cache's dtype; with `dtype` float32, that or a wider one: errors of a state add up over
     a whole text.
@@ -167,6 +168,7 @@ class Remembered:
     stands_for: int | None = None
     reads: int | None = None
     every: int = 1
+    n_source: int | None = None
     dtype: Literal["float32"] | None = None
 
     @property
@@ -197,6 +199,8 @@ class Remembered:
         """Returns how many of `tokens` are stored; a state is stored once."""
         if self.per == "sequence":
             return 1
+        if self.n_source is not None:
+            return self.n_source
         tokens //= self.every
         return tokens if self.window is None else min(tokens, self.window)
 

@@ -117,7 +117,7 @@ class SharedLayers:
             key = "index_topk_pattern"
             said = reader.config[key]
             letters = {"F": "full", "S": "shared"}
-            said = [letters.get(letter) for letter in said] if isinstance(said, str) else said
+            said = [letters.get(letter, letter) for letter in said] if isinstance(said, str) else said
         else:
             key = "index_topk_freq"
             own = (max(i - offset + 1, 0) % max(frequency, 1) == 0 for i in range(n_layers))
