@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
-from asbuilt.spec import MLP, Attention, Mamba, Mamba2, MixtureOfExperts, Model, walk
+from asbuilt.spec import MLP, Attention, Mamba, Mamba2, MixtureOfExperts, Model, Rotary, walk
 
 MAMBA: dict[str, Any] = {"model_type": "mamba", "vocab_size": 50, "hidden_size": 40, "num_hidden_layers": 2}
 MAMBA2 = MAMBA | {"model_type": "mamba2", "num_heads": 8, "head_dim": 10, "n_groups": 2}
@@ -31,6 +31,19 @@ NEMOTRON: dict[str, Any] = HEADS | {
 }
 JAMBA = HEADS | MAMBA | {"model_type": "jamba", "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 6}
 BAMBA = HEADS | MAMBA | {"model_type": "bamba", "num_attention_heads": 2, "mamba_n_heads": 8, "attn_layer_indices": [1]}
+GRANITE: dict[str, Any] = (
+    HEADS
+    | MAMBA
+    | {
+        "model_type": "granitemoehybrid",
+        "num_attention_heads": 2,
+        "mamba_n_heads": 8,
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 9,
+    }
+)
 KINDS = {"M": Mamba2, "*": Attention, "-": MLP, "E": MixtureOfExperts}
 WORDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -83,6 +96,31 @@ def test_periods(period: int, offset: int, every: int, after: int) -> None:
         assert again("jamba", spec) == spec
 
 
+@given(
+    layers=st.lists(st.sampled_from(["mamba", "attention"]), min_size=2, max_size=2),
+    n_experts=st.sampled_from([0, 4]),
+    positions=st.sampled_from(["rope", "nope", None]),
+    factor=st.integers(1, 20),
+)
+def test_granite_hybrids(layers: list[str], n_experts: int, positions: str | None, factor: int) -> None:
+    changes = {"layer_types": layers, "num_local_experts": n_experts, "position_embedding_type": positions}
+    spec = spec_of(GRANITE, **changes, embedding_multiplier=factor, attention_multiplier=1 / factor)
+    assert bodies(spec) == [{"mamba": Mamba2, "attention": Attention}[one] for one in layers]
+    assert any(isinstance(part, Rotary) for _, part in walk(spec)) == (positions == "rope" and "attention" in layers)
+    assert any(isinstance(part, MixtureOfExperts) for _, part in walk(spec)) == (n_experts > 0)
+    newer = {"mamba": "linear_attention", "attention": "full_attention"}
+    changes["layer_types"] = [newer[one] for one in layers]
+    assert spec_of(GRANITE, **changes, embedding_multiplier=factor, attention_multiplier=1 / factor) == spec
+    assert again("granitemoehybrid", spec) == spec
+
+
+def test_granite_hybrids_without_experts_ignore_their_number_and_width() -> None:
+    none = {"num_local_experts": 0}
+    assert spec_of(GRANITE, **none, num_experts_per_tok=0, intermediate_size=8192) == spec_of(GRANITE, **none)
+    config = {key: value for key, value in GRANITE.items() if key != "layer_types"}
+    assert bodies(spec_of(config)) == [Mamba2, Mamba2]
+
+
 def test_the_width_that_is_said_outright_wins() -> None:
     """Falcon Mamba's file has expand 16 beside an intermediate_size of twice the stream."""
     for changes, width in (({}, 80), ({"expand": 3}, 120), ({"expand": 16, "intermediate_size": 80}, 80)):
@@ -113,6 +151,15 @@ BAD: list[tuple[dict[str, Any], str, object]] = [
     (BAMBA, "attn_layer_indices", [2]),
     (BAMBA, "mamba_d_head", 9),
     (BAMBA, "mamba_n_heads", 7),
+    (GRANITE, "layer_types", ["mamba"]),
+    (GRANITE, "layer_types", ["mamba", "conv"]),
+    (GRANITE, "position_embedding_type", "alibi"),
+    (GRANITE, "num_experts_per_tok", 5),
+    (GRANITE, "num_local_experts", None),
+    (GRANITE, "shared_intermediate_size", 0),
+    (GRANITE, "hidden_act", "gelu"),
+    (GRANITE, "normalization_function", "layernorm"),
+    (GRANITE, "mlp_bias", True),
 ]
 
 

@@ -39,6 +39,7 @@ class _HeadWidth:
     """`mamba_d_head`; `auto` is what `mamba_expand` times the stream leaves for each head, and else must be that."""
 
     key = "mamba_d_head"
+    keys = (key, "mamba_expand")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         expand, heads = reader.size("mamba_expand", default=2), values["ssm_heads"]
@@ -59,20 +60,23 @@ def build(
     eps: float,
     bias: bool,
     mlp_bias: bool,
-    ssm_heads: int,
-    ssm_head: int,
-    ssm_bias: bool,
     **values: Any,  # noqa: ANN401  # sizes, and fields of Mamba-2
 ) -> LanguageModel:
     """Returns the model of these sizes; `attends` says which layers have attention."""
-    own = {key: values.pop(key) for key in ("d_state", "n_groups", "kernel", "conv_bias", "dt_min", "dt_max")}
+    mixer = taken(values, eps)
     made = _sized(**values)
     norm = RMSNorm(d=made.d_model, eps=eps)
-    sizes = {"n_heads": ssm_heads, "d_head": ssm_head, "bias": ssm_bias, "output_bias": ssm_bias}
-    mixer = state_space.mamba2(made.d_model, **sizes, **own, eps=eps)
     attention = made.attention(bias=bias, output_bias=bias)
     kinds = {attend: block(attention if attend else mixer, made.gated(mlp_bias), norm) for attend in set(attends)}
     return made.model(tuple(kinds[attend] for attend in attends), norm)
+
+
+def taken(values: dict[str, Any], eps: float) -> Mamba2:
+    """Returns Mamba-2, its fields taken out of the values of the keys `MAMBA`."""
+    own = {key: values.pop(key) for key in ("d_state", "n_groups", "kernel", "conv_bias", "dt_min", "dt_max")}
+    bias = values.pop("ssm_bias")
+    sizes = {"n_heads": values.pop("ssm_heads"), "d_head": values.pop("ssm_head"), "bias": bias, "output_bias": bias}
+    return state_space.mamba2(values["d_model"], **sizes, **own, eps=eps)
 
 
 def _sized(**sizes: Unpack[Sizes]) -> Any:  # noqa: ANN401
@@ -87,6 +91,18 @@ STEMS = {
     **{f"ffn.body.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
 }
 
+MAMBA = Where(
+    Mamba2,
+    lambda values: not all(values["attends"]),
+    Size("mamba_n_heads", "ssm_heads", default=128, at=first(Mamba2, "n_heads")),
+    _HeadWidth(),
+    Size("mamba_d_state", "d_state", default=256, at=first(Mamba2, "d_state")),
+    Size("mamba_n_groups", "n_groups", default=1, divides="ssm_heads", at=first(Mamba2, "n_groups")),
+    Size("mamba_d_conv", "kernel", default=4, at=first(Mamba2, "conv.kernel")),
+    Flag("mamba_conv_bias", "conv_bias", default=True, at=first(Mamba2, "conv.bias")),
+    Flag("mamba_proj_bias", "ssm_bias", default=False, at=first(Mamba2, "bias")),
+    state_space.StepLimits(),
+)
 FAMILY = Family(
     name="bamba",
     heads=("BambaForCausalLM",),
@@ -100,18 +116,7 @@ FAMILY = Family(
         ATTENTION_BIAS,
         MLP_BIAS,
         _Layers(),
-        Where(
-            Mamba2,
-            lambda values: not all(values["attends"]),
-            Size("mamba_n_heads", "ssm_heads", default=128, at=first(Mamba2, "n_heads")),
-            _HeadWidth(),
-            Size("mamba_d_state", "d_state", default=256, at=first(Mamba2, "d_state")),
-            Size("mamba_n_groups", "n_groups", default=1, divides="ssm_heads", at=first(Mamba2, "n_groups")),
-            Size("mamba_d_conv", "kernel", default=4, at=first(Mamba2, "conv.kernel")),
-            Flag("mamba_conv_bias", "conv_bias", default=True, at=first(Mamba2, "conv.bias")),
-            Flag("mamba_proj_bias", "ssm_bias", default=False, at=first(Mamba2, "bias")),
-            state_space.StepLimits(),
-        ),
+        MAMBA,
         state_space.COMPUTED,
         Irrelevant("training only", "z_loss_coefficient"),
         Irrelevant("how it is computed, not what", "mamba_chunk_size"),

@@ -59,6 +59,18 @@ class Where:
         return written(self.keys, parts) if any(every(parts, self.kind)) else {}
 
 
+class OnlyWhere(Where):
+    """The same, where the keys are not even read elsewhere: defaults that fit no model of these sizes are no fault."""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the keys where they matter."""
+        if self.used(values):
+            super().read(reader, values)
+            return
+        for name in _names(self.keys):
+            reader.unused(name, "no layer is of the kind that it is about")
+
+
 def _names(keys: tuple[Key, ...]) -> Iterator[str]:
     for key in keys:
         if isinstance(key, Value):
@@ -66,13 +78,16 @@ def _names(keys: tuple[Key, ...]) -> Iterator[str]:
         elif isinstance(key, Group):
             yield from _names(key.keys)
         else:
-            yield from getattr(key, "keys", ())
+            yield from getattr(key, "keys", None) or filter(None, (getattr(key, "key", ""),))
 
 
-def block(mixer: Mixer, ffn: FeedForward, norm: Norm) -> Block:
-    """Returns a layer: attention or another mixer, in a branch of its own name, and a feed-forward; norms before."""
-    name = "attention" if isinstance(mixer, Attention) else "mixer"
-    return Block(branches=(Branch(name=name, body=mixer, norm=norm), Branch(name="ffn", body=ffn, norm=norm)))
+def block(mixer: Mixer, ffn: FeedForward, norm: Norm, scale: float = 1.0) -> Block:
+    """Returns a layer: attention or another mixer, in a branch of its own name, and a feed-forward.
+
+    Norms stand before both, and what they give is multiplied by `scale`.
+    """
+    bodies = {"attention" if isinstance(mixer, Attention) else "mixer": mixer, "ffn": ffn}
+    return Block(branches=tuple(Branch(name=name, body=body, norm=norm, scale=scale) for name, body in bodies.items()))
 
 
 class Periodic:

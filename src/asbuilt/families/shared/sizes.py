@@ -39,6 +39,7 @@ class HeadWidth:
     """`head_dim`; missing means `default`, or where that is None d_model / n_heads; `at` is the layer that has it."""
 
     into = "d_head"
+    keys = ("head_dim",)
 
     def __init__(
         self, default: int | None = None, at: Callable[[Parts], Attention] = lambda parts: parts.attention
