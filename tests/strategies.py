@@ -197,7 +197,9 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
     if d_rotary % 4 == 0 and draw(st.booleans()):
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, grid=draw(st.integers(1, 3)))
     if draw(st.booleans()):
-        plane = st.just(Plane()) if d_rotary % 4 == 0 else st.nothing()
+        plane = (
+            st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
+        )
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
@@ -1004,7 +1006,7 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
     read, numbers = draw(stacks(d_model, False, None))
     if numbers is None and draw(st.booleans()):
         read = (read[0].replace_where(Attention, draw(windows(d_model))), *read[1:])
-    table = st.builds(GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model))
+    table = st.builds(GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model), cubic=st.booleans())
     return ImageEncoder(
         embedding=embedding,
         positions=draw(st.none() | table),

@@ -121,6 +121,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "VisionLanguageModel": {"name": "model"},
     "DualEncoder": {"name": "model"},
     "GridPatches": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "frames": 1},
+    "GridPositions": {"cubic": False},
+    "Plane": {"alternating": False, "staggered": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none"},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Grid = tuple[int, int]
+Taps = tuple[Tensor, Tensor]  # places along one axis, and their weights
 
 
 def row_by_row(x_FPM: Tensor, grid: Grid, merge: int) -> Tensor:
@@ -74,7 +75,31 @@ def taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, Tensor]
         low = at.floor().clamp(max=max(n_side - 2, 0))
         high = (low + 1).clamp(max=n_side - 1)
         axes.append(((low.long(), 1 - (at - low)), (high.long(), at - low)))
-    pairs = [(row, column) for row in axes[0] for column in axes[1]]
+    return _crossed(axes[0], axes[1], n_side)
+
+
+def cubic_taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the sixteen places (16, P) in a square table around each patch, and their weights, which sum to 1.
+
+    Cubic convolution (Keys 1981) with a = -3/4 and edges repeated; the centres of patches lie within the table's area.
+    """
+    axes = []
+    for length in grid:
+        at = (torch.arange(length, dtype=torch.float64, device=device) + 0.5) * n_side / length - 0.5
+        near = [at.floor() + step for step in (-1, 0, 1, 2)]
+        axes.append([(place.clamp(0, n_side - 1).long(), _keys((at - place).abs())) for place in near])
+    return _crossed(axes[0], axes[1], n_side)
+
+
+def _keys(x: Tensor, a: float = -0.75) -> Tensor:
+    """Returns the weight of a vector at a distance x of at most 2."""
+    within = ((a + 2) * x - (a + 3)) * x * x + 1
+    return torch.where(x <= 1, within, (((x - 5) * x + 8) * x - 4) * a)
+
+
+def _crossed(rows: Sequence[Taps], columns: Sequence[Taps], n_side: int) -> tuple[Tensor, Tensor]:
+    """Returns the places in a square table and their weights, of those along both axes."""
+    pairs = [(row, column) for row in rows for column in columns]
     places = torch.stack([(r[0][:, None] * n_side + c[0]).flatten() for r, c in pairs])
     return places, torch.stack([(r[1][:, None] * c[1]).flatten() for r, c in pairs])
 

@@ -64,8 +64,8 @@ def _on_grid(side: int, positions_BT: Tensor, n_pairs: int) -> Tensor:
 
 def _by_axis(rotary: Rotary, coordinates_3BT: Tensor) -> Tensor:
     """Returns the coordinate that rotates each pair, (B or 1, T, n_pairs)."""
-    half = rotary.d_rotary // 4
-    axes = rotary.axes.axes if isinstance(rotary.axes, Sections) else (1,) * half + (2,) * half
+    assert rotary.axes is not None
+    axes = rotary.axes.axes if isinstance(rotary.axes, Sections) else rotary.axes.axes(rotary.d_rotary // 2)
     return coordinates_3BT[torch.tensor(axes, device=coordinates_3BT.device)].movedim(0, -1)
 
 

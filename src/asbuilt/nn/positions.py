@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.image_grid import taps
+from asbuilt.kernels.image_grid import cubic_taps, taps
 from asbuilt.kernels.rotary import RopeTables, tables
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
@@ -47,14 +47,18 @@ class GridPositions(PartModule):
 
     def __init__(self, part: spec.GridPositions, path: str) -> None:
         super().__init__(part, path)
-        self.n_side = part.n_side
+        self.n_side, self.taps = part.n_side, cubic_taps if part.cubic else taps
 
     def forward(self, step: Step) -> Tensor:
         """Returns (1, P, M)."""
         assert step.grid is not None, "these positions are those of an image"
-        places, weights = taps(step.grid, self.n_side, step.device)
-        near = F.embedding(places, self.weight) * weights[..., None].to(self.weight.dtype)
-        return near.sum(0, keepdim=True)
+        places, weights = self.taps(step.grid, self.n_side, step.device)
+        weights, made = weights[..., None].to(self.weight.dtype), None
+        for place, weight in zip(places, weights, strict=True):  # one by one, since sixteen at once are much memory
+            near = F.embedding(place, self.weight) * weight
+            made = near if made is None else made + near
+        assert made is not None
+        return made[None]
 
 
 @computes(spec.Sinusoids)

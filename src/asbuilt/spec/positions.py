@@ -55,7 +55,9 @@ class GridPositions(Part):
     """A square table of learned vectors, interpolated to an image's grid and added to its patches.
 
     Patch (r, c) of (h, w) is at (r (n_side - 1) / (h - 1), c (n_side - 1) / (w - 1)) of the table, whose four vectors
-    around it are averaged by their nearness (bilinear, corners aligned), as in Qwen3-VL's published code.
+    around it are averaged by their nearness (bilinear, corners aligned), as in Qwen3-VL's published code. If `cubic`,
+    it is at ((r + 1/2) n_side / h - 1/2, (c + 1/2) n_side / w - 1/2), amid sixteen vectors that are weighed by the
+    kernel of Keys 1981 with a = -3/4 (bicubic), as in MoonViT's (Kimi Team 2025, arXiv 2504.07491).
     """
 
     kind = "embedding"
@@ -63,9 +65,12 @@ class GridPositions(Part):
     """Vectors per side."""
     d_model: int
     """Width of the residual stream."""
+    cubic: bool = False
+    """Whether sixteen vectors are averaged, not four."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_side", "d_model")
+        require_flags(self, "cubic")
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_side^2, d_model), row by row."""
@@ -298,8 +303,32 @@ class Sections(Part):
 class Plane(Part):
     """Half of the pairs are rotated by a patch's row, the other half by its column, both from 0.
 
-    Both halves have the same frequencies, theta^(-4i/d_rotary). In a text both coordinates are the position.
+    Both halves have the same frequencies, theta^(-4i/d_rotary); if `staggered`, columns have those between,
+    theta^(-(4i + 2)/d_rotary) (Pixtral: Agrawal et al. 2024, arXiv 2410.07073). Rows have the first half; if
+    `alternating`, pairs take turns, a column's first (MoonViT: Kimi Team 2025, arXiv 2504.07491). In a text both
+    coordinates are the position.
     """
+
+    alternating: bool = False
+    """Whether pairs of columns and of rows take turns."""
+    staggered: bool = False
+    """Whether frequencies of columns lie between those of rows."""
+
+    def __post_init__(self) -> None:
+        require_flags(self, "alternating", "staggered")
+
+    def axes(self, n_pairs: int) -> tuple[int, ...]:
+        """Returns the coordinate of each pair: 1 for rows, 2 for columns."""
+        half = n_pairs // 2
+        return (2, 1) * half if self.alternating else (1,) * half + (2,) * half
+
+    def frequencies(self, d_rotary: int, theta: float) -> tuple[float, ...]:
+        """Returns radians per row or column for each pair."""
+        rows = [theta ** (-4 * i / d_rotary) for i in range(d_rotary // 4)]
+        columns = [theta ** (-(4 * i + 2) / d_rotary) for i in range(d_rotary // 4)] if self.staggered else rows
+        if not self.alternating:
+            return (*rows, *columns)
+        return tuple(frequency for pair in zip(columns, rows, strict=True) for frequency in pair)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +438,9 @@ def read_again(rotaries: tuple[Rotary, ...], past: int, length: int) -> int:
 @lru_cache(maxsize=1024)
 def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
     d, scaling, theta = rotary.d_rotary, rotary.scaling, float(rotary.theta)
-    if rotary.grid is not None or isinstance(rotary.axes, Plane):
+    if isinstance(rotary.axes, Plane):
+        return rotary.axes.frequencies(d, theta)
+    if rotary.grid is not None:
         return tuple(theta ** (-4 * i / d) for i in range(d // 4)) * 2
     if isinstance(scaling, DynamicNTK):
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)

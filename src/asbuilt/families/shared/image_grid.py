@@ -19,7 +19,7 @@ from asbuilt.families.shared.names import Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import TIED, ConfigReader
 from asbuilt.families.shared.rotary import KINDS, Kinds, Rope
-from asbuilt.families.shared.table import TensorTable, entry, respelled
+from asbuilt.families.shared.table import Entry, TensorTable, entry, respelled
 from asbuilt.spec import (
     Attention,
     GridPatches,
@@ -308,11 +308,7 @@ def table(
     for i in range(len(getattr(vision, "mergers", ()))):
         projectors.append((f"vision.mergers.{i}", f"{prefix}deepstack_merger_list.{i}"))
     for path, stem in projectors:
-        for name, _, _ in stored_weights(spec.at(path)):
-            part, _, kind = name.rpartition(".")
-            if part not in merger:
-                raise InputError(f"{family} files have no name for this weight", field=f"{path}.{name}")
-            entries.append(entry(f"{path}.{name}", f"{stem}.{merger[part]}.{kind}"))
+        entries += projector_entries(spec, path, merger, stem, family)
     entries = [replace(one, paths=tuple(_path(path, vision.tower) for path in one.paths)) for one in entries]
     return TensorTable(
         entries=(*respelled(text.entries, beginnings), *entries),
@@ -320,6 +316,19 @@ def table(
         duplicates=text.duplicates,
         spellings=spellings,
     )
+
+
+def projector_entries(
+    spec: VisionLanguageModel, path: str, names: Mapping[str, str], stem: str, family: str
+) -> list[Entry]:
+    """Returns the entries of the projector at a path, whose parts are called as in `names`, below `stem`."""
+    entries = []
+    for name, _, _ in stored_weights(spec.at(path)):
+        part, _, kind = name.rpartition(".")
+        if part not in names:
+            raise InputError(f"{family} files have no name for this weight", field=f"{path}.{name}")
+        entries.append(entry(f"{path}.{name}", f"{stem}.{names[part]}.{kind}"))
+    return entries
 
 
 def _unwindowed(part: Part) -> Part:

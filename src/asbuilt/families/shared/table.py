@@ -390,6 +390,26 @@ class Flattened:
 
 
 @dataclass(frozen=True)
+class Reshaped:
+    """Tensors of the shape `built` stored in another with as many numbers in the same order."""
+
+    built: Shape
+    stored: Shape
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The other shape for each."""
+        return [self.stored for _ in built]
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """Each as built."""
+        return [tensor.reshape(self.built) for tensor in stored]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """Each as stored."""
+        return [tensor.reshape(self.stored) for tensor in built]
+
+
+@dataclass(frozen=True)
 class Stacked:
     """Several of the model's tensors of one shape stored as one, along a new first dimension."""
 

@@ -21,9 +21,10 @@ class GridPositionsMemory(Memory[GridPositions]):
     """Memory of interpolating a table."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Four places in the table and four weights per patch, the same for all images of one size."""
-        places = Saved(name="grid positions", size=4 * run.tokens, width="int64", shared=True)
-        return (places, Saved(name="grid weights", size=4 * run.tokens, shared=True))
+        """Four or sixteen places in the table and their weights per patch, the same for all images of one size."""
+        size = (16 if self.part.cubic else 4) * run.tokens
+        places = Saved(name="grid positions", size=size, width="int64", shared=True)
+        return (places, Saved(name="grid weights", size=size, shared=True))
 
 
 @memory_of(Rotary)
