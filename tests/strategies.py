@@ -33,6 +33,7 @@ from asbuilt.spec import (
     XIELU,
     Alibi,
     Attention,
+    AttentionPooling,
     AxialPositions,
     BiasTable,
     Block,
@@ -944,6 +945,24 @@ def adapted(draw: DrawFn) -> ModelSpec:
 
 
 @st.composite
+def poolings(draw: DrawFn, d_model: int) -> AttentionPooling:
+    """Attention that pools all tokens of an image."""
+    return AttentionPooling(
+        d_model=d_model,
+        n_heads=draw(st.integers(1, 3)),
+        d_head=draw(st.integers(1, 4)),
+        bias=draw(st.booleans()),
+        norm=draw(norms(d_model)),
+        ffn=MLP(
+            d_model=d_model,
+            d_ff=draw(st.integers(1, 6)),
+            activation=draw(st.sampled_from(ACTIVATIONS)),
+            bias=draw(st.booleans()),
+        ),
+    )
+
+
+@st.composite
 def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEncoder:
     """A model of patches, some of an image left out at its edges, with a head that reads one token or without."""
     d_model, patch = draw(st.integers(2, 7)), draw(st.integers(1, 3))
@@ -963,8 +982,9 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
     placed = learned | grid if embedding.class_token == "none" else learned
     classifier = classifiers(d_model, ("first",))
     out = st.integers(1, 5) if d_out is None else st.just(d_out)
-    projection = st.builds(Projection, d_model=st.just(d_model), d_out=out)
-    heads = {"any": st.none() | classifier | projection, "none": st.none(), "projection": projection}
+    projection = st.builds(Projection, d_model=st.just(d_model), d_out=out, bias=st.booleans())
+    vector = projection if d_out is not None else projection | poolings(d_model)
+    heads = {"any": st.none() | classifier | vector, "none": st.none(), "vector": vector}
     top = draw(heads[head])
     pools = head == "any" and top is None and draw(st.booleans())
     return ImageEncoder(
@@ -1097,12 +1117,12 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
 @st.composite
 def pairs(draw: DrawFn) -> ModelSpec:
     """A tower of texts beside a tower of images."""
-    text, tower = draw(specs(max_blocks=2)), draw(towers("projection"))
-    assert isinstance(tower.head, Projection)
+    text, tower = draw(specs(max_blocks=2)), draw(towers("vector"))
+    assert isinstance(tower.head, Projection | AttentionPooling)
     reads = draw(st.sampled_from(READS))
     end = draw(st.integers(0, text.n_vocab - 1)) if reads == "end" else None
-    head = Projection(d_model=text.d_model, d_out=tower.head.d_out, reads=reads, end=end)
-    return text.without_extras.changed(head=head, vision=Contrast(tower=tower))
+    head = Projection(d_model=text.d_model, d_out=tower.head.d_out, bias=draw(st.booleans()), reads=reads, end=end)
+    return text.without_extras.changed(head=head, vision=Contrast(tower=tower, bias=draw(st.booleans())))
 
 
 def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, std: float = 0.5) -> Model:

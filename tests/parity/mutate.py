@@ -26,6 +26,7 @@ from asbuilt.spec import (
     XIELU,
     Alibi,
     Attention,
+    AttentionPooling,
     AxialPositions,
     BiasTable,
     Branch,
@@ -255,6 +256,7 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     Classifier: lambda part: Projection(d_model=part.d_model, d_out=part.n_labels),
     Pooler: lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     HeadTransform: lambda part: Pooler(d_model=part.d_model, activation=part.activation),
+    AttentionPooling: lambda part: Projection(d_model=part.d_model, d_out=part.d_out),
     Projection: lambda part: Classifier(d_model=part.d_model, n_labels=part.d_out, bias=False),
     MLPProjector: lambda part: replace(part, widths=(*part.widths, part.d_out)),
     PooledProjector: lambda part: MLPProjector(widths=(part.d_in, part.d_out), activation="relu"),
@@ -311,7 +313,7 @@ def replacements(part: Part) -> Iterator[tuple[str, Callable[[], Part]]]:
             yield field.name, lambda name=field.name, make=make: replace(part, **{name: make()})
     if isinstance(part, Attention):
         yield "n_heads with d_head", lambda: _regrouped(part)
-    if isinstance(part, CrossAttention):
+    if isinstance(part, AttentionPooling | CrossAttention):
         yield "n_heads with d_head", lambda: replace(part, n_heads=2 * part.n_heads, d_head=part.d_head // 2)
 
 

@@ -241,7 +241,7 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (Classifier(d_model=5, n_labels=3), {"transform": Pooler(d_model=6)}, "transform"),
     (Pooler(d_model=5), {"activation": "softmax"}, "activation"),
     (Projection(d_model=5, d_out=3), {"d_out": 0}, "d_out"),
-    (Projection(d_model=5, d_out=3), {"reads": "last"}, "reads"),
+    (Projection(d_model=5, d_out=3), {"reads": "mean"}, "reads"),
     (Projection(d_model=5, d_out=3), {"end": 0}, "end"),
     (Projection(d_model=5, d_out=3), {"reads": "highest", "end": 0}, "end"),
     *(

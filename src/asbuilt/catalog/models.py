@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         qwen3_moe,
         qwen3_next,
         qwen3_vl,
+        siglip,
         starcoder2,
         switch_transformers,
         t5,
@@ -1278,6 +1279,19 @@ def _clip_b32() -> Model:
 CLIP_SOURCE = "Radford et al. 2021, arXiv 2103.00020, Table 20; config of openai/clip-vit-base-patch32"
 ROWS["clip-vit-base-patch32"] = Entry(
     name="clip-vit-base-patch32", family="clip", source=CLIP_SOURCE, dtype="float32", make=_clip_b32
+)
+
+
+def _siglip_so400m() -> Model:
+    both: dict[str, Any] = {"d_model": 1152, "n_heads": 16, "d_ff": 4304, "n_layers": 27, "eps": 1e-6}
+    both |= {"activation": "gelu_tanh"}
+    text, images = {"n_vocab": 32000, "max_positions": 64}, {"image_size": 384, "patch_size": 14}
+    return siglip.build(text | both, images | both, name="siglip-so400m-patch14-384")
+
+
+SIGLIP_SOURCE = "Alabdulmohsin et al. 2023, arXiv 2305.13035; config of google/siglip-so400m-patch14-384"
+ROWS["siglip-so400m-patch14-384"] = Entry(
+    name="siglip-so400m-patch14-384", family="siglip", source=SIGLIP_SOURCE, dtype="float32", make=_siglip_so400m
 )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.kernels.rows import row_products
+from asbuilt.nn.attention_pooling import AttentionPooling
 from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
 from asbuilt.nn.linear import Matrix
@@ -90,6 +91,8 @@ class Model(nn.Module):
     def logits(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the logits of one step, of all tokens or of each row's last; the normalised stream without a head."""
         x_BTM, head = self.stream(tokens_BT, step), self.head
+        if isinstance(head, AttentionPooling):
+            return head(self.normed(x_BTM), step)
         if isinstance(head, Classifier) and head.part.after_norm:
             x = head.chosen(self.normed(x_BTM), tokens_BT, step.valid_BT)
         else:
@@ -100,7 +103,7 @@ class Model(nn.Module):
         """Returns the tokens of the stream that the head reads: all, (B, 1, M) if `last`, or the one of its choice."""
         head = self.head
         if isinstance(head, Projection):
-            return head.chosen(x_BTM, tokens_BT)
+            return head.chosen(x_BTM, tokens_BT, step.valid_BT)
         if isinstance(head, Classifier) and not head.part.per_token:
             return head.chosen(x_BTM, tokens_BT, step.valid_BT)
         return last_token(x_BTM, step.valid_BT) if last else x_BTM

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asbuilt.errors import InputError
+from asbuilt.nn.classifier import last_token
 from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.nn.linear import Linear, Matrix, PartModule
 from asbuilt.nn.norms import normed
@@ -82,24 +83,30 @@ class PatchEmbedding(PartModule):
 
 @computes(vision.Projection)
 class Projection(PartModule):
-    """W x of one token per sequence."""
+    """W x + b of one token per sequence."""
 
     weight: Tensor
+    bias: Tensor | None
 
     def __init__(self, part: vision.Projection, path: str) -> None:
         super().__init__(part, path)
         self.part = part
+        if not part.bias:
+            self.register_parameter("bias", None)
 
-    def chosen(self, x_BTM: Tensor, tokens_BT: Tensor) -> Tensor:
+    def chosen(self, x_BTM: Tensor, tokens_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
         """Returns (B, M), the token that is read."""
         if self.part.reads == "first":
             return x_BTM[:, 0].clone()  # so that training can free the others
+        if self.part.reads == "last":
+            last_BM = last_token(x_BTM, valid_BT)[:, 0]
+            return last_BM.clone() if valid_BT is None else last_BM
         marked = tokens_BT if self.part.reads == "highest" else (tokens_BT == self.part.end).int()
         return x_BTM[torch.arange(len(x_BTM), device=x_BTM.device), marked.argmax(1)]
 
     def forward(self, x_BM: Tensor, table: Matrix | None) -> Tensor:
         """Returns (B, d_out)."""
-        return F.linear(x_BM, self.weight)
+        return F.linear(x_BM, self.weight, self.bias)
 
 
 @computes(vision.MLPProjector)
@@ -231,14 +238,17 @@ class Vision(nn.Module):
 
 @computes(vision.Contrast)
 class Contrast(PartModule):
-    """exp(scale) * cos of each image with each text."""
+    """exp(scale) * cos + b of each image with each text."""
 
     scale: Tensor
+    bias: Tensor | None
     tower: ImageEncoder
 
     def __init__(self, part: vision.Contrast, path: str) -> None:
         super().__init__(part, path)
         self.add_module("tower", module(part.tower, f"{path}.tower"))
+        if not part.bias:
+            self.register_parameter("bias", None)
 
     def images(self, pixels: Tensor) -> Tensor:
         """Returns (N, C, H, W); raises InputError for images of another size."""
@@ -247,7 +257,8 @@ class Contrast(PartModule):
     def forward(self, pixels: Tensor, texts_BD: Tensor, kernel: Kernel) -> Tensor:
         """Returns (N, B)."""
         images_ND = self.tower.of_images(pixels, kernel)
-        return unit(images_ND) @ unit(texts_BD).t() * self.scale.exp()
+        near_NB = unit(images_ND) @ unit(texts_BD).t() * self.scale.exp()
+        return near_NB if self.bias is None else near_NB + self.bias
 
 
 def images_of(tower: ImageEncoder, pixels: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.axial import AxialPositions
@@ -119,6 +120,7 @@ __all__ = [
     "Alibi",
     "AnyHead",
     "Attention",
+    "AttentionPooling",
     "AudioEncoder",
     "AxialPositions",
     "BiasTable",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.encoder import Pooler
 from asbuilt.spec.model import Input, Model
@@ -13,7 +14,7 @@ from asbuilt.spec.vision import PatchEmbedding, Projection
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ImageEncoder(Model):
-    """Patches to the stream after the final norm, or to the output of a head that reads the first token.
+    """Patches to the stream after the final norm, or to the output of a head that reads the first token or pools all.
 
     Dosovitskiy et al. 2020 (arXiv 2010.11929). A `pooler` outputs one vector per image, on request. Its tokens are the
     patches of one image; `max_positions` is their number.
@@ -21,18 +22,16 @@ class ImageEncoder(Model):
 
     embedding: PatchEmbedding
     """The patch embedding."""
-    head: Classifier | Projection | None = None
-    """The head, which reads the first token; None outputs the stream."""
+    head: Classifier | Projection | AttentionPooling | None = None
+    """The head, which reads the first token, or pools all; None outputs the stream."""
     pooler: Pooler | None = None
     """The pooler, which outputs one vector per image on request."""
 
     def __post_init__(self) -> None:
         require(self, "embedding", isinstance(self.embedding, PatchEmbedding), "a PatchEmbedding")
         super().__post_init__()
-        of_first = (
-            self.head is None or (self.head.reads if isinstance(self.head, Projection) else self.head.labels) == "first"
-        )
-        require(self, "head", of_first, "one that reads the first token")
+        reads = self.head.reads if isinstance(self.head, Projection) else getattr(self.head, "labels", "first")
+        require(self, "head", reads == "first", "one that reads the first token, or pools all")
         n = self.embedding.n_tokens
         require(self, "max_positions", self.max_positions == n, f"the {n} tokens of an image")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asbuilt.errors import InputError
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block
@@ -30,7 +31,7 @@ from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
 Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
-AnyHead = Head | TiedHead | Classifier | Projection
+AnyHead = Head | TiedHead | Classifier | Projection | AttentionPooling
 # The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W),
 # log-mel spectrograms (B, F, N).
 Input = Literal["tokens", "types", "source", "images", "audio"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.feedforward import ACTIVATIONS, Activation
 from asbuilt.spec.linear import Linear, Mapped
 from asbuilt.spec.norms import Norm
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 ClassToken = Literal["none", "first", "last"]
 CLASS_TOKENS: tuple[ClassToken, ...] = ("none", "first", "last")
-Reads = Literal["first", "end", "highest"]
-READS: tuple[Reads, ...] = ("first", "end", "highest")
+Reads = Literal["first", "last", "end", "highest"]
+READS: tuple[Reads, ...] = ("first", "last", "end", "highest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +106,9 @@ class PatchEmbedding(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Projection(Part):
-    """W x of one token per sequence, as the sequence's embedding.
+    """W x + b of one token per sequence, as the sequence's embedding.
 
-    It `reads` the `first` token, the first one with the id `end`, or the one with the `highest` id.
+    It `reads` the `first` token, the `last`, the first one with the id `end`, or the one with the `highest` id.
     """
 
     kind = "projector"
@@ -118,20 +119,24 @@ class Projection(Part):
     """Width of the residual stream."""
     d_out: int
     """Width of the embedding."""
+    bias: bool = False
+    """Whether there is a bias b."""
     reads: Reads = "first"
-    """The token that is read: the `first`, the first `end`, or the one with the `highest` id."""
+    """The token that is read: the `first`, the `last`, the first `end`, or the one with the `highest` id."""
     end: int | None = None
     """Id of the token that is read, for `end`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_out")
+        require_flags(self, "bias")
         require_choice(self, "reads", READS)
         number = isinstance(self.end, int) and not isinstance(self.end, bool) and 0 <= self.end <= LARGEST_SIZE
         require(self, "end", number if self.reads == "end" else self.end is None, "a token id, to read `end`")
 
     def holds(self) -> dict[str, Weight]:
-        """W (d_out, d_model)."""
-        return {"weight": Weight(shape=(self.d_out, self.d_model), role="matrix")}
+        """W (d_out, d_model) and, if enabled, a bias."""
+        bias = {"bias": Weight(shape=(self.d_out,), role="bias")} if self.bias else {}
+        return {"weight": Weight(shape=(self.d_out, self.d_model), role="matrix")} | bias
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product."""
@@ -339,25 +344,33 @@ class Vision(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(Part):
-    """exp(scale) * cos(u, v) of each image's embedding u, the tower's output, and each text's embedding v."""
+    """exp(scale) * cos(u, v) + b of each image's embedding u, the tower's output, and each text's embedding v.
+
+    With b, Zhai et al. 2023, SigLIP (arXiv 2303.15343): the logit of whether the two belong together.
+    """
 
     tower: ImageEncoder
     """The image encoder, with one embedding per image."""
+    bias: bool = False
+    """Whether there is a bias b."""
 
     def __post_init__(self) -> None:
         takes = isinstance(getattr(self.tower, "embedding", None), PatchEmbedding)
         require(self, "tower", takes, "a model with a patch embedding")
-        require(self, "tower", isinstance(self.tower.head, Projection), "a model with a projection")
+        gives = isinstance(self.tower.head, Projection | AttentionPooling)
+        require(self, "tower", gives, "a model with a projection or pooling")
+        require_flags(self, "bias")
 
     @property
     def d_shared(self) -> int:
         """Width of the embeddings that are compared."""
-        assert isinstance(self.tower.head, Projection)
+        assert isinstance(self.tower.head, Projection | AttentionPooling)
         return self.tower.head.d_out
 
     def holds(self) -> dict[str, Weight]:
-        """The logarithm of the scale, one number."""
-        return {"scale": Weight(shape=(), role="gain")}
+        """The logarithm of the scale, one number, and a bias, if enabled."""
+        bias = {"bias": Weight(shape=(), role="bias")} if self.bias else {}
+        return {"scale": Weight(shape=(), role="gain")} | bias
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """The tower processes only the images."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from harness import BATCH, TOKENS, Draw, Inputs, Kind, ParityCase, Trace, random_tokens
 from images import Traced, pixels, stream
-from transformers import CLIPConfig, CLIPModel, PreTrainedConfig, PreTrainedModel
+from transformers import CLIPConfig, CLIPModel, PreTrainedConfig, PreTrainedModel, SiglipModel
 
 from asbuilt.nn.dual_encoder import DualEncoder as Built
 from asbuilt.nn.model import Model
@@ -26,13 +26,16 @@ class Pairs(Kind):
 
     decodes = False
 
+    def __init__(self, kind: type[CLIPModel] | type[SiglipModel]) -> None:
+        self.kind = kind
+
     def make(self, config: PreTrainedConfig) -> PreTrainedModel:
         """Returns transformers' model of the config."""
-        return CLIPModel(config)  # type: ignore[arg-type]
+        return self.kind(config)  # type: ignore[arg-type]
 
     def load(self, folder: Any, **settings: Any) -> Any:  # noqa: ANN401  # as the kind it overrides
         """Returns what `from_pretrained` gives."""
-        return CLIPModel.from_pretrained(folder, **settings)
+        return self.kind.from_pretrained(folder, **settings)
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns two texts and three images."""
@@ -68,6 +71,6 @@ CONFIGS: dict[str, Draw] = {"end": partial(draw, end=5), "highest": partial(draw
 CASE = ParityCase(
     family="clip",
     configs=CONFIGS,
-    kind=Pairs(),
+    kind=Pairs(CLIPModel),
     inert_weights={"k.bias": "adds the same number to every score of a query, which softmax does not see"},
 )

@@ -26,6 +26,7 @@ from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import (
+    AttentionPooling,
     Block,
     Classifier,
     ImageEncoder,
@@ -81,7 +82,7 @@ def tower(
     eps: float,
     bias: bool = True,
     embedding_norm: bool = False,
-    head: Classifier | Projection | None = None,
+    head: Classifier | Projection | AttentionPooling | None = None,
     **sizes: Any,  # noqa: ANN401
 ) -> ImageEncoder:
     """Returns a tower of patches with learned positions, normed before the first block with `embedding_norm`.
@@ -178,7 +179,7 @@ class Nested:
         inner = found or ConfigReader({}, reader.where, f"{key}.", within=reader)
         inner.only("model_type", self.kind, reason=f"only a {self.kind} is read here")
         inner.irrelevant("tie_word_embeddings", "a tower has no head")
-        read_common(inner, self.kind, ("CLIPTextModel", "CLIPVisionModel", "SiglipVisionModel"))
+        read_common(inner, self.kind, ("CLIPTextModel", "CLIPVisionModel", "SiglipTextModel", "SiglipVisionModel"))
         own: Values = {}
         for one in self.otherwise if found is None and self.otherwise else self.keys:
             one.read(inner, own)

@@ -33,7 +33,7 @@ class ProjectionMemory(Memory[Projection]):
         part = self.part
         read = Saved(name="input", size=run.rows * part.d_model)
         found = Saved(name="places", size=2 * run.rows, width="int64")
-        return (read,) if part.reads == "first" else (read, found)
+        return (read,) if part.reads in ("first", "last") else (read, found)
 
     def peak_bytes(self, run: Pass) -> int:
         """The result."""
