@@ -240,28 +240,50 @@ def test_every_kind_of_part_is_tried() -> None:
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
 KEPT = {
+    "a",
     "activated",
     "ahead",
+    "averages",
+    "b",
     "before",
+    "beta",
     "by distance",
+    "c",
     "capped",
     "chosen",
     "chosen scores",
+    "convolved",
+    "d",
+    "decay",
+    "decays",
+    "decays from start",
+    "decays of states",
+    "decays to end",
     "dense",
     "distances",
     "divided",
+    "down",
     "dropped",
-    "gate",
-    "gate cut",
     "first",
+    "future",
+    "gate",
+    "gate and steps",
+    "gate cut",
+    "gated",
+    "gates",
     "grid positions",
     "grid weights",
     "grouped",
+    "h",
+    "h cast",
     "hidden",
+    "i",
     "input",
     "k",
+    "k mixed",
     "keys",
     "latent",
+    "latent result",
     "logits",
     "logsumexp",
     "mask",
@@ -269,8 +291,11 @@ KEPT = {
     "mix weights",
     "mixed",
     "mixed and zeros",
+    "mixing",
+    "moved",
     "normed",
     "opened",
+    "openness",
     "order",
     "places",
     "pooled",
@@ -284,6 +309,9 @@ KEPT = {
     "q",
     "q latent",
     "queries",
+    "r",
+    "r mixed",
+    "read",
     "read weights",
     "result",
     "results",
@@ -293,23 +321,39 @@ KEPT = {
     "scales",
     "scores",
     "second",
+    "shared result",
     "shares",
     "shares cast",
     "softmax",
     "source",
     "start",
+    "states",
+    "steps",
+    "steps before",
+    "steps before limits",
+    "steps' vector",
     "sums",
     "tokens",
     "types",
+    "u",
     "up",
     "up cut",
+    "up mixed",
     "v",
+    "v mixed",
     "values",
     "weights",
     "wide fn",
     "wide streams",
     "write weights",
+    "x",
+    "x times steps",
+    "y",
 }
+
+
+# Products of two activations: scores and weighted sums, and what recurrences have in their place.
+OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse")
 
 
 @pytest.mark.parametrize("name", names())
@@ -326,7 +370,7 @@ def test_what_products_and_kept_tensors_are_called(name: str) -> None:
         for product in cost.products(model, run):
             called, path = product.product.name, product.weight_path
             weight = "" if path is None else path.removesuffix(".weight").split(".")[-1]
-            assert called in (weight, *(("scores", "mix", "by distance") if path is None else ())) or (
+            assert called in (weight, *(OF_TWO if path is None else ())) or (
                 makes.get(called) == weight or (called == "logits" and weight in ("embedding", "router"))
             ), product
 

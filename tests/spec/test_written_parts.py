@@ -26,6 +26,8 @@ def examples() -> dict[str, Part]:
             found.setdefault(type(inner).__name__, inner)
     for _, inner in walk_stored(seer()):
         found.setdefault(type(inner).__name__, inner)
+    # without taps, which mergers belong to: either may be left out
+    found["GridVision"] = replace(found["GridVision"], taps=(), mergers=())  # type: ignore[type-var]
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["Proportional"] = spec.Proportional(n_pairs=2)
     vectors = spec.PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=spec.RMSNorm(d=2))
@@ -48,6 +50,12 @@ def examples() -> dict[str, Part]:
     found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
     found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
     found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)
+    entries = spec.Compressor(d_model=6, d_head=4, ratio=2)
+    found["Compressor"] = entries
+    found["EntryIndexer"] = spec.EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found["CompressedAttention"] = spec.CompressedAttention(
+        d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
+    )
     found["SharedChoice"] = spec.SharedChoice(top_k=2)
     found["XIELU"] = spec.XIELU()
     conv = spec.ShortConvolution(channels=6, kernel=3)
