@@ -1070,6 +1070,7 @@ def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = Fals
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
         merge=merge,
+        merging=bool(between) and draw(st.booleans()),
         norm=draw(st.none() | norms(d_in * merge**2) | (st.nothing() if copies else norms(d_in))),
     )
 

@@ -103,7 +103,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "dt_min": 0.0,
     },
     "MLP": {"bias": False},
-    "MLPProjector": {"bias": False, "merge": 1},
+    "MLPProjector": {"bias": False, "merge": 1, "merging": False},
     "MixtureOfExperts": {
         "gating": "gated",
         "bias": False,

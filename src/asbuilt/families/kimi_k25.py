@@ -18,7 +18,7 @@ from asbuilt.families.shared.key import Check, Declared, Irrelevant, Only, Size,
 from asbuilt.families.shared.multimodal import SAME_TIE, TEXT, Text, placeholder
 from asbuilt.families.shared.names import Fused, Names
 from asbuilt.families.shared.parts import Parts, expect_whole
-from asbuilt.families.shared.reader import TIED, ConfigReader, is_whole
+from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.table import Reshaped, TensorTable, respelled
 from asbuilt.families.shared.towers import Nested
 from asbuilt.spec import (
@@ -144,7 +144,7 @@ def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
     inner = {} if inner is None else inner
     if isinstance(inner, dict):
         kind = {"model_type": "deepseek_v3"} if inner.get("model_type") == "kimi_k2" else {}
-        config = config | {"text_config": inner | kind | {TIED: config.get(TIED, True)}}
+        config = row_towers.tied_as_whole(config | {"text_config": inner | kind})
     if isinstance(images, dict):
         moved = {new: images[old] for old, new in OUTSIDE.items() if old in images and new not in config}
         kept = {key: value for key, value in images.items() if OUTSIDE.get(key) not in moved}

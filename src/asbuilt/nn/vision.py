@@ -125,7 +125,7 @@ class MLPProjector(PartModule):
         x = normed(after, x if self.part.merge == 1 else self.merged(x, grid))
         for i in range(len(self.part.widths) - 1):
             layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore
-            x = layer(self.activation(x) if i else x)
+            x = layer(self.activation(x) if i > self.part.merging else x)
         return x
 
     def merged(self, x_NPM: Tensor, grid: tuple[int, int] | None) -> Tensor:

@@ -160,6 +160,8 @@ class MLPProjector(Mapped):
     """Whether the maps have biases."""
     merge: int = 1
     """Patches per side that are merged to one vector first."""
+    merging: bool = False
+    """Whether the first map only merges: it has no bias, and no activation after it."""
     norm: Norm | None = None
     """Norm of the patches before they are merged, or of the merged vectors, depending on its width."""
 
@@ -167,7 +169,8 @@ class MLPProjector(Mapped):
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
         require(self, "widths", len(tuple(self.widths)) > 1 and sizes, "two or more whole numbers from 1 to 2^31-1")
         require_choice(self, "activation", ACTIVATIONS)
-        require_flags(self, "bias")
+        require_flags(self, "bias", "merging")
+        require(self, "merging", len(tuple(self.widths)) > 2 or not self.merging, "false for one map")
         require_sizes(self, "merge")
         whole = self.widths[0] % self.merge**2 == 0
         require(self, "merge", whole, f"a number whose square divides widths[0] = {self.widths[0]}")
@@ -201,7 +204,7 @@ class MLPProjector(Mapped):
         """One per step, from a width to the next."""
         steps = enumerate(zip(self.widths, self.widths[1:], strict=False))
         return {
-            f"layers_{i}": Linear(d_in=inside, d_out=out, bias=self.bias, belongs="projector")
+            f"layers_{i}": Linear(d_in=inside, d_out=out, bias=self.bias and i >= self.merging, belongs="projector")
             for i, (inside, out) in steps
         }
 

@@ -13,6 +13,7 @@ from asbuilt.errors import InputError
 from asbuilt.families.shared.dimensions import pre_norm, sized
 from asbuilt.families.shared.image_grid import USUAL_SIDE
 from asbuilt.families.shared.parts import Parts, expect
+from asbuilt.families.shared.reader import TIED
 from asbuilt.families.shared.table import Reshaped
 from asbuilt.spec import GridPatches, GridVision, ImageEncoder, Norm, Plane, Rotary, VisionLanguageModel
 
@@ -45,6 +46,13 @@ def tower(
     block = pre_norm(attention, made.gated(bias) if gated else made.plain(bias), norm)
     blocks, n = (block,) * made.n_layers, embedding.n_tokens
     return ImageEncoder(name="tower", embedding=embedding, blocks=blocks, max_positions=n, **ends)
+
+
+def tied_as_whole(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config whose text says what the whole does of tied embeddings, which decides; they are unless said."""
+    inner = config.get("text_config")
+    said = {TIED: config.get(TIED, True)}
+    return config | {"text_config": inner | said} if isinstance(inner, dict) else config
 
 
 def patches(spec: VisionLanguageModel, family: str) -> Reshaped:

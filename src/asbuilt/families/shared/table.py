@@ -410,6 +410,29 @@ class Reshaped:
 
 
 @dataclass(frozen=True)
+class ChannelsFirst:
+    """Matrices over squares of patches, stored with the patches of each channel together, not the channels of each."""
+
+    channels: int
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """The same shapes."""
+        return list(built)
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """Each with the channels of each patch together."""
+        return [self._turned(tensor, (self.channels, -1)) for tensor in stored]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """Each with the patches of each channel together."""
+        return [self._turned(tensor, (-1, self.channels)) for tensor in built]
+
+    @staticmethod
+    def _turned(tensor: T, split: tuple[int, int]) -> T:
+        return tensor.unflatten(1, split).transpose(1, 2).reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
 class Stacked:
     """Several of the model's tensors of one shape stored as one, along a new first dimension."""
 

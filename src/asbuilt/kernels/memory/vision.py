@@ -51,7 +51,9 @@ class MLPProjectorMemory(Memory[MLPProjector]):
         before = (
             ()
             if part.activation == "relu"
-            else tuple(Saved(name=f"activation {i}", size=rows * width) for i, width in enumerate(between))
+            else tuple(
+                Saved(name=f"activation {i}", size=rows * width) for i, width in enumerate(between) if i >= part.merging
+            )
         )
         hidden = tuple(Saved(name=f"hidden {i}", size=rows * width) for i, width in enumerate(between))
         return (Saved(name="input", size=rows * part.widths[0]), *before, *hidden)
