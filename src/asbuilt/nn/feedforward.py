@@ -96,4 +96,6 @@ def clamped(gate: Tensor, up: Tensor, part: spec.ClampedGate) -> Tensor:
     """
     opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
     cut = up.clamp(-part.limit, part.limit)
-    return (cut + 1 if part.shift else cut) * opened
+    if part.shift:
+        cut = cut + 1
+    return cut * opened

@@ -69,6 +69,7 @@ class LatentAttention(PartModule):
         if self.indexer is not None:
             self.indexer(x_BTM, latent, step)
         q = self.q(x_BTM) if latent is None else self.q_up(latent)
+        del latent  # as wide as the queries' rank, and read
         q_BTHD = q.view(*x_BTM.shape[:2], self.part.n_heads, self.part.d_head)
         rotary = self.part.positions
         if rotary is not None:

@@ -50,6 +50,15 @@ from asbuilt.spec import (
 from asbuilt.spec.attention import order_matters
 
 WIDTH, TOKENS, BATCH = 64, 128, 2
+# With these instructions the library repacks operands in bfloat16 in memory of its own.
+REPACKS = torch.cpu._is_amx_tile_supported()
+
+
+def skip_repacked(dtype: torch.dtype) -> None:
+    if REPACKS and dtype == torch.bfloat16:
+        pytest.skip("a processor with AMX, for which the library repacks bfloat16")
+
+
 ROTARY = Rotary(d_rotary=64)
 OF_HEAD: dict[str, Norm] = {"rms": RMSNorm(d=64), "layer": LayerNorm(d=64), "gainless": RMSNorm(d=64, gain="none")}
 
@@ -188,6 +197,7 @@ LATENTS: dict[str, LatentAttention] = {
 @pytest.mark.parametrize("name", LATENTS)
 def test_peak_bytes_of_latent_attention_is_the_peak(name: str, dtype: torch.dtype) -> None:
     """Of one text, so that no product copies its operands; the fused kernel has tiles of its own beside, 31 KB."""
+    skip_repacked(dtype)
     spec = model(LATENTS[name])
     run = Pass(tokens=TOKENS, width=dtype.itemsize, logits="last")
     reference = memory(spec).peak_bytes(replace(run, kernel="reference"))
@@ -209,13 +219,14 @@ def test_peak_bytes_of_bent_and_sloped_scores_is_the_peak(body: Attention, dtype
     )
 
 
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 0.95), (torch.bfloat16, 0.99)])
 @pytest.mark.parametrize("reach", [{"window": 32}, {"chunk": 32}])
-def test_peak_bytes_of_a_mask_is_the_peak(reach: dict[str, Any]) -> None:
+def test_peak_bytes_of_a_mask_is_the_peak(reach: dict[str, Any], dtype: torch.dtype, least: float) -> None:
     """Made beside q, k and v, and widened by the library where it attends."""
+    skip_repacked(dtype)
     spec = model(attention(**reach))
-    for dtype, least in ((torch.float32, 0.95), (torch.bfloat16, 0.99)):
-        run = Pass(tokens=256, width=dtype.itemsize, logits="last")
-        assert least < memory(spec).peak_bytes(run) / peak(spec, "fused", batch=1, tokens=256, dtype=dtype) < 1.01
+    run = Pass(tokens=256, width=dtype.itemsize, logits="last")
+    assert least < memory(spec).peak_bytes(run) / peak(spec, "fused", batch=1, tokens=256, dtype=dtype) < 1.01
 
 
 PATTERNS: list[dict[str, Any]] = [{"window": 5}, {"chunk": 5}, {"window": 5, "causal": False}]
