@@ -28,6 +28,7 @@ from asbuilt.spec import (
     LinearScaling,
     Llama3Scaling,
     Model,
+    QueryTemperature,
     Rotary,
     Router,
     Scaling,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         gpt_neox,
         gpt_oss,
         jamba,
+        kimi_k25,
         llama,
         llama4,
         llama4_text,
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
         mimo_v2_flash,
         minimax_m2,
         mistral,
+        mistral3,
         mixtral,
         modernbert,
         mpt,
@@ -1435,6 +1438,66 @@ for _name, _family, _make, _said in (
     ("qwen3-vl-2b", "qwen3_vl", _qwen3_vl_2b, "arXiv 2511.21631; config of Qwen/Qwen3-VL-2B-Instruct"),
 ):
     ROWS[_name] = Entry(name=_name, family=_family, source=f"Bai et al. 2025, {_said}", dtype="bfloat16", make=_make)
+
+
+def _kimi_k25() -> Model:
+    text = latent.build(
+        router=corrected_router(7168, 384, 8, scale=2.827),
+        n_vocab=163840,
+        d_model=7168,
+        n_layers=61,
+        n_dense=1,
+        d_ff=18432,
+        d_expert=2048,
+        n_shared=1,
+        name="kimi-k2.5",
+        **_LATENT
+        | {
+            "n_heads": 64,
+            "rotary": Rotary(
+                d_rotary=64,
+                theta=50000.0,
+                pairing="adjacent",
+                scaling=YaRN(factor=64.0, original_context=4096, attention_factor=1.0),
+            ),
+            "max_positions": 262144,
+            "eps": 1e-5,
+        },
+    )
+    images = {"d_model": 1152, "n_layers": 27, "n_heads": 16, "d_ff": 4304, "activation": "gelu_tanh"}
+    images |= {"patch_size": 14, "side": 64, "merge": 2, "theta": 10000.0}
+    return kimi_k25.build(text, images, placeholder=163605, eps=1e-5)
+
+
+def _devstral_small_2() -> Model:
+    text = llama.build(
+        n_vocab=131072,
+        d_model=5120,
+        n_layers=40,
+        n_heads=32,
+        n_kv_heads=8,
+        d_head=128,
+        d_ff=32768,
+        max_positions=393216,
+        rotary=Rotary(d_rotary=128, theta=1e8, scaling=YaRN(factor=48.0, original_context=8192, attention_factor=1.0)),
+        temperature=QueryTemperature(scale=0.1, floor=8192, from_zero=True),
+        name="devstral-small-2-24b",
+    )
+    images = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096, "activation": "silu"}
+    images |= {"patch_size": 14, "channels": 3, "theta": 10000.0}
+    return mistral3.build(text, images, placeholder=10, merge=2, activation="gelu", bias=False)
+
+
+for _name, _family, _make, _said in (
+    ("kimi-k2.5", "kimi_k25", _kimi_k25, "Kimi Team 2025, arXiv 2507.20534; config of nvidia/Kimi-K2.5-NVFP4"),
+    (
+        "devstral-small-2-24b",
+        "mistral3",
+        _devstral_small_2,
+        "Mistral AI 2025, the model card; config of mistralai/Devstral-Small-2-24B-Instruct-2512",
+    ),
+):
+    ROWS[_name] = Entry(name=_name, family=_family, source=_said, dtype="bfloat16", make=_make)
 
 
 _THREE_OF_FOUR = tuple(4096 if window else None for window in every_but_last(64, 4))
