@@ -590,6 +590,7 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         post_norm=maybe_norms(d_model),
         sum_norm=maybe_norms(d_model),
         scale=st.sampled_from((1.0, 0.5)),
+        layer_scale=st.booleans(),
     )
 
 
@@ -974,6 +975,7 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
         bias=draw(st.booleans()),
         centred=draw(st.booleans()),
         class_token=draw(st.sampled_from(CLASS_TOKENS)),
+        mask_token=draw(st.booleans()),
     )
     read, numbers = draw(stacks(d_model, False, None))
     learned = st.builds(LearnedPositions, n_positions=st.just(embedding.n_tokens), d_model=st.just(d_model))

@@ -40,6 +40,7 @@ TEXT: dict[str, Any] = {
 }
 VIT = TOWER | {"model_type": "vit", "num_labels": 3}
 SIGLIP = {"model_type": "siglip", "text_config": TEXT, "vision_config": TOWER}
+DINOV2 = {name: size for name, size in TOWER.items() if name != "intermediate_size"} | {"model_type": "dinov2"}
 CLIP = {"model_type": "clip", "text_config": TEXT, "vision_config": TOWER}
 LLAVA = {"model_type": "llava", "image_token_index": 7, "text_config": TEXT, "vision_config": TOWER}
 GEMMA3 = {
@@ -55,7 +56,15 @@ LLAMA4 = {
     "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2},
     "vision_config": TOWER | {"intermediate_size": 32, "vision_output_dim": 4096},
 }
-CONFIGS = {"vit": VIT, "clip": CLIP, "siglip": SIGLIP, "llava": LLAVA, "gemma3": GEMMA3, "llama4": LLAMA4}
+CONFIGS = {
+    "vit": VIT,
+    "clip": CLIP,
+    "siglip": SIGLIP,
+    "dinov2": DINOV2,
+    "llava": LLAVA,
+    "gemma3": GEMMA3,
+    "llama4": LLAMA4,
+}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +101,9 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
         ("clip", "vision_config", 3),
         ("clip", "text_config", {"rope_theta": 1.0}),
         ("clip", "projection_dim", 0),
+        ("dinov2", "mlp_ratio", 0),
+        ("dinov2", "architectures", ["Dinov2ForImageClassification"]),
+        ("dinov2", "intermediate_size", 6),
         ("siglip", "text_config", {"projection_size": 7}),
         ("siglip", "vision_config", {"vision_use_head": False}),
         ("llava", "vision_feature_layer", [-2, -5]),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         cohere,
         deepseek,
         deepseek_v4,
+        dinov2,
         exaone4,
         falcon,
         gemma,
@@ -1295,6 +1296,28 @@ def _siglip_so400m() -> Model:
 SIGLIP_SOURCE = "Alabdulmohsin et al. 2023, arXiv 2305.13035; config of google/siglip-so400m-patch14-384"
 ROWS["siglip-so400m-patch14-384"] = Entry(
     name="siglip-so400m-patch14-384", family="siglip", source=SIGLIP_SOURCE, dtype="float32", make=_siglip_so400m
+)
+
+
+def _dinov2_base() -> Model:
+    return dinov2.build(
+        gated=False,
+        masked=True,
+        image_size=518,
+        patch_size=14,
+        d_model=768,
+        n_layers=12,
+        n_heads=12,
+        d_ff=3072,
+        eps=1e-6,
+        activation="gelu",
+        name="dinov2-base",
+    )
+
+
+DINOV2_SOURCE = "Oquab et al. 2023, arXiv 2304.07193; config of facebook/dinov2-base"
+ROWS["dinov2-base"] = Entry(
+    name="dinov2-base", family="dinov2", source=DINOV2_SOURCE, dtype="float32", make=_dinov2_base
 )
 
 

@@ -30,11 +30,15 @@ class Parallel(nn.Module):
 
 
 @computes(spec.Branch)
-class Branch(nn.Module):
-    """sum_norm(x + scale * post_norm(body(norm(x))))."""
+class Branch(PartModule):
+    """sum_norm(x + scale * g * post_norm(body(norm(x))))."""
+
+    layer_scale: Tensor | None
 
     def __init__(self, part: spec.Branch, path: str) -> None:
-        super().__init__()
+        super().__init__(part, path)
+        if not part.layer_scale:
+            self.register_parameter("layer_scale", None)
         self.norm = optional(part.norm, f"{path}.norm")
         self.streams = None if part.streams is None else HyperConnection(part.streams, f"{path}.streams")
         self.body = module(part.body, f"{path}.body")
@@ -52,9 +56,10 @@ class Branch(nn.Module):
         return y if self.sum_norm is None else self.sum_norm(y)
 
     def output(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns post_norm(body(norm(x)))."""
+        """Returns g * post_norm(body(norm(x)))."""
         y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
-        return y if self.post_norm is None else self.post_norm(y)
+        y = y if self.post_norm is None else self.post_norm(y)
+        return y if self.layer_scale is None else y * self.layer_scale
 
 
 @computes(spec.Block)

@@ -37,10 +37,11 @@ Body = Mixer | FeedForward | PerLayerInput | Parallel
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(Part):
-    """One residual branch: sum_norm(x + scale * post_norm(body(norm(x)))), where each norm may be absent.
+    """One residual branch: sum_norm(x + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
 
     A `parallel` branch has the same input as the branch before it, and is added to that branch's sum. With `streams` x
-    is read from several residual streams, and the output written to all of them.
+    is read from several residual streams, and the output written to all of them. g is a `layer_scale`, one learned
+    factor for each number of the stream (Touvron et al. 2021, arXiv 2103.17239).
     """
 
     name: str
@@ -59,12 +60,14 @@ class Branch(Part):
     """Factor on the branch's output."""
     parallel: bool = False
     """Whether it has the same input as the branch before it."""
+    layer_scale: bool = False
+    """Whether a learned vector multiplies the branch's output."""
 
     def __post_init__(self) -> None:
         simple = isinstance(self.name, str) and self.name.isidentifier()
         require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
         require_number(self, "scale")
-        require_flags(self, "parallel")
+        require_flags(self, "parallel", "layer_scale")
         for field in ("norm", "post_norm", "sum_norm"):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
@@ -74,6 +77,10 @@ class Branch(Part):
             require(self, "streams", fits, f"streams of d_model = {self.body.d_model}")
             plain = self.scale == 1.0 and not self.parallel and self.sum_norm is None
             require(self, "streams", plain, "none with a scale, a norm of the sum, or in parallel")
+
+    def holds(self) -> dict[str, Weight]:
+        """g (d_model), if enabled."""
+        return {"layer_scale": Weight(shape=(self.body.d_model,), role="gain")} if self.layer_scale else {}
 
 
 @dataclass(frozen=True, kw_only=True)

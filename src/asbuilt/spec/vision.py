@@ -60,11 +60,13 @@ class PatchEmbedding(Part):
     """Whether pixels, from 0 to 1, are mapped to -1 to 1 first."""
     class_token: ClassToken = "none"
     """Position of the learned class token: before the patches, after them, or none."""
+    mask_token: bool = False
+    """Whether a token that stands for masked patches in pre-training is stored; nothing here reads it."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "image_size", "patch_size", "channels", "d_model")
         require(self, "patch_size", self.patch_size <= self.image_size, f"at most image_size = {self.image_size}")
-        require_flags(self, "bias", "centred")
+        require_flags(self, "bias", "centred", "mask_token")
         require_choice(self, "class_token", CLASS_TOKENS)
 
     @property
@@ -88,7 +90,7 @@ class PatchEmbedding(Part):
         return self.channels * self.patch_size**2
 
     def holds(self) -> dict[str, Weight]:
-        """W (d_model, channels, patch_size, patch_size), a bias and the class token, if enabled."""
+        """W (d_model, channels, patch_size, patch_size), a bias, the class token and that of masks, if enabled."""
         shape = (self.d_model, self.channels, self.patch_size, self.patch_size)
         vector = Weight(shape=(self.d_model,), role="bias")
         bias = {"bias": vector} if self.bias else {}
@@ -96,6 +98,7 @@ class PatchEmbedding(Part):
             {"weight": Weight(shape=shape, role="matrix")}
             | bias
             | ({"class_token": vector} if self.class_token != "none" else {})
+            | ({"mask_token": replace(vector, frozen=True)} if self.mask_token else {})
         )
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:

@@ -26,6 +26,10 @@ class ParallelMemory(Memory[Parallel]):
 class BranchMemory(Memory[Branch]):
     """Memory of one residual branch."""
 
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """What learned factors multiply, if any."""
+        return (Saved(name="unscaled", size=run.rows * self.part.body.d_model),) if self.part.layer_scale else ()
+
     def recomputes(self) -> tuple[str, ...]:
         """The normalised input, from the stream that the norm saves."""
         part = self.part
