@@ -80,7 +80,6 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("add_cross_attention", {"add_cross_attention": True}),
     ("tie_word_embeddings", {"tie_word_embeddings": 0}),
     ("architectures", {"architectures": ["GPT2DoubleHeadsModel"]}),
-    ("architectures", {"architectures": ["GPT2Model"]}),
     ("rope_theta", {"rope_theta": 10000.0}),
     ("quantization_config", {"quantization_config": {}}),
 ]

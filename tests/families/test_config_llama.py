@@ -125,7 +125,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rope_interleaved", {"rope_interleaved": True}),
     ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
     ("partial_rotary_factor", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
-    ("architectures", {"architectures": ["LlamaForSequenceClassification"]}),
+    ("architectures", {"architectures": ["LlamaForMultipleChoice"]}),
     ("architectures", {"architectures": "LlamaForCausalLM"}),
     ("quantization_config", {"quantization_config": {}}),
     ("quantization_config", {"quantization_config": "gptq"}),

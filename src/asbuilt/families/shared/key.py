@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol, cast
 
+from asbuilt.errors import InputError
 from asbuilt.families.shared.common import ACTIVATION_NAMES, MOST_LAYERS, divide
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import LARGEST_NUMBER, REFUSED, REQUIRED, ConfigReader
@@ -320,8 +321,11 @@ def defaults(keys: Iterable[Key], **others: Any) -> tuple[Key, ...]:  # noqa: AN
 
 
 def written(keys: tuple[Key, ...], parts: Parts) -> dict[str, Any]:
-    """Returns what all the keys write."""
-    return {name: value for key in keys for name, value in key.write(parts).items()}
+    """Returns what all the keys write; raises InputError where one is the size of a part that the spec lacks."""
+    try:
+        return {name: value for key in keys for name, value in key.write(parts).items()}
+    except StopIteration:  # no block has the part that a key is found in
+        raise InputError(f"{parts.family} needs a part that no block has", field="blocks") from None
 
 
 def depth(key: str, default: int, *also: str) -> Size:
