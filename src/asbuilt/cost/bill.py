@@ -19,7 +19,7 @@ from asbuilt.spec.linear import Map
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, runs, stored_weights, walk, weights
 
-BLOCK = re.compile(r"(.*?\.)??blocks\.\d+\.")
+BLOCK = re.compile(r"(.*?\.)??blocks\.\d+(?=\.|$)")
 # Backward has two more products per product: one for the gradient of each factor.
 TRAINING_FACTOR = 3
 

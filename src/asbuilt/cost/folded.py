@@ -82,14 +82,15 @@ class Census:
 
 
 def census(part: Part) -> Census:
-    """Returns the census of `part`; maxima over items are the same in `small`."""
+    """Returns the census of `part`; maxima over items are the same in `small`, which has as many blocks as it needs."""
     once, order = {}, {}
     for f in fields(part):
         value = getattr(part, f.name)
         if isinstance(value, tuple) and len(value) > 1 and all(isinstance(item, Part) for item in value):
             number: dict[Part, int] = {}
             order[f.name] = tuple(number.setdefault(item, len(number)) for item in value)
-            once[f.name] = tuple(number)
+            least = getattr(part, "least_blocks", 1) if f.name == "blocks" else 1
+            once[f.name] = tuple(number) + value[-1:] * (least - len(number))
     return Census(small=replace(part, **once), order=order)
 
 

@@ -32,10 +32,15 @@ class VisionLanguageModel(LanguageModel):
         """Requires what images of any size need of the text."""
         alone = self.vision.n_vectors == 1 or self.streams is None
         require(self, "vision", alone, "without vectors added after blocks, beside several residual streams")
-        few = self.vision.n_vectors - 1 <= self.n_layers
+        few = self.least_blocks <= self.n_layers
         require(self, "vision", few, f"at most n_layers = {self.n_layers} blocks after which vectors are added")
         fixed = not self.vision.tower.embedding.any_size or not rotaries_by_length(self)
         require(self, "vision", fixed, "images of one size, since RoPE frequencies depend on the text's length")
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks after which vectors of images are added, one at least."""
+        return max(1, self.vision.n_vectors - 1)
 
     @classmethod
     def of(cls, text: LanguageModel, vision: Vision) -> VisionLanguageModel:
