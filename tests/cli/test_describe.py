@@ -80,6 +80,8 @@ def test_published_models(run: Run, row: dict[str, str]) -> None:
     assert document["cache"]["bytes_per_token"] == int(row["kv_bytes_per_token_bf16"])
     assert document["cache"]["bytes_per_token_unbounded"] == int(row["kv_bytes_per_token_unbounded"])
     assert document["cache"]["window_bytes"] == int(row["window_cap_bytes_per_sequence"])
+    if "ssm" in breakdown["components"]:  # with the norms within: tests/families/test_totals.py tells them apart
+        return
     counts = {COMPONENTS[kind]: document["parameters"][kind] for kind in COMPONENTS}
     stated = {"qk_norm": 0, "norms": 0} | breakdown["components"]
     if "pooler" in stated:

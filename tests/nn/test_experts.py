@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import strategies
@@ -54,7 +55,8 @@ def run(built: Module, x_BTM: Tensor, kernel: str = "fused") -> Tensor:
 def one_row(built: Module, x: Tensor) -> Tensor:
     """The definition, for one vector, one expert after the other."""
     part, router = built.part, built.part.router
-    logits = built.router.weight @ x + (0 if built.router.bias is None else built.router.bias)
+    logits = built.router.weight @ normed(built.router.norm, x)
+    logits = router.logit_scale * (logits + (0 if built.router.bias is None else built.router.bias))
     scores = {
         "softmax": logits.exp() / logits.exp().sum(),
         "sigmoid": 1 / (1 + (-logits).exp()),
@@ -62,16 +64,21 @@ def one_row(built: Module, x: Tensor) -> Tensor:
     }[router.scoring]
     chosen = chosen_by(built, scores.detach())
     total = sum(scores[e] for e in chosen) + router.eps if router.renormalise else 1.0
-    given = x if part.d_latent is None else latent(built, "into_latent", x)
+    given = normed(built.norm, x)
+    given = given if part.d_latent is None else latent(built, "into_latent", given)
     y = torch.zeros_like(given)
     for e in chosen:
-        w = router.scale * scores[e] / total
+        w = router.scale * scores[e] / total * (built.router.expert_scale[e] if router.expert_scale else 1)
         y = y + (one_expert(built, e, w * given) if part.weighs == "inputs" else w * one_expert(built, e, given))
-    y = y if part.d_latent is None else latent(built, "from_latent", y)
+    y = normed(built.post_norm, y if part.d_latent is None else latent(built, "from_latent", y))
     if built.shared is not None:
-        shared = run_shared(built, x)
+        shared = normed(built.shared_post_norm, run_shared(built, normed(built.shared_norm, x)))
         y = y + (torch.sigmoid(built.shared_gate.weight @ x) * shared if part.shared_gate else shared)
     return y
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:  # noqa: ANN401  # a norm's module, or None
+    return x if norm is None else norm(x[None])[0]
 
 
 def latent(built: Module, name: str, x: Tensor) -> Tensor:
@@ -194,7 +201,8 @@ def test_moved_counts_the_experts_that_are_hit() -> None:
 @given(strategies.mixtures(WIDTH))
 def test_active_parameters_are_those_of_one_token(part: MixtureOfExperts) -> None:
     maps = 2 if part.gating == "none" else 3
-    each = maps * part.d_ff * part.d_model + part.bias * ((maps - 1) * part.d_ff + part.d_model)
+    wide = part.d_expert
+    each = maps * part.d_ff * wide + part.bias * ((maps - 1) * part.d_ff + wide)
     idle = (part.n_experts - part.top_k) * each
     assert cost.active_parameters(part) == cost.total_parameters(part) - idle
 

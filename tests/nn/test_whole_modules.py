@@ -17,17 +17,30 @@ from asbuilt.measure import run as measured
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
 from asbuilt.nn.registry import MODULES, registered
-from asbuilt.spec import Contrast, LanguageModel, MLPProjector, Projection, TypeEmbedding, Vision, VisionLanguageModel
+from asbuilt.spec import (
+    AudioEncoder,
+    Contrast,
+    LanguageModel,
+    MelEmbedding,
+    MLPProjector,
+    Projection,
+    TypeEmbedding,
+    Vision,
+    VisionLanguageModel,
+)
 from asbuilt.spec import Model as Spec
 from asbuilt.spec.whole import WHOLES
 
 READ = MODEL.changed(head=None)
+HEARD = AudioEncoder(embedding=MelEmbedding(n_mels=3, n_tokens=4, d_model=11), blocks=MODEL.blocks, max_positions=4)
 SPECS: dict[str, Spec] = {
     "LanguageModel": MODEL,
     "TextEncoder": READ,
     "TextEncoder with types": READ.changed(types=TypeEmbedding(n_types=2, d_model=11)),
     "EncoderDecoder": MODEL.changed(encoder=READ),
+    "EncoderDecoder that hears": MODEL.changed(encoder=HEARD),
     "ImageEncoder": tower(3),
+    "AudioEncoder": HEARD,
     "VisionLanguageModel": MODEL.changed(
         vision=Vision(tower=tower(3), projector=MLPProjector(widths=(7, 11), activation="gelu"), placeholder=1)
     ),
@@ -37,7 +50,7 @@ SPECS: dict[str, Spec] = {
     ),
 }
 # Of each argument what a model reads that takes it.
-READS = {"types_BT": "types", "source_BS": "source", "source_valid_BS": "source", "images": "images"}
+READS = {"types_BT": "types", "source_BS": "source", "source_valid_BS": "source", "images": "images", "audio": "audio"}
 COMMON = ("cache", "valid_BT", "reach", "last")
 
 
@@ -55,7 +68,7 @@ def test_what_is_not_read_is_refused_by_name(name: str) -> None:
     with torch.no_grad():
         wanted = model(first, **given)
         for argument in (*READS, "colour"):
-            if argument in given or (argument, spec.reads) == ("images", ("images",)):
+            if argument in given or (argument,) == spec.reads:
                 continue
             nothing = {argument: None}
             assert torch.equal(model(first, **given, **nothing), wanted), argument  # what is None is not given
@@ -79,8 +92,8 @@ def test_a_module_says_in_its_signature_what_it_takes(kind: type[Spec]) -> None:
     assert module.__module__ == kind.__module__.replace("asbuilt.spec.", "asbuilt.nn.")
     taken = {*inspect.signature(module.forward).parameters} - {"self", "kernel", "unread"}
     reads = {what for name, spec in SPECS.items() if type(spec) is kind for what in spec.reads}
-    if reads == {"images"}:
-        assert taken == {"images"}
+    if reads in ({"images"}, {"audio"}):
+        assert taken == reads
     else:
         assert taken - {"tokens_BT", *COMMON} == {name for name, what in READS.items() if what in reads}
 

@@ -620,10 +620,10 @@ def test_tables() -> None:
     assert [weight.learned for _, weight, _ in weights(learned)] == [True]
     assert kept(sinusoids) == {}
     rotary = Rotary(d_rotary=4)
-    assert kept(rotary) == {repr(rotary): 2 * 7 * 4}
+    assert kept(rotary) == {f"{rotary!r} of 7": 2 * 7 * 4}
     temperature = QueryTemperature(scale=0.1, floor=8)
-    assert kept(temperature) == {repr(temperature): 7}
-    assert shared(rotary) | shared(temperature) == {repr(rotary), repr(temperature)}
+    assert kept(temperature) == {f"{temperature!r} of 7": 7}
+    assert shared(rotary) | shared(temperature) == {f"{rotary!r} of 7", f"{temperature!r} of 7"}
 
 
 def test_heads() -> None:
