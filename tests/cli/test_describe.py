@@ -22,7 +22,7 @@ from asbuilt.cli.output import ranges
 from asbuilt.description import bill
 from asbuilt.families import FAMILIES, Reading
 from asbuilt.spec import KINDS, Model, Pass, dumps
-from asbuilt.spec.part import LARGEST_SIZE
+from asbuilt.spec.part import LARGEST_SIZE, runs
 
 Run = Callable[..., Result]
 MODELS = Path(__file__).parents[3] / "shared" / "models"
@@ -123,9 +123,10 @@ def test_shapes_are_all_of_one_tokens_way(spec: Model, seq: int) -> None:
         assert all(step["output"] == [spec.d_model] for step in ends)
     shown = sum(kind["count"] * step["flops"] for kind in shapes for step in kind["steps"])
     run = Pass(tokens=1, past=seq - 1)
-    ends = (spec.embedding, spec.head)
-    head = sum(product.flops for end in ends if end is not None for product in end.multiplies(run))
-    assert shown + head == cost.flops(spec, run).forward
+    outside = [child for name, child in spec.children() if not name.startswith("blocks.")]
+    seen = [found for child in outside for found in runs(child, run)]
+    others = sum(product.flops for _, part, run in seen for product in part.multiplies(run))
+    assert shown + others == cost.flops(spec, run).forward
 
 
 @given(strategies.specs())

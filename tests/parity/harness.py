@@ -304,6 +304,7 @@ def cacheable(spec: ModelSpec) -> int:
 # Several spellings say the same here, so these are compared by what comes out.
 SPELLED = (
     "hidden_act",
+    "mlp_hidden_act",
     "hidden_activation",
     "activation_function",
     "activation",

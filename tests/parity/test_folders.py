@@ -74,6 +74,8 @@ def test_what_is_loaded_is_saved(case: ParityCase, variant: str, tmp_path: Path)
     assert here.keys() == there.keys()
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
     before, after = settings(first), settings(second)
+    if case.family == "internlm3":  # transformers makes its model of llama's class, and says so; files name its own
+        before.pop("architectures")
     assert {key: after.get(key) for key in before} == before  # older spellings may have been added
     one, other = (transformers_loads(folder, kind=case.kind) for folder in (first, second))
     torch.testing.assert_close(_tables(other), _tables(one), rtol=1e-6, atol=0.0)

@@ -14,7 +14,7 @@ from cases.deepseek_v3 import GROUPS, OPEN, latent, stretched
 INDEXER: dict[str, Any] = {"index_n_heads": 12, "index_head_dim": 20, "index_topk": TOKENS // 4}
 USUAL: dict[str, Any] = {"kind": DeepseekV32Config, "mlp_layer_types": None, **INDEXER}
 CONFIGS: dict[str, Draw] = {
-    "groups": partial(latent, routed_scaling_factor=1.7, **GROUPS, **USUAL),
+    "grouped": partial(latent, routed_scaling_factor=1.7, **GROUPS, **USUAL),
     "mscale": partial(stretched, attention_bias=True, tie_word_embeddings=True, norm_topk_prob=False, **OPEN, **USUAL),
 }
 
