@@ -43,7 +43,7 @@ def draw(rng: Random, **more: object) -> RecurrentGemmaConfig:
 
 
 CONFIGS: dict[str, Draw] = {
-    "tied": draw,
+    "one_table": draw,
     "biased": partial(draw, attention_bias=True, tie_word_embeddings=False, block_types=[ATTENTION, RECURRENT]),
 }
 
