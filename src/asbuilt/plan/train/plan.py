@@ -52,12 +52,13 @@ class Subject:
             raise InputError(
                 "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
             )
-        elif model.gives == "similarities":
+        elif model.gives == "similarities" or "audio" in model.reads:
+            pairs = "sounds" if "audio" in model.reads else "images"
             raise InputError(
-                "training on pairs of images and texts is not planned",
+                f"training on pairs of {pairs} and texts is not planned",
                 field="MODEL",
                 value=model.name,
-                fix="`asbuilt describe --images 1` shows the costs of a pass",
+                fix="`asbuilt describe` shows the costs of a pass",
             )
         self.model = model
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
