@@ -87,6 +87,8 @@ if TYPE_CHECKING:
         qwen3_moe,
         qwen3_next,
         qwen3_vl,
+        recurrent_gemma,
+        rwkv,
         siglip,
         starcoder2,
         switch_transformers,
@@ -1223,6 +1225,40 @@ _bart("bart-base", bart.FAMILY, 6, 768, 12, BART_SOURCE + "bart-base", vocab=502
 _bart("bart-large", bart.FAMILY, 12, 1024, 16, BART_SOURCE + "bart-large", vocab=50265, activation="gelu", scaled=False)
 
 
+ROWS["rwkv-4-169m"] = Entry(
+    name="rwkv-4-169m",
+    family="rwkv",
+    source="Peng et al. 2023, arXiv 2305.13048, Table 2; config of RWKV/rwkv-4-169m-pile",
+    dtype="float32",
+    make=lambda: rwkv.build(
+        n_vocab=50277, d_model=768, n_layers=12, max_positions=1024, eps=1e-5, d_ff=3072, name="rwkv-4-169m"
+    ),
+)
+ROWS["recurrentgemma-2b"] = Entry(
+    name="recurrentgemma-2b",
+    family="recurrent_gemma",
+    source="Botev et al. 2024, arXiv 2404.07839, Table 1; config of google/recurrentgemma-2b",
+    dtype="float32",
+    make=lambda: recurrent_gemma.build(
+        recurrent=[i % 3 != 2 for i in range(26)],
+        d_rnn=2560,
+        kernel=4,
+        window=2048,
+        logit_softcap=30.0,
+        n_vocab=256000,
+        d_model=2560,
+        n_layers=26,
+        n_heads=10,
+        n_kv_heads=1,
+        d_head=256,
+        d_ff=15360,
+        max_positions=8192,
+        rotary=Rotary(d_rotary=128),
+        activation="gelu_tanh",
+        tied=True,
+        name="recurrentgemma-2b",
+    ),
+)
 WHISPER_SOURCE = "Radford et al. 2022, arXiv 2212.04356, Table 1; config of openai/"
 
 
