@@ -25,6 +25,7 @@ _HYPHENATED = {"xlm_roberta": "xlm-roberta", "deberta_v2": "deberta-v2"}
 _FILES = [file.removesuffix(".py") for file in os.listdir(__path__[0]) if re.fullmatch(r"[a-z]\w*\.py", file)]
 FAMILIES = tuple(sorted(_HYPHENATED.get(file, file) for file in _FILES))
 USUAL = ("llama", "mistral")
+KIN = 5  # families named as akin to an unknown one
 
 __all__ = [
     "FAMILIES",
@@ -58,15 +59,20 @@ def _instead(family: object) -> str:
     """What can be done without a family: a slip corrected, its kin tried, a plan by size, the model described."""
     if not isinstance(family, str):
         return ""
-    if slip := near(family[:80], FAMILIES, cutoff=SLIP):
+    others = [name for name in FAMILIES if _unnumbered(name) != _unnumbered(family)]  # gemma7 is no slip of gemma
+    if slip := near(family[:80], others, cutoff=SLIP):
         return slip
     stem = re.match("[a-z]{3,}", family)
-    akin = [name for name in FAMILIES if stem is not None and name.startswith(stem.group())]
+    akin = sorted((name for name in FAMILIES if stem is not None and name.startswith(stem.group())), key=len)[:KIN]
     kin = f"akin, and right only where the model is built as theirs: {', '.join(akin)}; " if akin else ""
     return (
         f"{kin}--allow-unread passes over keys, not families: describe the model as a spec JSON (docs/parts.md), "
         "or plan its training by size alone, with `asbuilt plan train --parameters`"
     )
+
+
+def _unnumbered(family: str) -> str:
+    return re.sub(r"\d", "", family)
 
 
 def read_config(config: dict[str, Any], name: str, allow_unread: Sequence[str] = ()) -> Reading:

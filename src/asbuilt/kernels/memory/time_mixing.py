@@ -32,6 +32,10 @@ class TokenShiftMemory(Memory[TokenShift]):
 class TimeMixingMemory(MappedMemory[TimeMixing]):
     """Memory of `kernels.wkv`, which is recomputed in the backward pass."""
 
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """The token shift reads the stream."""
+        return (("shift", ""),)
+
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """What the maps read; keys, values and receptance; the averages, and o's input."""
         part = self.part
@@ -61,6 +65,10 @@ class TimeMixingMemory(MappedMemory[TimeMixing]):
 @memory_of(ChannelMixing)
 class ChannelMixingMemory(MappedMemory[ChannelMixing]):
     """Memory of a feed-forward of the shifted stream."""
+
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """The token shift reads the stream."""
+        return (("shift", ""),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """What the maps read; relu's result and its square; both factors of the result."""
