@@ -646,6 +646,7 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
     lender = replace(branch, body=replace(branch.body, kv_name="lent"))
     named = replace(drawn[i], branches=tuple(lender if one is branch else one for one in drawn[i].branches))
     own = {"k_norm": None, "v_norm": None, "value_scale": 1.0, "values_are_keys": False, "rotate_first": False}
+    own["key_bias"] = True
     n_heads = draw(st.integers(1, 2)) * branch.body.n_kv_heads
     positions = branch.body.positions
     heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}

@@ -330,7 +330,7 @@ def alternatives(part: Part, name: str) -> Iterator[Callable[[], object]]:
         others = (value // 4 * 2, 2 * value) if value else (2,)
         yield from ((lambda other=other: other) for other in others)
     elif name in ("eps", "length_eps"):  # twice a usual one is still too small to be seen
-        yield lambda: value + 0.1
+        yield lambda: value + 1.0
     elif isinstance(value, float):
         yield from ((lambda other=other: other) for other in ((value / 2, value * 2) if value else (0.5,)))
     elif isinstance(value, str):

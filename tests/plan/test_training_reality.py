@@ -22,7 +22,7 @@ from asbuilt.nn import build
 from asbuilt.nn.model import Model as Built
 from asbuilt.plan import train
 from asbuilt.plan.train.optimizers import EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST, nf4_bytes, orthogonal
-from asbuilt.spec import EntryIndexer, Indexer, MixtureOfExperts, Model, Rotary, walk, weights
+from asbuilt.spec import RGLRU, EntryIndexer, Indexer, MixtureOfExperts, Model, Rotary, walk, weights
 
 H100 = machines.find("h100-sxm")
 # Indexers learn from a loss of their own, so this one gives them no gradient.
@@ -110,7 +110,8 @@ def test_adafactor_of_pytorch(spec: Model) -> None:
 def test_muon_for_matrices_and_adamw_for_the_rest(spec: Model) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this PyTorch has no Muon")
-    assume(not any(isinstance(part, MixtureOfExperts) for _, part in walk(spec)))  # PyTorch's takes no stacks
+    # PyTorch's takes no stacks of matrices
+    assume(not any(isinstance(part, MixtureOfExperts | RGLRU) for _, part in walk(spec)))
     model, found = stepped(spec, torch.float32), state(spec, "muon", "fp32").optimizer
     chosen = {path for path, weight, owner in weights(spec) if orthogonal(weight, owner.kind)}
     named = dict(model.named_parameters())
@@ -135,7 +136,9 @@ def test_adapters_are_two_linear_maps_beside_each_matrix(spec: Model, rank: int)
         for path, w in model.named_parameters()
         if w.ndim > 1
         and path.startswith("blocks.")
-        and not any(part in path for part in ("router", "positions", "bias"))
+        # filters of each channel and rates of a recurrence are no matrices; what is by heads or groups is no linear map
+        and not any(part in path for part in ("router", "positions", "bias", "conv.weight", "a_log"))
+        and not path.endswith(("_gate", "o_down"))
         for _ in range(w[..., 0, 0].numel())
     ]
     try:

@@ -347,6 +347,7 @@ KEPT = {
     "up cut",
     "up mixed",
     "v",
+    "unscaled",
     "v mixed",
     "values",
     "weights",

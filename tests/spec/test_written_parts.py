@@ -57,6 +57,8 @@ def examples() -> dict[str, Part]:
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
     found["SharedChoice"] = spec.SharedChoice(top_k=2)
+    ffn = spec.MLP(d_model=6, d_ff=8, activation="relu")
+    found["AttentionPooling"] = spec.AttentionPooling(d_model=6, n_heads=2, d_head=3, norm=spec.RMSNorm(d=6), ffn=ffn)
     found["XIELU"] = spec.XIELU()
     conv = spec.ShortConvolution(channels=6, kernel=3)
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)

@@ -5,13 +5,13 @@ Lieber et al. 2024 (arXiv 2403.19887). What steps are computed from, b and c are
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from asbuilt.families import mamba
 from asbuilt.families.shared import experts, state_space
 from asbuilt.families.shared.dimensions import Sizes, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.hybrid import Periodic, Where, block, every, first
+from asbuilt.families.shared.hybrid import Periodic, Where, block, first
 from asbuilt.families.shared.key import Flag, Irrelevant, Only, Size, but
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
@@ -68,10 +68,6 @@ def _expand(parts: Parts) -> int:
     return first(Mamba, "d_inner")(parts) // parts.d_model
 
 
-def _d_ff(parts: Parts) -> Any:  # noqa: ANN401
-    return next(iter(every(parts, (GatedMLP, MixtureOfExperts)))).d_ff  # type: ignore[attr-defined]  # pyright: ignore
-
-
 STEMS = {
     **dict.fromkeys(("mixer.norm", "attention.norm"), "input_layernorm"),
     "ffn.norm": "pre_ff_layernorm",
@@ -90,7 +86,7 @@ FAMILY = Family(
             sizes(n_vocab=65536, d_model=4096, d_ff=14336, n_layers=32, n_heads=32, n_kv_heads=8, context=262144),
             rotary=None,
             d_head=DerivedHeadWidth(),
-            d_ff={"at": _d_ff},
+            d_ff={"at": first((GatedMLP, MixtureOfExperts), "d_ff")},
             activation=lambda _: state_space.silu("hidden_act"),
         ),
         RMS_EPS,

@@ -46,8 +46,8 @@ class EncoderDecoder(Model):
         The encoder reads `source_BS`, or log-mel spectrograms `audio` (B, F, N), given with a sequence's first tokens;
         `source_valid_BS` marks a source's valid tokens.
         """
-        other = {"audio": audio} if isinstance(self.encoder, TextEncoder) else {"source_BS": source_BS}
-        self.refuse(unread | other)
+        text = {"source_BS": source_BS, "source_valid_BS": source_valid_BS}
+        self.refuse(unread | ({"audio": audio} if isinstance(self.encoder, TextEncoder) else text))
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         if isinstance(self.encoder, TextEncoder):
             self.read(source_BS, source_valid_BS, step)

@@ -167,6 +167,7 @@ class Attention(Mixer):
         for name in own:
             require(self, name, getattr(self, name) is None, "none: it reads another layer's keys and values")
         require(self, "values_are_keys", not self.values_are_keys, "false: it reads another layer's keys and values")
+        require(self, "key_bias", self.key_bias, "true: it reads another layer's keys and values")
         require(self, "value_scale", self.value_scale == 1.0, "1: it reads another layer's keys and values")
         plain = not isinstance(self.positions, RelativeProjection)
         require(self, "positions", plain, "no projection of distances: it reads another layer's keys and values")

@@ -60,6 +60,7 @@ class Windowed(Mixer):
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "side")
         part = self.attention
+        require(self, "attention", isinstance(part, Attention), "an Attention")
         require(self, "attention", part.d_model == self.d_model, f"attention over d_model = {self.d_model}")
         allowed = "bidirectional attention without a window of its own, with RoPE or no positions"
         plain = isinstance(part.positions, Rotary | None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.key import Group, Key, Value, Values, written
@@ -12,7 +12,6 @@ from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import Attention, Block, Branch, FeedForward, Mixer, Norm, Parallel, Part
 
-P = TypeVar("P", bound=Part)
 Kind = type[Part] | tuple[type[Part], ...]
 
 
@@ -25,13 +24,15 @@ def every(parts: Parts, kind: Kind) -> Iterator[Part]:
             yield from (one for one in beside if isinstance(one, kind))
 
 
-def first(kind: type[P], field: str = "") -> Callable[[Parts], Any]:
+def first(kind: Kind, field: str = "") -> Callable[[Parts], Any]:
     """Returns what gives the first part of a kind, or a field of it by its path; it raises InputError for none."""
 
     def found(parts: Parts) -> Any:  # noqa: ANN401
         part = next(every(parts, kind), None)
         if part is None:
-            raise InputError(f"{parts.family} needs {kind.__name__} in some block", field="blocks")
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            needed = " or ".join(one.__name__ for one in kinds)
+            raise InputError(f"{parts.family} needs {needed} in some block", field="blocks")
         return attrgetter(field)(part) if field else part
 
     return found

@@ -18,7 +18,7 @@ from asbuilt.plan.devices import ABOVE, known
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.optimizers import Recipe, State
 from asbuilt.spec import Block, Branch, Model, Part, Pass
-from asbuilt.spec.part import Kind, Weight
+from asbuilt.spec.part import Kind, Weight, walk
 
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -173,7 +173,7 @@ def shares(
 
     With `adapters` the spec is one that has them. Raises InputError where a part cannot be divided as asked.
     """
-    view, fold = known(spec), _Fold(recipe, adapters, at, kept)
+    view, fold = known(spec), _Fold(recipe, adapters, at, kept, _read_in_blocks(spec))
     root = view.tree(at.placement)
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
@@ -223,6 +223,12 @@ def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterato
     yield from (kinds[f"blocks.{kind}"] for kind in order if f"blocks.{kind}" in kinds)
 
 
+def _read_in_blocks(spec: Model) -> frozenset[str]:
+    """Returns the paths of what reads the input of a block's part, which that block saves."""
+    models = [(f"{at}." if at else "", part) for at, part in walk(spec) if isinstance(part, Model)]
+    return frozenset(f"{at}{second}" for at, part in models for second, _ in memory(part).same_input())
+
+
 def stack(path: str) -> str:
     """The path prefix of the stack: the encoder's, or empty."""
     return "encoder." if path.startswith("encoder.") else ""
@@ -270,10 +276,11 @@ class _Fold:
     adapters: Adapters | None
     at: Slice
     kept: dict[tuple[object, ...], Piece]
+    read: frozenset[str] = frozenset()  # pieces outside the blocks whose input a block's piece saves, by path
 
     def piece(self, node: Node) -> Piece:
         """Returns one device's share of a single node and everything below it."""
-        key = (stack(node.path), node.whole, self.recipe, self.adapters, replace(self.at, ep=1))
+        key = (stack(node.path), node.path in self.read, node.whole, self.recipe, self.adapters, replace(self.at, ep=1))
         if key not in self.kept:
             self.kept[key] = replace(self, at=replace(self.at, ep=1)).made(node)
         alike = self.kept[key]
@@ -345,6 +352,8 @@ class _Fold:
         run, dropped = self.at.local, cost.recomputed_tensors(node.own, node.path)
         own, remade, shared = 0, 0, {}
         for key, tensor in cost.saved_tensors(node.own, run, node.path).items():
+            if node.path in self.read and key == f"{node.path}:input":
+                continue
             nbytes = tensor.nbytes(run.width)
             if tensor.shared:
                 shared[f"{stack(node.path)}{key}"] = nbytes
