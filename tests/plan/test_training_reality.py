@@ -137,7 +137,7 @@ def test_adapters_are_two_linear_maps_beside_each_matrix(spec: Model, rank: int)
         if w.ndim > 1
         and path.startswith("blocks.")
         # filters of each channel and rates of a recurrence are no matrices; what is by heads or groups is no linear map
-        and not any(part in path for part in ("router", "positions", "bias", "conv.weight", "a_log"))
+        and not any(part in path for part in ("router", "positions", "bias", "conv.weight", "a_log", "streams."))
         and not path.endswith(("_gate", "o_down"))
         for _ in range(w[..., 0, 0].numel())
     ]
