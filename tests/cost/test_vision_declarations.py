@@ -17,7 +17,6 @@ from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.spec import (
     Attention,
-    GatedMLP,
     ImageEncoder,
     Model,
     Pass,
@@ -96,8 +95,6 @@ def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel,
 def test_saves_is_what_autograd_keeps(
     spec: Model, batch: int, tokens: int, images: int, kernel: str, dtype: torch.dtype
 ) -> None:
-    # known gap: beside a clamped feed-forward a tensor too much is billed
-    assume(not any(isinstance(part, GatedMLP) and part.clamp is not None for _, part in walk(spec)))
     run = a_pass(spec, tokens, images, batch=batch, kernel=kernel, width=dtype.itemsize)
     model = strategies.randomised(spec, 0, dtype)
     kept, loss = measured.saved_bytes(model, run.tokens, batch, kernel, images)  # type: ignore[arg-type]
