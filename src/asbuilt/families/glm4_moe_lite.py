@@ -1,4 +1,4 @@
-"""The glm4_moe_lite family: deepseek_v3's latent attention and experts, whose layers are told one by one.
+"""The glm4_moe_lite family: deepseek_v3's latent attention and experts, with the kind of each layer listed.
 
 GLM-4.7-Flash: Z.ai 2026, its model card and published code.
 """

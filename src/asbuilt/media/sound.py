@@ -20,7 +20,7 @@ from asbuilt.files import read_object
 PREPROCESSOR = "preprocessor_config.json"
 EXTRACTOR = "WhisperFeatureExtractor"
 LARGEST = 1 << 24  # bytes of a preprocessor_config.json: older ones hold the filters, 80 x 201 numbers
-FLOOR, RANGE = 1e-10, 8.0  # the smallest power; how many powers of ten below the largest are told apart
+FLOOR, RANGE = 1e-10, 8.0  # the smallest power; the dynamic range, in powers of ten below the largest
 HIGHEST = 8000.0  # Hz, the upper edge of the last mel band
 LINEAR, STEPS = 1000.0, 27.0  # Hz up to which mels are linear; mels per factor of 6.4 above that
 MOST_FRAMES = 1 << 20  # of one sound, before anything is allocated
