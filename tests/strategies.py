@@ -58,6 +58,7 @@ from asbuilt.spec import (
     GridPositions,
     GridVision,
     Head,
+    HeadNorm,
     HeadTransform,
     HyperConnection,
     ImageEncoder,
@@ -142,6 +143,13 @@ def maybe_norms(d: int) -> SearchStrategy[Norm | None]:
 
 
 @cache
+def norms_of_heads(d: int, n: int) -> SearchStrategy[Norm | HeadNorm | None]:
+    """A norm of n heads of `d` numbers: of each, of all together, or of each with gains of its own; or none."""
+    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS)
+    return maybe_norms(d) | maybe_norms(n * d) | own
+
+
+@cache
 def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
     """Every scaling, each threshold within the texts."""
     factors, originals = st.sampled_from((1.5, 4.0, 8.0)), st.sampled_from((4, 8, 16))
@@ -218,8 +226,7 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     far = st.just(RelativeProjection(d_model=2 * draw(st.integers(1, 3)), n_heads=heads, d_head=d_head))
     positions = draw(st.none() | turned | alibi | (far if window is None and causal else st.nothing()))
     chunks = window is None and causal and not isinstance(positions, RelativeProjection)
-    q_norm = draw(maybe_norms(draw(st.sampled_from((d_head, heads * d_head)))))
-    k_norm = draw(maybe_norms(draw(st.sampled_from((d_head, n_kv_heads * d_head)))))
+    q_norm, k_norm = draw(norms_of_heads(d_head, heads)), draw(norms_of_heads(d_head, n_kv_heads))
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))

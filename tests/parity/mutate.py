@@ -44,6 +44,7 @@ from asbuilt.spec import (
     GatedMLP,
     GridVision,
     Head,
+    HeadNorm,
     HeadTransform,
     HyperConnection,
     Indexer,
@@ -218,6 +219,7 @@ def _predictor(spec: Model) -> Predictor:
 
 # Another part of the same place, where possible with the same weights.
 INSTEAD: dict[type[Part], Callable[[Any], object]] = {
+    HeadNorm: lambda part: LayerNorm(d=part.d, eps=part.eps, bias=False),
     RMSNorm: lambda part: LayerNorm(d=part.d, eps=part.eps, bias=False),
     LayerNorm: lambda part: RMSNorm(d=part.d, eps=part.eps, gain="weight" if part.gain else "none"),
     GatedMLP: lambda part: MLP(d_model=part.d_model, d_ff=part.d_ff, activation=part.activation, bias=part.bias),

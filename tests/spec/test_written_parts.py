@@ -56,6 +56,7 @@ def examples() -> dict[str, Part]:
     found["CompressedAttention"] = spec.CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
+    found["HeadNorm"] = spec.HeadNorm(d=3, n_heads=2)
     found["SharedChoice"] = spec.SharedChoice(top_k=2)
     ffn = spec.MLP(d_model=6, d_ff=8, activation="relu")
     found["AttentionPooling"] = spec.AttentionPooling(d_model=6, n_heads=2, d_head=3, norm=spec.RMSNorm(d=6), ffn=ffn)

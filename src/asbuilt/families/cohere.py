@@ -10,8 +10,8 @@ from typing import Unpack
 
 from asbuilt.families.shared.dimensions import Sizes, parallel_block, sized
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Irrelevant, Number, Only, eps
-from asbuilt.families.shared.names import ATTENTION, GATED, Names, in_parallel
+from asbuilt.families.shared.key import Flag, Irrelevant, Number, eps
+from asbuilt.families.shared.names import ATTENTION, GATED, QK_NORMS, Names, in_parallel
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, sizes
 from asbuilt.spec import Block, LayerNorm, Model
 
@@ -22,18 +22,20 @@ def build(
     eps: float = 1e-5,
     bias: bool = False,
     logit_scale: float = 0.0625,
+    head_norms: bool = False,
     **sizes: Unpack[Sizes],
 ) -> Model:
     """Returns the model of these sizes; `bias` is the attention's.
 
-    With `windows`, one for each layer, those that have none have no RoPE either.
+    With `head_norms` q and k have a LayerNorm with gains for each head. With `windows`, one for each layer, those that
+    have none have no RoPE either.
     """
     made = sized(sizes)
-    norm = LayerNorm(d=made.d_model, eps=eps, bias=False)
+    norm, normed = LayerNorm(d=made.d_model, eps=eps, bias=False), made.head_norms(eps) if head_norms else {}
 
     def block(window: int | None) -> Block:
         rope = window is not None or not windows
-        attention = made.attention(rope=rope, adjacent=True, bias=bias, output_bias=bias, window=window)
+        attention = made.attention(rope=rope, adjacent=True, bias=bias, output_bias=bias, window=window, **normed)
         return parallel_block(attention, made.gated(), norm)
 
     every = windows or (None,) * made.n_layers
@@ -54,8 +56,8 @@ FAMILY = Family(
         LOGIT_SCALE,
         Irrelevant("the context of long texts; max_position_embeddings is the one that is read", "model_max_length"),
         Irrelevant("only slices the same products", "pretraining_tp"),
-        Only("use_qk_norm", False, None, reason="norms with weights for each head are not supported"),
+        Flag("use_qk_norm", "head_norms", default=False, null=False),
     ),
     build=build,
-    names=Names(stems={"parallel.norm": "input_layernorm"} | in_parallel(ATTENTION | GATED)),
+    names=Names(stems={"parallel.norm": "input_layernorm"} | in_parallel(ATTENTION | GATED | QK_NORMS)),
 )

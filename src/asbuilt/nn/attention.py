@@ -92,7 +92,7 @@ class Attention(PartModule):
         return q, self.cached(k.transpose(1, 2), self.scaled(v).transpose(1, 2), step)
 
     def projected(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns q (B, T, H, D), k (B, T, K, D) and v (B, T, K, V), or q alone if keys and values come from another layer."""
+        """Returns q (B, T, H, D), k (B, T, K, D) and v (B, T, K, V), or q alone without keys of its own."""
         part = self.part
         B, T, _ = x_BTM.shape
         joined = None if self.apart else self.qkv.joined(x_BTM)

@@ -46,6 +46,21 @@ class LayerNorm(PartModule):
         return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)  # type: ignore[arg-type]
 
 
+@computes(spec.HeadNorm)
+class HeadNorm(PartModule):
+    """(x - mean) / sqrt(var + eps) * weight, of heads (..., H, D)."""
+
+    weight: Tensor
+
+    def __init__(self, part: spec.HeadNorm, path: str) -> None:
+        super().__init__(part, path)
+        self.d, self.eps = part.d, part.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x normalised over its last dimension, times the gains of its heads."""
+        return F.layer_norm(x, (self.d,), eps=self.eps) * self.weight
+
+
 def normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
     """Returns (B, T, H, D) normalised per head, or over all heads together if the norm is that wide."""
     if norm is None:

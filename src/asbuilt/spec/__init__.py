@@ -44,7 +44,7 @@ from asbuilt.spec.mamba import Mamba
 from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
-from asbuilt.spec.norms import Gain, LayerNorm, Norm, RMSNorm
+from asbuilt.spec.norms import Gain, HeadNorm, LayerNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
     KINDS,
     Gives,
@@ -151,6 +151,7 @@ __all__ = [
     "GridPositions",
     "GridVision",
     "Head",
+    "HeadNorm",
     "HeadTransform",
     "HyperConnection",
     "ImageEncoder",

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
-from asbuilt.spec.norms import Norm, RMSNorm
+from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -63,9 +63,9 @@ class Attention(Mixer):
     """Whether o has a bias."""
     key_bias: bool = True
     """Whether k has a bias where q and v have one."""
-    q_norm: Norm | None = None
+    q_norm: Norm | HeadNorm | None = None
     """Norm of the queries, per head or over all heads, depending on its width."""
-    k_norm: Norm | None = None
+    k_norm: Norm | HeadNorm | None = None
     """Norm of the keys, per head or over all heads, depending on its width."""
     v_norm: Norm | None = None
     """Norm of each head's values."""
@@ -141,6 +141,10 @@ class Attention(Mixer):
             require(self, "positions", whole, "no projection of distances with a window or bidirectional attention")
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
+            if isinstance(norm, HeadNorm):
+                fits = norm.d == self.d_head and norm.n_heads * norm.d == whole
+                require(self, name, fits, f"gains for {whole // self.d_head} heads of d_head = {self.d_head}")
+                continue
             fits = norm is None or norm.d in (self.d_head, whole)
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
         self._require_values()
@@ -250,7 +254,7 @@ class Attention(Mixer):
         """Each device holds n_heads / tensor heads and their key/value heads, at least one; o's bias is replicated.
 
         Beyond n_kv_heads devices, key/value heads and their cache are therefore replicated. A norm over all heads is
-        divided like the heads.
+        divided like the heads, and so are gains for each.
         """
         heads = divided(self, "n_heads", tensor)
         if self.n_kv_heads % tensor and tensor % self.n_kv_heads:
@@ -265,7 +269,9 @@ class Attention(Mixer):
             positions = replace(positions, n_heads=heads)
         return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
 
-    def _shard_norm(self, norm: Norm | None, whole: int, heads: int) -> Norm | None:
+    def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
+        if isinstance(norm, HeadNorm):
+            return replace(norm, n_heads=heads)
         if norm is None or norm.d != whole or whole == self.d_head:
             return norm
         return replace(norm, d=heads * self.d_head)
@@ -358,7 +364,7 @@ def output_map(d_in: int, d_model: int, bias: bool) -> Linear:
     return Linear(d_in=d_in, d_out=d_model, bias=bias, split="in", to_stream=True, belongs="attention")
 
 
-def order_matters(norm: Norm | None, rotary: Rotary | None = None) -> bool:
+def order_matters(norm: Norm | HeadNorm | None, rotary: Rotary | None = None) -> bool:
     """Returns whether normalising heads before RoPE differs from normalising them after.
 
     RoPE preserves a head's length, which is all that an RMSNorm without gains depends on, unless a scaling multiplies

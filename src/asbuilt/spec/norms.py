@@ -69,4 +69,25 @@ class LayerNorm(Part):
         return gain | ({"bias": Weight(shape=(self.d,), role="bias")} if self.bias else {})
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadNorm(Part):
+    """(x - mean) / sqrt(var + eps) * weight over each head's `d` numbers, with a weight of its own for every head."""
+
+    kind = "norm"
+    d: int
+    """Width of a head."""
+    n_heads: int
+    """Heads."""
+    eps: float = 1e-5
+    """Added to the variance."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d", "n_heads")
+        require_number(self, "eps")
+
+    def holds(self) -> dict[str, Weight]:
+        """The gains (n_heads, d)."""
+        return {"weight": Weight(shape=(self.n_heads, self.d), role="gain")}
+
+
 Norm = RMSNorm | LayerNorm

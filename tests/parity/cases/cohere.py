@@ -19,6 +19,7 @@ def scaled(rng: Random, made: Callable[..., PreTrainedConfig], **more: object) -
 CONFIGS: dict[str, Draw] = {
     "tied": partial(scaled, made=draw, tie_word_embeddings=True, attention_bias=False),
     "untied_biased": partial(scaled, made=draw, tie_word_embeddings=False, attention_bias=True),
+    "norms": partial(scaled, made=draw, use_qk_norm=True),
     "wide": partial(scaled, made=wide),
     "yarn": partial(scaled, made=yarn),
 }

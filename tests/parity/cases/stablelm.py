@@ -13,6 +13,10 @@ CONFIGS: dict[str, Draw] = {
     "parallel": partial(
         yarn, kind=StableLmConfig, eps="layer_norm_eps", use_parallel_residual=True, partial_rotary_factor=1.0
     ),
+    "norms": partial(draw, kind=StableLmConfig, eps="layer_norm_eps", qk_layernorm=True),
+    "parallel_norms": partial(
+        draw, kind=StableLmConfig, eps="layer_norm_eps", qk_layernorm=True, use_parallel_residual=True
+    ),
 }
 
 CASE = ParityCase(family="stablelm", configs=CONFIGS)

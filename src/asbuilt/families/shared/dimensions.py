@@ -18,6 +18,7 @@ from asbuilt.spec import (
     FeedForward,
     GatedMLP,
     Head,
+    HeadNorm,
     LanguageModel,
     Mixer,
     MixtureOfExperts,
@@ -101,6 +102,11 @@ class Dimensions:
         """Returns attention with one RMSNorm over the queries of all heads together, and one over all keys."""
         q_norm, k_norm = (RMSNorm(d=heads * self.head_width, eps=eps) for heads in (self.n_heads, self.n_kv_heads))
         return self.attention(bias=bias, output_bias=bias, q_norm=q_norm, k_norm=k_norm)
+
+    def head_norms(self, eps: float) -> dict[str, Any]:
+        """Returns norms of q and k with gains for each head, as fields of attention."""
+        heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads}
+        return {name: HeadNorm(d=self.head_width, n_heads=n, eps=eps) for name, n in heads.items()}
 
     def gated(self, bias: bool = False) -> GatedMLP:
         """Returns the gated feed-forward part."""

@@ -73,8 +73,8 @@ class Names:
 
     A weight is named by its stem, `stem.weight`, or as a whole. What is `fused` has its name first; `experts` are
     patterns for a mixture's own matrices, with `{}` for the number of an expert, or `stacked` gives their entries where
-    a file has them in stacks; `layouts` are those of what is not stored as built. Stems `elsewhere` have entries of
-    their own. A tied head may be stored again.
+    a file has them in stacks; `rows` are patterns for tensors whose rows are stored one by one; `layouts` are those of
+    what is not stored as built. Stems `elsewhere` have entries of their own. A tied head may be stored again.
     """
 
     stems: Mapping[str, str]
@@ -83,6 +83,7 @@ class Names:
     fused: Mapping[str, Fused] = field(default_factory=dict)
     experts: Mapping[str, str] = field(default_factory=dict)
     stacked: Callable[[MixtureOfExperts], list[Entry]] = lambda part: []
+    rows: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=lambda: NO_BUFFERS)
     elsewhere: tuple[str, ...] = ()
@@ -124,9 +125,14 @@ class Names:
     ) -> list[Entry]:
         """Returns one entry for each weight of the part, whose names begin with `name`, in the table of `stems`."""
         entries = []
-        for weight, _, _ in stored_weights(part):
+        for weight, held, _ in stored_weights(part):
             whole = f"{name}{weight}"
             stem, _, kind = whole.rpartition(".")
+            if whole in self.rows:
+                n = held.shape[0]
+                names = tuple(prefix + self.rows[whole].format(i) for i in range(n))
+                entries.append(Entry(paths=(path + whole,), names=names, layout=StackExperts(n)))
+                continue
             if stem not in elsewhere:
                 stored = stems.get(whole) or (f"{stems[stem]}.{kind}" if stem in stems else None)
                 if stored is None:

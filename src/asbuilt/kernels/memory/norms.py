@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
-from asbuilt.spec.norms import LayerNorm, RMSNorm
+from asbuilt.spec.norms import HeadNorm, LayerNorm, RMSNorm
 from asbuilt.spec.part import Pass
 
 
@@ -39,3 +39,21 @@ class LayerNormMemory(Memory[LayerNorm]):
     def peak_bytes(self, run: Pass) -> int:
         """The result."""
         return run.rows * self.part.d * run.width
+
+
+@memory_of(HeadNorm)
+class HeadNormMemory(Memory[HeadNorm]):
+    """Memory of the library's kernel without gains, and of their product."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """As LayerNorm, and what the gains multiply."""
+        return (
+            Saved(name="input", size=run.rows * self.part.d),
+            Saved(name="mean", size=run.rows),
+            Saved(name="rstd", size=run.rows),
+            Saved(name="unscaled", size=run.rows * self.part.d),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The result without gains, and with them."""
+        return 2 * run.rows * self.part.d * run.width
