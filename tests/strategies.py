@@ -46,6 +46,7 @@ from asbuilt.spec import (
     Contrast,
     CrossAttention,
     DynamicNTK,
+    EmbeddingProjection,
     EncoderDecoder,
     EntryIndexer,
     ExpertGroups,
@@ -830,11 +831,12 @@ def translators(draw: DrawFn) -> EncoderDecoder:
 
 
 @cache
-def transforms(d_model: int) -> SearchStrategy[HeadTransform]:
-    """What a masked language model's head begins with."""
+def transforms(d_model: int, d_out: int | None = None) -> SearchStrategy[HeadTransform]:
+    """What a masked language model's head begins with, which may end in another width."""
     return st.builds(
         HeadTransform,
         d_model=st.just(d_model),
+        d_out=st.just(d_out),
         activation=st.sampled_from(ACTIVATIONS),
         eps=EPS,
         bias=st.booleans(),
@@ -843,13 +845,15 @@ def transforms(d_model: int) -> SearchStrategy[HeadTransform]:
 
 
 @cache
-def masked_heads(d_model: int, n_vocab: int) -> SearchStrategy[Head | TiedHead | None]:
-    """Either head, with and without a transform, or none."""
+def masked_heads(d_model: int, n_vocab: int, d_table: int) -> SearchStrategy[Head | TiedHead | None]:
+    """Either head, with and without a transform, or none; of another width than the stream's if the table is."""
+    other = None if d_table == d_model else d_table
     fields = {
         "d_model": st.just(d_model),
         "n_vocab": st.just(n_vocab),
         "bias": st.booleans(),
-        "transform": st.none() | transforms(d_model),
+        "transform": st.none() | transforms(d_model, other),
+        "d_table": st.just(other),
     }
     return st.none() | st.builds(Head, **fields) | st.builds(TiedHead, **fields)
 
@@ -879,14 +883,17 @@ def encoders(draw: DrawFn) -> TextEncoder:
     d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
     causal = draw(st.integers(0, 3)) == 0
     blocks, table = draw(stacks(d_model, causal, None))
-    heads = classifiers(d_model) | (st.none() if causal else masked_heads(d_model, n_vocab))
+    width = draw(st.none() | st.integers(1, 9))
+    d = d_model if width is None else width
+    heads = classifiers(d_model) | (st.none() if causal else masked_heads(d_model, n_vocab, d))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
-    learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
+    learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d), offset=st.sampled_from((0, 2)))
     return TextEncoder(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(st.sampled_from((1.0, 0.3)))),
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d, scale=draw(st.sampled_from((1.0, 0.3)))),
         positions=draw(st.none() | learned),
-        types=draw(st.none() | st.builds(TypeEmbedding, n_types=st.integers(1, 3), d_model=st.just(d_model))),
-        embedding_norm=draw(maybe_norms(d_model)),
+        types=draw(st.none() | st.builds(TypeEmbedding, n_types=st.integers(1, 3), d_model=st.just(d))),
+        embedding_norm=draw(maybe_norms(d)),
+        embedding_projection=None if width is None else EmbeddingProjection(d_embedding=width, d_model=d_model),
         relative=table,
         blocks=blocks,
         norm=draw(maybe_norms(d_model)),

@@ -37,6 +37,7 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    EmbeddingProjection,
     EntryIndexer,
     ExpertGroups,
     GatedConvolution,
@@ -131,6 +132,10 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Head, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     (TiedHead, "softcap"): lambda part: 1.0,
     (TiedHead, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
+    (HeadTransform, "d_out"): lambda part: part.d_model + 2,
+    (Model, "embedding_projection"): lambda part: EmbeddingProjection(
+        d_embedding=part.embedding.d_model, d_model=part.d_model
+    ),
     (Model, "relative"): lambda part: BiasTable(n_buckets=4, n_heads=1),
     (Model, "norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
     (Model, "embedding_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),

@@ -27,6 +27,7 @@ from asbuilt.spec import (
     CompressedAttention,
     Compressor,
     DynamicNTK,
+    EmbeddingProjection,
     EntryIndexer,
     GatedConvolution,
     GatedDeltaNet,
@@ -194,6 +195,7 @@ def examples() -> dict[type[Part], Part]:
     found[Mamba] = Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
+    found[EmbeddingProjection] = EmbeddingProjection(d_embedding=3, d_model=6)
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)

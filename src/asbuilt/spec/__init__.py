@@ -15,7 +15,14 @@ from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
-from asbuilt.spec.encoder import POOLER_ACTIVATIONS, HeadTransform, Pooler, PoolerActivation, TypeEmbedding
+from asbuilt.spec.encoder import (
+    POOLER_ACTIVATIONS,
+    EmbeddingProjection,
+    HeadTransform,
+    Pooler,
+    PoolerActivation,
+    TypeEmbedding,
+)
 from asbuilt.spec.encoder_decoder import EncoderDecoder
 from asbuilt.spec.experts import (
     GROUP_SCORES,
@@ -137,6 +144,7 @@ __all__ = [
     "DualEncoder",
     "DynamicNTK",
     "Embedding",
+    "EmbeddingProjection",
     "EncoderDecoder",
     "EntryIndexer",
     "ExpertGroups",

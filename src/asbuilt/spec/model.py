@@ -36,7 +36,9 @@ AnyHead = Head | TiedHead | Classifier | Projection | AttentionPooling
 # log-mel spectrograms (B, F, N).
 Input = Literal["tokens", "types", "source", "images", "audio"]
 
-# The parts after the blocks; and all parts, in the order in which they run.
+# The parts that are summed up to what enters the first block, the norm of the sum, which may be narrower than the
+# stream; the parts after the blocks; and all parts, in the order in which they run.
+EMBEDDINGS = ("positions", "types", "embedding_norm")
 ABOVE = ("norm", "head", "pooler")
 ORDER = (
     "encoder",
@@ -45,6 +47,7 @@ ORDER = (
     "positions",
     "types",
     "embedding_norm",
+    "embedding_projection",
     "per_layer",
     "relative",
     "blocks",
@@ -134,8 +137,8 @@ class Model(Part, metaclass=_Chosen):
             vocab = self.n_vocab
             require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
         if isinstance(self.head, TiedHead):
-            wide = getattr(self.embedding, "d_table", None)
-            require(self, "head", self.head.d_table == wide, f"a head of the embedding's d_table = {wide}")
+            wide = getattr(self.embedding, "width", self.embedding.d_model)
+            require(self, "head", self.head.width == wide, f"a head whose d_table is the embedding's width, {wide}")
             held = getattr(self.embedding, "format", None)
             require(self, "head", self.head.format == held, f"a head of the embedding's format = {held}")
 
@@ -226,10 +229,10 @@ class Model(Part, metaclass=_Chosen):
         require(self, "blocks", rows <= {self.n_vocab}, f"tables of experts for n_vocab = {self.n_vocab} token ids")
 
     def _require_one_width(self) -> None:
-        d_model = self.embedding.d_model
         for path, width in self._widths():
+            field = path.split(".")[0]
+            d_model = self.embedding.d_model if field in EMBEDDINGS else self.d_model
             if width != d_model:
-                field = path.split(".")[0]
                 require(self, field, False, f"d_model = {d_model} as in the embedding; {path} has {width}")
 
     def _widths(self) -> Iterator[tuple[str, int]]:
