@@ -45,6 +45,8 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    Disentangled,
+    DistanceTable,
     DynamicNTK,
     EmbeddingProjection,
     EncoderDecoder,
@@ -754,21 +756,38 @@ def predictors(n_vocab: int, d_model: int) -> SearchStrategy[Predictor]:
 
 @cache
 @st.composite
+def embedding_distances(draw: DrawFn, body: Attention, table: DistanceTable) -> Attention:
+    """That attention with scores of embedded distances, of the table's."""
+    span = table.n_rows // 2
+    spaced = st.integers(span // 2 + 2, 20) if span > 1 else st.nothing()
+    to_keys, to_queries = draw(st.sampled_from(((True, True), (True, False), (False, True))))
+    positions = Disentangled(span=span, max_distance=draw(st.none() | spaced), to_keys=to_keys, to_queries=to_queries)
+    without = dict.fromkeys(("window", "q_norm", "k_norm", "temperature"), None)
+    plain = {"n_kv_heads": body.n_heads, "rotate_first": False, "values_are_keys": False}
+    return replace(body, positions=positions, **without, **plain)
+
+
+@st.composite
 def stacks(
     draw: DrawFn, d_model: int, causal: bool, d_source: int | None
-) -> tuple[tuple[Block, ...], BiasTable | None]:
+) -> tuple[tuple[Block, ...], BiasTable | DistanceTable | None]:
     """Blocks of attention, cross-attention where there is a source, and feed-forward; some with relative buckets.
 
     What is not causal sees its text at once, so that experts there may have a capacity.
     """
     table = draw(st.none() | st.builds(BiasTable, n_buckets=st.sampled_from((4, 8)), n_heads=st.integers(1, 3)))
+    if not causal and draw(st.booleans()):
+        rows = st.sampled_from((2, 4, 6, 8, 12))
+        table = draw(st.builds(DistanceTable, n_rows=rows, d_model=st.just(d_model), eps=st.none() | EPS))
     blocks = []
     for _ in range(draw(st.integers(1, 2))):
         own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
         if isinstance(drawn.positions, RelativeProjection):  # looks back alone
             drawn = replace(drawn, positions=None)
         body = replace(drawn, causal=causal, chunk=drawn.chunk if causal else None)
-        if table is not None:
+        if isinstance(table, DistanceTable):
+            body = draw(embedding_distances(body, table))
+        elif table is not None:
             buckets = RelativeBuckets(
                 n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))), both_ways=draw(st.booleans())
             )

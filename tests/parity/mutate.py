@@ -37,6 +37,8 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    Disentangled,
+    DistanceTable,
     EmbeddingProjection,
     EntryIndexer,
     ExpertGroups,
@@ -133,6 +135,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (TiedHead, "softcap"): lambda part: 1.0,
     (TiedHead, "transform"): lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),
     (HeadTransform, "d_out"): lambda part: part.d_model + 2,
+    (Disentangled, "max_distance"): lambda part: part.span // 2 + 3,
+    (DistanceTable, "eps"): lambda part: 0.1,
     (Model, "embedding_projection"): lambda part: EmbeddingProjection(
         d_embedding=part.embedding.d_model, d_model=part.d_model
     ),
@@ -252,6 +256,9 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     EntryIndexer: lambda part: None,
     HyperConnection: lambda part: None,
     StreamMerge: lambda part: None,
+    Disentangled: lambda part: None,
+    DistanceTable: lambda part: BiasTable(n_buckets=part.n_rows, n_heads=1),
+    BiasTable: lambda part: DistanceTable(n_rows=part.n_buckets, d_model=part.n_heads),
     Parallel: lambda part: part.attention,
     AxialPositions: lambda part: LearnedPositions(n_positions=part.n_positions, d_model=part.d_model),
     PerLayerInput: lambda part: MLP(d_model=part.d_model, d_ff=part.d, activation=part.activation),

@@ -91,7 +91,7 @@ from asbuilt.spec.positions import (
     Sinusoids,
     YaRN,
 )
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
@@ -141,6 +141,8 @@ __all__ = [
     "Compressor",
     "Contrast",
     "CrossAttention",
+    "Disentangled",
+    "DistanceTable",
     "DualEncoder",
     "DynamicNTK",
     "Embedding",

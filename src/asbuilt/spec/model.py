@@ -26,6 +26,7 @@ from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import MOST_BLOCKS, Gives, Part, Pass, require, require_sizes, walk
 from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
 from asbuilt.spec.positions import BiasTable, GridPositions, LearnedPositions, Sinusoids
+from asbuilt.spec.relative import DistanceTable
 from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.vision import PatchEmbedding, Projection
@@ -76,7 +77,8 @@ class _Chosen(type):
 class Model(Part, metaclass=_Chosen):
     """Base of whole models: embedding (+ positions), blocks, final norm, head.
 
-    Without a head the output is the stream. `relative` is the bias table of all layers with relative buckets.
+    Without a head the output is the stream. `relative` is the bias table of all layers with relative buckets, or
+    the table of distances.
     `max_positions` is the context length that the model was made for. `name` is only printed, and does not affect the
     built model. `Model(...)` returns the kind of model that the fields describe.
     """
@@ -91,8 +93,8 @@ class Model(Part, metaclass=_Chosen):
     """Norm of the sum of embeddings."""
     per_layer: PerLayerEmbedding | None = None
     """Embedding of which each block reads its own part."""
-    relative: BiasTable | None = None
-    """Bias table shared by all layers with relative buckets."""
+    relative: BiasTable | DistanceTable | None = None
+    """Bias table shared by all layers with relative buckets, or table of distances of those that embed them."""
     blocks: tuple[Block, ...]
     """The blocks."""
     streams: StreamMerge | None = None
@@ -165,10 +167,13 @@ class Model(Part, metaclass=_Chosen):
             require(self, "blocks", read is None or read == made, allowed)
 
     def _require_buckets(self) -> None:
-        """Requires layers with relative buckets to match the stack's bias table."""
-        table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
-        asked = {part.buckets for part in self.mixers if part.buckets is not None}
-        require(self, "relative", asked == ({table} if table else set()), f"a table for {sorted(asked) or 'nothing'}")
+        """Requires layers with relative buckets, or embeddings of distances, to match the stack's table of them."""
+        found = self.relative
+        buckets = {(found.n_buckets, found.n_heads)} if isinstance(found, BiasTable) else set()
+        distances = {(found.n_rows, found.d_model)} if isinstance(found, DistanceTable) else set()
+        for name, made in (("buckets", buckets), ("distances", distances)):
+            asked = {getattr(part, name) for part in self.mixers} - {None}
+            require(self, "relative", asked == made, f"a table for {sorted(asked) or 'nothing'}")
 
     def _require_lenders(self) -> None:
         """Requires layers that read another's keys and values to follow one that has the same kind of them."""

@@ -41,6 +41,7 @@ class ModelMemory(Memory[M]):
         before = max(peak(model.embedding, run), peak(narrow, run), peak(model.per_layer, run))
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
         vectors = 0 if model.per_layer is None else PerLayerEmbeddingMemory(model.per_layer).kept(run)
+        tables += peak(model.relative, run)
         return tables + stream + vectors + self._lent(blocks, run) + busiest
 
     def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:
