@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.linear import MappedMemory, of_map
 from asbuilt.kernels.memory.registry import Saved, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
@@ -58,8 +58,9 @@ class AttentionMemory(MappedMemory[Attention]):
         if not isinstance(positions, Disentangled):
             return
         yield Saved(name=f"{positions} rows", size=run.tokens * part.keys(run), width="int64", shared=True)
-        heads = {"queries": positions.to_keys, "keys": positions.to_queries}
-        for name in (name for name, multiplied in heads.items() if multiplied):
+        heads = {"queries": ("k", positions.to_keys), "keys": ("q", positions.to_queries)}
+        for name, map_name in ((name, one) for name, (one, multiplied) in heads.items() if multiplied):
+            yield from of_map(part.maps[map_name]).keeps(f"{name} met by", positions.n_rows)
             yield Saved(name=name, size=run.rows * part.d_query, divided="width")
             yield Saved(name=f"{name} met", size=positions.n_rows * part.d_query, divided="width")
             yield Saved(name=f"{name} by distance", size=run.rows * part.n_heads * positions.n_rows, divided="width")
