@@ -45,7 +45,10 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    Disentangled,
+    DistanceTable,
     DynamicNTK,
+    EmbeddingProjection,
     EncoderDecoder,
     EntryIndexer,
     ExpertGroups,
@@ -760,21 +763,38 @@ def predictors(n_vocab: int, d_model: int) -> SearchStrategy[Predictor]:
 
 @cache
 @st.composite
+def embedding_distances(draw: DrawFn, body: Attention, table: DistanceTable) -> Attention:
+    """That attention with scores of embedded distances, of the table's."""
+    span = table.n_rows // 2
+    spaced = st.integers(span // 2 + 2, 20) if span > 1 else st.nothing()
+    to_keys, to_queries = draw(st.sampled_from(((True, True), (True, False), (False, True))))
+    positions = Disentangled(span=span, max_distance=draw(st.none() | spaced), to_keys=to_keys, to_queries=to_queries)
+    without = dict.fromkeys(("window", "q_norm", "k_norm", "temperature"), None)
+    plain = {"n_kv_heads": body.n_heads, "rotate_first": False, "values_are_keys": False}
+    return replace(body, positions=positions, **without, **plain)
+
+
+@st.composite
 def stacks(
     draw: DrawFn, d_model: int, causal: bool, d_source: int | None
-) -> tuple[tuple[Block, ...], BiasTable | None]:
+) -> tuple[tuple[Block, ...], BiasTable | DistanceTable | None]:
     """Blocks of attention, cross-attention where there is a source, and feed-forward; some with relative buckets.
 
     What is not causal sees its text at once, so that experts there may have a capacity.
     """
     table = draw(st.none() | st.builds(BiasTable, n_buckets=st.sampled_from((4, 8)), n_heads=st.integers(1, 3)))
+    if not causal and draw(st.booleans()):
+        rows = st.sampled_from((2, 4, 6, 8, 12))
+        table = draw(st.builds(DistanceTable, n_rows=rows, d_model=st.just(d_model), eps=st.none() | EPS))
     blocks = []
     for _ in range(draw(st.integers(1, 2))):
         own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
         if isinstance(drawn.positions, RelativeProjection):  # looks back alone
             drawn = replace(drawn, positions=None)
         body = replace(drawn, causal=causal, chunk=drawn.chunk if causal else None)
-        if table is not None:
+        if isinstance(table, DistanceTable):
+            body = draw(embedding_distances(body, table))
+        elif table is not None:
             buckets = RelativeBuckets(
                 n_buckets=table.n_buckets, max_distance=draw(st.sampled_from((5, 16))), both_ways=draw(st.booleans())
             )
@@ -837,11 +857,12 @@ def translators(draw: DrawFn) -> EncoderDecoder:
 
 
 @cache
-def transforms(d_model: int) -> SearchStrategy[HeadTransform]:
-    """What a masked language model's head begins with."""
+def transforms(d_model: int, d_out: int | None = None) -> SearchStrategy[HeadTransform]:
+    """What a masked language model's head begins with, which may end in another width."""
     return st.builds(
         HeadTransform,
         d_model=st.just(d_model),
+        d_out=st.just(d_out),
         activation=st.sampled_from(ACTIVATIONS),
         eps=EPS,
         bias=st.booleans(),
@@ -850,13 +871,15 @@ def transforms(d_model: int) -> SearchStrategy[HeadTransform]:
 
 
 @cache
-def masked_heads(d_model: int, n_vocab: int) -> SearchStrategy[Head | TiedHead | None]:
-    """Either head, with and without a transform, or none."""
+def masked_heads(d_model: int, n_vocab: int, d_table: int) -> SearchStrategy[Head | TiedHead | None]:
+    """Either head, with and without a transform, or none; of another width than the stream's if the table is."""
+    other = None if d_table == d_model else d_table
     fields = {
         "d_model": st.just(d_model),
         "n_vocab": st.just(n_vocab),
         "bias": st.booleans(),
-        "transform": st.none() | transforms(d_model),
+        "transform": st.none() | transforms(d_model, other),
+        "d_table": st.just(other),
     }
     return st.none() | st.builds(Head, **fields) | st.builds(TiedHead, **fields)
 
@@ -886,14 +909,17 @@ def encoders(draw: DrawFn) -> TextEncoder:
     d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
     causal = draw(st.integers(0, 3)) == 0
     blocks, table = draw(stacks(d_model, causal, None))
-    heads = classifiers(d_model) | (st.none() if causal else masked_heads(d_model, n_vocab))
+    width = draw(st.none() | st.integers(1, 9))
+    d = d_model if width is None else width
+    heads = classifiers(d_model) | (st.none() if causal else masked_heads(d_model, n_vocab, d))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
-    learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
+    learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d), offset=st.sampled_from((0, 2)))
     return TextEncoder(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(st.sampled_from((1.0, 0.3)))),
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d, scale=draw(st.sampled_from((1.0, 0.3)))),
         positions=draw(st.none() | learned),
-        types=draw(st.none() | st.builds(TypeEmbedding, n_types=st.integers(1, 3), d_model=st.just(d_model))),
-        embedding_norm=draw(maybe_norms(d_model)),
+        types=draw(st.none() | st.builds(TypeEmbedding, n_types=st.integers(1, 3), d_model=st.just(d))),
+        embedding_norm=draw(maybe_norms(d)),
+        embedding_projection=None if width is None else EmbeddingProjection(d_embedding=width, d_model=d_model),
         relative=table,
         blocks=blocks,
         norm=draw(maybe_norms(d_model)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ SMALL: dict[str, Any] = {
 }
 
 
+# What microsoft/deberta-v3-base says beside its sizes.
+DISENTANGLED: dict[str, Any] = {
+    "model_type": "deberta-v2",
+    "layer_norm_eps": 1e-7,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "position_buckets": 256,
+    "relative_attention": True,
+    "share_att_key": True,
+    "type_vocab_size": 0,
+}
+V3 = DISENTANGLED | {"architectures": ["DebertaV2ForMaskedLM"], "position_buckets": 8}
+
+
 @pytest.mark.parametrize(
     ("said", "named"),
     [
@@ -48,6 +65,21 @@ SMALL: dict[str, Any] = {
         ({"model_type": "mpnet", "architectures": ["MPNetModel"], "relative_attention_num_buckets": 16}, "num_buckets"),
         ({"model_type": "mpnet", "architectures": ["MPNetModel"], "max_position_embeddings": 2}, "more than 2"),
         ({"model_type": "mpnet", "architectures": ["MPNetModel"], "type_vocab_size": 2}, "type_vocab_size"),
+        ({"model_type": "electra", "architectures": ["ElectraForPreTraining"], "summary_type": "last"}, "summary_type"),
+        ({"model_type": "electra", "architectures": ["ElectraForCausalLM"]}, "other heads"),
+        (V3 | {"share_att_key": False}, "separate maps of distances"),
+        (V3 | {"conv_kernel_size": 3}, "convolution after the first layer"),
+        (V3 | {"pos_att_type": "p2p"}, "pos_att_type"),
+        (V3 | {"pos_att_type": None}, "pos_att_type"),
+        (V3 | {"position_buckets": 1}, "position_buckets"),
+        (V3 | {"position_buckets": 30}, "2 to 29"),
+        (V3 | {"relative_attention": False}, "pos_att_type"),
+        (V3 | {"norm_rel_ebd": "rms_norm"}, "norm_rel_ebd"),
+        (V3 | {"embedding_size": 4}, "embeddings of another width"),
+        (V3 | {"attention_head_size": 8}, "heads are as wide"),
+        (V3 | {"pooler_hidden_size": 4}, "pooler_hidden_size"),
+        (V3 | {"pooler_hidden_act": "tanh"}, "pooler_hidden_act"),
+        (V3 | {"legacy": False}, "legacy"),
         ({"model_type": "distilbert", "architectures": ["DistilBertModel"]}, "unknown key"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": 15}, "pad_token_id"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": None}, "pad_token_id"),
@@ -216,3 +248,53 @@ def test_published_configs() -> None:
     masked = read_config(MPNET, "all-mpnet-base-v2").spec
     assert cost.total_parameters(masked) == 109_518_527
     assert read_config(MPNET | {"architectures": ["MPNetModel"]}, masked.name).spec == find(masked.name).spec()
+
+
+BASE: dict[str, Any] = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 12,
+}
+V3_BASE = BASE | DISENTANGLED
+V3_BASE |= {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "vocab_size": 128100}
+ELECTRA_SMALL = BASE | {
+    "architectures": ["ElectraForPreTraining"],
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "layer_norm_eps": 1e-12,
+    "model_type": "electra",
+    "num_attention_heads": 4,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+
+
+def test_published_configs_of_deberta_and_electra() -> None:
+    """The totals are transformers' own, of these configs."""
+    small, large = read_config(ELECTRA_SMALL, "small").spec, read_config(V3_BASE, "base").spec
+    assert replace(small, name="electra-small-discriminator") == find("electra-small-discriminator").spec()
+    assert replace(large, name="deberta-v3-base") == find("deberta-v3-base").spec()
+    assert [cost.total_parameters(spec) for spec in (small, large)] == [13_549_057, 184_551_780]
+
+
+def test_deberta_heads_under_the_names_of_its_authors(tmp_path: Path) -> None:
+    """The head is read, the rest of what their files hold left aside."""
+    reading = read_config(SMALL | V3, "small")
+    save(build(reading.spec, seed=3), tmp_path, family="deberta-v2", carried=reading.carried)
+    first, file = load(tmp_path), tmp_path / "model.safetensors"
+    own = {"cls.predictions.transform.": "lm_predictions.lm_head.", "cls.predictions.": "lm_predictions.lm_head."}
+    theirs: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        stem = next((stem for stem in own if name.startswith(stem)), "")
+        theirs[own.get(stem, "") + name.removeprefix(stem)] = tensor
+    theirs["mask_predictions.dense.weight"] = torch.zeros(8, 8)
+    theirs["deberta.embeddings.position_embeddings.weight"] = torch.zeros(16, 8)
+    assert not any(name.startswith("cls.") for name in theirs)
+    save_file(theirs, file)
+    again = load(tmp_path)
+    for (path, one), (_, other) in zip(first.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(one, other), path

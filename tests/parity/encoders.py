@@ -56,7 +56,8 @@ class Encoder(Kind):
         if "start_logits" in out:
             trace["head"] = torch.stack((out.start_logits, out.end_logits), -1)
         if "logits" in out:
-            trace["head"] = out.logits
+            single = type(model).__name__ == "ElectraForPreTraining"  # one label of each token, without a dimension
+            trace["head"] = out.logits[..., None] if single else out.logits
         return _real(trace, inputs) | _pooled(out.get("pooler_output"))
 
     @torch.inference_mode()

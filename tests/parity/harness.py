@@ -93,7 +93,8 @@ CAUSAL = Kind()
 class ParityCase:
     """A family and its small configs: variant -> function that draws one from a random source.
 
-    `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why, `inert_fields` so
+    `inert_weights` maps the ends of parameter paths that cannot change any output to the reason why, in the variants
+    `inert_in` (None for all), `inert_fields` so
     the paths of fields; `idle` are the beginnings of paths of what is held and never runs, `choosing` what is in the
     paths of parameters that only decide what is computed. `attentions` are the implementations of transformers that
     compute all of what the family does; with `caches` its cache gives what its whole passes do.
@@ -103,6 +104,7 @@ class ParityCase:
     configs: dict[str, Draw]
     kind: Kind = CAUSAL
     inert_weights: dict[str, str] = field(default_factory=dict)
+    inert_in: tuple[str, ...] | None = None
     inert_fields: dict[str, str] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     choosing: tuple[str, ...] = ()

@@ -20,7 +20,10 @@ from asbuilt.spec import (
     ClampedGate,
     Classifier,
     Contrast,
+    Disentangled,
+    DistanceTable,
     DynamicNTK,
+    EmbeddingProjection,
     ExpertGroups,
     FrequencyFactors,
     Head,
@@ -56,6 +59,8 @@ from asbuilt.spec.part import LARGEST_SIZE, MOST_BLOCKS, is_finite
 from asbuilt.spec.whole import WHOLES
 
 BUCKETS = RelativeBuckets(n_buckets=8, max_distance=16, both_ways=False)
+EMBEDDED = Disentangled(span=4, max_distance=9)
+EMBEDDING_DISTANCES = replace(ATTENTION, n_kv_heads=6, causal=False, positions=EMBEDDED)
 DISTANCES = RelativeProjection(d_model=4, n_heads=6, d_head=5)
 YARN = YaRN(factor=4.0, original_context=64)
 LLAMA3 = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16)
@@ -113,6 +118,19 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (ATTENTION, {"positions": replace(DISTANCES, n_heads=5)}, "positions"),
     (ATTENTION, {"positions": replace(DISTANCES, d_head=4)}, "positions"),
     (ATTENTION, {"positions": DISTANCES, "causal": False}, "positions"),
+    (ATTENTION, {"positions": EMBEDDED, "n_kv_heads": 6}, "positions"),
+    (ATTENTION, {"positions": EMBEDDED, "causal": False}, "n_kv_heads"),
+    (EMBEDDING_DISTANCES, {"window": 3}, "positions"),
+    (EMBEDDING_DISTANCES, {"q_norm": RMSNorm(d=5)}, "q_norm"),
+    (EMBEDDING_DISTANCES, {"k_norm": RMSNorm(d=5)}, "k_norm"),
+    (EMBEDDING_DISTANCES, {"temperature": QueryTemperature(scale=1.0, floor=8)}, "temperature"),
+    (EMBEDDING_DISTANCES, {"kv_from": "early"}, "kv_from"),
+    (EMBEDDED, {"span": 0}, "span"),
+    (EMBEDDED, {"to_keys": False, "to_queries": False}, "to_queries"),
+    (EMBEDDED, {"max_distance": 3}, "max_distance"),
+    (Disentangled(span=1), {"max_distance": 9}, "max_distance"),
+    (DistanceTable(n_rows=8, d_model=11), {"n_rows": 0}, "n_rows"),
+    (DistanceTable(n_rows=8, d_model=11), {"eps": 0.0}, "eps"),
     (ATTENTION, {"positions": DISTANCES, "window": 3}, "positions"),
     (ATTENTION, {"q_norm": RMSNorm(d=10)}, "q_norm"),
     (ATTENTION, {"k_norm": RMSNorm(d=30)}, "k_norm"),
@@ -156,6 +174,10 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (RMSNorm(d=5), {"gain": "bias"}, "gain"),
     (LayerNorm(d=5), {"eps": 0.0}, "eps"),
     (HeadTransform(d_model=5, activation="gelu"), {"eps": 0.0}, "eps"),
+    (HeadTransform(d_model=5, activation="gelu"), {"d_out": 0}, "d_out"),
+    (HeadTransform(d_model=5, activation="gelu"), {"d_out": 5}, "d_out"),
+    (EmbeddingProjection(d_embedding=3, d_model=5), {"d_embedding": 0}, "d_embedding"),
+    (EmbeddingProjection(d_embedding=3, d_model=5), {"d_embedding": 0}, "d_embedding"),
     (HeadTransform(d_model=5, activation="gelu"), {"activation": "tanh"}, "activation"),
     (LearnedPositions(n_positions=4, d_model=5), {"offset": -1}, "offset"),
     (LearnedPositions(n_positions=4, d_model=5), {"offset": LARGEST_SIZE + 1}, "offset"),
@@ -218,6 +240,8 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (HEAD, {"d_table": 0}, "d_table"),
     (HEAD, {"transform": HeadTransform(d_model=5, activation="gelu")}, "transform"),
     (HEAD, {"transform": HeadTransform(d_model=11, activation="gelu"), "d_table": 3}, "d_table"),
+    (HEAD, {"transform": HeadTransform(d_model=11, d_out=3, activation="gelu")}, "d_table"),
+    (HEAD, {"transform": HeadTransform(d_model=11, d_out=3, activation="gelu"), "d_table": 4}, "d_table"),
     (Parallel(attention=ATTENTION, ffn=BODY), {"ffn": replace(BODY, d_model=5)}, "ffn"),
     (BRANCH, {"name": "two words"}, "name"),
     (BRANCH, {"name": ""}, "name"),
@@ -239,6 +263,11 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (Classifier(d_model=5, n_labels=3), {"padding": 0}, "padding"),
     (Classifier(d_model=5, n_labels=3, labels="last"), {"padding": -1}, "padding"),
     (Classifier(d_model=5, n_labels=3), {"transform": Pooler(d_model=6)}, "transform"),
+    (
+        Classifier(d_model=5, n_labels=3),
+        {"transform": HeadTransform(d_model=5, d_out=6, activation="gelu")},
+        "transform",
+    ),
     (Pooler(d_model=5), {"activation": "softmax"}, "activation"),
     (Projection(d_model=5, d_out=3), {"d_out": 0}, "d_out"),
     (Projection(d_model=5, d_out=3), {"reads": "mean"}, "reads"),
@@ -288,6 +317,8 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (MODEL, {"positions": LearnedPositions(n_positions=16, d_model=5)}, "positions"),
     (MODEL, {"positions": LearnedPositions(n_positions=15, d_model=11)}, "max_positions"),
     (MODEL, {"types": TypeEmbedding(n_types=2, d_model=5)}, "types"),
+    (READ, {"embedding_projection": EmbeddingProjection(d_embedding=3, d_model=11)}, "embedding_projection"),
+    (READ, {"embedding_projection": EmbeddingProjection(d_embedding=11, d_model=3)}, "blocks"),
     (MODEL, {"pooler": Pooler(d_model=5)}, "pooler"),
     (MODEL, {"embedding_norm": RMSNorm(d=5)}, "embedding_norm"),
     (MODEL, {"norm": RMSNorm(d=5)}, "norm"),
@@ -314,6 +345,10 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (MODEL, {"blocks": stack(replace(CROSS, d_source=11))}, "blocks"),
     (TRANSLATOR, {"blocks": stack(replace(CROSS, d_source=12))}, "blocks"),
     (MODEL, {"relative": BiasTable(n_buckets=8, n_heads=6)}, "relative"),
+    (MODEL, {"relative": DistanceTable(n_rows=8, d_model=11)}, "relative"),
+    (MODEL, {"blocks": stack(EMBEDDING_DISTANCES)}, "relative"),
+    (MODEL, {"blocks": stack(EMBEDDING_DISTANCES), "relative": BiasTable(n_buckets=8, n_heads=11)}, "relative"),
+    (MODEL, {"blocks": stack(EMBEDDING_DISTANCES), "relative": DistanceTable(n_rows=6, d_model=11)}, "relative"),
     (MODEL, {"blocks": stack(replace(ATTENTION, positions=BUCKETS))}, "relative"),
     *(
         (MODEL, {"blocks": stack(replace(ATTENTION, positions=BUCKETS)), "relative": table}, "relative")
@@ -425,6 +460,9 @@ TAKEN: list[tuple[Part, dict[str, Any]]] = [
     (MODEL, {"encoder": NARROW}),
     (TRANSLATOR, {"blocks": stack(replace(CROSS, d_source=11))}),
     (MODEL, {"blocks": stack(replace(ATTENTION, positions=BUCKETS)), "relative": BiasTable(n_buckets=8, n_heads=6)}),
+    (READ, {"blocks": stack(EMBEDDING_DISTANCES), "relative": DistanceTable(n_rows=8, d_model=11, eps=1e-9)}),
+    (EMBEDDED, {"max_distance": 4}),
+    (EMBEDDED, {"span": 1, "max_distance": None}),
     (MODEL, {"head": Projection(d_model=11, d_out=3, reads="highest")}),
     (tower(3), {"head": Classifier(d_model=7, n_labels=3), "pooler": Pooler(d_model=7)}),
     (

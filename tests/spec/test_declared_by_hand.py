@@ -29,6 +29,9 @@ from asbuilt.spec import (
     Classifier,
     Contrast,
     CrossAttention,
+    Disentangled,
+    DistanceTable,
+    EmbeddingProjection,
     GatedMLP,
     Head,
     HeadTransform,
@@ -325,6 +328,30 @@ def test_what_relative_buckets_keep() -> None:
     other = replace(part, positions=replace(buckets, max_distance=32))
     assert not shared(other) & shared(part)
     assert held(BiasTable(n_buckets=8, n_heads=3)) == {"weight": ((8, 3), "bias")}
+
+
+def test_embedded_distances() -> None:
+    positions = Disentangled(span=4, max_distance=9)
+    part = replace(ATTENTION, n_kv_heads=6, causal=False, positions=positions)
+    found = [each.product for each in cost.products(part, RUN)]
+    distant = [(one.name, one.a, one.b, one.c, one.n, one.weight) for one in found[3:7]]
+    keys = [("k", 8, 11, 30, 1, "k.weight"), ("by distance", 21, 5, 8, 6, None)]
+    queries = [("q", 8, 11, 30, 1, "q.weight"), ("by distance", 21, 5, 8, 6, None)]
+    assert distant == keys + queries
+    assert [one.name for one in found] == ["q", "k", "v", "k", "by distance", "q", "by distance", "scores", "mix", "o"]
+    one_way = replace(part, positions=replace(positions, to_queries=False))
+    assert [each.product.name for each in cost.products(one_way, RUN)][3:5] == ["k", "by distance"]
+    met = {"queries": 630, "queries met": 8 * 30, "queries by distance": 21 * 6 * 8}
+    assert met.items() <= kept(one_way).items()
+    assert kept(part).items() >= (met | {"keys": 630, "keys met": 8 * 30, "keys by distance": 21 * 6 * 8}).items()
+    assert kept(part)[f"{positions!r} rows"] == (49, "int64")
+    assert shared(part) == {f"{positions!r} rows"}
+    table = DistanceTable(n_rows=8, d_model=11)
+    assert held(table) == {"weight": ((8, 11), "normal")}
+    assert kept(table) == {}
+    normed = replace(table, eps=0.1)
+    assert held(normed) == held(table) | {"norm.weight": ((11,), "gain"), "norm.bias": ((11,), "bias")}
+    assert kept(normed) == {"normed": 88, "mean": 8, "rstd": 8}
 
 
 def test_projected_distances() -> None:
@@ -656,6 +683,16 @@ def test_what_encoders_have_beside() -> None:
     statistics = {"mean": 21, "rstd": 21}
     assert kept(transform) == {"input": 105, "dense": 105, "activated": 105} | statistics
     assert kept(replace(transform, activation="relu")) == {"input": 105, "activated": 105} | statistics
+    narrow = replace(transform, d_out=3)
+    assert held(narrow)["dense.weight"] == ((3, 5), "matrix")
+    assert {shape for name, (shape, _) in held(narrow).items() if name != "dense.weight"} == {(3,)}
+    assert multiplied(narrow) == {"dense.weight": (21, 5, 3, 1)}
+    assert kept(narrow) == {"input": 105, "dense": 63, "activated": 63} | statistics
+    head = Head(d_model=5, n_vocab=13, d_table=3, transform=narrow)
+    assert multiplied(head) == {"transform.dense.weight": (21, 5, 3, 1), "weight": (21, 3, 13, 1)}
+    wide = EmbeddingProjection(d_embedding=3, d_model=5)
+    assert held(wide) == {"dense.weight": ((5, 3), "matrix"), "dense.bias": ((5,), "bias")}
+    assert (multiplied(wide), kept(wide)) == ({"dense.weight": (21, 3, 5, 1)}, {"input": 63})
     pooler, pooled = Pooler(d_model=5), replace(RUN, tokens=1, logits="pooled")
     assert held(pooler) == dense | bias
     assert (multiplied(pooler, pooled), kept(pooler, pooled)) == (

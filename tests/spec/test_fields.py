@@ -26,7 +26,10 @@ from asbuilt.spec import (
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    Disentangled,
+    DistanceTable,
     DynamicNTK,
+    EmbeddingProjection,
     EntryIndexer,
     GatedConvolution,
     GatedDeltaNet,
@@ -79,6 +82,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
     "Contrast": {"bias": False},
+    "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
     "ExpertGroups": {"score": "best"},
@@ -194,6 +198,9 @@ def examples() -> dict[type[Part], Part]:
     found[Mamba] = Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
     found[XIELU] = XIELU()
+    found[Disentangled] = Disentangled(span=4)
+    found[DistanceTable] = DistanceTable(n_rows=8, d_model=6)
+    found[EmbeddingProjection] = EmbeddingProjection(d_embedding=3, d_model=6)
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
@@ -255,6 +262,10 @@ KEPT = {
     "before",
     "beta",
     "by distance",
+    "keys by distance",
+    "keys met",
+    "queries by distance",
+    "queries met",
     "c",
     "capped",
     "chosen",

@@ -22,12 +22,14 @@ from asbuilt.families.shared.towers import tower
 from asbuilt.spec import (
     Activation,
     Classifier,
+    Disentangled,
     ExpertGroups,
     HeadTransform,
     LanguageModel,
     LinearScaling,
     Llama3Scaling,
     Model,
+    Pooler,
     QueryTemperature,
     Rotary,
     Router,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         chinchilla,
         clip,
         cohere,
+        deberta_v2,
         deepseek,
         deepseek_v4,
         dinov2,
@@ -334,6 +337,49 @@ ROWS["distilbert-base-uncased"] = Entry(
     source=DISTILBERT_SOURCE,
     dtype="float32",
     make=_make_distilbert,
+)
+
+
+def _electra_small() -> Model:
+    spec = bert.build(
+        n_vocab=30522,
+        d_embedding=128,
+        d_model=256,
+        n_layers=12,
+        n_heads=4,
+        d_ff=1024,
+        max_positions=512,
+        n_types=2,
+        masked=False,
+        name="electra-small-discriminator",
+    )
+    replaced = Classifier(d_model=256, n_labels=1, labels="all", transform=Pooler(d_model=256, activation="gelu"))
+    return spec.changed(head=replaced)
+
+
+ROWS["electra-small-discriminator"] = Entry(
+    name="electra-small-discriminator",
+    family="electra",
+    source="Clark et al. 2020, arXiv 2003.10555, Table 6; config of google/electra-small-discriminator",
+    dtype="float32",
+    make=_electra_small,
+)
+_make_deberta = partial(
+    deberta_v2.build,
+    n_vocab=128100,
+    n_layers=12,
+    name="deberta-v3-base",
+    distances=Disentangled(span=256, max_distance=512),
+    normed=True,
+    absolute=False,
+    **_BASE,
+)
+ROWS["deberta-v3-base"] = Entry(
+    name="deberta-v3-base",
+    family="deberta-v2",
+    source="He et al. 2021, arXiv 2111.09543; config of microsoft/deberta-v3-base",
+    dtype="float16",
+    make=_make_deberta,
 )
 _roberta("all-mpnet-base-v2", "mpnet", MPNET_SOURCE, n_vocab=30527, n_types=0, n_buckets=32, masked=False, pooled=True)
 

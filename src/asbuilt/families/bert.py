@@ -28,6 +28,7 @@ from asbuilt.spec import (
     BiasTable,
     Block,
     Branch,
+    EmbeddingProjection,
     HeadTransform,
     LayerNorm,
     LearnedPositions,
@@ -37,6 +38,7 @@ from asbuilt.spec import (
     RelativeBuckets,
     TextEncoder,
     TiedHead,
+    TokenEmbedding,
     TypeEmbedding,
 )
 
@@ -78,29 +80,38 @@ def build(
     masked: bool = True,
     head_activation: Activation | None = None,
     pooled: bool = False,
+    d_embedding: int | None = None,
+    always_projected: bool = False,
     **sizes: Unpack[Sizes],
 ) -> Model:
     """Returns the model of these sizes, `masked` with the masked language model's head, `pooled` with a pooler.
 
     Position 0 is found in row `offset` of its table; `head_activation` None means that of the blocks. Scores have
-    biases of `n_buckets` distances, if any, and tokens `n_types` types.
+    biases of `n_buckets` distances, if any, and tokens `n_types` types. Embeddings are `d_embedding` wide (None for the
+    stream's width) and then mapped to the stream's width, if that is another or they are `always_projected`.
     """
     made = sized(sizes, activation="gelu")
     d_model, norm = made.d_model, LayerNorm(d=made.d_model, eps=eps)
+    wide = d_embedding or d_model
+    other = None if wide == d_model else wide
     near = RelativeBuckets(n_buckets=n_buckets, max_distance=128, both_ways=True) if n_buckets else None
     attention = made.attention(bias=True, output_bias=True, causal=False, positions=near)
     bodies = {"attention": attention, "ffn": made.plain(True)}
     both = tuple(Branch(name=name, body=body, sum_norm=norm) for name, body in bodies.items())
-    transform = HeadTransform(d_model=d_model, activation=head_activation or made.activation, eps=eps)
+    transform = HeadTransform(d_model=d_model, d_out=other, activation=head_activation or made.activation, eps=eps)
+    head = TiedHead(d_model=d_model, n_vocab=made.n_vocab, d_table=other, bias=True, transform=transform)
+    projected = always_projected or other is not None
     return made.whole(
         TextEncoder,
         (Block(branches=both),) * made.n_layers,
         None,
-        positions=LearnedPositions(n_positions=made.max_positions, d_model=d_model, offset=offset),
-        types=TypeEmbedding(n_types=n_types, d_model=d_model) if n_types else None,
+        embedding=TokenEmbedding(n_vocab=made.n_vocab, d_model=wide),
+        positions=LearnedPositions(n_positions=made.max_positions, d_model=wide, offset=offset),
+        types=TypeEmbedding(n_types=n_types, d_model=wide) if n_types else None,
         relative=BiasTable(n_buckets=n_buckets, n_heads=made.n_heads) if n_buckets else None,
-        embedding_norm=norm,
-        head=TiedHead(d_model=d_model, n_vocab=made.n_vocab, bias=True, transform=transform) if masked else None,
+        embedding_norm=replace(norm, d=wide),
+        embedding_projection=EmbeddingProjection(d_embedding=wide, d_model=d_model) if projected else None,
+        head=head if masked else None,
         pooler=Pooler(d_model=d_model) if pooled else None,
     )
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from asbuilt.kernels.attention import attend
+from asbuilt.kernels.attention import Mask, attend
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
 from asbuilt.nn.linear import Linear, PartModule
-from asbuilt.nn.masks import AttentionPattern, mask
+from asbuilt.nn.masks import AttentionPattern, Keys, mask
 from asbuilt.nn.norms import normed
 from asbuilt.nn.positions import rope_tables, temperature
 from asbuilt.nn.registry import computes, optional
-from asbuilt.nn.relative import ProjectedDistances
+from asbuilt.nn.relative import ProjectedDistances, disentangled
 from asbuilt.nn.step import KeysAndValues, Step
 from asbuilt.spec import attention as spec
 from asbuilt.spec import positions
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.relative import Disentangled, RelativeProjection
 
 
 @computes(spec.Attention)
@@ -57,12 +57,12 @@ class Attention(PartModule):
         part = self.part
         B, T, _ = x_BTM.shape
         q, (k, v, keys) = self.heads(x_BTM, step)
-        learned = self.pattern.relative is not None or self.positions is not None
+        learned = isinstance(part.positions, positions.RelativeBuckets | RelativeProjection | Disentangled)
         y = attend(
             q.transpose(1, 2),
             k,
             v,
-            self.positions(q, step, self.scale, keys) if self.positions else mask(step, self.pattern, q.dtype, keys),
+            self.masked(q, k, step, keys),
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
@@ -70,6 +70,15 @@ class Attention(PartModule):
             kernel="reference" if learned else step.kernel,
         )
         return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
+
+    def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> Mask:
+        """Returns the mask, or what is added to the scores."""
+        if self.positions is not None:
+            return self.positions(q_BTHD, step, self.scale, keys)
+        if isinstance(self.part.positions, Disentangled):
+            maps = self.q, self.k
+            return disentangled(q_BTHD, k_BHSD.transpose(1, 2), self.part.positions, maps, step, self.scale, keys)
+        return mask(step, self.pattern, q_BTHD.dtype, keys)
 
     def gated(self, y_BTC: Tensor, x_BTM: Tensor) -> Tensor:
         """Returns the weighted sums times their gates, if they have any."""

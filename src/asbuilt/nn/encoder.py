@@ -1,4 +1,8 @@
-"""Parts of encoders other than blocks: token types, the transform before masked-language-model logits, the pooler."""
+"""Parts of encoders other than blocks: token types, the map of a narrow embedding, the transform before
+masked-language-model logits, the pooler.
+
+Shapes: batch B, new tokens T, width of embeddings E, model width M.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,17 @@ class TypeEmbedding(PartModule):
         return F.embedding(types_BT, self.weight)
 
 
+@computes(spec.EmbeddingProjection)
+class EmbeddingProjection(PartModule):
+    """x W^T + b."""
+
+    dense: Linear
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        """Returns (B, T, M)."""
+        return self.dense(x_BTE)
+
+
 @computes(spec.HeadTransform)
 class HeadTransform(PartModule):
     """LayerNorm(activation(x W^T + b))."""
@@ -32,12 +47,12 @@ class HeadTransform(PartModule):
 
     def __init__(self, part: spec.HeadTransform, path: str) -> None:
         super().__init__(part, path)
-        self.d_model, self.eps, self.activation = part.d_model, part.eps, ACTIVATIONS[part.activation]
+        self.width, self.eps, self.activation = part.width, part.eps, ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns (..., M)."""
+        """Returns (..., d_out)."""
         x = self.activation(self.dense(x))
-        return F.layer_norm(x, (self.d_model,), self.norm.weight, self.norm.bias, self.eps)
+        return F.layer_norm(x, (self.width,), self.norm.weight, self.norm.bias, self.eps)
 
 
 @computes(spec.Pooler)

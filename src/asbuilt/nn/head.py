@@ -21,7 +21,7 @@ class Head(PartModule):
 
     def __init__(self, part: spec.Head | spec.TiedHead, path: str) -> None:
         super().__init__(part, path)
-        if part.d_table is None:
+        if not part.maps:
             self.project = None
         self.scale, self.softcap = part.scale, part.softcap
         self.format = part.format

@@ -19,7 +19,6 @@ from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
 from asbuilt.nn.linear import Matrix
 from asbuilt.nn.per_layer import PerLayerEmbedding
-from asbuilt.nn.positions import BiasTable
 from asbuilt.nn.registry import module, optional
 from asbuilt.nn.step import Step
 from asbuilt.nn.streams import StreamMerge
@@ -48,7 +47,7 @@ class Model(nn.Module):
     positions: nn.Module | None
     embedding_norm: nn.Module | None
     per_layer: PerLayerEmbedding | None
-    relative: BiasTable | None
+    relative: nn.Module | None
     blocks: nn.ModuleList
     streams: StreamMerge | None
     norm: nn.Module | None
@@ -127,7 +126,7 @@ class Model(nn.Module):
     def entered(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns the stream (B, T, M) before the first block."""
         if self.relative is not None:
-            step.relative_BH = self.relative.weight
+            self.relative(step)
         step.tokens_BT = tokens_BT
         x_BTM = self.embedded(tokens_BT, step)
         return x_BTM if self.embedding_norm is None else self.embedding_norm(x_BTM)

@@ -23,6 +23,10 @@ class BiasTable(PartModule):
 
     weight: Tensor
 
+    def forward(self, step: Step) -> None:
+        """Shares the table with the layers of a pass."""
+        step.relative_BH = self.weight
+
 
 @computes(spec.LearnedPositions)
 class LearnedPositions(PartModule):

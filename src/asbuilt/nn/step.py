@@ -30,7 +30,8 @@ class Step:
     `reach` is the text length that RoPE scalings assume per row: the length after this pass, unless more tokens are
     known to follow. Packed tables are looked up in `dtype`.
     `tokens_BT` are the token ids of a stack that reads tokens, `types_BT` their types, if not all 0. A stack may share
-    with its layers `relative_BH`, its bias table, and `table`, its embedding table; `source_BSM` is an encoder's
+    with its layers `relative_BH`, its bias table, `distances_LM`, its embeddings of distances, and `table`, its
+    embedding table; `source_BSM` is an encoder's
     output, None once the layers have cached it, and `source_mask` marks its valid tokens.
     `per_layer_BTP` are the tokens' vectors for the block that runs.
     `lent` are the keys and values that later layers read, by the name of the layer that made them.
@@ -45,6 +46,7 @@ class Step:
     tokens_BT: Tensor | None = None
     types_BT: Tensor | None = None
     relative_BH: Tensor | None = None
+    distances_LM: Tensor | None = None
     table: Matrix | None = None
     source_BSM: Tensor | None = None
     source_mask: Mask = None

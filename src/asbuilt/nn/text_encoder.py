@@ -27,6 +27,7 @@ class TextEncoder(Model):
     """Tokens, and their types, to the normalised stream, or to a head's output."""
 
     types: nn.Module | None
+    embedding_projection: nn.Module | None
     pooler: nn.Module | None
 
     def forward(
@@ -70,6 +71,11 @@ class TextEncoder(Model):
         if self.types is None:
             self.refuse({"types_BT": types_BT})
         step.types_BT = types_BT
+
+    def entered(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns the stream (B, T, M) before the first block, mapped to its width if the embeddings have another."""
+        x_BTE = super().entered(tokens_BT, step)
+        return x_BTE if self.embedding_projection is None else self.embedding_projection(x_BTE)
 
     def embedded(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding plus positions and types."""

@@ -15,7 +15,14 @@ from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
-from asbuilt.spec.encoder import POOLER_ACTIVATIONS, HeadTransform, Pooler, PoolerActivation, TypeEmbedding
+from asbuilt.spec.encoder import (
+    POOLER_ACTIVATIONS,
+    EmbeddingProjection,
+    HeadTransform,
+    Pooler,
+    PoolerActivation,
+    TypeEmbedding,
+)
 from asbuilt.spec.encoder_decoder import EncoderDecoder
 from asbuilt.spec.experts import (
     GROUP_SCORES,
@@ -84,7 +91,7 @@ from asbuilt.spec.positions import (
     Sinusoids,
     YaRN,
 )
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
@@ -134,9 +141,12 @@ __all__ = [
     "Compressor",
     "Contrast",
     "CrossAttention",
+    "Disentangled",
+    "DistanceTable",
     "DualEncoder",
     "DynamicNTK",
     "Embedding",
+    "EmbeddingProjection",
     "EncoderDecoder",
     "EntryIndexer",
     "ExpertGroups",

@@ -26,7 +26,7 @@ from asbuilt.spec.part import (
     require_sizes,
 )
 from asbuilt.spec.positions import Alibi, QueryTemperature, RelativeBuckets, Rotary
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.relative import Disentangled, RelativeProjection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,8 @@ class Attention(Mixer):
     """Name of the earlier layer whose keys and values are read; None for its own."""
     rotate_first: bool = False
     """Whether RoPE is applied before those norms."""
-    positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | None = None
-    """How scores depend on positions: RoPE, ALiBi, buckets, a projection of distances, or not at all."""
+    positions: Rotary | Alibi | RelativeBuckets | RelativeProjection | Disentangled | None = None
+    """How scores depend on positions: RoPE, ALiBi, buckets, a projection or embedding of distances, or not at all."""
     window: int | None = None
     """Sliding window: tokens that a token attends to, itself included; None for all."""
     chunk: int | None = None
@@ -149,7 +149,21 @@ class Attention(Mixer):
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
         self._require_values()
         self._require_source()
+        if isinstance(self.positions, Disentangled):
+            self._require_plain()
         self.require_maps()
+
+    def _require_plain(self) -> None:
+        """Requires nothing between the maps and the scores, and all tokens at once, of a layer that embeds distances.
+
+        Distances pass through its own maps of queries and keys.
+        """
+        require(self, "n_kv_heads", self.n_kv_heads == self.n_heads, f"n_heads = {self.n_heads}, to embed distances")
+        allowed = "no embedding of distances with a window or causal attention"
+        require(self, "positions", self.reach is None and not self.causal, allowed)
+        for name in ("q_norm", "k_norm", "temperature", "kv_from"):
+            require(self, name, getattr(self, name) is None, "none, to embed distances")
+        require(self, "values_are_keys", not self.values_are_keys, "false, to embed distances")
 
     def _require_values(self) -> None:
         width = self.value_width
@@ -199,6 +213,11 @@ class Attention(Mixer):
         """Those of its relative positions."""
         asked = isinstance(self.positions, RelativeBuckets)
         return (self.positions.n_buckets, self.n_heads) if asked else None  # type: ignore[union-attr]
+
+    @property
+    def distances(self) -> tuple[int, int] | None:
+        """Those that it embeds."""
+        return (self.positions.n_rows, self.d_model) if isinstance(self.positions, Disentangled) else None
 
     @property
     def queries_per_key(self) -> int:
@@ -332,10 +351,21 @@ class Attention(Mixer):
         pairs = 2 * heads * self.pairs(run)
         return (
             *self.map_products(run, *self.inward),
+            *self._distance_products(run),
             Product(name="scores", a=run.tokens, b=self.d_head, c=keys, n=heads, needed=self.d_head * pairs),
             Product(name="mix", a=run.tokens, b=keys, c=wide, n=heads, needed=wide * pairs),
             *self.map_products(run, *(("gate",) if self.gating else ()), "o"),
         )
+
+    def _distance_products(self, run: Pass) -> Iterator[Product]:
+        """Yields the products of all embedded distances with a map, and of each query or key with the result."""
+        part = self.positions
+        if not isinstance(part, Disentangled):
+            return
+        both = {"k": part.to_keys, "q": part.to_queries}
+        for name in (name for name, multiplied in both.items() if multiplied):
+            yield from self.maps[name].products(name, part.n_rows)
+            yield Product(name="by distance", a=run.rows, b=self.d_head, c=part.n_rows, n=self.n_heads)
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """A norm per head has one row per head and token."""

@@ -60,7 +60,8 @@ class Classifier(Part):
         number = isinstance(self.padding, int) and not isinstance(self.padding, bool)
         skips = self.padding is None or (self.labels == "last" and number and 0 <= self.padding <= LARGEST_SIZE)
         require(self, "padding", skips, "a token id, for `last`, or None")
-        fits = self.transform is None or self.transform.d_model == self.d_model
+        widths = set() if self.transform is None else {self.transform.d_model, self.transform.width}
+        fits = widths <= {self.d_model}
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
 
     @property

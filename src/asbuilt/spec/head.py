@@ -57,15 +57,17 @@ class _Logits(Mapped):
             require_number(self, "softcap")
         fits = self.transform is None or self.transform.d_model == self.d_model
         require(self, "transform", fits, f"a transform of d_model = {self.d_model}")
-        require(self, "d_table", self.d_table is None or self.transform is None, "none beside a transform")
+        if self.transform is not None:
+            made = None if self.transform.width == self.d_model else self.transform.width
+            require(self, "d_table", self.d_table == made, f"{made}, as wide as the result of its transform")
         require_format(self, "format", self.width)
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
-        """From d_model to the table's width, if they differ."""
-        return (
-            {} if self.d_table is None else {"project": Linear(d_in=self.d_model, d_out=self.d_table, belongs="head")}
-        )
+        """From d_model to the table's width, if they differ and no transform comes before."""
+        if self.d_table is None or self.transform is not None:
+            return {}
+        return {"project": Linear(d_in=self.d_model, d_out=self.d_table, belongs="head")}
 
     @property
     def n_scores(self) -> int:
@@ -100,8 +102,8 @@ class _Logits(Mapped):
 class Head(_Logits):
     """Logits scale * x W^T + b with its own matrix; `softcap` c replaces each logit l by c*tanh(l/c).
 
-    x first passes through a `transform`, or a linear map to W's width, `d_table`. `shift` adds a buffer to the logits,
-    an untrained number per token.
+    x first passes through a `transform` or a linear map, to W's width, which is `d_table` if not d_model. `shift` adds
+    a buffer to the logits, an untrained number per token.
     """
 
     def holds(self) -> dict[str, Weight]:

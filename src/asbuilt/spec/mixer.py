@@ -40,6 +40,11 @@ class Mixer(Mapped):
         return None
 
     @property
+    def distances(self) -> tuple[int, int] | None:
+        """Rows and width of the stack's table of distances that it needs; None if it needs none."""
+        return None
+
+    @property
     def choice(self) -> tuple[bool, int] | None:
         """Whether it chooses keys itself, rather than reuse the last choice, and how many; None if it uses all."""
         return None

@@ -26,6 +26,7 @@ from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import MOST_BLOCKS, Gives, Part, Pass, require, require_sizes, walk
 from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
 from asbuilt.spec.positions import BiasTable, GridPositions, LearnedPositions, Sinusoids
+from asbuilt.spec.relative import DistanceTable
 from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.vision import PatchEmbedding, Projection
@@ -36,7 +37,9 @@ AnyHead = Head | TiedHead | Classifier | Projection | AttentionPooling
 # log-mel spectrograms (B, F, N).
 Input = Literal["tokens", "types", "source", "images", "audio"]
 
-# The parts after the blocks; and all parts, in the order in which they run.
+# The parts that are summed up to what enters the first block, the norm of the sum, which may be narrower than the
+# stream; the parts after the blocks; and all parts, in the order in which they run.
+EMBEDDINGS = ("positions", "types", "embedding_norm")
 ABOVE = ("norm", "head", "pooler")
 ORDER = (
     "encoder",
@@ -45,6 +48,7 @@ ORDER = (
     "positions",
     "types",
     "embedding_norm",
+    "embedding_projection",
     "per_layer",
     "relative",
     "blocks",
@@ -73,7 +77,8 @@ class _Chosen(type):
 class Model(Part, metaclass=_Chosen):
     """Base of whole models: embedding (+ positions), blocks, final norm, head.
 
-    Without a head the output is the stream. `relative` is the bias table of all layers with relative buckets.
+    Without a head the output is the stream. `relative` is the bias table of all layers with relative buckets, or
+    the table of distances.
     `max_positions` is the context length that the model was made for. `name` is only printed, and does not affect the
     built model. `Model(...)` returns the kind of model that the fields describe.
     """
@@ -88,8 +93,8 @@ class Model(Part, metaclass=_Chosen):
     """Norm of the sum of embeddings."""
     per_layer: PerLayerEmbedding | None = None
     """Embedding of which each block reads its own part."""
-    relative: BiasTable | None = None
-    """Bias table shared by all layers with relative buckets."""
+    relative: BiasTable | DistanceTable | None = None
+    """Bias table shared by all layers with relative buckets, or table of distances of those that embed them."""
     blocks: tuple[Block, ...]
     """The blocks."""
     streams: StreamMerge | None = None
@@ -134,8 +139,8 @@ class Model(Part, metaclass=_Chosen):
             vocab = self.n_vocab
             require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
         if isinstance(self.head, TiedHead):
-            wide = getattr(self.embedding, "d_table", None)
-            require(self, "head", self.head.d_table == wide, f"a head of the embedding's d_table = {wide}")
+            wide = getattr(self.embedding, "width", self.embedding.d_model)
+            require(self, "head", self.head.width == wide, f"a head whose d_table is the embedding's width, {wide}")
             held = getattr(self.embedding, "format", None)
             require(self, "head", self.head.format == held, f"a head of the embedding's format = {held}")
 
@@ -162,10 +167,13 @@ class Model(Part, metaclass=_Chosen):
             require(self, "blocks", read is None or read == made, allowed)
 
     def _require_buckets(self) -> None:
-        """Requires layers with relative buckets to match the stack's bias table."""
-        table = None if self.relative is None else (self.relative.n_buckets, self.relative.n_heads)
-        asked = {part.buckets for part in self.mixers if part.buckets is not None}
-        require(self, "relative", asked == ({table} if table else set()), f"a table for {sorted(asked) or 'nothing'}")
+        """Requires layers with relative buckets, or embeddings of distances, to match the stack's table of them."""
+        found = self.relative
+        buckets = {(found.n_buckets, found.n_heads)} if isinstance(found, BiasTable) else set()
+        distances = {(found.n_rows, found.d_model)} if isinstance(found, DistanceTable) else set()
+        for name, made in (("buckets", buckets), ("distances", distances)):
+            asked = {getattr(part, name) for part in self.mixers} - {None}
+            require(self, "relative", asked == made, f"a table for {sorted(asked) or 'nothing'}")
 
     def _require_lenders(self) -> None:
         """Requires layers that read another's keys and values to follow one that has the same kind of them."""
@@ -226,10 +234,10 @@ class Model(Part, metaclass=_Chosen):
         require(self, "blocks", rows <= {self.n_vocab}, f"tables of experts for n_vocab = {self.n_vocab} token ids")
 
     def _require_one_width(self) -> None:
-        d_model = self.embedding.d_model
         for path, width in self._widths():
+            field = path.split(".")[0]
+            d_model = self.embedding.d_model if field in EMBEDDINGS else self.d_model
             if width != d_model:
-                field = path.split(".")[0]
                 require(self, field, False, f"d_model = {d_model} as in the embedding; {path} has {width}")
 
     def _widths(self) -> Iterator[tuple[str, int]]:

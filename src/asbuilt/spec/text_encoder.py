@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
-from asbuilt.spec.encoder import Pooler, TypeEmbedding
+from asbuilt.spec.encoder import EmbeddingProjection, Pooler, TypeEmbedding
 from asbuilt.spec.model import AnyHead, Input, Model
 from asbuilt.spec.part import Part, Pass, require
 
@@ -25,6 +25,8 @@ class TextEncoder(Model):
     """The head; None outputs the stream."""
     types: TypeEmbedding | None = None
     """Token types, added to the embedding."""
+    embedding_projection: EmbeddingProjection | None = None
+    """The map from the embeddings' width to the stream's; None if they have one width."""
     pooler: Pooler | None = None
     """The pooler, which outputs one vector per sequence on request."""
 
@@ -36,8 +38,17 @@ class TextEncoder(Model):
             isinstance(self.embedding, TokenEmbedding | SharedEmbedding),
             "a TokenEmbedding or SharedEmbedding",
         )
+        read = self.embedding.d_model if self.embedding_projection is None else self.embedding_projection.d_embedding
+        fits, allowed = read == self.embedding.d_model, f"a map from the embedding's d_model = {self.embedding.d_model}"
+        require(self, "embedding_projection", fits, allowed)
         own = isinstance(self.embedding, TokenEmbedding) or self.head is None
         require(self, "embedding", own, "a TokenEmbedding in a model with a head")
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream, which embeddings that are projected to it need not have."""
+        found = self.embedding_projection
+        return self.embedding.d_model if found is None else found.d_model
 
     @property
     def reads(self) -> tuple[Input, ...]:

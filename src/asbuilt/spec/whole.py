@@ -64,7 +64,7 @@ def _kind(said: Mapping[str, object]) -> type[Model]:
         return EncoderDecoder
     if "vision" in said:
         return VisionLanguageModel
-    if "types" in said or "pooler" in said:
+    if said.keys() & {"types", "embedding_projection", "pooler"}:
         return TextEncoder
     writes = isinstance(said.get("head"), Head | TiedHead) and _causal(said.get("blocks"))
     return LanguageModel if writes or "predictors" in said else TextEncoder

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from asbuilt.kernels.memory.linear import MappedMemory
+from asbuilt.kernels.memory.linear import MappedMemory, of_map
 from asbuilt.kernels.memory.registry import Saved, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.relative import Disentangled, RelativeProjection
 
 
 @memory_of(Attention)
@@ -27,6 +27,7 @@ class AttentionMemory(MappedMemory[Attention]):
         common = (
             Saved(name="input", size=run.rows * self.part.d_model),
             *self._saves_heads(run),
+            *self._saves_distances(run),
             *self.maps_keep(run),
         )
         return common + (self._saves_scores(run) if self._uses_reference(run) else self._saves_fused(run))
@@ -47,6 +48,22 @@ class AttentionMemory(MappedMemory[Attention]):
             yield Saved(name="gated", size=run.rows * part.d_mixed, divided="width")
         if padded["v"] > part.value_width:
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
+
+    def _saves_distances(self, run: Pass) -> Iterator[Saved]:
+        """Yields what embedded distances save: copies of queries and keys, what they meet, and all of the products.
+
+        The row of every pair is the same for all layers.
+        """
+        part, positions = self.part, self.part.positions
+        if not isinstance(positions, Disentangled):
+            return
+        yield Saved(name=f"{positions} rows", size=run.tokens * part.keys(run), width="int64", shared=True)
+        heads = {"queries": ("k", positions.to_keys), "keys": ("q", positions.to_queries)}
+        for name, map_name in ((name, one) for name, (one, multiplied) in heads.items() if multiplied):
+            yield from of_map(part.maps[map_name]).keeps(f"{name} met by", positions.n_rows)
+            yield Saved(name=name, size=run.rows * part.d_query, divided="width")
+            yield Saved(name=f"{name} met", size=positions.n_rows * part.d_query, divided="width")
+            yield Saved(name=f"{name} by distance", size=run.rows * part.n_heads * positions.n_rows, divided="width")
 
     def recomputes(self) -> tuple[str, ...]:
         """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198)."""
@@ -171,8 +188,22 @@ class AttentionMemory(MappedMemory[Attention]):
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
             attending = self._reference_peak(run)
+        if isinstance(part.positions, Disentangled):
+            pairs = run.rows * part.n_heads * part.keys(run) * run.width
+            attending = max(attending + pairs, self._distances_peak(run, part.positions, pairs))
         ending = mixed + max(result, 0 if part.gating is None else mixed + 2 * run.rows * part.d_gate * run.width)
         return projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
+
+    def _distances_peak(self, run: Pass, positions: Disentangled, pairs: int) -> int:
+        """Returns the bytes while embedded distances become scores: the second term's products beside the first term.
+
+        Then the two terms, their sum, and that scaled.
+        """
+        part = self.part
+        met = (positions.n_rows + run.rows) * part.d_query * run.width
+        products = run.rows * part.n_heads * positions.n_rows * run.width
+        terms = positions.to_keys + positions.to_queries
+        return max(met + products + terms * pairs, (terms + 1) * pairs)
 
     @property
     def _new_values(self) -> bool:
@@ -203,7 +234,7 @@ class AttentionMemory(MappedMemory[Attention]):
     def _uses_reference(self, run: Pass) -> bool:
         part = self.part
         learned = isinstance(
-            part.positions, RelativeBuckets | RelativeProjection
+            part.positions, RelativeBuckets | RelativeProjection | Disentangled
         )  # fused kernels compute no gradient of an added mask
         if run.kernel == "engine":
             return False

@@ -15,9 +15,10 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input, in both widths, and the capped logits if there is a cap."""
         part = self.part
-        read = (Saved(name="input", size=run.rows * part.d_model),)
-        if part.d_table is not None:
-            read += (Saved(name="narrow", size=run.rows * part.d_table), *self.maps_keep(run))
+        made = part.d_model if part.transform is None else part.transform.width
+        read = (Saved(name="input", size=run.rows * made),)
+        if part.maps:
+            read += (Saved(name="narrow", size=run.rows * part.width), *self.maps_keep(run))
         return (
             read
             if part.softcap is None
@@ -37,4 +38,4 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
             logits = max(logits, once + product_beside(part.format, part.n_vocab, part.width, run.rows, run.width))
         if part.transform is None:
             return run.rows * (part.d_table or 0) * run.width + logits + self.peak_beside(run)
-        return max(memory(part.transform).peak_bytes(run), run.rows * part.d_model * run.width + logits)
+        return max(memory(part.transform).peak_bytes(run), run.rows * part.width * run.width + logits)

@@ -37,9 +37,11 @@ class ModelMemory(Memory[M]):
         normed = norm.rows * model.d_model * run.width if model.norm is not None else 0
         merged = peak(model.streams, run) if run.depth is None else 0
         head = max(merged, peak(model.norm, norm), normed + peak(model.end(run), above))
-        before = max(peak(model.embedding, run), peak(model.per_layer, run))
+        narrow = getattr(model, "embedding_projection", None)
+        before = max(peak(model.embedding, run), peak(narrow, run), peak(model.per_layer, run))
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
         vectors = 0 if model.per_layer is None else PerLayerEmbeddingMemory(model.per_layer).kept(run)
+        tables += peak(model.relative, run)
         return tables + stream + vectors + self._lent(blocks, run) + busiest
 
     def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:

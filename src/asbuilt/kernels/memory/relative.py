@@ -1,10 +1,10 @@
-"""What the projection of relative positions saves."""
+"""What the projection of relative positions, and the table of their embeddings, save and need."""
 
 from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.part import Pass
-from asbuilt.spec.relative import RelativeProjection
+from asbuilt.spec.relative import DistanceTable, RelativeProjection
 
 
 @memory_of(RelativeProjection)
@@ -24,3 +24,20 @@ class RelativeProjectionMemory(Memory[RelativeProjection]):
             Saved(name="projected", size=length * part.n_heads * part.d_head, divided="width"),
             Saved(name="by distance", size=run.rows * part.n_heads * length, divided="width"),
         )
+
+
+@memory_of(DistanceTable)
+class DistanceTableMemory(Memory[DistanceTable]):
+    """Memory of normalising the embeddings of distances."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The normalised vectors, which the layers' maps read, and the norm's statistics."""
+        part = self.part
+        if part.eps is None:
+            return ()
+        statistics = (Saved(name=name, size=part.n_rows, divided="none") for name in ("mean", "rstd"))
+        return (Saved(name="normed", size=part.n_rows * part.d_model, divided="none"), *statistics)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The normalised vectors, which stay for the whole pass."""
+        return 0 if self.part.eps is None else self.part.n_rows * self.part.d_model * run.width
