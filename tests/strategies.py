@@ -514,7 +514,8 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
     }
     learned = fields | {"activation": st.just(XIELU())}
     clamped: dict[str, Any] = fields | {"activation": st.just("silu"), "clamp": clamps()}
-    gated = st.builds(GatedMLP, **fields) | st.builds(GatedMLP, **clamped)
+    scaled = fields | {"gate_scale": st.sampled_from((1.0, 0.6))}
+    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped)
     return st.builds(MLP, **fields) | gated | st.builds(MLP, **learned)
 
 
@@ -580,7 +581,9 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
 @cache
 def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
     """One residual branch, its norms before, after, on the sum, or none."""
-    both = st.builds(Parallel, attention=mixers(d_model), ffn=feedforwards(d_model))
+    two = st.tuples(*[st.sampled_from((1.0, 0.6))] * 2)
+    other = feedforwards(d_model) | mixers(d_model)
+    both = st.builds(Parallel, attention=mixers(d_model), ffn=other, input_scales=two, output_scales=two)
     bodies = {"attention": mixers(d_model), "ffn": feedforwards(d_model), "both": both}
     return st.builds(
         Branch,

@@ -17,16 +17,23 @@ from asbuilt.spec import block as spec
 
 @computes(spec.Parallel)
 class Parallel(nn.Module):
-    """attention(x) + ffn(x)."""
+    """s attention(x) + t ffn(x)."""
 
     def __init__(self, part: spec.Parallel, path: str) -> None:
         super().__init__()
         self.attention = module(part.attention, f"{path}.attention")
         self.ffn = module(part.ffn, f"{path}.ffn")
+        self.part = part
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        return self.attention(x_BTM, step) + self.ffn(x_BTM, step)
+        part = self.part
+        mixed, y = (
+            body(x_BTM if scale == 1.0 else x_BTM * scale, step)
+            for body, scale in zip((self.attention, self.ffn), part.input_scales, strict=True)
+        )
+        first, second = part.output_scales
+        return torch.add(mixed if first == 1.0 else mixed * first, y, alpha=second)
 
 
 @computes(spec.Branch)

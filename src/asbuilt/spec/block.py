@@ -8,21 +8,33 @@ from dataclasses import dataclass
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Weight, require, require_flags, require_number
+from asbuilt.spec.part import Part, Weight, is_finite, require, require_flags, require_number
 from asbuilt.spec.per_layer import PerLayerInput
 from asbuilt.spec.streams import HyperConnection
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Part):
-    """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
+    """s attention(x) + t ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2).
+
+    Instead of a feed-forward it may be another mixer (Falcon-H1, arXiv 2507.22448, section 2). Each may read the input
+    times a factor.
+    """
 
     attention: Mixer
     """The mixer."""
-    ffn: FeedForward
-    """The feed-forward, with the same input."""
+    ffn: FeedForward | Mixer
+    """The feed-forward, or another mixer, with the same input."""
+    input_scales: tuple[float, float] = (1.0, 1.0)
+    """Factors on what the two read."""
+    output_scales: tuple[float, float] = (1.0, 1.0)
+    """Factors on what the two give, s and t."""
 
     def __post_init__(self) -> None:
+        for name in ("input_scales", "output_scales"):
+            two = getattr(self, name)
+            good = isinstance(two, tuple) and len(two) == 2 and all(is_finite(x) and x > 0 for x in two)
+            require(self, name, good, "two finite numbers above 0")
         same = self.attention.d_model == self.ffn.d_model
         require(self, "ffn", same, f"d_model = {self.attention.d_model} as in the attention")
 

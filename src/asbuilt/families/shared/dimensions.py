@@ -102,9 +102,9 @@ class Dimensions:
         q_norm, k_norm = (RMSNorm(d=heads * self.head_width, eps=eps) for heads in (self.n_heads, self.n_kv_heads))
         return self.attention(bias=bias, output_bias=bias, q_norm=q_norm, k_norm=k_norm)
 
-    def gated(self, bias: bool = False) -> GatedMLP:
+    def gated(self, bias: bool = False, **fields: Any) -> GatedMLP:  # noqa: ANN401
         """Returns the gated feed-forward part."""
-        return GatedMLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias)
+        return GatedMLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias, **fields)
 
     def plain(self, bias: bool = False) -> MLP:
         """Returns the feed-forward part of two matrices."""
