@@ -66,11 +66,12 @@ def scores(d_head: int, key_scale: float) -> float:
 
 
 def _key_scale(parts: Parts) -> float:
-    """Returns the shortest factor on the keys that gives the spec's factor on the scores."""
+    """Returns the factor on the keys that gives the spec's factor on the scores: the config's, or the shortest."""
     scale, width = parts.score_scale, parts.d_head
-    nearly = scale * width**0.5
+    nearly, said = scale * width**0.5, parts.carried.get("key_multiplier")
     decimals = (float(f"{nearly:.{digits}g}") for digits in range(1, 18))
-    return next((x for x in decimals if scores(width, x) == scale), nearly)
+    given = (said,) if is_number(said) else ()
+    return next((x for x in (*given, *decimals) if scores(width, x) == scale), nearly)
 
 
 def _both(parts: Parts) -> Parallel:
@@ -172,7 +173,7 @@ FAMILY = Family(
         MLP_BIAS,
         *MAMBA,
         *(_scale(field, i) for field in SCALES for i in (0, 1)),
-        Number("key_multiplier", "key_scale", default=1.0, at=_key_scale),
+        Number("key_multiplier", "key_scale", default=1.0, at=_key_scale, carried="several give the same scores"),
         _Factors(
             "mlp_multipliers",
             2,

@@ -46,6 +46,7 @@ class Branch(PartModule):
         super().__init__(part, path)
         if not part.layer_scale:
             self.register_parameter("layer_scale", None)
+        self.side = optional(part.side, f"{path}.side")
         self.norm = optional(part.norm, f"{path}.norm")
         self.streams = None if part.streams is None else HyperConnection(part.streams, f"{path}.streams")
         self.body = module(part.body, f"{path}.body")
@@ -63,7 +64,8 @@ class Branch(PartModule):
         return y if self.sum_norm is None else self.sum_norm(y)
 
     def output(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns g * post_norm(body(norm(x)))."""
+        """Returns g * post_norm(body(norm(x))), or of x and what the side gives."""
+        x_BTM = x_BTM if self.side is None else x_BTM + self.side(x_BTM, step)
         y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
         y = y if self.post_norm is None else self.post_norm(y)
         return y if self.layer_scale is None else y * self.layer_scale

@@ -81,7 +81,10 @@ class GatedMLP(PartModule):
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        gate, up = self.gate_up(x_BTM)
+        return self.combined(*self.gate_up(x_BTM))
+
+    def combined(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns (B, T, M) of what the gate and up maps give."""
         if self.clamp is not None:
             return self.down(clamped(gate, up, self.clamp))
         hidden = self.activation(gate if self.gate_scale == 1.0 else gate * self.gate_scale)

@@ -86,6 +86,7 @@ from asbuilt.spec.positions import (
 )
 from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
+from asbuilt.spec.side import SharedTransformer, SideTransformer
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
@@ -207,7 +208,9 @@ __all__ = [
     "Sections",
     "SharedChoice",
     "SharedEmbedding",
+    "SharedTransformer",
     "ShortConvolution",
+    "SideTransformer",
     "Sinusoids",
     "StreamMerge",
     "TextEncoder",

@@ -54,8 +54,11 @@ class BranchMemory(Memory[Branch]):
             return max(
                 reading, stream + normed + max((memory(part.body).peak_bytes(run), *norms)), 2 * numbers + stream
             )
+        beside = 0 if part.side is None else stream  # the sum of the input and what the side gives
+        side = 0 if part.side is None else memory(part.side).peak_bytes(run)
         after = [stream + memory(norm).peak_bytes(run) for norm in (part.post_norm, part.sum_norm) if norm is not None]
-        return max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
+        most = max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
+        return max(side, beside + most)
 
 
 @memory_of(Block)
@@ -80,7 +83,12 @@ class BlockMemory(Memory[Block]):
 
 
 def reader(branch: Branch) -> str:
-    """Returns the path, from the block, of the part that reads the stream; of the body, if that scales it first."""
+    """Returns the path, from the block, of the part that reads the stream; of the body, if that scales it first.
+
+    A part that joins it with others, or adds to it, saves that.
+    """
+    if branch.side is not None:
+        return f"{branch.name}.side"
     if branch.norm is not None:
         return f"{branch.name}.norm"
     scales = branch.body.input_scales if isinstance(branch.body, Parallel) else ()
