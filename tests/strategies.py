@@ -104,7 +104,9 @@ from asbuilt.spec import (
     Sections,
     SharedChoice,
     SharedEmbedding,
+    SharedTransformer,
     ShortConvolution,
+    SideTransformer,
     Sinusoids,
     StreamMerge,
     TextEncoder,
@@ -524,7 +526,8 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
     }
     learned = fields | {"activation": st.just(XIELU())}
     clamped: dict[str, Any] = fields | {"activation": st.just("silu"), "clamp": clamps()}
-    gated = st.builds(GatedMLP, **fields) | st.builds(GatedMLP, **clamped)
+    scaled = fields | {"gate_scale": st.sampled_from((1.0, 0.6))}
+    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped)
     return st.builds(MLP, **fields) | gated | st.builds(MLP, **learned)
 
 
@@ -590,7 +593,9 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
 @cache
 def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
     """One residual branch, its norms before, after, on the sum, or none."""
-    both = st.builds(Parallel, attention=mixers(d_model), ffn=feedforwards(d_model))
+    two = st.tuples(*[st.sampled_from((1.0, 0.6))] * 2)
+    other = feedforwards(d_model) | mixers(d_model)
+    both = st.builds(Parallel, attention=mixers(d_model), ffn=other, input_scales=two, output_scales=two)
     bodies = {"attention": mixers(d_model), "ffn": feedforwards(d_model), "both": both}
     return st.builds(
         Branch,
@@ -665,6 +670,39 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
 
 
 @cache
+@st.composite
+def sides(draw: DrawFn, d_model: int) -> SideTransformer:
+    """A transformer beside the stream, with low-rank maps or none."""
+    usual = lambda one: not isinstance(one.positions, RelativeBuckets | RelativeProjection)  # noqa: E731
+    ffn = draw(dense(d_model).filter(lambda one: isinstance(one, GatedMLP) and one.clamp is None))
+    assert isinstance(ffn, GatedMLP)
+    shared = SharedTransformer(
+        norm=draw(maybe_norms(2 * d_model)),
+        attention=replace(draw(attentions(d_model).filter(usual)), d_input=2 * d_model),
+        ffn_norm=draw(maybe_norms(d_model)),
+        ffn=ffn,
+    )
+    return SideTransformer(shared=shared, rank=draw(st.none() | st.integers(1, 3)))
+
+
+@st.composite
+def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block, ...]:
+    """The blocks alone, or one of them with a side, whose weights up to two more blocks use."""
+    if not draw(st.booleans()):
+        return drawn
+    i, uses, side = draw(st.integers(0, len(drawn) - 1)), draw(st.integers(0, 2)), draw(sides(d_model))
+    named = replace(side, shared=replace(side.shared, weights_name="early" if uses else None))
+    first, *others = drawn[i].branches
+    block = replace(drawn[i], branches=(replace(first, side=named), *others))
+    borrowed = replace(side.shared, weights_from="early")
+    ranks = [draw(st.none() | st.integers(1, 3)) for _ in range(uses)]
+    again = (
+        Branch(name="again", body=draw(dense(d_model)), side=SideTransformer(shared=borrowed, rank=n)) for n in ranks
+    )
+    return (*drawn[:i], block, *drawn[i + 1 :], *(Block(branches=(branch,)) for branch in again))
+
+
+@cache
 def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
     """Computed positions, as many as the context or more."""
     return st.builds(
@@ -700,6 +738,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
     all_blocks, vectors = draw(reading(all_blocks, d_model))
     streams = draw(st.none() | merges(d_model))
+    all_blocks = all_blocks if streams or vectors else draw(beside(all_blocks, d_model))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
         blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),

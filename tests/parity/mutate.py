@@ -79,7 +79,9 @@ from asbuilt.spec import (
     Sections,
     SharedChoice,
     SharedEmbedding,
+    SharedTransformer,
     ShortConvolution,
+    SideTransformer,
     StreamMerge,
     TiedHead,
     TimeMixing,
@@ -116,6 +118,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Attention, "q_norm"): lambda part: RMSNorm(d=part.d_head),
     (Attention, "k_norm"): lambda part: RMSNorm(d=part.d_head),
     (Attention, "d_value"): lambda part: part.d_head + 2,
+    (Attention, "d_input"): lambda part: part.d_model + 2,
     (Attention, "v_norm"): lambda part: RMSNorm(d=part.value_width, gain="none"),
     (Attention, "kv_name"): lambda part: "early",
     (Attention, "kv_from"): lambda part: "early",
@@ -124,6 +127,12 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Attention, "softcap"): lambda part: 1.0,
     (Attention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
     (Attention, "temperature"): lambda part: QueryTemperature(scale=1.0, floor=8),
+    (Branch, "side"): lambda part: SideTransformer(shared=_shared(part.body.d_model)),
+    (SharedTransformer, "norm"): lambda part: RMSNorm(d=2 * part.d_model, gain="none"),
+    (SharedTransformer, "ffn_norm"): lambda part: RMSNorm(d=part.d_model, gain="none"),
+    (SharedTransformer, "weights_name"): lambda part: "early",
+    (SharedTransformer, "weights_from"): lambda part: "early",
+    (SideTransformer, "rank"): lambda part: 4,
     (Branch, "norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
     (Branch, "post_norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
     # with a gain, since the last sum without one would be normed twice in a row, which changes nothing
@@ -209,6 +218,11 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
 }
 
 
+def _shared(d_model: int) -> SharedTransformer:
+    attention = Attention(d_model=d_model, d_input=2 * d_model, n_heads=1, n_kv_heads=1, d_head=4)
+    return SharedTransformer(attention=attention, ffn=GatedMLP(d_model=d_model, d_ff=4, activation="silu"))
+
+
 def _compressor(part: CompressedAttention) -> Compressor:
     return Compressor(d_model=part.d_model, d_head=part.d_head, ratio=4)
 
@@ -262,6 +276,8 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     DistanceTable: lambda part: BiasTable(n_buckets=part.n_rows, n_heads=1),
     BiasTable: lambda part: DistanceTable(n_rows=part.n_buckets, d_model=part.n_heads),
     Parallel: lambda part: part.attention,
+    SideTransformer: lambda part: replace(part, rank=None if part.rank else 4),
+    SharedTransformer: lambda part: replace(part, ffn_norm=None),
     AxialPositions: lambda part: LearnedPositions(n_positions=part.n_positions, d_model=part.d_model),
     PerLayerInput: lambda part: MLP(d_model=part.d_model, d_ff=part.d, activation=part.activation),
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),

@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         switch_transformers,
         t5,
         whisper,
+        zamba2,
     )
     from asbuilt.families.shared.family import Family
 
@@ -1303,6 +1304,35 @@ ROWS["recurrentgemma-2b"] = Entry(
         activation="gelu_tanh",
         tied=True,
         name="recurrentgemma-2b",
+    ),
+)
+ROWS["zamba2-7b"] = Entry(
+    name="zamba2-7b",
+    family="zamba2",
+    source="Glorioso et al. 2024, arXiv 2411.15242; config of Zyphra/Zamba2-7B",
+    dtype="bfloat16",
+    make=lambda: zamba2.build(
+        attends=tuple(i == 6 or (i > 6 and i % 6 == 5) for i in range(81)),
+        n_shared=2,
+        rank=128,
+        rotary=Rotary(d_rotary=224),
+        bias=False,
+        eps=1e-5,
+        ssm_heads=112,
+        ssm_head=64,
+        d_state=64,
+        n_groups=2,
+        kernel=4,
+        n_vocab=32000,
+        d_model=3584,
+        n_layers=81,
+        n_heads=32,
+        d_head=224,
+        d_ff=14336,
+        max_positions=4096,
+        activation="gelu",
+        tied=True,
+        name="zamba2-7b",
     ),
 )
 WHISPER_SOURCE = "Radford et al. 2022, arXiv 2212.04356, Table 1; config of openai/"

@@ -17,9 +17,22 @@ from asbuilt.kernels.memory import Saved, memory
 from asbuilt.spec.block import Block
 from asbuilt.spec.linear import Map
 from asbuilt.spec.model import Model
-from asbuilt.spec.part import KINDS, Kind, Part, Pass, Product, runs, stored_weights, walk, weights
+from asbuilt.spec.part import (
+    KINDS,
+    Kind,
+    Part,
+    Pass,
+    Product,
+    runs,
+    stored_weights,
+    walk,
+    walk_held,
+    weights,
+)
 
 BLOCK = re.compile(r"(.*?\.)??blocks\.\d+(?=\.|$)")
+# The numbers of equal neighbours, of which the first stands for all.
+FIRST = re.compile(r"(\d+)-\d+")
 # Backward has two more products per product: one for the gradient of each factor.
 TRAINING_FACTOR = 3
 
@@ -54,7 +67,7 @@ def active_parameters(spec: Part, *, tables: bool = True) -> int:
     return int(
         sum(
             weight.size * part.share(name, one)
-            for path, part in walk(spec)
+            for path, part in walk_held(spec)
             for name, weight in part.holds().items()
             if tables or weight.role != "table" or (f"{path}.{name}" if path else name) in multiplied
         )
@@ -100,8 +113,12 @@ class PathProduct:
 
 def products(spec: Part, run: Pass) -> Iterator[PathProduct]:
     """Yields every matrix product of one pass."""
+    held_by = spec.holders
     for path, part, seen in runs(spec, run):
-        yield from (PathProduct(path=path, product=product) for product in part.multiplies(seen))
+        for product in part.multiplies(seen):
+            if path in held_by and product.weight is not None:
+                product = replace(product, weight=f"/{held_by[path]}.{product.weight}")
+            yield PathProduct(path=path, product=product)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,17 +348,18 @@ class Moved:
 def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
     """Returns the memory traffic of one pass, without activations.
 
-    A weight is read once regardless of the number of sequences, and only the experts that are expected to be used; of a
-    table only the looked-up rows, unless a tied head multiplies it. Cached keys and values are read once per sequence
-    and new ones are written. `dtype` is as in `weight_bytes`.
+    A weight is read once for each part that uses it, regardless of the number of sequences, and only the experts that
+    are expected to be used; of a table only the looked-up rows, unless a tied head multiplies it. Cached keys and
+    values are read once per sequence and new ones are written. `dtype` is as in `weight_bytes`.
     """
     held, kv = find_held(spec, dtype) if isinstance(dtype, str) else dtype, find_dtype(kv_dtype).block_bytes
     multiplied = {p.weight_path for p in products(spec, run)}
     by_kind: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-    lookups = Fraction(0)
+    lookups, held_by = Fraction(0), spec.holders
     for path, owner, seen in runs(spec, run):
+        at = held_by.get(path, path)
         for name, weight in owner.holds().items():
-            full = f"{path}.{name}" if path else name
+            full = f"{at}.{name}" if at else name
             nbytes = held(full, weight, owner)
             if weight.role == "table":
                 lookups += nbytes / weight.shape[0] * seen.rows
@@ -374,8 +392,10 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
     """
     size = find_dtype(kv_dtype).block_bytes
     lines: list[Row] = []
+    held_by = spec.holders
     for path, part, seen, count in _folded(spec, run):
-        held, remembered = part.local_weights(), part.remembers()
+        borrowed = FIRST.sub(r"\1", path) in held_by
+        held, remembered = {} if borrowed else part.local_weights(), part.remembers()
         multiplied = () if seen is None else part.multiplies(seen)
         if held or multiplied or remembered:
             lines.append(

@@ -24,7 +24,10 @@ Held = Callable[[str, Weight, Part], Fraction]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """A part that occurs `count` times; `path` is the first one's, `own` is one device's share of it."""
+    """A part that occurs `count` times; `path` is the first one's, `own` is one device's share of it.
+
+    A `borrowed` part uses the weights of another.
+    """
 
     path: str
     name: str
@@ -32,6 +35,7 @@ class Node:
     own: Part
     count: int
     children: tuple[Node, ...]
+    borrowed: bool = False
 
     def runs(self, run: Pass) -> Iterator[tuple[Node, Pass]]:
         """Yields every node with the pass as its part sees it, parents first."""
@@ -60,8 +64,9 @@ class Node:
             yield from child.below()
 
 
-def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1) -> Node:
+def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1, borrowed: bool = False) -> Node:
     """Returns the tree below `whole`, of which one device has `own`; equal children of one field are merged."""
+    borrowed = borrowed or whole.borrows is not None
     groups: dict[tuple[str, Part], list[tuple[str, Part]]] = {}
     for (child_name, child), (_, own_child) in zip(whole.children(), own.children(), strict=True):
         groups.setdefault((child_name.split(".")[0], child), []).append((child_name, own_child))
@@ -69,8 +74,8 @@ def tree(whole: Part, own: Part, path: str = "", name: str = "", count: int = 1)
     for (_, child), group in groups.items():
         first, own_child = group[0]
         below = f"{path}.{first}" if path else first
-        children.append(tree(child, own_child, below, first, count * len(group)))
-    return Node(path=path, name=name, whole=whole, own=own, count=count, children=tuple(children))
+        children.append(tree(child, own_child, below, first, count * len(group), borrowed))
+    return Node(path=path, name=name, whole=whole, own=own, count=count, children=tuple(children), borrowed=borrowed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,12 +142,16 @@ class RunCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One weight of a node: its bytes on this device, for each of `count`; no node if it is another stage's."""
+    """One weight of a node: its bytes on this device, for each of `count`; no node if it is another stage's.
+
+    A step reads it for each of `reads`: one that parts share is held once, and read for every use.
+    """
 
     name: str
     weight: Weight
     nbytes: Number
     count: int
+    reads: int
     kind: Kind
     node: Node | None
     path: str
@@ -168,21 +177,44 @@ class Folded:
     @cached_property
     def stored(self) -> list[Stored]:
         """Every weight, including another stage's weights that are multiplied here too."""
-        found = [entry for node in self.nodes for entry in self._own(node)]
+        lent = set(self._holders.values())
+        found: list[Stored] = []
+        held: set[str] = set()  # of those that parts share; the first use on this stage holds them
+        for node in self.nodes:
+            for entry in self._own(node):
+                if node.borrowed or node.path in lent:
+                    entry = replace(entry, count=0 if entry.path in held else 1)
+                    held.add(entry.path)
+                found.append(entry)
         here = {entry.path for entry in found}
         for path in self.multiplied_elsewhere - here:
             whole = _find(self.root.whole, path)
             own = _find(self.root.own, path)
             nbytes = self.held(path, whole[1], whole[0]) * Fraction(own[1].size, whole[1].size)
             found.append(
-                Stored(name=path, weight=own[1], nbytes=_whole(nbytes), count=1, kind="head", node=None, path=path)
+                Stored(
+                    name=path,
+                    weight=own[1],
+                    nbytes=_whole(nbytes),
+                    count=1,
+                    reads=1,
+                    kind="head",
+                    node=None,
+                    path=path,
+                )
             )
         return found
 
+    @cached_property
+    def _holders(self) -> dict[str, str]:
+        """The paths of parts whose weights others use, by the paths of those."""
+        return self.root.whole.holders
+
     def _own(self, node: Node) -> Iterator[Stored]:
         wholes, spread = node.whole.holds(), node.own.spreads()
+        at = self._holders.get(node.path, node.path)
         for name, weight in node.own.holds().items():
-            path = f"{node.path}.{name}" if node.path else name
+            path = f"{at}.{name}" if at else name
             whole = wholes[name]
             nbytes = self.held(path, whole, node.whole) * Fraction(weight.size, whole.size)
             if name in spread:
@@ -192,6 +224,7 @@ class Folded:
                 weight=weight,
                 nbytes=_whole(nbytes),
                 count=node.count,
+                reads=node.count,
                 kind=node.whole.kind,
                 node=node,
                 path=path,
@@ -264,7 +297,7 @@ class Folded:
             if entry.node is not None and entry.node in seen:
                 own = self._run_of(entry.node, replace(seen[entry.node], batch=run.batch))
                 share = entry.node.own.share(entry.name, own)
-                steps[entry.kind].weights += math.ceil(entry.nbytes * share) * entry.count
+                steps[entry.kind].weights += math.ceil(entry.nbytes * share) * entry.reads
         return steps
 
     @cached_property
@@ -281,10 +314,10 @@ class Folded:
             if entry.node is not None and entry.node not in seen:
                 continue
             if entry.node is None or entry.weight.role != "table":
-                steps[entry.kind].weights += 0 if id(entry) in chosen else math.ceil(entry.nbytes) * entry.count
+                steps[entry.kind].weights += 0 if id(entry) in chosen else math.ceil(entry.nbytes) * entry.reads
             else:
                 row = _whole(Fraction(entry.nbytes, entry.weight.shape[0]))
-                steps[entry.kind].lookups += row * seen[entry.node].rows * entry.count
+                steps[entry.kind].lookups += row * seen[entry.node].rows * entry.reads
                 if entry.path in self.multiplied_elsewhere:
                     steps["head"].weights += math.ceil(entry.nbytes)
         for node, r in self.remembered:

@@ -17,16 +17,23 @@ from asbuilt.spec import block as spec
 
 @computes(spec.Parallel)
 class Parallel(nn.Module):
-    """attention(x) + ffn(x)."""
+    """s attention(x) + t ffn(x)."""
 
     def __init__(self, part: spec.Parallel, path: str) -> None:
         super().__init__()
         self.attention = module(part.attention, f"{path}.attention")
         self.ffn = module(part.ffn, f"{path}.ffn")
+        self.part = part
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        return self.attention(x_BTM, step) + self.ffn(x_BTM, step)
+        part = self.part
+        mixed, y = (
+            body(x_BTM if scale == 1.0 else x_BTM * scale, step)
+            for body, scale in zip((self.attention, self.ffn), part.input_scales, strict=True)
+        )
+        first, second = part.output_scales
+        return torch.add(mixed if first == 1.0 else mixed * first, y, alpha=second)
 
 
 @computes(spec.Branch)
@@ -39,6 +46,7 @@ class Branch(PartModule):
         super().__init__(part, path)
         if not part.layer_scale:
             self.register_parameter("layer_scale", None)
+        self.side = optional(part.side, f"{path}.side")
         self.norm = optional(part.norm, f"{path}.norm")
         self.streams = None if part.streams is None else HyperConnection(part.streams, f"{path}.streams")
         self.body = module(part.body, f"{path}.body")
@@ -56,7 +64,8 @@ class Branch(PartModule):
         return y if self.sum_norm is None else self.sum_norm(y)
 
     def output(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns g * post_norm(body(norm(x)))."""
+        """Returns g * post_norm(body(norm(x))), or of x and what the side gives."""
+        x_BTM = x_BTM if self.side is None else x_BTM + self.side(x_BTM, step)
         y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
         y = y if self.post_norm is None else self.post_norm(y)
         return y if self.layer_scale is None else y * self.layer_scale

@@ -261,6 +261,13 @@ class Cache:
         assert isinstance(found, kind), path
         return found
 
+    def moved(self, path: str, to: str) -> Cache:
+        """Returns this cache with the layers below `path` alone, as if they were below `to`."""
+        elsewhere = copy(self)
+        below = ((at, layer) for at, layer in self.layers.items() if at.startswith(f"{path}."))
+        elsewhere.layers = {to + at.removeprefix(path): layer for at, layer in below}
+        return elsewhere
+
     def begin_source(self, tokens: int, valid_BS: Tensor | None) -> None:
         """Records the source that the layers are about to store; `valid_BS` marks its valid tokens."""
         if tokens > self.source_capacity:

@@ -68,7 +68,7 @@ class MLP(PartModule):
 
 @computes(spec.GatedMLP)
 class GatedMLP(PartModule):
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(c gate(x)) * up(x))."""
 
     gate: Linear
     up: Linear
@@ -76,15 +76,18 @@ class GatedMLP(PartModule):
 
     def __init__(self, part: spec.GatedMLP, path: str) -> None:
         super().__init__(part, path)
-        self.activation, self.clamp = ACTIVATIONS[part.activation], part.clamp
+        self.activation, self.clamp, self.gate_scale = ACTIVATIONS[part.activation], part.clamp, part.gate_scale
         self.gate_up = self.fused(self.gate, self.up)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        gate, up = self.gate_up(x_BTM)
+        return self.combined(*self.gate_up(x_BTM))
+
+    def combined(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns (B, T, M) of what the gate and up maps give."""
         if self.clamp is not None:
             return self.down(clamped(gate, up, self.clamp))
-        hidden = self.activation(gate)
+        hidden = self.activation(gate if self.gate_scale == 1.0 else gate * self.gate_scale)
         # autograd saves the factors; without it the product can be in place
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask
 from asbuilt.kernels.image_grid import Grid, coordinates
@@ -34,7 +34,8 @@ class Step:
     embedding table; `source_BSM` is an encoder's
     output, None once the layers have cached it, and `source_mask` marks its valid tokens.
     `per_layer_BTP` are the tokens' vectors for the block that runs.
-    `lent` are the keys and values that later layers read, by the name of the layer that made them.
+    `lent` are the keys and values that later layers read, by the name of the layer that made them; `lenders` are the
+    modules whose weights later ones use, by name. `entered_BTM` is the stream before the first block.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own
     (`ends_in_windows`: in layers with windows alone). `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
@@ -55,6 +56,7 @@ class Step:
     ends_in_windows: bool = False
     choice: Tensor | None = None
     per_layer_BTP: Tensor | None = None
+    entered_BTM: Tensor | None = None
     grids: tuple[tuple[int, int, int], ...] = ()
     places_BT: Tensor | None = None
     added: tuple[Tensor, ...] = ()
@@ -79,6 +81,7 @@ class Step:
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
         self.kernel: Kernel = kernel
         self.lent: dict[str, KeysAndValues] = {}
+        self.lenders: dict[str, nn.Module] = {}
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

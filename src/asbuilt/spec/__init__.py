@@ -93,6 +93,7 @@ from asbuilt.spec.positions import (
 )
 from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
+from asbuilt.spec.side import SharedTransformer, SideTransformer
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
@@ -218,7 +219,9 @@ __all__ = [
     "Sections",
     "SharedChoice",
     "SharedEmbedding",
+    "SharedTransformer",
     "ShortConvolution",
+    "SideTransformer",
     "Sinusoids",
     "StreamMerge",
     "TextEncoder",

@@ -55,6 +55,8 @@ class Attention(Mixer):
     """Width of a head; n_heads * d_head need not be d_model."""
     d_value: int | None = None
     """Width of a value, if not d_head."""
+    d_input: int | None = None
+    """Width of what q, k and v read, if not d_model."""
     causal: bool = True
     """Whether a token attends only to itself and those before it."""
     bias: bool = False
@@ -116,7 +118,9 @@ class Attention(Mixer):
             self, "causal", "bias", "output_bias", "key_bias", "rotate_first", "sinks", "cached", "values_are_keys"
         )
         require(self, "key_bias", self.bias or self.key_bias, "true unless q and v have biases")
-        require_sizes(self, *(name for name in ("window", "chunk", "d_value") if getattr(self, name) is not None))
+        require_sizes(
+            self, *(name for name in ("window", "chunk", "d_value", "d_input") if getattr(self, name) is not None)
+        )
         require(self, "gating", self.gating in ("channel", "head", None), "channel, head or none")
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
@@ -225,6 +229,11 @@ class Attention(Mixer):
         return self.n_heads // self.n_kv_heads
 
     @property
+    def input_width(self) -> int:
+        """Width of what q, k and v read."""
+        return self.d_model if self.d_input is None else self.d_input
+
+    @property
     def d_query(self) -> int:
         """Width of all query heads together, which may differ from d_model."""
         return self.n_heads * self.d_head
@@ -257,8 +266,8 @@ class Attention(Mixer):
         return ("q", "k") if self.values_are_keys else ("q", "k", "v")
 
     def plain_maps(self) -> dict[str, Linear]:
-        """q (d_model to n_heads*d_head), k (to n_kv_heads*d_head), v (to n_kv_heads*d_value), gate, o (to d_model)."""
-        q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
+        """q (d_input to n_heads*d_head), k (to n_kv_heads*d_head), v (to n_kv_heads*d_value), gate, o (to d_model)."""
+        q = Linear(d_in=self.input_width, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
         k = replace(q, d_out=self.d_kv, bias=self.bias and self.key_bias)
         maps = {"q": q, "k": k, "v": replace(q, d_out=self.n_kv_heads * self.value_width)}
         own = {name: maps[name] for name in self.inward}

@@ -8,23 +8,38 @@ from dataclasses import dataclass
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Weight, require, require_flags, require_number
+from asbuilt.spec.part import Part, Weight, is_finite, require, require_flags, require_number
 from asbuilt.spec.per_layer import PerLayerInput
+from asbuilt.spec.side import SideTransformer
 from asbuilt.spec.streams import HyperConnection
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Part):
-    """attention(x) + ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2)."""
+    """s attention(x) + t ffn(x): both read the same normed input (PaLM, arXiv 2204.02311, section 2).
+
+    Instead of a feed-forward it may be another mixer (Falcon-H1, arXiv 2507.22448, section 2). Each may read the input
+    times a factor.
+    """
 
     attention: Mixer
     """The mixer."""
-    ffn: FeedForward
-    """The feed-forward, with the same input."""
+    ffn: FeedForward | Mixer
+    """The feed-forward, or another mixer, with the same input."""
+    input_scales: tuple[float, float] = (1.0, 1.0)
+    """Factors on what the two read."""
+    output_scales: tuple[float, float] = (1.0, 1.0)
+    """Factors on what the two give, s and t."""
 
     def __post_init__(self) -> None:
+        for name in ("input_scales", "output_scales"):
+            two = getattr(self, name)
+            good = isinstance(two, tuple) and len(two) == 2 and all(is_finite(x) and x > 0 for x in two)
+            require(self, name, good, "two finite numbers above 0")
         same = self.attention.d_model == self.ffn.d_model
         require(self, "ffn", same, f"d_model = {self.attention.d_model} as in the attention")
+        for name in ("attention", "ffn"):
+            require(self, name, reads_stream(getattr(self, name)), "one that reads no more than the stream")
 
     @property
     def d_model(self) -> int:
@@ -35,9 +50,16 @@ class Parallel(Part):
 Body = Mixer | FeedForward | PerLayerInput | Parallel
 
 
+def reads_stream(body: Body) -> bool:
+    """Returns whether a body reads vectors as wide as the stream."""
+    return not isinstance(body, Mixer) or body.input_width == body.d_model
+
+
 @dataclass(frozen=True, kw_only=True)
 class Branch(Part):
     """One residual branch: sum_norm(x + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
+
+    With a `side` transformer the body reads norm(x + side(x)) instead; the stream itself stays x.
 
     A `parallel` branch has the same input as the branch before it, and is added to that branch's sum. With `streams` x
     is read from several residual streams, and the output written to all of them. g is a `layer_scale`, one learned
@@ -46,6 +68,8 @@ class Branch(Part):
 
     name: str
     """Its segment in every path below it."""
+    side: SideTransformer | None = None
+    """Whose result is added to the input, and not to the stream; None for none."""
     norm: Norm | None = None
     """Norm of the body's input."""
     streams: HyperConnection | None = None
@@ -72,11 +96,14 @@ class Branch(Part):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
             require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
+        require(self, "body", reads_stream(self.body), "one that reads no more than the stream")
+        fits = self.side is None or self.side.d_model == self.body.d_model
+        require(self, "side", fits, f"one of d_model = {self.body.d_model}")
         if self.streams is not None:
             fits = self.streams.d_model == self.body.d_model
             require(self, "streams", fits, f"streams of d_model = {self.body.d_model}")
-            plain = self.scale == 1.0 and not self.parallel and self.sum_norm is None
-            require(self, "streams", plain, "none with a scale, a norm of the sum, or in parallel")
+            plain = self.scale == 1.0 and not self.parallel and self.sum_norm is None and self.side is None
+            require(self, "streams", plain, "none with a scale, a norm of the sum, a side, or in parallel")
 
     def holds(self) -> dict[str, Weight]:
         """g (d_model), if enabled."""

@@ -114,7 +114,7 @@ class ClampedGate(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLP(_FeedForward):
-    """down(activation(gate(x)) * up(x)), three maps; with silu it is SwiGLU. A clamp replaces activation and product.
+    """down(activation(c gate(x)) * up(x)), three maps; with silu it is SwiGLU. A clamp replaces activation and product.
 
     See ClampedGate.
     """
@@ -123,6 +123,8 @@ class GatedMLP(_FeedForward):
     """Activation of the gate."""
     clamp: ClampedGate | None = None
     """Clamps gate and up, if given."""
+    gate_scale: float = 1.0
+    """Factor on the gate before the activation, c."""
     gate: Map | None = None
     """Replaces the plain gate map, if given."""
 
@@ -131,6 +133,8 @@ class GatedMLP(_FeedForward):
         require(self, "clamp", self.clamp is None or isinstance(self.clamp, ClampedGate), "a ClampedGate or none")
         silu = self.clamp is None or self.activation == "silu"
         require(self, "activation", silu, "silu, which a clamped gate generalises by alpha")
+        require_number(self, "gate_scale")
+        require(self, "gate_scale", self.clamp is None or self.gate_scale == 1.0, "1 with a clamp")
 
     def plain_maps(self) -> dict[str, Linear]:
         """gate and up (d_model to d_ff), down (d_ff to d_model)."""

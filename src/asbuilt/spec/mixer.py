@@ -20,6 +20,11 @@ class Mixer(Mapped):
     """Width of the residual stream."""
 
     @property
+    def input_width(self) -> int:
+        """Width of what it reads: of the stream, which it writes to."""
+        return self.d_model
+
+    @property
     def decodes(self) -> bool:
         """Whether it supports decoding token by token: it is causal, and past tokens are cached."""
         return True

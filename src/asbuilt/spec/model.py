@@ -122,6 +122,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_source()
         self._require_buckets()
         self._require_lenders()
+        self._require_weights()
         self._require_choices()
         self._require_tables()
         self._require_streams()
@@ -191,6 +192,24 @@ class Model(Part, metaclass=_Chosen):
                 lenders[part.kv_name] = part
         unread = sorted(lenders.keys() - read)
         require(self, "blocks", not unread, f"later layers that read the keys and values named {unread}")
+
+    def _require_weights(self) -> None:
+        """Requires parts that borrow their weights to follow an equal one that lends them, and no other so named."""
+        sharing = {id(b): [x for _, x in walk(b) if x.lends or x.borrows] for b in self.blocks}
+        lenders: dict[str, Part] = {}
+        read: set[str] = set()
+        for part in (part for block in self.blocks for part in sharing[id(block)]):
+            own: Any = {"weights_name": None, "weights_from": None}
+            if part.borrows is not None:
+                same = lenders.get(part.borrows) == replace(part, **own)
+                require(self, "blocks", same, f"an earlier part that is equal, with the weights_name {part.borrows}")
+                read.add(part.borrows)
+            elif part.lends is not None:
+                new = part.lends not in lenders
+                require(self, "blocks", new, f"weights of one name, {part.lends}, in one part alone")
+                lenders[part.lends] = replace(part, **own)
+        unread = sorted(lenders.keys() - read)
+        require(self, "blocks", not unread, f"later parts that use the weights named {unread}")
 
     def _require_per_layer(self) -> None:
         """Requires branches that read per-layer vectors to match the stack's embedding of them."""

@@ -320,6 +320,34 @@ class Part:
         """
         return edit.replace_where(self, which, change, changes)
 
+    @property
+    def lends(self) -> str | None:
+        """The name under which later parts of the stack use the weights of this one and of those below it."""
+        return None
+
+    @property
+    def borrows(self) -> str | None:
+        """The name of the earlier part whose weights this one, which is otherwise equal, uses; None for its own.
+
+        Parts that borrow multiply and remember as usual, but hold nothing; each use reads the weights again.
+        """
+        return None
+
+    @cached_property
+    def holders(self) -> dict[str, str]:
+        """For the path of each part below this one that borrows its weights the path of the one that holds them."""
+        lent: dict[str, str] = {}
+        found: dict[str, str] = {}
+        at, of = "", ""  # the part that borrows, and its lender
+        for path, below in walk(self):
+            if below.lends is not None:
+                lent[below.lends] = path
+            if below.borrows is not None and below.borrows in lent:
+                at, of = path, lent[below.borrows]
+            if at and (path == at or path.startswith(f"{at}.")):
+                found[path] = of + path[len(at) :]
+        return found
+
     def extras(self) -> Iterator[tuple[str, Part]]:
         """Yields (name, part) for parts that a checkpoint stores with this one, but no pass uses.
 
@@ -342,6 +370,15 @@ def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
         yield from walk_stored(child, f"{path}.{name}" if path else name)
 
 
+def walk_held(part: Part, path: str = "", *, extras: bool = False) -> Iterator[tuple[str, Part]]:
+    """Yields (path, part) as `walk` does, with `extras` as `walk_stored`, but for parts that borrow their weights."""
+    if part.borrows is not None:
+        return
+    yield path, part
+    for name, child in (*part.children(), *(part.extras() if extras else ())):
+        yield from walk_held(child, f"{path}.{name}" if path else name, extras=extras)
+
+
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
     """Yields (path, part, the pass as that part sees it), in the order of `walk`, without parts that do not run."""
     yield path, part, run
@@ -353,7 +390,7 @@ def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pas
 
 def weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     """Yields (full path, weight, owner) for every parameter tensor below `part`, extras excluded: as built."""
-    for path, owner in walk(part):
+    for path, owner in walk_held(part):
         for name, weight in owner.holds().items():
             yield (f"{path}.{name}" if path else name), weight, owner
 
@@ -383,14 +420,14 @@ def divided_vocabulary(n_vocab: int, degree: int) -> int:
 
 def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     """Yields (full path, buffer, owner) for every buffer below `part`, including those of extras."""
-    for path, owner in walk_stored(part):
+    for path, owner in walk_held(part, extras=True):
         for name, buffer in owner.buffers().items():
             yield (f"{path}.{name}" if path else name), buffer, owner
 
 
 def stored_weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     """Yields (full path, weight, owner) for all that a checkpoint stores: parameters, extras, buffers."""
-    for path, owner in walk_stored(part):
+    for path, owner in walk_held(part, extras=True):
         for name, weight in owner.holds().items():
             if weight.learned:
                 yield (f"{path}.{name}" if path else name), weight, owner

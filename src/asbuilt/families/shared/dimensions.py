@@ -108,9 +108,9 @@ class Dimensions:
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads}
         return {name: HeadNorm(d=self.head_width, n_heads=n, eps=eps) for name, n in heads.items()}
 
-    def gated(self, bias: bool = False) -> GatedMLP:
+    def gated(self, bias: bool = False, **fields: Any) -> GatedMLP:  # noqa: ANN401
         """Returns the gated feed-forward part."""
-        return GatedMLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias)
+        return GatedMLP(d_model=self.d_model, d_ff=self.d_ff, activation=self.activation, bias=bias, **fields)
 
     def plain(self, bias: bool = False) -> MLP:
         """Returns the feed-forward part of two matrices."""

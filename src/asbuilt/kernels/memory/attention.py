@@ -25,7 +25,7 @@ class AttentionMemory(MappedMemory[Attention]):
         are saved there.
         """
         common = (
-            Saved(name="input", size=run.rows * self.part.d_model),
+            Saved(name="input", size=run.rows * self.part.input_width),
             *self._saves_heads(run),
             *self._saves_distances(run),
             *self.maps_keep(run),

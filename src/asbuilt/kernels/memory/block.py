@@ -12,14 +12,16 @@ class ParallelMemory(Memory[Parallel]):
     """Memory of attention and feed-forward in parallel."""
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
-        """Both read the normalised stream."""
-        return (("ffn", "attention"),)
+        """Both read the normalised stream, unless one of them reads it scaled, which is another tensor."""
+        return (("ffn", "attention"),) if self.part.input_scales == (1.0, 1.0) else ()
 
     def peak_bytes(self, run: Pass) -> int:
         """The larger peak of the two, with attention's result beside the other; or both results and their sum."""
         part = self.part
         stream = run.rows * part.d_model * run.width
-        return max(memory(part.attention).peak_bytes(run), stream + memory(part.ffn).peak_bytes(run), 3 * stream)
+        first, second = (stream if scale != 1.0 else 0 for scale in part.input_scales)
+        attending, other = memory(part.attention).peak_bytes(run), memory(part.ffn).peak_bytes(run)
+        return max(first + attending, stream + second + other, 3 * stream)
 
 
 @memory_of(Branch)
@@ -33,8 +35,12 @@ class BranchMemory(Memory[Branch]):
     def recomputes(self) -> tuple[str, ...]:
         """The normalised input, from the stream that the norm saves."""
         part = self.part
-        reader = "body.attention" if isinstance(part.body, Parallel) else "body"
-        return () if part.norm is None else (f"{reader}:input",)
+        if part.norm is None:
+            return ()
+        if not isinstance(part.body, Parallel):
+            return ("body:input",)
+        beside = () if part.body.input_scales == (1.0, 1.0) else ("body.ffn:input",)
+        return ("body.attention:input", *beside)
 
     def peak_bytes(self, run: Pass) -> int:
         """The peak of norm, body with its normalised input, post-norm, and the sum."""
@@ -48,8 +54,11 @@ class BranchMemory(Memory[Branch]):
             return max(
                 reading, stream + normed + max((memory(part.body).peak_bytes(run), *norms)), 2 * numbers + stream
             )
+        beside = 0 if part.side is None else stream  # the sum of the input and what the side gives
+        side = 0 if part.side is None else memory(part.side).peak_bytes(run)
         after = [stream + memory(norm).peak_bytes(run) for norm in (part.post_norm, part.sum_norm) if norm is not None]
-        return max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
+        most = max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
+        return max(side, beside + most)
 
 
 @memory_of(Block)
@@ -74,6 +83,14 @@ class BlockMemory(Memory[Block]):
 
 
 def reader(branch: Branch) -> str:
-    """Returns the path, from the block, of the part that reads the stream."""
-    first = "norm" if branch.norm is not None else "body.attention" if isinstance(branch.body, Parallel) else "body"
-    return f"{branch.name}.{first}"
+    """Returns the path, from the block, of the part that reads the stream; of the body, if that scales it first.
+
+    A part that joins it with others, or adds to it, saves that.
+    """
+    if branch.side is not None:
+        return f"{branch.name}.side"
+    if branch.norm is not None:
+        return f"{branch.name}.norm"
+    scales = branch.body.input_scales if isinstance(branch.body, Parallel) else ()
+    read = next((name for name, scale in zip((".attention", ".ffn"), scales, strict=False) if scale == 1.0), "")
+    return f"{branch.name}.body{read}"

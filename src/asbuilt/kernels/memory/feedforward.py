@@ -77,7 +77,10 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         return ("hidden",) if self.part.activation == "relu" else ("activated", "hidden")
 
     def peak_bytes(self, run: Pass) -> int:
-        """gate and up, their product and the result."""
+        """gate and up, their product and the result, or the scaled gate beside what is activated."""
         part = self.part
         between = 3 if part.clamp is None else 5
-        return run.rows * run.width * (between * part.d_ff + part.d_model) + self.peak_beside(run)
+        scaled = 4 if part.gate_scale != 1.0 else 0
+        return run.rows * run.width * max(between * part.d_ff + part.d_model, scaled * part.d_ff) + self.peak_beside(
+            run
+        )

@@ -42,7 +42,9 @@ class ModelMemory(Memory[M]):
         busiest = max(head, stream + making if making else 0, before, *(peak(block, run) for block in blocks))
         vectors = 0 if model.per_layer is None else PerLayerEmbeddingMemory(model.per_layer).kept(run)
         tables += peak(model.relative, run)
-        return tables + stream + vectors + self._lent(blocks, run) + busiest
+        sides = any(branch.side is not None for block in blocks for branch in block.branches)
+        entered = run.rows * model.d_model * run.width if sides else 0
+        return tables + stream + vectors + entered + self._lent(blocks, run) + busiest
 
     def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:
         """Returns the bytes of keys and values that stay allocated for later layers."""

@@ -127,6 +127,13 @@ class Subject:
                 raise InputError(
                     "not supported for a model with an encoder", field=name, value=getattr(o, name), allowed="1"
                 )
+        if self.model is not None and self.model.holders and o.pp > 1:
+            raise InputError(
+                "not supported for a model whose blocks share weights: each stage needs them and their gradients",
+                field="pp",
+                value=o.pp,
+                allowed="1",
+            )
         if self.model is not None and o.pp > self.model.n_layers:
             raise InputError(
                 "more stages than blocks", field="pp", value=o.pp, allowed=f"1 to n_layers = {self.model.n_layers}"

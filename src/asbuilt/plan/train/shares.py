@@ -294,6 +294,7 @@ class _Fold:
         held = (
             self.recipe.frozen(weight, nf4=False).times(below.count)
             for below in node.below()
+            if not below.borrowed
             for weight in below.own.holds().values()
         )
         return Piece(dense=sum(held, State()))
@@ -323,6 +324,8 @@ class _Fold:
         """The training state of a device's experts, or of all other weights."""
         total = State()
         for below in node.below():
+            if below.borrowed:  # the part that lends the weights trains them
+                continue
             stacked = below.own.spreads()
             for name, weight in below.own.holds().items():
                 if (name in stacked) == spread:
