@@ -92,7 +92,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
     "LearnedPositions": {"offset": 0},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
-    "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
+    "Linear": {"bias": False, "to_stream": False, "belongs": "other", "clipped": False},
     "Mamba": {"bias": False},
     "Mamba2": {
         "n_groups": 1,
