@@ -120,6 +120,7 @@ from asbuilt.spec import (
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
 from asbuilt.spec.linear import Map, Mapped
+from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 # What every drawn model can hold. The tests' texts are shorter than half of it.
@@ -1121,6 +1122,9 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
+    attending = [part for _, part in walk(text) if isinstance(part, Attention)]
+    bounded = any(part.window for part in attending) or rotaries_by_length(text)
+    inside = draw(st.sampled_from(("all", "windows") if bounded else ("all", "windows", "prefix")))
     vision = Vision(
         tower=tower,
         projector=draw(projector),
@@ -1128,7 +1132,8 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         layers=draw(st.none() | st.integers(0, tower.n_layers)),
         keep_class=keep,
         both_ways=both_ways,
-        in_windows=both_ways and draw(st.booleans()),
+        in_windows=both_ways and inside == "windows",
+        prefix=both_ways and inside == "prefix",
     )
     return VisionLanguageModel.of(text.without_extras, vision)
 

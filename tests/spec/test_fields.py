@@ -132,7 +132,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "GridPositions": {"cubic": False},
     "Plane": {"alternating": False, "staggered": False},
-    "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False},
+    "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
     "Pooler": {"activation": "tanh"},
@@ -158,7 +158,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
     "TokenShift": {"belongs": "attention"},
-    "Vision": {"keep_class": False, "both_ways": False, "in_windows": False},
+    "Vision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
 KINDS = sorted(
