@@ -58,6 +58,13 @@ PALIGEMMA = {
     "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4, "hidden_size": 8},
     "vision_config": TOWER | {"vision_use_head": False},
 }
+INTERNVL = {
+    "model_type": "internvl",
+    "image_token_id": 7,
+    "tie_word_embeddings": False,
+    "text_config": TEXT | {"num_key_value_heads": 2},
+    "vision_config": TOWER,
+}
 LLAMA4 = {
     "model_type": "llama4",
     "image_token_index": 7,
@@ -72,6 +79,7 @@ CONFIGS = {
     "llava": LLAVA,
     "gemma3": GEMMA3,
     "paligemma": PALIGEMMA,
+    "internvl": INTERNVL,
     "llama4": LLAMA4,
 }
 
@@ -123,6 +131,14 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
         ("gemma3", "mm_tokens_per_image", 9),
         ("gemma3", "vision_config", TOWER),
         ("gemma3", "tie_word_embeddings", False),
+        ("internvl", "downsample_ratio", 0.3),
+        ("internvl", "downsample_ratio", 0.25),
+        ("internvl", "downsample_ratio", 2.0),
+        ("internvl", "vision_feature_layer", -2),
+        ("internvl", "vision_feature_select_strategy", "full"),
+        ("internvl", "vision_config", TOWER | {"use_absolute_position_embeddings": False}),
+        ("internvl", "text_config", {"model_type": "llama"}),
+        ("internvl", "image_token_id", 11),
         ("paligemma", "vision_config", TOWER),
         ("paligemma", "projection_dim", 9),
         ("paligemma", "tie_word_embeddings", False),
@@ -204,7 +220,7 @@ def test_layers_are_counted_from_either_end() -> None:
 
 
 @pytest.mark.parametrize("way", [*range(len(SPELLINGS))])
-@pytest.mark.parametrize("family", ["llava", "gemma3", "paligemma"])
+@pytest.mark.parametrize("family", ["llava", "gemma3", "paligemma", "internvl"])
 def test_names_of_every_release_are_read(family: str, way: int, tmp_path: Path) -> None:
     spec = read_config(CONFIGS[family], "model").spec
     model = build(spec, seed=1)
@@ -268,3 +284,15 @@ def test_a_prefix_is_of_the_first_pass_and_no_longer_than_the_text() -> None:
     windows = spec.text.edit("blocks.0.attention.body", window=2)
     with pytest.raises(InputError, match="without a bidirectional prefix"):
         VisionLanguageModel.of(windows, spec.vision)
+
+
+@pytest.mark.parametrize(("tied", "total"), [(True, 802_219_392), (False, 938_119_296)])
+def test_published_sums_of_internvl(tied: bool, total: int) -> None:
+    """InternVL3-1B, counted with transformers; the whole says whether the head is tied, whatever the text says."""
+    text = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    text |= {"num_key_value_heads": 2, "vocab_size": 151674}
+    said = {"text_config": text | {"model_type": "qwen2"}, "vision_config": {}, "tie_word_embeddings": tied}
+    spec = read_config({"model_type": "internvl"} | said, "model").spec
+    assert (cost.total_parameters(spec), cost.active_parameters(spec)) == (total, total)
+    assert cost.cache(spec, 1024, "bf16").per_token == 12_288
+    assert spec.image_tokens == 256
