@@ -6,6 +6,7 @@ Strategies are kept (`@cache`) because hypothesis checks each new one, which tak
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -125,6 +126,7 @@ from asbuilt.spec import (
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
 from asbuilt.spec.linear import Map, Mapped
+from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 # What every drawn model can hold. The tests' texts are shorter than half of it.
@@ -999,9 +1001,23 @@ MAPS = (
 
 
 @st.composite
+def clipped(draw: DrawFn) -> ModelSpec:
+    """A whole model of any kind, with some of its linear maps clipped."""
+    spec = draw(specs() | translators() | encoders())
+    names = draw(st.sets(st.sampled_from(MAPS), min_size=1)) - {"k_up", "v_up"}  # which steps multiply by as matrices
+
+    def cut(part: Part) -> Part:
+        assert isinstance(part, Mapped)
+        known = {field.name for field in fields(part)} & names
+        return part.with_maps({n: replace(m.plain, clipped=True) for n, m in part.maps.items() if n in known})
+
+    return spec.replace_where(Mapped, cut)
+
+
+@st.composite
 def adapted(draw: DrawFn) -> ModelSpec:
     """A whole model of any kind, with low-rank adapters beside some of its linear maps."""
-    spec = draw(specs() | translators() | encoders())
+    spec = draw(specs() | translators() | encoders() | clipped())
     names, rank = draw(st.sets(st.sampled_from(MAPS), min_size=1)), draw(st.integers(1, 3))
     alpha = draw(st.sampled_from((1.0, 3.0)))
 
@@ -1178,6 +1194,9 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
+    attending = [part for _, part in walk(text) if isinstance(part, Attention)]
+    bounded = any(part.window for part in attending) or rotaries_by_length(text)
+    inside = draw(st.sampled_from(("all", "windows") if bounded else ("all", "windows", "prefix")))
     vision = Vision(
         tower=tower,
         projector=draw(projector),
@@ -1185,7 +1204,8 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         layers=draw(st.none() | st.integers(0, tower.n_layers)),
         keep_class=keep,
         both_ways=both_ways,
-        in_windows=both_ways and draw(st.booleans()),
+        in_windows=both_ways and inside == "windows",
+        prefix=both_ways and inside == "prefix",
     )
     return VisionLanguageModel.of(text.without_extras, vision)
 
@@ -1207,11 +1227,14 @@ def randomised(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float64, s
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         whole = {path: owner for path, weight, owner in buffers(spec) if weight.whole}
+        bounds = {path: weight.fill for path, weight, _ in buffers(spec) if math.isinf(weight.fill)}
         for path, tensor in stored_tensors(built).items():
             if path in whole:  # experts by token id
                 tensor.random_(0, whole[path].n_experts, generator=generator)  # type: ignore[attr-defined]
             else:
                 tensor.normal_(0.0, std, generator=generator)
+            if path in bounds:  # the lower one below the upper one
+                tensor.copy_(tensor.abs() * math.copysign(1.0, bounds[path]))
     return built
 
 

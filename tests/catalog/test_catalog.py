@@ -22,6 +22,7 @@ CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 # Billions of parameters as published, rounded or cut off, for rows whose config is not at hand.
 ROUNDED = {
     "whisper-tiny": 0.038,
+    "paligemma-3b-pt-224": 2.923,
     "nemotron-3-nano-30b": 31.6,
     "nemotron-3-super-120b": 120.6,
     "whisper-large-v3": 1.543,
@@ -76,6 +77,7 @@ COUNTED = {
     "minimax-m2.7": (228_689_748_992, 204_800, 253_952),
     "mimo-v2-flash": (308_778_768_832, 262_144, 222_720),
     "rwkv-4-169m": (169_342_464, 1024, 0),
+    "paligemma-3b-pt-224": (2_923_466_480, 8192, 18_432),
     "recurrentgemma-2b": (2_682_862_080, 8192, 8192),
     "zamba2-7b": (7_356_749_648, 4096, 372_736),
     "whisper-tiny": (37_760_640, 448, 6_144),

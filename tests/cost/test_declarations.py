@@ -37,7 +37,8 @@ from asbuilt.spec import (
 )
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
-ANY = strategies.specs() | strategies.translators() | strategies.encoders() | strategies.adapted()
+ANY = strategies.specs() | strategies.translators() | strategies.encoders()
+ANY |= strategies.adapted() | strategies.clipped()
 KERNELS = st.sampled_from(("reference", "fused"))
 
 

@@ -82,6 +82,7 @@ def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel,
     run = a_pass(spec, tokens, images)
     n = spec.vision.n_tokens if spec.vision.both_ways else 1
     ends = [(t // n + 1) * n - 1 if t < images * n else t for t in range(run.tokens)]
+    ends = [run.tokens - 1] * run.tokens if spec.vision.prefix else ends
     for path, part, seen in runs(spec, run):
         if isinstance(part, Attention) and not path.startswith("vision") and part.chunk is None:
             near = part.window or run.tokens
@@ -150,7 +151,9 @@ def test_cached_decoding_after_images_is_a_whole_pass(spec: Model, batch: int, t
     ids, beside = measured.given(model, torch.randint(spec.n_vocab, (batch, run.tokens), generator=generator), 1)
     with torch.inference_mode():
         first = run.tokens - tokens + 1
-        whole = strategies.whole(model, ids, [first] + [1] * (tokens - 1), **beside, kernel=kernel)
+        assert isinstance(spec, VisionLanguageModel)
+        known = {"prefix": (first,) * batch} if spec.vision.prefix else {}
+        whole = strategies.whole(model, ids, [first] + [1] * (tokens - 1), **beside, **known, kernel=kernel)
         cache = Cache(spec, batch=batch, capacity=run.tokens, dtype=torch.float64)
         parts = [model(ids[:, :first], **beside, cache=cache, kernel=kernel)]  # type: ignore[arg-type]
         parts += [model(ids[:, t : t + 1], cache=cache, kernel=kernel) for t in range(first, run.tokens)]  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from asbuilt.families.shared.multimodal import SPELLINGS
 from asbuilt.families.shared.table import respelled
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
+from asbuilt.nn.cache import Cache
 from asbuilt.spec import Pass, VisionLanguageModel
 
 TOWER: dict[str, Any] = {
@@ -50,6 +51,20 @@ GEMMA3 = {
     "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4},
     "vision_config": TOWER | {"vision_use_head": False},
 }
+PALIGEMMA = {
+    "model_type": "paligemma",
+    "image_token_index": 7,
+    "projection_dim": 8,
+    "text_config": TEXT | {"num_key_value_heads": 2, "head_dim": 4, "hidden_size": 8},
+    "vision_config": TOWER | {"vision_use_head": False},
+}
+INTERNVL = {
+    "model_type": "internvl",
+    "image_token_id": 7,
+    "tie_word_embeddings": False,
+    "text_config": TEXT | {"num_key_value_heads": 2},
+    "vision_config": TOWER,
+}
 LLAMA4 = {
     "model_type": "llama4",
     "image_token_index": 7,
@@ -63,6 +78,8 @@ CONFIGS = {
     "dinov2": DINOV2,
     "llava": LLAVA,
     "gemma3": GEMMA3,
+    "paligemma": PALIGEMMA,
+    "internvl": INTERNVL,
     "llama4": LLAMA4,
 }
 
@@ -114,6 +131,23 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
         ("gemma3", "mm_tokens_per_image", 9),
         ("gemma3", "vision_config", TOWER),
         ("gemma3", "tie_word_embeddings", False),
+        ("internvl", "downsample_ratio", 0.3),
+        ("internvl", "downsample_ratio", 0.25),
+        ("internvl", "downsample_ratio", 2.0),
+        ("internvl", "vision_feature_layer", -2),
+        ("internvl", "vision_feature_select_strategy", "full"),
+        ("internvl", "vision_config", TOWER | {"use_absolute_position_embeddings": False}),
+        ("internvl", "text_config", {"model_type": "llama"}),
+        ("internvl", "image_token_id", 11),
+        ("paligemma", "vision_config", TOWER),
+        ("paligemma", "projection_dim", 9),
+        ("paligemma", "tie_word_embeddings", False),
+        ("paligemma", "text_config", {"model_type": "gemma2"}),
+        (
+            "paligemma",
+            "text_config",
+            PALIGEMMA["text_config"] | {"rope_scaling": {"rope_type": "dynamic", "factor": 2}},
+        ),  # type: ignore[operator]
         ("llama4", "vision_config", TOWER),
         ("llama4", "text_config", {"model_type": "llama"}),
         ("llama4", "tie_word_embeddings", True),
@@ -186,7 +220,7 @@ def test_layers_are_counted_from_either_end() -> None:
 
 
 @pytest.mark.parametrize("way", [*range(len(SPELLINGS))])
-@pytest.mark.parametrize("family", ["llava", "gemma3"])
+@pytest.mark.parametrize("family", ["llava", "gemma3", "paligemma", "internvl"])
 def test_names_of_every_release_are_read(family: str, way: int, tmp_path: Path) -> None:
     spec = read_config(CONFIGS[family], "model").spec
     model = build(spec, seed=1)
@@ -215,3 +249,50 @@ def test_nothing_is_continued_by_what_gives_no_next_token() -> None:
     check_prompt(llava, [1, 7, 2])
     assert isinstance(llava, VisionLanguageModel)
     check_prompt(llava.text, [1, 7, 2])
+
+
+def test_what_a_paligemma_is_without_its_towers_config() -> None:
+    """The sizes of the class; counted by transformers from a config that says nothing, and from the published one."""
+    spec = read_config({"model_type": "paligemma"}, "model").spec
+    assert cost.total_parameters(spec) == 2_910_390_528
+    published = find("paligemma-3b-pt-224").spec()
+    assert (cost.total_parameters(published), cost.active_parameters(published)) == (2_923_466_480, 2_923_466_480)
+    assert cost.cache(published, 1024, "bf16").per_token == 18 * 2 * 256 * 2
+    for said in (True, False, None):
+        text = PALIGEMMA["text_config"] | {"use_bidirectional_attention": said}  # type: ignore[operator]
+        again = read_config(PALIGEMMA | {"text_config": text}, "model").spec
+        assert again == read_config(PALIGEMMA, "model").spec
+
+
+def test_a_prefix_is_of_the_first_pass_and_no_longer_than_the_text() -> None:
+    spec = read_config(PALIGEMMA, "model").spec
+    assert isinstance(spec, VisionLanguageModel)
+    model, text = build(spec, seed=1), build(spec.text, seed=1)
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 8, 9]])
+    with torch.inference_mode():
+        assert torch.equal(model(ids), model(ids, prefix=(0, 1)))  # one token alone sees itself
+        both = model(ids, prefix=(4, 2))
+        assert not torch.allclose(both[0, 0], model(ids)[0, 0])
+        torch.testing.assert_close(both[1, 2:], model(ids, prefix=(1, 2))[1, 2:])
+        cache = Cache(spec, batch=2, capacity=8, dtype=torch.float32)
+        model(ids, cache=cache)
+        for given, wrong in (({}, (4,)), ({}, (4, 5)), ({}, (-1, 2)), ({"cache": cache}, (1, 1))):
+            with pytest.raises(InputError, match="prefix: not of a text's first tokens"):
+                model(ids, prefix=wrong, **given)
+        with pytest.raises(InputError, match="prefix: not an input"):
+            text(ids, prefix=(1, 1))
+    windows = spec.text.edit("blocks.0.attention.body", window=2)
+    with pytest.raises(InputError, match="without a bidirectional prefix"):
+        VisionLanguageModel.of(windows, spec.vision)
+
+
+@pytest.mark.parametrize(("tied", "total"), [(True, 802_219_392), (False, 938_119_296)])
+def test_published_sums_of_internvl(tied: bool, total: int) -> None:
+    """InternVL3-1B, counted with transformers; the whole says whether the head is tied, whatever the text says."""
+    text = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    text |= {"num_key_value_heads": 2, "vocab_size": 151674}
+    said = {"text_config": text | {"model_type": "qwen2"}, "vision_config": {}, "tie_word_embeddings": tied}
+    spec = read_config({"model_type": "internvl"} | said, "model").spec
+    assert (cost.total_parameters(spec), cost.active_parameters(spec)) == (total, total)
+    assert cost.cache(spec, 1024, "bf16").per_token == 12_288
+    assert spec.image_tokens == 256

@@ -33,6 +33,15 @@ from asbuilt.spec.whole import WHOLES
 
 READ = MODEL.changed(head=None)
 HEARD = AudioEncoder(embedding=MelEmbedding(n_mels=3, n_tokens=4, d_model=11), blocks=MODEL.blocks, max_positions=4)
+PREFIXED = MODEL.changed(
+    vision=Vision(
+        tower=tower(3),
+        projector=MLPProjector(widths=(7, 11), activation="gelu"),
+        placeholder=1,
+        both_ways=True,
+        prefix=True,
+    )
+)
 SPECS: dict[str, Spec] = {
     "LanguageModel": MODEL,
     "TextEncoder": READ,
@@ -44,13 +53,15 @@ SPECS: dict[str, Spec] = {
     "VisionLanguageModel": MODEL.changed(
         vision=Vision(tower=tower(3), projector=MLPProjector(widths=(7, 11), activation="gelu"), placeholder=1)
     ),
+    "VisionLanguageModel with prefixes": PREFIXED,
     "DualEncoder": MODEL.changed(
         head=Projection(d_model=11, d_out=2),
         vision=Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2))),
     ),
 }
 # Of each argument what a model reads that takes it.
-READS = {"types_BT": "types", "source_BS": "source", "source_valid_BS": "source", "images": "images", "audio": "audio"}
+READS = {"types_BT": "types", "source_BS": "source", "source_valid_BS": "source", "images": "images"}
+READS |= {"prefix": "prefix", "audio": "audio"}
 COMMON = ("cache", "valid_BT", "reach", "last")
 
 

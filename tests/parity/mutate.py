@@ -319,7 +319,7 @@ def mutations(part: Part, path: str = "") -> Iterator[Mutation]:
     for field in in_order(part):
         value = getattr(part, field.name) if field.name not in beside else None
         for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
-            if isinstance(item, Part):
+            if isinstance(item, Part) and not isinstance(item, Map):
                 name, child = next(children)
                 assert child is item, f"{name}: children come in the order of the fields"
                 yield from _below(part, field.name, i if isinstance(value, tuple) else None, item, f"{place}{name}")

@@ -96,7 +96,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
     "LearnedPositions": {"offset": 0},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
-    "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
+    "Linear": {"bias": False, "to_stream": False, "belongs": "other", "clipped": False},
     "Mamba": {"bias": False},
     "Mamba2": {
         "n_groups": 1,
@@ -137,7 +137,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "GridPositions": {"cubic": False},
     "Parallel": {"input_scales": (1.0, 1.0), "output_scales": (1.0, 1.0)},
     "Plane": {"alternating": False, "staggered": False},
-    "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False},
+    "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
     "Pooler": {"activation": "tanh"},
@@ -163,7 +163,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
     "TokenShift": {"belongs": "attention"},
-    "Vision": {"keep_class": False, "both_ways": False, "in_windows": False},
+    "Vision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
 KINDS = sorted(

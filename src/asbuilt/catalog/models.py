@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         olmo3,
         olmoe,
         opt,
+        paligemma,
         palm,
         phi,
         phi3,
@@ -1496,6 +1497,43 @@ def _gemma_3_4b_mm() -> Model:
 GEMMA3_MM_SOURCE = "Gemma Team 2025, arXiv 2503.19786; config of AI-Hypercomputer/maxtext's conversion of gemma-3-4b"
 ROWS["gemma-3-4b-mm"] = Entry(
     name="gemma-3-4b-mm", family="gemma3", source=GEMMA3_MM_SOURCE, dtype="bfloat16", make=_gemma_3_4b_mm
+)
+
+
+def _paligemma_3b() -> Model:
+    text = gemma.build(
+        n_vocab=257216,
+        d_model=2048,
+        n_layers=18,
+        n_heads=8,
+        n_kv_heads=1,
+        d_head=256,
+        d_ff=16384,
+        max_positions=8192,
+        rotary=Rotary(d_rotary=256),
+        activation="gelu_tanh",
+        tied=True,
+        name="paligemma-3b-pt-224",
+    )
+    images: dict[str, Any] = {
+        "image_size": 224,
+        "patch_size": 14,
+        "d_model": 1152,
+        "n_layers": 27,
+        "n_heads": 16,
+        "d_ff": 4304,
+        "eps": 1e-6,
+        "activation": "gelu_tanh",
+    }
+    return paligemma.build(text, images, placeholder=257152)
+
+
+ROWS["paligemma-3b-pt-224"] = Entry(
+    name="paligemma-3b-pt-224",
+    family="paligemma",
+    source="Beyer et al. 2024, arXiv 2407.07726; config of google/paligemma-3b-pt-224",
+    dtype="float32",
+    make=_paligemma_3b,
 )
 
 

@@ -41,17 +41,19 @@ def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int, n_to
     return VisionLanguageModel.of(text, vision)
 
 
-class _NoHead:
+class NoHead:
     """`vision_use_head`, which must be false; the class default is true."""
 
     key = "vision_use_head"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
+        """Refuses a head, and a config that does not say."""
         reader.only(self.key, False, reason="a tower with a head of its own is not supported")
         if self.key not in reader.config:
             raise reader.error(self.key, "missing, and true by default", allowed="false")
 
     def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns that there is none."""
         return {self.key: False}
 
 
@@ -104,7 +106,7 @@ FAMILY = Family(
             into="images",
             kind="siglip_vision_model",
             at="vision.tower",
-            keys=(*TOWER_IRRELEVANT, _NoHead(), *SIGLIP),
+            keys=(*TOWER_IRRELEVANT, NoHead(), *SIGLIP),
         ),
         Tokens(),
         placeholder(262144, beyond=True),

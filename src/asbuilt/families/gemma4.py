@@ -33,6 +33,7 @@ from asbuilt.spec import (
     AxialPositions,
     ImageEncoder,
     LanguageModel,
+    Linear,
     Model,
     PatchEmbedding,
     PooledProjector,
@@ -42,6 +43,7 @@ from asbuilt.spec import (
     Vision,
     VisionLanguageModel,
 )
+from asbuilt.spec.linear import transform_maps
 
 
 def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int, n_tokens: int, both_ways: bool) -> Model:
@@ -68,6 +70,7 @@ def _tower(
     n_entries: int,
     theta: float,
     eps: float,
+    clipped: bool,
     **sizes: Any,  # noqa: ANN401  # those of `Dimensions`
 ) -> ImageEncoder:
     """Returns the tower of square images, `n_side` patches on a side."""
@@ -82,7 +85,9 @@ def _tower(
         v_norm=replace(per_head, gain="none"),
         positions=Rotary(d_rotary=made.head_width, theta=theta, grid=n_side),
     )
-    block = residual(attention, made.gated(), norm, norm)
+    block = transform_maps(
+        residual(attention, made.gated(), norm, norm), lambda _, one: replace(one.plain, clipped=clipped)
+    )
     size, width = patch_size * n_side, made.d_model
     return made.whole(
         ImageEncoder,
@@ -158,7 +163,7 @@ TOWER = (
     Size("pooling_kernel_size", "pool", default=3, most=2**10, at=lambda parts: _projector(parts).pool),
     Flag("standardize", "standardised", default=False, at=lambda parts: _projector(parts).standardised),
     Check("head_dim", (lambda values: values["d_head"] % 4 == 0, "a multiple of 4, with pairs for columns and rows")),
-    Only("use_clipped_linears", False, reason="clamped linear maps are not supported"),
+    Flag("use_clipped_linears", "clipped", default=False, at=lambda parts: parts.attention.maps["q"].plain.clipped),
     Only("attention_bias", False, None, reason="the tower's maps have no biases"),
     Irrelevant("head_dim says it", "global_head_dim"),
     Irrelevant("the processor's", "default_output_length", "image_seq_length", "video_seq_length"),
@@ -167,6 +172,12 @@ TOWER = (
 STEMS = {
     path: f"{name}.linear" if path.rpartition(".")[2] in {"q", "k", "v", "o", "gate", "up", "down"} else name
     for path, name in (SANDWICH | QK_NORMS).items()
+}
+BOUNDS = {  # of a clipped map, whose matrix alone is in `linear`
+    f"{path}.{bound}": f"{name.removesuffix('.linear')}.{bound}"
+    for path, name in STEMS.items()
+    if name.endswith(".linear")
+    for bound in Linear(d_in=1, d_out=1, clipped=True).buffers()
 }
 OUTSIDE = {"embedding": "patch_embedder.input_proj"}
 TEXT = (("model.", "model.language_model."),)
@@ -179,10 +190,10 @@ def _names(spec: Model, family: str) -> TensorTable:
     shape = (tower.embedding.channels, tower.embedding.patch_size, tower.embedding.patch_size)
     heads = {"q": body.n_heads, "k": body.n_kv_heads, "q_norm": 1, "k_norm": 1}
     names = Names(
-        stems=STEMS,
+        stems=STEMS | BOUNDS,
         outside=OUTSIDE,
         layers="encoder.layers",
-        layouts={f"attention.body.{name}": AxesApart(n) for name, n in heads.items()}
+        layouts={f"attention.body.{name}.weight": AxesApart(n) for name, n in heads.items()}
         | {"embedding.weight": PixelsLast(shape)},
         elsewhere=("positions",),
     )

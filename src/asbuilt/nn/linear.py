@@ -1,4 +1,4 @@
-"""Linear maps: plain, packed or with an adapter; and fused maps, whose weights are contiguous in memory.
+"""Linear maps: plain, clipped, packed or with an adapter; and fused maps, whose weights are contiguous in memory.
 
 Inference computes fused maps as one product.
 """
@@ -19,17 +19,31 @@ from asbuilt.spec.part import Part, Weight
 
 
 class Linear(nn.Module):
-    """x W^T + b, with the registered W and b; with a `format` W is packed, and dequantised for each product."""
+    """x W^T + b, with the registered W and b; with a `format` W is packed, and dequantised for each product.
+
+    A `clipped` one clamps x and the result to its buffers.
+    """
 
     weight: Tensor
     bias: Tensor | None
+    input_min: Tensor
+    input_max: Tensor
+    output_min: Tensor
+    output_max: Tensor
 
-    def __init__(self, format: str | None = None) -> None:
+    def __init__(self, format: str | None = None, clipped: bool = False) -> None:
         super().__init__()
-        self.format = format
+        self.format, self.clipped = format, clipped
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns x W^T + b, from x clamped and clamped itself if the map is clipped."""
+        if not self.clipped:
+            return self.product(x)
+        made = self.product(x.clamp(self.input_min, self.input_max))
+        return made.clamp(self.output_min, self.output_max)
+
+    def product(self, x: Tensor) -> Tensor:
         """Returns x W^T + b."""
         if self.format is None:
             return linear(x, self.weight, self.bias)
@@ -46,13 +60,13 @@ class Lora(Linear):
     lora_a: Tensor
     lora_b: Tensor
 
-    def __init__(self, scale: float, format: str | None = None) -> None:
-        super().__init__(format)
+    def __init__(self, scale: float, format: str | None = None, clipped: bool = False) -> None:
+        super().__init__(format, clipped)
         self.scale = scale
 
-    def forward(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """Returns the output of the map and its adapter."""
-        return super().forward(x) + linear(linear(x, self.lora_a), self.lora_b) * self.scale
+        return super().product(x) + linear(linear(x, self.lora_a), self.lora_b) * self.scale
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """Returns W + scale B A."""
@@ -76,10 +90,23 @@ class Matrix(NamedTuple):
 
 def of_map(part: spec.Map) -> Linear:
     """Returns the module of a linear map, its parameters uninitialised."""
-    made = Lora(part.scale, part.format) if isinstance(part, spec.Lora) else Linear(part.format)
+    clipped = part.plain.clipped
+    made = Lora(part.scale, part.format, clipped) if isinstance(part, spec.Lora) else Linear(part.format, clipped)
     for name, weight in part.holds().items():
         made.register_parameter(name, parameter(weight))
+    register_buffers(made, part)
     return made
+
+
+def register_buffers(module: nn.Module, part: Part) -> None:
+    """Registers the part's buffers, filled as declared: whole numbers, or float32 or wider.
+
+    They are small, and their effect should not depend on the dtype of the weights.
+    """
+    wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    for name, buffer in part.buffers().items():
+        dtype = torch.int64 if buffer.whole else wide
+        module.register_buffer(name, torch.full(buffer.shape, buffer.fill, dtype=dtype))
 
 
 def parameter(weight: Weight) -> nn.Parameter:
@@ -111,7 +138,7 @@ class FusedLinears:
 
     def __init__(self, *maps: Linear) -> None:
         self.maps = maps
-        self.plain = all(type(m) is Linear and m.format is None for m in maps)
+        self.plain = all(type(m) is Linear and m.format is None and not m.clipped for m in maps)
         self.sizes = [len(m.weight) for m in maps]
         self.join()
 
@@ -149,10 +176,7 @@ class FusedLinears:
 
 
 class PartModule(nn.Module):
-    """The module of one part: creates the part's weights, empty, under their own names, and its buffers, as zeros.
-
-    Buffers are float32 or wider: they are small, and their effect should not depend on the dtype of the weights.
-    """
+    """The module of one part: creates the part's weights, empty, under their own names, and its buffers, filled."""
 
     def __init__(self, part: Part, path: str) -> None:
         super().__init__()
@@ -164,11 +188,7 @@ class PartModule(nn.Module):
         for name, child in part.children():
             if isinstance(child, spec.Map):
                 self.add_module(name, of_map(child))
-        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        for name, buffer in part.buffers().items():
-            self.register_buffer(
-                name, torch.full(buffer.shape, buffer.fill, dtype=torch.int64 if buffer.whole else wide)
-            )
+        register_buffers(self, part)
 
     def _map(self, name: str) -> nn.Module:
         if name not in self._modules:

@@ -213,7 +213,7 @@ class Vision(nn.Module):
         places = tokens_BT == self.part.placeholder
         if not tokens_BT.is_meta:
             self.check(places, len(made_NPM))
-        if self.part.both_ways:
+        if self.part.both_ways and not self.part.prefix:
             step.ends_in_windows = self.part.in_windows
             n = self.part.n_tokens
             left = n - 1 - (places.cumsum(1) - 1) % n
@@ -232,7 +232,7 @@ class Vision(nn.Module):
                 allowed=f"{n} of token {self.part.placeholder} for each of {images} images",
             )
         at = places.nonzero()[:, 1].view(-1, n)
-        if self.part.both_ways and n > 1 and not bool((at.diff(dim=1) == 1).all()):
+        if self.part.both_ways and not self.part.prefix and n > 1 and not bool((at.diff(dim=1) == 1).all()):
             raise InputError("the placeholders of an image are not adjacent", field="tokens", allowed=f"{n} in a row")
 
 

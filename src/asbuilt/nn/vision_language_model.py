@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from asbuilt.errors import InputError
 from asbuilt.nn.language_model import LanguageModel
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -34,6 +36,7 @@ class VisionLanguageModel(LanguageModel):
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
         images: Tensor | Patches | None = None,
+        prefix: tuple[int, ...] | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
@@ -42,14 +45,31 @@ class VisionLanguageModel(LanguageModel):
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
         `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W); or the patches of images of
-        any size, if the tower reads these. Raises InputError for images that do not fit.
+        any size, if the tower reads these. `prefix` is how many tokens of each row attend to each other both ways, if
+        the model's prefixes do: by default all that come with images, and none without. Raises InputError for images
+        and prefixes that do not fit.
         """
-        self.refuse(unread)
+        self.refuse(unread | ({} if self.vision.part.prefix else {"prefix": prefix}))
         seen = None if images is None else self.vision.seen(images, kernel)  # type: ignore[arg-type]  # pyright: ignore
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         if seen is not None:
             step.images_NPM, step.grids, step.added = seen
+        if prefix is not None or (seen is not None and self.vision.part.prefix):
+            self.see_prefix(step, step.lengths if prefix is None else prefix)
         return self.run(tokens_BT, step, last)
+
+    def see_prefix(self, step: Step, prefix: tuple[int, ...]) -> None:
+        """Lets the first `prefix` tokens of each row attend to each other; raises InputError where they may not."""
+        fits = len(prefix) == step.batch and all(0 <= n <= m for n, m in zip(prefix, step.lengths, strict=True))
+        if not fits or any(step.past):
+            raise InputError(
+                "not of a text's first tokens",
+                field="prefix",
+                value=prefix,
+                allowed=f"one number of tokens per row, up to {step.lengths}, in the first pass",
+            )
+        ends_B1 = torch.tensor(prefix, device=step.device)[:, None] - 1
+        step.ends_BT = torch.maximum(step.positions_BT, ends_B1)
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by images."""

@@ -107,6 +107,9 @@ class LatentAttention(Mixer):
             same = (self.indexer.d_model, self.indexer.q_rank) == (self.d_model, self.q_rank)
             require(self, "indexer", same, f"one of d_model = {self.d_model} and q_rank = {self.q_rank}")
         self.require_maps()
+        for name in ("k_up", "v_up"):
+            plain = not self.maps[name].plain.clipped
+            require(self, name, plain, "a map without clamps, since a step multiplies by its matrix alone")
 
     @property
     def choice(self) -> tuple[bool, int] | None:

@@ -6,6 +6,7 @@ how many rows; the map declares its weights, how they are divided over devices, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -32,6 +33,8 @@ from asbuilt.spec.part import (
 )
 
 P = TypeVar("P", bound=Part)
+# What a clipped map clamps, the beginning of its bounds' names.
+CLAMPED = ("input", "output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class Linear(Part):
     `split` is the side that tensor parallelism divides: the rows of W (`out`), its columns (`in`, so that results are
     summed over devices), or neither. The initialisation of a map that writes `to_stream` is scaled down with depth.
     `belongs` is the kind of part that its parameters are counted under. With `copies` it is a stack of that many maps.
+    A `clipped` map clamps x before the product and its result after it, each to two stored numbers, which are buffers.
+    Wrappers act between the clamps.
     """
 
     d_in: int
@@ -57,10 +62,13 @@ class Linear(Part):
     """The kind of part that its parameters are counted under."""
     copies: int | None = None
     """Number of stacked maps of this size, one per expert; None for a single map."""
+    clipped: bool = False
+    """Whether input and result are clamped, each between two numbers that are stored with W; not in a stack."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_in", "d_out", *(() if self.copies is None else ("copies",)))
-        require_flags(self, "bias", "to_stream")
+        require_flags(self, "bias", "to_stream", "clipped")
+        require(self, "clipped", not self.clipped or self.copies is None, "false in a stack of maps")
         require(self, "split", self.split in ("out", "in", None), "out, in or none")
         require_choice(self, "belongs", KINDS)
 
@@ -79,9 +87,14 @@ class Linear(Part):
         """The block format of W: none."""
         return None
 
+    @property
+    def unclipped(self) -> Linear:
+        """The map without clamps."""
+        return replace(self, clipped=False) if self.clipped else self
+
     def around(self, plain: Linear) -> Linear:
-        """Returns another map with the wrappers of this one: none."""
-        return plain
+        """Returns another map with the wrappers of this one, which are none, clamped if this one is."""
+        return replace(plain, clipped=self.clipped)
 
     @property
     def stack(self) -> tuple[int, ...]:
@@ -96,6 +109,16 @@ class Linear(Part):
         if not self.bias:
             return matrix
         return matrix | {"bias": Weight(shape=shape[:-1], role="bias", split="out" if self.split == "out" else None)}
+
+    def buffers(self) -> dict[str, Weight]:
+        """The bounds of input and result, which start as none, if clipped."""
+        if not self.clipped:
+            return {}
+        bounds = {
+            "min": Weight(shape=(), role="bias", fill=-math.inf),
+            "max": Weight(shape=(), role="bias", fill=math.inf),
+        }
+        return {f"{of}_{name}": bound for of in CLAMPED for name, bound in bounds.items()}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds d_out / tensor rows, or d_in / tensor columns and a replicated bias."""
@@ -142,7 +165,7 @@ class Packed(Part):
 
     def around(self, plain: Linear) -> Packed:
         """Returns another map, packed in the same format."""
-        return replace(self, base=plain)
+        return replace(self, base=self.base.around(plain))
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """None: its weights have the names of the plain map's."""
@@ -152,6 +175,10 @@ class Packed(Part):
         """The map's weights, with W packed."""
         held = self.base.holds()
         return held | {"weight": replace(held["weight"], format=self.format, frozen=True)}
+
+    def buffers(self) -> dict[str, Weight]:
+        """The map's."""
+        return self.base.buffers()
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Divided like the map, in whole blocks."""
@@ -224,6 +251,10 @@ class Lora(Part):
         shape = (*plain.stack, plain.d_out, self.rank)
         b = Weight(shape=shape, role="matrix", init="zeros", split="out" if split == "out" else None)
         return frozen | {"lora_a": a, "lora_b": b}
+
+    def buffers(self) -> dict[str, Weight]:
+        """The map's."""
+        return self.base.buffers()
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Divided like the map."""
@@ -302,7 +333,7 @@ class Mapped(Part):
         made = self.plain_maps() | self.plain_stacks()
         for name, unwrapped in _map_fields(type(self)).items():
             found, plain = getattr(self, name), made.get(name)
-            wraps = isinstance(found, Map) and plain is not None and found.plain == plain
+            wraps = isinstance(found, Map) and plain is not None and found.plain.unclipped == plain
             fits = wraps or (found is None and unwrapped is None) or (isinstance(found, bool) and unwrapped is True)
             require(self, name, fits, f"{plain}, or an adapter of it" if plain else "none: this part has no such map")
 
@@ -315,7 +346,8 @@ class Mapped(Part):
     def with_maps(self, changed: Mapping[str, Map]) -> Self:
         """Returns this part with the named maps and stacks replaced; plain ones become None."""
         unwrapped = _map_fields(type(self))
-        fields = {name: unwrapped[name] if isinstance(one, Linear) else one for name, one in changed.items()}
+        usual = {name: isinstance(one, Linear) and not one.clipped for name, one in changed.items()}
+        fields = {name: unwrapped[name] if usual[name] else one for name, one in changed.items()}
         return replace(self, **fields) if fields else self
 
     def resized(self, **sizes: Any) -> Self:  # noqa: ANN401  # fields of the part

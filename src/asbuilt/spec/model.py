@@ -35,7 +35,7 @@ Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
 AnyHead = Head | TiedHead | Classifier | Projection | AttentionPooling
 # The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W),
 # log-mel spectrograms (B, F, N).
-Input = Literal["tokens", "types", "source", "images", "audio"]
+Input = Literal["tokens", "types", "source", "images", "prefix", "audio"]
 
 # The parts that are summed up to what enters the first block, the norm of the sum, which may be narrower than the
 # stream; the parts after the blocks; and all parts, in the order in which they run.

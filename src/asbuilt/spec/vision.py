@@ -286,7 +286,7 @@ class Vision(Part):
 
     The projector reads the stream after `layers` blocks of the tower, or with None the tower's output; the class token
     is dropped unless `keep_class`. Attention within one image is bidirectional with `both_ways`, otherwise as
-    elsewhere.
+    elsewhere; with `prefix` it is so within all of a text that comes with images, up to what continues it.
     """
 
     tower: ImageEncoder
@@ -303,6 +303,8 @@ class Vision(Part):
     """Whether attention within an image is bidirectional."""
     in_windows: bool = False
     """Whether it is so in layers with a window alone."""
+    prefix: bool = False
+    """Whether attention is bidirectional within the whole prompt with its images, not within each image alone."""
 
     def __post_init__(self) -> None:
         embedding = getattr(self.tower, "embedding", None)
@@ -316,8 +318,10 @@ class Vision(Part):
         require(
             self, "layers", self.layers is None or (whole and 0 <= self.layers <= n), f"a whole number from 0 to {n}"
         )
-        require_flags(self, "keep_class", "both_ways", "in_windows")
-        require(self, "in_windows", self.both_ways or not self.in_windows, "false unless both_ways")
+        require_flags(self, "keep_class", "both_ways", "in_windows", "prefix")
+        for name in ("in_windows", "prefix"):
+            require(self, name, self.both_ways or not getattr(self, name), "false unless both_ways")
+        require(self, "prefix", not (self.prefix and self.in_windows), "false beside in_windows")
         has = embedding.class_token != "none"
         require(self, "keep_class", has or not self.keep_class, "false if the tower has no class token")
         same = self.projector.d_in == self.tower.d_model

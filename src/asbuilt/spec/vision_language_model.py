@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from asbuilt.spec.attention import Attention
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
 from asbuilt.spec.part import Pass, require
@@ -26,6 +27,11 @@ class VisionLanguageModel(LanguageModel):
         masked = not self.vision.both_ways or all(part.sees_images for part in self.mixers)
         allowed = "without bidirectional images, which need causal attention without chunks and distance terms"
         require(self, "vision", masked, allowed)
+        if self.vision.prefix:
+            windows = any(isinstance(part, Attention) and part.window is not None for part in self.mixers)
+            require(self, "vision", not windows, "without a bidirectional prefix, beside attention with a window")
+            fixed = not rotaries_by_length(self)
+            require(self, "vision", fixed, "without a prefix, since RoPE frequencies depend on the text's length")
         self._require_any_size()
 
     def _require_any_size(self) -> None:
@@ -54,8 +60,8 @@ class VisionLanguageModel(LanguageModel):
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """Tokens, and images that replace some of them."""
-        return ("tokens", "images")
+        """Tokens, images that replace some of them, and how many tokens attend both ways, if it has such a prefix."""
+        return ("tokens", "images", "prefix") if self.vision.prefix else ("tokens", "images")
 
     @property
     def patches(self) -> PatchEmbedding:
@@ -72,9 +78,11 @@ class VisionLanguageModel(LanguageModel):
         return of_images(run) if name == "vision" else super().child_run(name, run)
 
     def _own(self, run: Pass) -> Pass:
-        """Returns the pass, with bidirectional attention within an image if enabled."""
+        """Returns the pass, with bidirectional attention within an image, or the prefix, which is all, if enabled."""
         if not self.vision.both_ways or not run.images:
             return run
+        if self.vision.prefix:
+            return replace(run, images=1, mutual=run.tokens)
         return replace(run, mutual=self.vision.n_tokens, mutual_in_windows=self.vision.in_windows)
 
 

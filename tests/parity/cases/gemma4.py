@@ -36,7 +36,9 @@ class Patches(Seeing):
         return super().theirs(model, given)
 
 
-def draw(rng: Random, *, both: bool = True, standardize: bool = True, **more: object) -> Gemma4Config:
+def draw(
+    rng: Random, *, both: bool = True, standardize: bool = True, clipped: bool = False, **more: object
+) -> Gemma4Config:
     """A config of a tower of six patches on a side, of which an image makes nine tokens."""
     ways = "vision" if both else None
     inner = text(rng, tie_word_embeddings=True, sliding_window=6, use_bidirectional_attention=ways, **more)
@@ -54,6 +56,7 @@ def draw(rng: Random, *, both: bool = True, standardize: bool = True, **more: ob
         "pooling_kernel_size": 2,
         "position_embedding_size": 9,
         "standardize": standardize,
+        "use_clipped_linears": clipped,
         "rope_parameters": {"rope_type": "axial", "rope_theta": rng.uniform(5, 20)},
     }
     return Gemma4Config(
@@ -68,6 +71,7 @@ def draw(rng: Random, *, both: bool = True, standardize: bool = True, **more: ob
 CONFIGS: dict[str, Draw] = {
     "experts": partial(draw, num_attention_heads=4, num_key_value_heads=2, hidden_size=36, **SAME, **EXPERTS, **NONE),
     "vectors": partial(draw, both=False, standardize=False),
+    "clipped": partial(draw, clipped=True),
 }
 
 CASE = ParityCase(family="gemma4", configs=CONFIGS, kind=Patches())

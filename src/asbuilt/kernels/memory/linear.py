@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
+from asbuilt.kernels.memory.registry import Divided, Memory, Saved, memory, memory_of
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.part import Pass
 
@@ -14,15 +14,24 @@ L = TypeVar("L", bound=Map)
 
 
 class MapMemory(Memory[L]):
-    """Memory of a linear map; the defaults are those of a plain one."""
+    """Memory of a linear map; the defaults are those of a plain or a clipped one."""
 
     def keeps(self, name: str, rows: int) -> tuple[Saved, ...]:
-        """Returns what autograd saves besides the input of the map `name`: nothing."""
-        return ()
+        """Returns what autograd saves besides the input of the map `name`: what lies between the clamps, if clipped."""
+        plain = self.part.plain
+        if not plain.clipped:
+            return ()
+        divided: dict[bool, Divided] = {True: "width", False: "tokens"}
+        return (
+            Saved(name=f"{name} clamped", size=rows * plain.d_in, divided=divided[plain.split == "in"]),
+            Saved(name=f"{name} unclamped", size=rows * plain.d_out, divided=divided[plain.split == "out"]),
+            Saved(name=f"{name} bounds", size=len(plain.buffers()), width="wide", divided="none"),
+        )
 
     def peak_beside(self, run: Pass, rows: int) -> int:
-        """Returns the peak bytes beyond those of a plain map: none."""
-        return 0
+        """Returns the peak bytes beyond those of a plain map: of a clipped one its clamped input and first result."""
+        plain = self.part.plain
+        return rows * (plain.d_in + plain.d_out) * run.width if plain.clipped else 0
 
 
 @memory_of(Linear)
@@ -72,7 +81,8 @@ class PackedMemory(MapMemory[Packed]):
     def peak_beside(self, run: Pass, rows: int) -> int:
         """A tile of rows while it is dequantised, or beside its results."""
         plain = self.part.plain
-        return product_beside(self.part.format, plain.d_out, plain.d_in, rows, run.width)
+        beside = product_beside(self.part.format, plain.d_out, plain.d_in, rows, run.width)
+        return super().peak_beside(run, rows) + beside
 
 
 @memory_of(Lora)
