@@ -21,6 +21,7 @@ from asbuilt.spec import (
     DECAYS,
     DELTA_GATES,
     GROUP_SCORES,
+    INTERPOLATIONS,
     LABELLED,
     MLP,
     OUTPUT_GATES,
@@ -1029,7 +1030,9 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
     read, numbers = draw(stacks(d_model, False, None))
     if numbers is None and draw(st.booleans()):
         read = (read[0].replace_where(Attention, draw(windows(d_model))), *read[1:])
-    table = st.builds(GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model), cubic=st.booleans())
+    table = st.builds(
+        GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model), interpolation=st.sampled_from(INTERPOLATIONS)
+    )
     return ImageEncoder(
         embedding=embedding,
         positions=draw(st.none() | table),

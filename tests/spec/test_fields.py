@@ -130,7 +130,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "mask_token": False,
         "frames": 1,
     },
-    "GridPositions": {"cubic": False},
+    "GridPositions": {"interpolation": "corners"},
     "Plane": {"alternating": False, "staggered": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False},
     "Sections": {"interleaved": False},

@@ -64,6 +64,7 @@ from asbuilt.spec.part import (
 )
 from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
 from asbuilt.spec.positions import (
+    INTERPOLATIONS,
     SINUSOID_LAYOUTS,
     Alibi,
     BiasTable,
@@ -105,6 +106,7 @@ __all__ = [
     "DECAYS",
     "DELTA_GATES",
     "GROUP_SCORES",
+    "INTERPOLATIONS",
     "KINDS",
     "LABELLED",
     "MLP",
