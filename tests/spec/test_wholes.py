@@ -17,6 +17,7 @@ import asbuilt
 from asbuilt.catalog import find, names
 from asbuilt.errors import InputError
 from asbuilt.spec import (
+    AudioLanguageModel,
     Block,
     Branch,
     Classifier,
@@ -52,6 +53,7 @@ ANY = st.one_of(
     strategies.translators(),
     strategies.towers(),
     strategies.seers(),
+    strategies.listeners(),
     strategies.pairs(),
 )
 READ = MODEL.changed(head=None)
@@ -72,7 +74,11 @@ def given_fields(model: Model) -> dict[str, Any]:
 def test_the_fields_of_a_whole_describe_it_again(model: Model) -> None:
     """But a language model that sees ahead, which no field tells from an encoder of texts."""
     again = Model(**given_fields(model))
-    if isinstance(model, LanguageModel) and not model.decodes and not isinstance(model, VisionLanguageModel):
+    if (
+        isinstance(model, LanguageModel)
+        and not model.decodes
+        and not isinstance(model, VisionLanguageModel | AudioLanguageModel)
+    ):
         assert type(again) is (LanguageModel if model.predictors else TextEncoder)
     elif isinstance(model, TextEncoder) and model.generates and model.types is model.pooler is None:
         assert type(again) is LanguageModel

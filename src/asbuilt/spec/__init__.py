@@ -5,6 +5,7 @@ from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.audio_encoder import AudioEncoder
+from asbuilt.spec.audio_language_model import AudioLanguageModel
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
@@ -32,6 +33,7 @@ from asbuilt.spec.experts import (
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
 from asbuilt.spec.indexer import Indexer, SharedChoice
@@ -124,6 +126,7 @@ __all__ = [
     "Attention",
     "AttentionPooling",
     "AudioEncoder",
+    "AudioLanguageModel",
     "AxialPositions",
     "BiasTable",
     "Block",
@@ -154,6 +157,7 @@ __all__ = [
     "GridVision",
     "Head",
     "HeadTransform",
+    "Hearing",
     "HyperConnection",
     "ImageEncoder",
     "Indexer",

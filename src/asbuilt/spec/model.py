@@ -41,6 +41,7 @@ ABOVE = ("norm", "head", "pooler")
 ORDER = (
     "encoder",
     "vision",
+    "hearing",
     "embedding",
     "positions",
     "types",
