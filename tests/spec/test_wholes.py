@@ -273,6 +273,7 @@ def test_an_edit_that_a_whole_cannot_have_makes_another_of_it() -> None:
         ("llava-1.5-7b", VisionLanguageModel, ("tokens", "images"), "logits", True),
         ("llama-4-scout", VisionLanguageModel, ("tokens", "images"), "logits", True),
         ("qwen3-vl-2b", VisionLanguageModel, ("tokens", "images"), "logits", True),
+        ("voxtral-mini-3b", AudioLanguageModel, ("tokens", "audio"), "logits", True),
         ("clip-vit-base-patch32", DualEncoder, ("tokens", "images"), "similarities", False),
     ],
 )
@@ -284,7 +285,7 @@ def test_what_published_models_read_and_give(
     assert (spec.reads, spec.gives, spec.generates) == (reads, gives, generates)
     assert (spec.patches is not None) == ("images" in reads)
     assert (spec.prompted is not spec) == ("source" in reads)
-    assert bool(spec.image_tokens) == (kind is VisionLanguageModel)
+    assert bool(spec.image_tokens) == (kind in (VisionLanguageModel, AudioLanguageModel))
     assert (spec.n_vocab > 0) == ("tokens" in reads)
 
 
