@@ -16,6 +16,7 @@ from asbuilt.generate.decode import generate
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.measure import run as measured
 from asbuilt.nn import build
+from asbuilt.nn.vision import MLPProjector as Built
 from asbuilt.spec import AudioLanguageModel, LanguageModel, MLPProjector
 
 some = settings(max_examples=10)
@@ -54,10 +55,8 @@ def test_each_texts_sounds_are_its_own(spec: AudioLanguageModel, padding: int) -
 
 def test_vectors_of_a_sound_are_joined_in_order() -> None:
     part = MLPProjector(widths=(6, 4), activation="gelu", stack=3)
-    module = strategies.randomised(HEARER, 0).hearing.projector  # type: ignore[union-attr]  # pyright: ignore
     x = torch.arange(2 * 6 * 2.0).view(2, 6, 2)
-    module.part = part
-    joined = module.merged(x, None)
+    joined = Built(part, "projector").merged(x, None)
     assert joined.shape == (2, 2, 6)
     assert joined[0, 1].tolist() == [6, 7, 8, 9, 10, 11]
 
@@ -111,8 +110,8 @@ def test_what_does_not_fit_is_refused_by_name(changes: dict[str, object], field:
 
 
 def test_stacks_and_squares_exclude_each_other() -> None:
-    for more in ({"merge": 2, "stack": 2}, {"stack": 3}, {"stack": 0}):
+    for merge, stack in ((2, 2), (1, 3), (1, 0)):
         with pytest.raises(InputError, match="stack"):
-            MLPProjector(widths=(8, 4), activation="gelu", **more)
+            MLPProjector(widths=(8, 4), activation="gelu", merge=merge, stack=stack)
     with pytest.raises(InputError, match="hearing"):
         AudioLanguageModel.of(TEXT, replace(HEARING, projector=replace(PROJECTOR, widths=(2 * TOWER.d_model, 5))))

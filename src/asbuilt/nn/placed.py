@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from asbuilt.errors import InputError
-from asbuilt.spec.hearing import Hearing
-from asbuilt.spec.vision import Vision
 
 
 class Placed(nn.Module):
     """Base of what makes vectors that replace a text's placeholders; `what` they are of."""
 
     what: ClassVar[str] = "image"
-    part: Vision | Hearing
+    part: Any  # Vision or Hearing, as subclasses say
 
     def without_placeholders(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
         """Returns the tokens to look up: token 0 for placeholders outside the vocabulary, whose rows are not used."""

@@ -171,7 +171,6 @@ class PooledProjector(PartModule):
 class Vision(Placed):
     """Images to vectors that replace placeholders."""
 
-    part: vision.Vision
     tower: ImageEncoder
 
     def __init__(self, part: vision.Vision, path: str) -> None:
