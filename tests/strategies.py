@@ -22,6 +22,7 @@ from asbuilt.spec import (
     DECAYS,
     DELTA_GATES,
     GROUP_SCORES,
+    INTERPOLATIONS,
     LABELLED,
     MLP,
     OUTPUT_GATES,
@@ -35,6 +36,8 @@ from asbuilt.spec import (
     Alibi,
     Attention,
     AttentionPooling,
+    AudioEncoder,
+    AudioLanguageModel,
     AxialPositions,
     BiasTable,
     Block,
@@ -64,6 +67,7 @@ from asbuilt.spec import (
     Head,
     HeadNorm,
     HeadTransform,
+    Hearing,
     HyperConnection,
     ImageEncoder,
     Indexer,
@@ -79,6 +83,7 @@ from asbuilt.spec import (
     Lora,
     Mamba,
     Mamba2,
+    MelEmbedding,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -1117,7 +1122,9 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
     read, numbers = draw(stacks(d_model, False, None))
     if numbers is None and draw(st.booleans()):
         read = (read[0].replace_where(Attention, draw(windows(d_model))), *read[1:])
-    table = st.builds(GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model), cubic=st.booleans())
+    table = st.builds(
+        GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model), interpolation=st.sampled_from(INTERPOLATIONS)
+    )
     return ImageEncoder(
         embedding=embedding,
         positions=draw(st.none() | table),
@@ -1208,6 +1215,33 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         prefix=both_ways and inside == "prefix",
     )
     return VisionLanguageModel.of(text.without_extras, vision)
+
+
+@st.composite
+def listeners(draw: DrawFn) -> AudioLanguageModel:
+    """A model of texts in which sounds take the places of tokens."""
+    text, d_model = draw(specs(max_blocks=2)), draw(st.integers(2, 7))
+    stack = draw(st.integers(1, 3))
+    n_tokens = stack * draw(st.integers(1, 3))
+    read, numbers = draw(stacks(d_model, False, None))
+    tower = AudioEncoder(
+        embedding=MelEmbedding(n_mels=draw(st.integers(1, 5)), n_tokens=n_tokens, d_model=d_model),
+        positions=draw(
+            st.none() | st.builds(LearnedPositions, n_positions=st.just(n_tokens), d_model=st.just(d_model))
+        ),
+        relative=numbers,
+        blocks=read,
+        norm=draw(maybe_norms(d_model)),
+        max_positions=n_tokens,
+    )
+    projector = MLPProjector(
+        widths=(stack * d_model, *draw(st.lists(st.integers(1, 6), max_size=2)), text.d_model),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        bias=draw(st.booleans()),
+        stack=stack,
+    )
+    place = draw(st.integers(0, text.n_vocab - 1))
+    return AudioLanguageModel.of(text.without_extras, Hearing(tower=tower, projector=projector, placeholder=place))
 
 
 @st.composite

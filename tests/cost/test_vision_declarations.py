@@ -1,4 +1,4 @@
-"""What the parts of vision declare is what the built model has, does, keeps and needs, on drawn specs."""
+"""What the parts of vision and hearing declare is what the built model has, does, keeps and needs, on drawn specs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from asbuilt.spec import (
 
 BATCH, TOKENS, IMAGES = st.integers(1, 3), st.integers(1, 12), st.integers(0, 2)
 SEERS = strategies.seers() | strategies.grid_seers()
-SPECS = strategies.towers() | strategies.grid_towers() | SEERS | strategies.pairs()
+IN_TEXTS = SEERS | strategies.listeners()
+SPECS = strategies.towers() | strategies.grid_towers() | IN_TEXTS | strategies.pairs()
 KERNELS = st.sampled_from(("reference", "fused"))
 some = settings(max_examples=10)
 
@@ -139,10 +140,10 @@ def test_works_is_never_less_than_half_nor_twice_the_peak(
 def test_remembers_is_the_allocated_cache(spec: Model) -> None:
     allocated = Cache(spec, batch=2, capacity=9, dtype=torch.float32).nbytes
     assert 2 * cost.cache(spec, 9, "fp32").at_seq == allocated
-    assert not any(part.remembers() for path, part in walk(spec) if path.startswith("vision"))
+    assert not any(part.remembers() for path, part in walk(spec) if path.startswith(("vision", "hearing")))
 
 
-@given(SEERS, BATCH, TOKENS, KERNELS)
+@given(IN_TEXTS, BATCH, TOKENS, KERNELS)
 @some
 def test_cached_decoding_after_images_is_a_whole_pass(spec: Model, batch: int, tokens: int, kernel: str) -> None:
     run = a_pass(spec, tokens, 1, batch=batch)

@@ -1,4 +1,4 @@
-"""Configs of kimi_k25 and mistral3: both spellings, ties, the text's family, what is refused, and layouts on disk."""
+"""Configs of kimi_k25, mistral3 and lfm2_vl: spellings, ties, texts, what is refused, layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asbuilt.families.shared.table import ChannelsFirst, Reshaped
 from asbuilt.spec import GridPositions, MLPProjector, TiedHead, VisionLanguageModel
 
 FRONTIER = Path(__file__).parents[3] / "shared" / "frontier"
-FAMILIES = ("kimi_k25", "mistral3")
+FAMILIES = ("kimi_k25", "mistral3", "lfm2_vl")
 LATENT: dict[str, Any] = {
     "model_type": "deepseek_v3",
     "hidden_size": 24,
@@ -60,7 +60,11 @@ TEXT: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 6, "num_hidden_l
 TEXT |= {"num_key_value_heads": 1, "vocab_size": 11}
 TOWER: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 6}
 MISTRAL: dict[str, Any] = {"model_type": "mistral3", "text_config": TEXT, "vision_config": TOWER}
-CONFIGS = {"kimi_k25": KIMI, "mistral3": MISTRAL}
+HYBRID = TEXT | {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+NAFLEX: dict[str, Any] = TOWER | {"vision_use_head": False, "num_patches": 9}
+LFM: dict[str, Any] = {"model_type": "lfm2_vl", "text_config": HYBRID, "image_token_id": 7}
+LFM |= {"vision_config": NAFLEX}
+CONFIGS = {"kimi_k25": KIMI, "mistral3": MISTRAL, "lfm2_vl": LFM}
 
 
 def read(config: dict[str, Any]) -> VisionLanguageModel:
@@ -83,7 +87,7 @@ def test_keys_of_the_first_release_are_the_newer_ones() -> None:
     assert (written["projection_layer_norm_eps"], written["vision_config"]["text_hidden_size"]) == (1e-3, 24)
     assert read_config(written, "model").spec == reading.spec
     positions = read(KIMI).vision.tower.positions
-    assert positions == GridPositions(n_side=3, d_model=16, cubic=True)
+    assert positions == GridPositions(n_side=3, d_model=16, interpolation="cubic")
 
 
 def test_the_text_of_mistral3_is_of_its_own_family() -> None:
@@ -132,11 +136,39 @@ def test_the_whole_decides_on_ties(family: str) -> None:
         ("mistral3", "vision_config", TOWER | {"patch_size": [14, 16]}, "patch_size"),
         ("mistral3", "vision_feature_layer", -2, "vision_feature_layer"),
         ("mistral3", "colour", 1, "colour"),
+        ("lfm2_vl", "vision_config", TOWER | {"num_patches": 9}, "vision_use_head"),
+        ("lfm2_vl", "vision_config", NAFLEX | {"vision_use_head": True}, "vision_use_head"),
+        ("lfm2_vl", "vision_config", NAFLEX | {"num_patches": 10}, "num_patches"),
+        ("lfm2_vl", "vision_config", NAFLEX | {"model_type": "siglip_vision_model"}, "model_type"),
+        ("lfm2_vl", "image_token_id", 11, "image_token_id"),
+        ("lfm2_vl", "colour", 1, "colour"),
     ],
 )
 def test_refused_by_name(family: str, key: str, value: object, named: str) -> None:
     with pytest.raises(InputError, match=named):
         read({**CONFIGS[family], key: value})
+
+
+def test_older_spelling_of_ties() -> None:
+    assert not isinstance(read(LFM | {"tie_embedding": False}).head, TiedHead)
+    inner = LFM["text_config"] | {"tie_embedding": False}
+    assert isinstance(read(LFM | {"text_config": inner}).head, TiedHead)
+    reading = read_config(LFM | {"tie_embedding": False}, "model")
+    written = write_config("lfm2_vl", reading.spec, reading.carried, None)
+    assert written["tie_word_embeddings"] is False
+    assert "tie_embedding" not in written
+    assert read_config(written, "model").spec == reading.spec
+
+
+def test_positions_of_siglip2_are_antialiased() -> None:
+    positions = read(LFM).vision.tower.positions
+    assert positions == GridPositions(n_side=3, d_model=16, interpolation="triangle")
+    assert [GridPositions(n_side=16, d_model=2, interpolation="triangle").n_taps(n) for n in (1, 5, 16, 32)] == [
+        32,
+        7,
+        2,
+        2,
+    ]
 
 
 def test_layouts_know_their_inverse() -> None:

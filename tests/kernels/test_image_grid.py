@@ -6,7 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from asbuilt.kernels.image_grid import cubic_taps, joined, row_by_row, taps, text_positions, windowed_reference, windows
+from asbuilt.kernels.image_grid import (
+    cubic_taps,
+    joined,
+    row_by_row,
+    taps,
+    text_positions,
+    triangle_taps,
+    windowed_reference,
+    windows,
+)
+from asbuilt.spec import GridPositions
 
 GRIDS = [(4, 4), (4, 6), (7, 5), (1, 9), (9, 1), (3, 3), (8, 12)]
 
@@ -47,6 +57,22 @@ def test_positions_are_interpolated_by_cubics(grid: tuple[int, int], side: int) 
     places, weights = cubic_taps(grid, side, table.device)
     have = (table[places] * weights[..., None]).sum(0)
     torch.testing.assert_close(have, want[0].flatten(1).T, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("side", [1, 2, 5, 8, 16])
+def test_positions_are_interpolated_by_triangles(grid: tuple[int, int], side: int) -> None:
+    table = torch.randn(side**2, 3, dtype=torch.float64)
+    image = table.T.reshape(1, 3, side, side)
+    if grid[1] == 1:  # torch errs where one column is left, so rows and columns change places
+        want = F.interpolate(image.mT.contiguous(), size=grid[::-1], mode="bilinear", antialias=True).mT
+    else:
+        want = F.interpolate(image.contiguous(), size=grid, mode="bilinear", antialias=True)
+    places, weights = triangle_taps(grid, side, table.device)
+    have = (table[places] * weights[..., None]).sum(0)
+    torch.testing.assert_close(have, want[0].flatten(1).T, rtol=0, atol=1e-12)
+    part = GridPositions(n_side=side, d_model=3, interpolation="triangle")
+    assert len(places) == part.n_taps(grid[0]) * part.n_taps(grid[1])
 
 
 def test_text_continues_after_the_largest_coordinate() -> None:

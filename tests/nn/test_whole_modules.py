@@ -20,6 +20,7 @@ from asbuilt.nn.registry import MODULES, registered
 from asbuilt.spec import (
     AudioEncoder,
     Contrast,
+    Hearing,
     LanguageModel,
     MelEmbedding,
     MLPProjector,
@@ -54,6 +55,9 @@ SPECS: dict[str, Spec] = {
         vision=Vision(tower=tower(3), projector=MLPProjector(widths=(7, 11), activation="gelu"), placeholder=1)
     ),
     "VisionLanguageModel with prefixes": PREFIXED,
+    "AudioLanguageModel": MODEL.changed(
+        hearing=Hearing(tower=HEARD, projector=MLPProjector(widths=(22, 11), activation="gelu", stack=2), placeholder=1)
+    ),
     "DualEncoder": MODEL.changed(
         head=Projection(d_model=11, d_out=2),
         vision=Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2))),

@@ -22,6 +22,7 @@ class SeeingRows(SeeingGrids):
     """The inputs of grids, whose patches theirs takes row by row (P, C, H, W) as `pixel_values`."""
 
     projector = "mm_projector"
+    norm = "norm"
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns texts, their images' patches in both orders, and their grids."""
@@ -56,7 +57,7 @@ class SeeingRows(SeeingGrids):
             lambda module, args, out: traces.update(vision=out.reshape(1, -1, out.shape[-1]))
         )
         for place, given in (("", self.images(inputs)), ("text.", {"input_ids": inputs["input_ids"]})):
-            with Streams([*text.layers, text.norm], place, traces):
+            with Streams([*text.layers, text.get_submodule(self.norm)], place, traces):
                 traces[f"{place}head"] = inner(**given, use_cache=False).logits
         hook.remove()
         return traces

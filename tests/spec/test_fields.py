@@ -13,6 +13,7 @@ import pytest
 import strategies
 from hypothesis import given
 from small_parts import DELTA_NET
+from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
 from asbuilt.catalog import find, names
@@ -22,6 +23,7 @@ from asbuilt.spec import (
     RGLRU,
     XIELU,
     Attention,
+    AudioLanguageModel,
     AxialPositions,
     ChannelMixing,
     CompressedAttention,
@@ -33,6 +35,7 @@ from asbuilt.spec import (
     EntryIndexer,
     GatedConvolution,
     GatedDeltaNet,
+    Hearing,
     HyperConnection,
     LayerNorm,
     Linear,
@@ -107,7 +110,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "dt_min": 0.0,
     },
     "MLP": {"bias": False},
-    "MLPProjector": {"bias": False, "merge": 1, "merging": False},
+    "MLPProjector": {"bias": False, "merge": 1, "stack": 1, "merging": False},
     "MixtureOfExperts": {
         "gating": "gated",
         "bias": False,
@@ -124,6 +127,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "EncoderDecoder": {"name": "model"},
     "ImageEncoder": {"name": "model"},
     "AudioEncoder": {"name": "model"},
+    "AudioLanguageModel": {"name": "model"},
     "VisionLanguageModel": {"name": "model"},
     "DualEncoder": {"name": "model"},
     "GridPatches": {
@@ -134,7 +138,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "mask_token": False,
         "frames": 1,
     },
-    "GridPositions": {"cubic": False},
+    "GridPositions": {"interpolation": "corners"},
     "Parallel": {"input_scales": (1.0, 1.0), "output_scales": (1.0, 1.0)},
     "Plane": {"alternating": False, "staggered": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
@@ -186,6 +190,7 @@ def examples() -> dict[type[Part], Part]:
             found.setdefault(type(part), part)
         for _, predictor in find(name).spec().extras():
             found.setdefault(type(predictor), predictor)
+    found[AudioLanguageModel], found[Hearing] = HEARER, HEARING
     found[DynamicNTK] = DynamicNTK(factor=2.0, original_context=64)
     found[LongRope] = LongRope(
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0

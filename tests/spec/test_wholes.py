@@ -17,6 +17,7 @@ import asbuilt
 from asbuilt.catalog import find, names
 from asbuilt.errors import InputError
 from asbuilt.spec import (
+    AudioLanguageModel,
     Block,
     Branch,
     Classifier,
@@ -52,6 +53,7 @@ ANY = st.one_of(
     strategies.translators(),
     strategies.towers(),
     strategies.seers(),
+    strategies.listeners(),
     strategies.pairs(),
 )
 READ = MODEL.changed(head=None)
@@ -72,7 +74,11 @@ def given_fields(model: Model) -> dict[str, Any]:
 def test_the_fields_of_a_whole_describe_it_again(model: Model) -> None:
     """But a language model that sees ahead, which no field tells from an encoder of texts."""
     again = Model(**given_fields(model))
-    if isinstance(model, LanguageModel) and not model.decodes and not isinstance(model, VisionLanguageModel):
+    if (
+        isinstance(model, LanguageModel)
+        and not model.decodes
+        and not isinstance(model, VisionLanguageModel | AudioLanguageModel)
+    ):
         assert type(again) is (LanguageModel if model.predictors else TextEncoder)
     elif isinstance(model, TextEncoder) and model.generates and model.types is model.pooler is None:
         assert type(again) is LanguageModel
@@ -267,6 +273,7 @@ def test_an_edit_that_a_whole_cannot_have_makes_another_of_it() -> None:
         ("llava-1.5-7b", VisionLanguageModel, ("tokens", "images"), "logits", True),
         ("llama-4-scout", VisionLanguageModel, ("tokens", "images"), "logits", True),
         ("qwen3-vl-2b", VisionLanguageModel, ("tokens", "images"), "logits", True),
+        ("voxtral-mini-3b", AudioLanguageModel, ("tokens", "audio"), "logits", True),
         ("clip-vit-base-patch32", DualEncoder, ("tokens", "images"), "similarities", False),
     ],
 )
@@ -278,7 +285,7 @@ def test_what_published_models_read_and_give(
     assert (spec.reads, spec.gives, spec.generates) == (reads, gives, generates)
     assert (spec.patches is not None) == ("images" in reads)
     assert (spec.prompted is not spec) == ("source" in reads)
-    assert bool(spec.image_tokens) == (kind is VisionLanguageModel)
+    assert bool(spec.image_tokens) == (kind in (VisionLanguageModel, AudioLanguageModel))
     assert (spec.n_vocab > 0) == ("tokens" in reads)
 
 

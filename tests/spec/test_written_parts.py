@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from small_grids import seer
 from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
+from small_sounds import HEARER, HEARING
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
@@ -47,6 +48,7 @@ def examples() -> dict[str, Part]:
             max_positions=3,  # type: ignore[arg-type]
         ),
     )
+    found["AudioLanguageModel"], found["Hearing"] = HEARER, HEARING
     found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
     found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
     found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)

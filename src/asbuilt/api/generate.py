@@ -21,6 +21,7 @@ from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.spec import AudioLanguageModel
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
 
@@ -188,7 +189,7 @@ def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | None) -
 def _placed(
     source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches
 ) -> list[int]:
-    """Returns the prompt with placeholders of images; a text without any begins with them."""
+    """Returns the prompt with placeholders of images or sounds; a text without any begins with them."""
     carried, n_vocab = source.reading.carried, source.spec.n_vocab
     found = [next((carried[key] for key in keys if type(carried.get(key)) is int), None) for keys in AROUND]
     around = tuple([one] if one is not None and 0 <= one < n_vocab else [] for one in found)
@@ -223,7 +224,11 @@ def begin(
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
     decode.check_audio(source.spec, options.get("audio"), 1)
-    if "audio" in source.spec.reads and isinstance(prompt, str):
+    if isinstance(source.spec, AudioLanguageModel):
+        ids = text.prompt_ids(tokenizer, prompt)
+        placed = options.get("audio")
+        ids = ids if placed is None else _placed(source, tokenizer, ids, prompt, placed)
+    elif "audio" in source.spec.reads and isinstance(prompt, str):
         ids = [*source.decoder_start, *tokenizer.encode(prompt)]
     else:
         ids = text.prompt_ids(tokenizer, prompt)

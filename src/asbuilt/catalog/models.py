@@ -60,6 +60,8 @@ if TYPE_CHECKING:
         gpt_oss,
         jamba,
         kimi_k25,
+        lfm2,
+        lfm2_vl,
         llama,
         llama4,
         llama4_text,
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
         starcoder2,
         switch_transformers,
         t5,
+        voxtral,
         whisper,
         zamba2,
     )
@@ -1361,6 +1364,53 @@ def _whisper(name: str, layers: int, d_model: int, heads: int, n_mels: int, voca
 
 _whisper("whisper-tiny", 4, 384, 6, 80, 51865)
 _whisper("whisper-large-v3", 32, 1280, 20, 128, 51866)
+
+
+def _voxtral_mini() -> Model:
+    text = llama.build(
+        n_vocab=131072,
+        d_model=3072,
+        n_layers=30,
+        n_heads=32,
+        n_kv_heads=8,
+        d_head=128,
+        d_ff=8192,
+        max_positions=131072,
+        rotary=Rotary(d_rotary=128, theta=1e8),
+        name="voxtral-mini-3b",
+    )
+    sounds = {"d_model": 1280, "n_layers": 32, "n_heads": 20, "d_ff": 5120, "n_mels": 128, "n_source": 1500}
+    return voxtral.build(text, sounds | {"activation": "gelu"}, placeholder=24, activation="gelu")
+
+
+def _lfm2_5_vl() -> Model:
+    text = lfm2.build(
+        conv_layers=tuple(i not in (2, 5, 8, 10, 12, 14) for i in range(16)),
+        kernel=3,
+        n_vocab=65536,
+        d_model=2048,
+        n_layers=16,
+        n_heads=32,
+        n_kv_heads=8,
+        d_ff=8192,
+        max_positions=128000,
+        rotary=Rotary(d_rotary=64, theta=1e6),
+        tied=True,
+        name="lfm2.5-vl-1.6b",
+    )
+    images = {"d_model": 1152, "n_layers": 27, "n_heads": 16, "d_ff": 4304, "activation": "gelu_tanh", "eps": 1e-6}
+    images |= {"channels": 3, "patch_size": 16, "side": 16}
+    more = {"merge": 2, "hidden": 2048, "activation": "gelu", "bias": True, "normed": False}
+    return lfm2_vl.build(text, images, placeholder=396, **more)
+
+
+_VOXTRAL_SAID = "Liu et al. 2025, arXiv 2507.13264; config of mistralai/Voxtral-Mini-3B-2507"
+_LFM2_VL_SAID = "Liquid AI 2025, arXiv 2511.23404; config of LiquidAI/LFM2.5-VL-1.6B"
+for _name, _family, _make, _said in (
+    ("voxtral-mini-3b", "voxtral", _voxtral_mini, _VOXTRAL_SAID),
+    ("lfm2.5-vl-1.6b", "lfm2_vl", _lfm2_5_vl, _LFM2_VL_SAID),
+):
+    ROWS[_name] = Entry(name=_name, family=_family, source=_said, dtype="bfloat16", make=_make)
 
 
 def _vit_base() -> Model:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("--seq", type=Tokens(), help="Tokens per sequence; by default 1024, or the context length if shorter.")
 @click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Number of sequences.")
-@click.option("--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Images per sequence.")
+@click.option(
+    "--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Images, or sounds, per sequence."
+)
 @click.option(
     "--dtype", default="bf16", show_default=True, help="Dtype of weights and activations; also q4_k, q4_k_m, q8_0 ..."
 )

@@ -102,7 +102,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
 
 def _require_images(spec: Model, seq: int, images: int) -> None:
     """Raises InputError for images that the model does not read, or that take more tokens than the text has."""
-    if images and not {"tokens", "images"}.issubset(spec.reads):
+    if images and not ({"tokens", "images"}.issubset(spec.reads) or spec.image_tokens):
         raise InputError("this model does not read images beside a text", field="images", value=images, allowed="0")
     taken = images * spec.image_tokens
     if taken > seq:

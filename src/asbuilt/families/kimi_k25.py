@@ -164,7 +164,7 @@ def build(text: LanguageModel, images: dict[str, Any], placeholder: int, eps: fl
         pairing="adjacent",
         bias=True,
         norm=norm,
-        positions=GridPositions(n_side=images["side"], d_model=d_model, cubic=True),
+        positions=GridPositions(n_side=images["side"], d_model=d_model, interpolation="cubic"),
     )
     projector = MLPProjector(
         widths=(wide, wide, text.d_model),

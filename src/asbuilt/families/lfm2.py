@@ -19,6 +19,7 @@ from asbuilt.families.shared.sizes import FULL, DerivedHeadWidth, sizes
 from asbuilt.spec import Block, Branch, GatedConvolution, LanguageModel, RMSNorm, Router, ShortConvolution
 
 CONV = "conv"
+USUAL = 12288  # the class's default of the width, before it is adjusted
 
 
 def build(
@@ -85,7 +86,7 @@ class _Width:
     keys = ("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        size = reader.size(self._size(reader.config), default=12288)
+        size = reader.size(self._size(reader.config), default=USUAL)
         reader.irrelevant("block_ff_dim", "carried: it stands in the place of intermediate_size")
         reader.irrelevant("intermediate_size", "carried: the width follows from it")
         adjust, factor, multiple = self.keys
@@ -115,7 +116,7 @@ class _Width:
         kept = {key: carried[key] for key in names if key in carried}
         self.read(ConfigReader(dict(kept), "config"), values)
         if values[self.into] == parts.d_ff:
-            return kept
+            return kept if self._size(kept) in kept else {**kept, "intermediate_size": USUAL}
         return dict.fromkeys(kept, DROPPED) | {"intermediate_size": parts.d_ff, self.keys[0]: False}
 
 

@@ -5,7 +5,7 @@ Bai et al. 2025 (arXiv 2511.21631). The text is qwen3's with M-RoPE whose coordi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -56,17 +56,21 @@ TEXT = replace(
 )
 
 
-class _Positions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Positions:
     """How many learned positions the tower has, those of a square."""
 
-    key = "num_position_embeddings"
+    key: str
+    default: int
 
     def read(self, reader: ConfigReader, values: Values) -> None:
-        count = reader.size(self.key, default=2304)
+        """Reads the number."""
+        count = reader.size(self.key, default=self.default)
         values["side"] = isqrt(count)
         reader.require(self.key, values["side"] ** 2 == count, "a square number")
 
     def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the number."""
         path = "vision.tower.positions"
         return {self.key: parts.expect(parts.at("model.positions"), GridPositions, path).n_side ** 2}
 
@@ -93,7 +97,7 @@ class Taps:
 TOWER = (
     *image_grid.tower_keys(d_model=1152, d_ff=4304, act="gelu_pytorch_tanh", patch_size=16, n_layers=27),
     OutWidth("out_hidden_size", "d_out", default=3584),
-    _Positions(),
+    Positions("num_position_embeddings", 2304),
     Taps(),
 )
 

@@ -43,41 +43,48 @@ def build(
     name: str = "whisper",
 ) -> Model:
     """Returns the model of these dimensions, which hears `n_source` tokens of `n_mels` bands."""
-    norm = LayerNorm(d=d_model, eps=EPS)
-
-    def common(n_positions: int) -> dict[str, Any]:
-        positions = LearnedPositions(n_positions=n_positions, d_model=d_model)
-        return {"positions": positions, "norm": norm, "max_positions": n_positions}
-
     return EncoderDecoder(
-        encoder=AudioEncoder(
-            embedding=MelEmbedding(n_mels=n_mels, n_tokens=n_source, d_model=d_model),
-            blocks=blocks(KIN, d_model, encoder, activation, causal=False),
-            name="encoder",
-            **common(n_source),
-        ),
+        encoder=tower(d_model, encoder, n_mels, n_source, activation, name="encoder"),
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
         blocks=blocks(KIN, d_model, decoder, activation, causal=True, n_source=n_source),
         head=TiedHead(d_model=d_model, n_vocab=n_vocab),
         name=name,
-        **common(max_positions),
+        **_common(d_model, max_positions),
     )
+
+
+def tower(d_model: int, stack: Stack, n_mels: int, n_source: int, activation: Activation, *, name: str) -> AudioEncoder:
+    """Returns the encoder of sounds, of `n_source` tokens each."""
+    return AudioEncoder(
+        embedding=MelEmbedding(n_mels=n_mels, n_tokens=n_source, d_model=d_model),
+        blocks=blocks(KIN, d_model, stack, activation, causal=False),
+        name=name,
+        **_common(d_model, n_source),
+    )
+
+
+def _common(d_model: int, n_positions: int) -> dict[str, Any]:
+    positions = LearnedPositions(n_positions=n_positions, d_model=d_model)
+    return {"positions": positions, "norm": LayerNorm(d=d_model, eps=EPS), "max_positions": n_positions}
+
+
+# The names of a stack, encoder or decoder.
+NAMES = Names(
+    stems=STEMS | {f"{branch}.norm": name for branch, name in NORMS.items()},
+    outside={
+        "embedding": "embed_tokens",
+        "positions": "embed_positions",
+        "norm": "layer_norm",
+        **{f"embedding.{ours}": theirs for ours, theirs in CONVOLUTIONS.items()},
+    },
+    layers="layers",
+)
 
 
 def _names(spec: Model, family: str) -> TensorTable:
     encoder = expect_whole(spec, EncoderDecoder, family).encoder
-    stack = Names(
-        stems=STEMS | {f"{branch}.norm": name for branch, name in NORMS.items()},
-        outside={
-            "embedding": "embed_tokens",
-            "positions": "embed_positions",
-            "norm": "layer_norm",
-            **{f"embedding.{ours}": theirs for ours, theirs in CONVOLUTIONS.items()},
-        },
-        layers="layers",
-    )
-    entries = stack.entries(encoder, family, "encoder.", "model.encoder.")
-    entries += stack.entries(spec, family, prefix="model.decoder.")
+    entries = NAMES.entries(encoder, family, "encoder.", "model.encoder.")
+    entries += NAMES.entries(spec, family, prefix="model.decoder.")
     return TensorTable(entries=tuple(entries), ignored={}, duplicates={"proj_out.weight": "embedding.weight"})
 
 

@@ -64,7 +64,7 @@ def generate(
     rows = (
         _Rows(begun=[list(start)] * len(prompts), sources=prompts)
         if read
-        else _Rows(begun=prompts, audio=audio, images=images)
+        else _Rows(begun=prompts, audio=audio, images=images, placed=model.spec.source_width is None)
     )
     requests = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
     if len(requests) != len(prompts):
@@ -75,8 +75,10 @@ def generate(
             allowed=f"{len(prompts)}, the number of prompts",
         )
     rooms = [room(model.spec, len(begun), max_new_tokens) for begun in rows.begun]
-    if images is not None and not all(left > 0 for left in rooms) and any(left > 0 for left in rooms):
-        raise InputError("images beside prompts that fill the context", field="images", fix="shorten the prompts")
+    placed = images is not None or (audio is not None and rows.placed)
+    if placed and not all(left > 0 for left in rooms) and any(left > 0 for left in rooms):
+        field = "audio" if images is None else "images"
+        raise InputError(f"{field} beside prompts that fill the context", field=field, fix="shorten the prompts")
     for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
         log.warning(note)
     return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
@@ -90,13 +92,14 @@ class _Rows:
     sources: list[list[int]] | None = None
     audio: Tensor | None = None
     images: Tensor | Patches | None = None
+    placed: bool = False  # whether sounds stand in the texts, in order, as images do
 
     def keep(self, rows: list[int]) -> _Rows:
         """Returns only these rows."""
         sources = None if self.sources is None else [self.sources[row] for row in rows]
-        audio = None if self.audio is None else self.audio[rows]
+        audio = self.audio if self.audio is None or self.placed else self.audio[rows]
         begun = [self.begun[row] for row in rows]
-        return _Rows(begun=begun, sources=sources, audio=audio, images=self.images)
+        return _Rows(begun=begun, sources=sources, audio=audio, images=self.images, placed=self.placed)
 
     @property
     def longest_source(self) -> int:
@@ -129,7 +132,12 @@ def check_start(model: spec.Model, start: Sequence[int]) -> None:
 
 
 def check_audio(model: spec.Model, audio: Tensor | None, rows: int) -> None:
-    """Raises InputError unless spectrograms are given exactly if the model hears, one per row."""
+    """Raises InputError for spectrograms given to a model that does not hear, or missing or too few to an encoder.
+
+    Texts in which sounds take the places of tokens may have any number of them.
+    """
+    if "audio" in model.reads and model.source_width is None:
+        return
     if ("audio" in model.reads) != (audio is not None):
         heard = "missing: the model hears a sound" if audio is None else "the model hears no sound"
         raise InputError(heard, field="audio", fix="give one spectrogram per prompt" if audio is None else "")
@@ -284,7 +292,7 @@ def prefill(
 
     An encoder first reads all of `sources`, padded on the right, or `audio`. Shorter prompts are padded on the left, so
     that all last tokens are in the last chunk. Chunks without padding need no mask; for prompts of equal length that is
-    every chunk. With `images` there is one chunk.
+    every chunk. With `images`, or sounds within the prompts, there is one chunk.
     """
     lengths = [len(prompt) for prompt in prompts]
     longest, padding = max(lengths), max(lengths) - min(lengths)
@@ -294,6 +302,8 @@ def prefill(
     tokens_BT, valid_BT = tokens_BT.to(device), valid_BT.to(device)
     logits, read = None, {} if sources is None else padded_sources(sources, device)
     read |= {} if audio is None else {"audio": audio.to(device)}
+    if audio is not None and model.spec.source_width is None:
+        chunk = None
     if images is not None:
         read, chunk = read | {"images": images.to(device)}, None
     for start in range(0, longest, chunk or longest):

@@ -1,4 +1,4 @@
-"""Placeholders of images in a prompt: as many tokens as each image's vectors replace."""
+"""Placeholders of images or sounds in a prompt: as many tokens as the vectors of each replace."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.nn.image_grid import Patches
-from asbuilt.spec import GridVision, Model, VisionLanguageModel
+from asbuilt.spec import AudioLanguageModel, GridVision, Model, VisionLanguageModel
 
 
 def tokens_per_image(spec: Model, images: Tensor | Patches) -> list[int]:
-    """Returns how many tokens each image takes in a text; raises InputError for images of another kind."""
+    """Returns how many tokens each image or sound takes in a text; raises InputError for images of another kind."""
+    if isinstance(spec, AudioLanguageModel):
+        return [spec.hearing.n_tokens] * len(images)
     if not isinstance(spec, VisionLanguageModel):
         raise InputError("the model reads no images beside a text", field="images")
     vision = spec.vision
@@ -30,15 +32,16 @@ def tokens_per_image(spec: Model, images: Tensor | Patches) -> list[int]:
 def with_placeholders(
     spec: Model, ids: Sequence[int], images: Tensor | Patches, *, after: int = 0, around: tuple[list[int], list[int]]
 ) -> list[int]:
-    """Returns the prompt with one placeholder for each token of each image.
+    """Returns the prompt with one placeholder for each token of each image or sound.
 
     A prompt with one placeholder per image has each repeated, one with all of them is unchanged, and one without any
     has them put in after its first `after` tokens, each image between the tokens `around`. Raises InputError for
     another number.
     """
     counts = tokens_per_image(spec, images)
-    assert isinstance(spec, VisionLanguageModel)
-    place = spec.vision.placeholder
+    hears = isinstance(spec, AudioLanguageModel)
+    assert isinstance(spec, VisionLanguageModel) or hears
+    place = spec.hearing.placeholder if hears else spec.vision.placeholder
     held = sum(token == place for token in ids)
     if held == 0:
         put = [token for n in counts for token in (*around[0], *[place] * n, *around[1])]
@@ -47,6 +50,7 @@ def with_placeholders(
         return [*ids]
     if held != len(counts):
         allowed = f"one per image, {len(counts)}"
-        raise InputError("wrong number of image placeholders", field="prompt", value=held, allowed=allowed)
+        what = "sound" if hears else "image"
+        raise InputError(f"wrong number of {what} placeholders", field="prompt", value=held, allowed=allowed)
     each = iter(counts)
     return [one for token in ids for one in ([place] * next(each) if token == place else [token])]

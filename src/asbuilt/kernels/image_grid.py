@@ -5,6 +5,7 @@ Shapes: frames F, rows H and columns W of patches, width M; patches stand row by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -88,6 +89,23 @@ def cubic_taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, T
         at = (torch.arange(length, dtype=torch.float64, device=device) + 0.5) * n_side / length - 0.5
         near = [at.floor() + step for step in (-1, 0, 1, 2)]
         axes.append([(place.clamp(0, n_side - 1).long(), _keys((at - place).abs())) for place in near])
+    return _crossed(axes[0], axes[1], n_side)
+
+
+def triangle_taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the places in a square table near each patch, and their weights, which sum to 1.
+
+    A weight falls from 1 at the patch to 0 at the distance of the next patch, or of the next vector if that is more.
+    """
+    axes = []
+    for length in grid:
+        scale = n_side / length
+        reach = max(1.0, scale)
+        at = (torch.arange(length, dtype=torch.float64, device=device) + 0.5) * scale - 0.5
+        places = (at - reach).floor() + 1 + torch.arange(math.ceil(2 * reach), device=device)[:, None]
+        weights = (1 - (places - at).abs() / reach).clamp(min=0)
+        weights = weights.masked_fill((places < 0) | (places >= n_side), 0)
+        axes.append([*zip(places.clamp(0, n_side - 1).long(), weights / weights.sum(0), strict=True)])
     return _crossed(axes[0], axes[1], n_side)
 
 

@@ -23,7 +23,7 @@ from asbuilt.nn.fixed_inputs import sounds, source_of
 from asbuilt.nn.image_encoder import ImageEncoder
 from asbuilt.nn.model import Model
 from asbuilt.nn.text_encoder import TextEncoder
-from asbuilt.spec import PatchEmbedding, VisionLanguageModel, weights
+from asbuilt.spec import AudioLanguageModel, PatchEmbedding, VisionLanguageModel, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -63,22 +63,24 @@ def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0)
 
 
 def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns a model's input for tokens `ids` (B, T), and its other inputs: a source, and `images` images per text.
+    """Returns a model's input for tokens `ids` (B, T), and its other inputs: a source, and `images` images or sounds.
 
-    The images' placeholders come first. An image model's input is B images instead.
+    Each text has that many, whose placeholders come first. An image model's input is B images instead.
     """
     spec, patches = model.spec, model.spec.patches
     if patches is not None and "tokens" not in spec.reads:
         return _pixels(patches, ids, 1).squeeze(1), {}
     if "tokens" not in spec.reads:
         return sounds(spec, ids), {}
-    if patches is None or not images:
+    if not images or not (patches or isinstance(spec, AudioLanguageModel)):
         return ids, source_of(model, ids)
-    if isinstance(spec, VisionLanguageModel):
-        placeholder = spec.vision.placeholder
+    if isinstance(spec, VisionLanguageModel | AudioLanguageModel):
+        placeholder = (spec.vision if isinstance(spec, VisionLanguageModel) else spec.hearing).placeholder
         places = torch.arange(ids.shape[1], device=ids.device) < images * spec.image_tokens
         other = (placeholder + 1) % spec.n_vocab
         ids = ids.masked_fill(ids == placeholder, other).masked_fill(places, placeholder)
+    if patches is None:
+        return ids, {"audio": sounds(spec, ids, images)}
     return ids, {"images": _pixels(patches, ids, images)}
 
 

@@ -32,4 +32,4 @@ class MelEmbedding(PartModule):
         mels_BFN = mels_BFN.to(self.first.weight.dtype)
         x = F.gelu(F.conv1d(mels_BFN, self.first.weight, self.first.bias, padding=1))
         x = F.gelu(F.conv1d(x, self.second.weight, self.second.bias, stride=spec.STRIDE, padding=1))
-        return x.transpose(1, 2)
+        return x.transpose(1, 2).contiguous()  # else every sum with it is laid out by channel too

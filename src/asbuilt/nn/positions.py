@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.image_grid import cubic_taps, taps
+from asbuilt.kernels.image_grid import cubic_taps, taps, triangle_taps
 from asbuilt.kernels.rotary import RopeTables, tables
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import positions as spec
+
+TAPS = {"corners": taps, "cubic": cubic_taps, "triangle": triangle_taps}
 
 
 @computes(spec.BiasTable)
@@ -51,7 +53,7 @@ class GridPositions(PartModule):
 
     def __init__(self, part: spec.GridPositions, path: str) -> None:
         super().__init__(part, path)
-        self.n_side, self.taps = part.n_side, cubic_taps if part.cubic else taps
+        self.n_side, self.taps = part.n_side, TAPS[part.interpolation]
 
     def forward(self, step: Step) -> Tensor:
         """Returns (1, P, M)."""

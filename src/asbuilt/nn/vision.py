@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.nn.classifier import last_token
 from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.nn.linear import Linear, Matrix, PartModule
 from asbuilt.nn.norms import normed
+from asbuilt.nn.placed import Placed
 from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import vision
@@ -122,14 +123,16 @@ class MLPProjector(PartModule):
         """Returns (N, P / merge^2, d_out); without a `grid` of rows and columns patches are those of a square."""
         before, after = (self.norm, None) if self.part.norms_patches else (None, self.norm)
         x = normed(before, x_NPM)
-        x = normed(after, x if self.part.merge == 1 else self.merged(x, grid))
+        x = normed(after, x if self.part.joined == 1 else self.merged(x, grid))
         for i in range(len(self.part.widths) - 1):
             layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore
             x = layer(self.activation(x) if i > self.part.merging else x)
         return x
 
     def merged(self, x_NPM: Tensor, grid: tuple[int, int] | None) -> Tensor:
-        """Returns (N, P / merge^2, merge^2 * M): the square's patches row by row."""
+        """Returns (N, P / merge^2, merge^2 * M): the square's patches row by row; or consecutive vectors together."""
+        if self.part.stack > 1:
+            return x_NPM.unflatten(1, (-1, self.part.stack)).flatten(2)
         m, side = self.part.merge, round(x_NPM.shape[1] ** 0.5)
         rows, columns = grid or (side, side)
         x = x_NPM.unflatten(1, (rows // m, m, columns // m, m)).transpose(2, 3)
@@ -165,7 +168,7 @@ class PooledProjector(PartModule):
 
 
 @computes(vision.Vision)
-class Vision(nn.Module):
+class Vision(Placed):
     """Images to vectors that replace placeholders."""
 
     tower: ImageEncoder
@@ -199,20 +202,12 @@ class Vision(nn.Module):
         """Returns the stream with vectors added where the placeholders are; images of one size have none."""
         raise NotImplementedError
 
-    def without_placeholders(self, tokens_BT: Tensor, n_vocab: int) -> Tensor:
-        """Returns the tokens to look up: token 0 for placeholders outside the vocabulary, whose rows are not used."""
-        if self.part.placeholder < n_vocab:
-            return tokens_BT
-        return tokens_BT.masked_fill(tokens_BT == self.part.placeholder, 0)
-
     def put(self, x_BTM: Tensor, tokens_BT: Tensor, made_NPM: Tensor, step: Step) -> Tensor:
         """Returns the embedded text with placeholders replaced by the images' vectors, in order.
 
         Raises InputError unless each text has as many placeholders as its images need.
         """
-        places = tokens_BT == self.part.placeholder
-        if not tokens_BT.is_meta:
-            self.check(places, len(made_NPM))
+        places = self.places(tokens_BT, len(made_NPM))
         if self.part.both_ways and not self.part.prefix:
             step.ends_in_windows = self.part.in_windows
             n = self.part.n_tokens
@@ -220,17 +215,10 @@ class Vision(nn.Module):
             step.ends_BT = step.positions_BT + left.masked_fill(~places, 0)
         return x_BTM.masked_scatter(places[..., None], made_NPM.to(x_BTM.dtype))
 
-    def check(self, places: Tensor, images: int) -> None:
+    def check(self, places: Tensor, count: int) -> None:
         """Raises InputError for too many or too few placeholders, and if they must be adjacent but are not."""
+        super().check(places, count)
         n = self.part.n_tokens
-        counts = places.sum(1).tolist()
-        if sum(counts) != images * n or any(count % n for count in counts):
-            raise InputError(
-                "wrong number of image placeholders",
-                field="tokens",
-                value=counts,
-                allowed=f"{n} of token {self.part.placeholder} for each of {images} images",
-            )
         at = places.nonzero()[:, 1].view(-1, n)
         if self.part.both_ways and not self.part.prefix and n > 1 and not bool((at.diff(dim=1) == 1).all()):
             raise InputError("the placeholders of an image are not adjacent", field="tokens", allowed=f"{n} in a row")

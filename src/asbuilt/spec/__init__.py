@@ -5,6 +5,7 @@ from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.audio_encoder import AudioEncoder
+from asbuilt.spec.audio_language_model import AudioLanguageModel
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
@@ -39,6 +40,7 @@ from asbuilt.spec.experts import (
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
 from asbuilt.spec.indexer import Indexer, SharedChoice
@@ -71,6 +73,7 @@ from asbuilt.spec.part import (
 )
 from asbuilt.spec.per_layer import PerLayerEmbedding, PerLayerInput
 from asbuilt.spec.positions import (
+    INTERPOLATIONS,
     SINUSOID_LAYOUTS,
     Alibi,
     BiasTable,
@@ -113,6 +116,7 @@ __all__ = [
     "DECAYS",
     "DELTA_GATES",
     "GROUP_SCORES",
+    "INTERPOLATIONS",
     "KINDS",
     "LABELLED",
     "MLP",
@@ -130,6 +134,7 @@ __all__ = [
     "Attention",
     "AttentionPooling",
     "AudioEncoder",
+    "AudioLanguageModel",
     "AxialPositions",
     "BiasTable",
     "Block",
@@ -164,6 +169,7 @@ __all__ = [
     "Head",
     "HeadNorm",
     "HeadTransform",
+    "Hearing",
     "HyperConnection",
     "ImageEncoder",
     "Indexer",

@@ -44,6 +44,7 @@ ABOVE = ("norm", "head", "pooler")
 ORDER = (
     "encoder",
     "vision",
+    "hearing",
     "embedding",
     "positions",
     "types",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil
 from typing import Literal, Self
 
 from asbuilt.spec.part import (
@@ -50,14 +51,20 @@ class LearnedPositions(Part):
         return {"weight": Weight(shape=(self.n_positions + self.offset, self.d_model), role="table")}
 
 
+Interpolation = Literal["corners", "cubic", "triangle"]
+INTERPOLATIONS: tuple[Interpolation, ...] = ("corners", "cubic", "triangle")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GridPositions(Part):
     """A square table of learned vectors, interpolated to an image's grid and added to its patches.
 
-    Patch (r, c) of (h, w) is at (r (n_side - 1) / (h - 1), c (n_side - 1) / (w - 1)) of the table, whose four vectors
-    around it are averaged by their nearness (bilinear, corners aligned), as in Qwen3-VL's published code. If `cubic`,
-    it is at ((r + 1/2) n_side / h - 1/2, (c + 1/2) n_side / w - 1/2), amid sixteen vectors that are weighed by the
-    kernel of Keys 1981 with a = -3/4 (bicubic), as in MoonViT's (Kimi Team 2025, arXiv 2504.07491).
+    With "corners", patch (r, c) of (h, w) is at (r (n_side - 1) / (h - 1), c (n_side - 1) / (w - 1)) of the table; the
+    four vectors around it are averaged by their nearness (bilinear, corners aligned), as in Qwen3-VL's published code.
+    Otherwise it is at ((r + 1/2) n_side / h - 1/2, (c + 1/2) n_side / w - 1/2): with "cubic" amid sixteen vectors that
+    are weighed by the kernel of Keys 1981 with a = -3/4 (bicubic), as in MoonViT's (Kimi Team 2025, arXiv 2504.07491);
+    with "triangle" amid those nearer than s = max(1, n_side / h) along rows and likewise along columns, weighed by
+    1 - distance / s (bilinear, antialiased), as in SigLIP 2's (Tschannen et al. 2025, arXiv 2502.14786).
     """
 
     kind = "embedding"
@@ -65,12 +72,18 @@ class GridPositions(Part):
     """Vectors per side."""
     d_model: int
     """Width of the residual stream."""
-    cubic: bool = False
-    """Whether sixteen vectors are averaged, not four."""
+    interpolation: Interpolation = "corners"
+    """Which vectors are averaged, and by which weights: `corners`, `cubic` or `triangle`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_side", "d_model")
-        require_flags(self, "cubic")
+        require_choice(self, "interpolation", INTERPOLATIONS)
+
+    def n_taps(self, length: int) -> int:
+        """Returns the vectors averaged along an axis of so many patches."""
+        if self.interpolation == "triangle":
+            return ceil(2 * max(1.0, self.n_side / length))
+        return 4 if self.interpolation == "cubic" else 2
 
     def holds(self) -> dict[str, Weight]:
         """The table (n_side^2, d_model), row by row."""

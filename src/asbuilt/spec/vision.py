@@ -150,8 +150,8 @@ class Projection(Part):
 class MLPProjector(Mapped):
     """A sequence of linear maps from widths[0] to widths[-1], with the activation between them.
 
-    Before the first one, squares of `merge` x `merge` patches are concatenated row by row to one vector each. A `norm`
-    is of patches, or of these vectors if it is that wide.
+    Before the first one, squares of `merge` x `merge` patches, row by row, or `stack` consecutive vectors are
+    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide.
     """
 
     kind = "projector"
@@ -163,6 +163,8 @@ class MLPProjector(Mapped):
     """Whether the maps have biases."""
     merge: int = 1
     """Patches per side that are merged to one vector first."""
+    stack: int = 1
+    """Consecutive vectors that are concatenated to one first."""
     merging: bool = False
     """Whether the first map only merges: it has no bias, and no activation after it."""
     norm: Norm | None = None
@@ -174,9 +176,12 @@ class MLPProjector(Mapped):
         require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias", "merging")
         require(self, "merging", len(tuple(self.widths)) > 2 or not self.merging, "false for one map")
-        require_sizes(self, "merge")
+        require_sizes(self, "merge", "stack")
         whole = self.widths[0] % self.merge**2 == 0
         require(self, "merge", whole, f"a number whose square divides widths[0] = {self.widths[0]}")
+        whole = self.widths[0] % self.stack == 0
+        require(self, "stack", whole, f"a number that divides widths[0] = {self.widths[0]}")
+        require(self, "stack", self.stack == 1 or self.merge == 1, "1 beside merged squares")
         normed = self.norm is None or self.norm.d in (self.d_in, self.widths[0])
         require(self, "norm", normed, f"a norm of {self.d_in} or {self.widths[0]} numbers")
 
@@ -188,7 +193,12 @@ class MLPProjector(Mapped):
     @property
     def d_in(self) -> int:
         """Width of a patch's vector."""
-        return self.widths[0] // self.merge**2
+        return self.widths[0] // self.joined
+
+    @property
+    def joined(self) -> int:
+        """Vectors that become one."""
+        return self.merge**2 * self.stack
 
     @property
     def d_out(self) -> int:
@@ -197,11 +207,13 @@ class MLPProjector(Mapped):
 
     def n_tokens(self, n_patches: int) -> int:
         """Returns the number of output vectors."""
-        return n_patches // self.merge**2
+        return n_patches // self.joined
 
     def fits(self, n_patches: int, n_side: int) -> bool:
         """Returns whether `n_patches` patches, `n_side` per side, are a valid input."""
-        return self.merge == 1 or (n_patches == n_side**2 and n_side % self.merge == 0)
+        if self.merge == 1:
+            return n_patches % self.stack == 0
+        return n_patches == n_side**2 and n_side % self.merge == 0
 
     def plain_maps(self) -> dict[str, Linear]:
         """One per step, from a width to the next."""

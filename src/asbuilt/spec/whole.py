@@ -8,6 +8,7 @@ from dataclasses import fields
 from asbuilt.errors import InputError, near
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.audio_encoder import AudioEncoder
+from asbuilt.spec.audio_language_model import AudioLanguageModel
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.encoder_decoder import EncoderDecoder
 from asbuilt.spec.head import Head, TiedHead
@@ -27,6 +28,7 @@ WHOLES: tuple[type[Model], ...] = (
     ImageEncoder,
     AudioEncoder,
     VisionLanguageModel,
+    AudioLanguageModel,
     DualEncoder,
 )
 # The fields of all kinds of whole models, each with whether it is required in each kind.
@@ -64,6 +66,8 @@ def _kind(said: Mapping[str, object]) -> type[Model]:
         return EncoderDecoder
     if "vision" in said:
         return VisionLanguageModel
+    if "hearing" in said:
+        return AudioLanguageModel
     if said.keys() & {"types", "embedding_projection", "pooler"}:
         return TextEncoder
     writes = isinstance(said.get("head"), Head | TiedHead) and _causal(said.get("blocks"))

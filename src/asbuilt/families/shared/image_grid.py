@@ -318,9 +318,7 @@ def table(
     )
 
 
-def projector_entries(
-    spec: VisionLanguageModel, path: str, names: Mapping[str, str], stem: str, family: str
-) -> list[Entry]:
+def projector_entries(spec: Model, path: str, names: Mapping[str, str], stem: str, family: str) -> list[Entry]:
     """Returns the entries of the projector at a path, whose parts are called as in `names`, below `stem`."""
     entries = []
     for name, _, _ in stored_weights(spec.at(path)):

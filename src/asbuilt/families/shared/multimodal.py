@@ -14,7 +14,7 @@ from asbuilt.families.shared.parts import P, Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, TensorTable, respelled
 from asbuilt.families.shared.towers import NAMES, POSITION_IDS
-from asbuilt.spec import TiedHead, Vision, VisionLanguageModel
+from asbuilt.spec import AudioLanguageModel, TiedHead, Vision, VisionLanguageModel
 
 TEXT = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
 _INNER, _OUTER = ("vision_tower.", "vision_tower.vision_model."), ("vision_tower.", "model.vision_tower.")
@@ -35,9 +35,10 @@ IMAGE_DELIMITERS = Irrelevant(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Text:
-    """`text_config`, as the text's family reads it; the class defaults where it is missing."""
+    """`text_config`, as the text's family reads it; the class defaults where it is missing. It is `within` a whole."""
 
     family: Family
+    within: type[VisionLanguageModel | AudioLanguageModel] = VisionLanguageModel
     key = "text_config"
     into = "text"
 
@@ -55,7 +56,7 @@ class Text:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the text's own config."""
-        inner = self.family.write(parts.whole(VisionLanguageModel).text, parts.carried.get(self.key, {}), None)
+        inner = self.family.write(parts.whole(self.within).text, parts.carried.get(self.key, {}), None)
         del inner["architectures"]
         return {self.key: inner}
 

@@ -24,7 +24,7 @@ SIZES = ("d_model", "n_heads", "n_layers", "d_ff", "activation")
 def tower(
     images: Mapping[str, Any],
     norm: Norm,
-    plane: Plane,
+    plane: Plane | None,
     /,
     *,
     pairing: Literal["halves", "adjacent"] = "halves",
@@ -32,7 +32,10 @@ def tower(
     bias: bool = False,
     **ends: Any,  # noqa: ANN401
 ) -> ImageEncoder:
-    """Returns the tower of the sizes `images`, whose blocks have `norm`; `ends` are fields of `ImageEncoder`."""
+    """Returns the tower of the sizes `images`, whose blocks have `norm`; `ends` are fields of `ImageEncoder`.
+
+    Without a `plane` its attention has no positions.
+    """
     made = sized({name: images[name] for name in SIZES}, n_vocab=0, max_positions=1)
     embedding = GridPatches(
         image_size=-(-USUAL_SIDE // images["merge"]) * images["merge"] * images["patch_size"],
@@ -41,7 +44,9 @@ def tower(
         d_model=made.d_model,
         bias=bias,
     )
-    rotary = Rotary(d_rotary=made.head_width, theta=images["theta"], axes=plane, pairing=pairing)
+    rotary = None
+    if plane is not None:
+        rotary = Rotary(d_rotary=made.head_width, theta=images["theta"], axes=plane, pairing=pairing)
     attention = made.attention(causal=False, cached=False, bias=bias, output_bias=bias, positions=rotary)
     block = pre_norm(attention, made.gated(bias) if gated else made.plain(bias), norm)
     blocks, n = (block,) * made.n_layers, embedding.n_tokens

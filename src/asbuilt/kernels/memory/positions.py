@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import GridPositions, LearnedPositions, QueryTemperature, Rotary
@@ -21,8 +23,8 @@ class GridPositionsMemory(Memory[GridPositions]):
     """Memory of interpolating a table."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Four or sixteen places in the table and their weights per patch, the same for all images of one size."""
-        size = (16 if self.part.cubic else 4) * run.tokens
+        """The places in the table and their weights per patch, the same for all images of one size."""
+        size = self.part.n_taps(isqrt(run.tokens)) ** 2 * run.tokens
         places = Saved(name="grid positions", size=size, width="int64", shared=True)
         return (places, Saved(name="grid weights", size=size, shared=True))
 

@@ -1,0 +1,49 @@
+"""Sounds in a text: an audio encoder whose projected output replaces placeholder tokens, as images do in LLaVA.
+
+Liu et al. 2025, Voxtral (arXiv 2507.13264), section 2: Whisper's encoder, four of its vectors to one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.part import Part, Pass, require
+from asbuilt.spec.vision import MLPProjector
+
+if TYPE_CHECKING:
+    from asbuilt.spec.audio_encoder import AudioEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hearing(Part):
+    """Sounds whose projected vectors replace `placeholder` tokens in the embedded text."""
+
+    tower: AudioEncoder
+    """The audio encoder."""
+    projector: MLPProjector
+    """The projector from its stream to the text's width."""
+    placeholder: int
+    """Id of the tokens that vectors of sound replace."""
+
+    def __post_init__(self) -> None:
+        embedding = getattr(self.tower, "embedding", None)
+        require(self, "tower", isinstance(embedding, MelEmbedding), "a model of mel spectrograms")
+        require(self, "projector", isinstance(self.projector, MLPProjector), "an MLPProjector")
+        number = isinstance(self.placeholder, int) and not isinstance(self.placeholder, bool)
+        require(self, "placeholder", number and self.placeholder >= 0, "a token id")
+        same = self.projector.d_in == self.tower.d_model
+        require(self, "projector", same, f"d_in = {self.tower.d_model} as in the tower")
+        n = self.tower.max_positions
+        fits = self.projector.merge == 1 and n % self.projector.stack == 0
+        require(self, "projector", fits, f"one that merges no squares, and stacks a divisor of {n} vectors")
+
+    @property
+    def n_tokens(self) -> int:
+        """Placeholders per sound."""
+        return self.projector.n_tokens(self.tower.max_positions)
+
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The tower and the projector process the tokens of a sound."""
+        return replace(run, images=0, tokens=self.tower.max_positions)
