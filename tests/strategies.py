@@ -67,6 +67,7 @@ from asbuilt.spec import (
     LatentAttention,
     LayerNorm,
     LearnedPositions,
+    LightningAttention,
     LinearAttention,
     LinearScaling,
     Llama3Scaling,
@@ -342,7 +343,7 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
     usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
-    return usual | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
+    return usual | lightnings(d_model) | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
 
 
 @cache
@@ -356,6 +357,23 @@ def linear_attentions(d_model: int) -> SearchStrategy[LinearAttention]:
         bias=st.booleans(),
         output_bias=st.booleans(),
         eps=st.sampled_from((1e-6, 0.1)),
+    )
+
+
+@cache
+@st.composite
+def lightnings(draw: DrawFn, d_model: int) -> LightningAttention:
+    """Lightning attention, whose heads forget sooner or later."""
+    n_heads, d_head = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    return LightningAttention(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_head,
+        decay=draw(st.sampled_from((1e-5, 0.3, 1.0))),
+        norm=draw(norms(n_heads * d_head)),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
     )
 
 
@@ -579,10 +597,10 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
 
 @cache
 def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
-    """One residual branch, its norms before, after, on the sum, or none."""
+    """One residual branch, its norms before, after, on the sum, or none; the stream normed too, scaled, or neither."""
     both = st.builds(Parallel, attention=mixers(d_model), ffn=feedforwards(d_model))
     bodies = {"attention": mixers(d_model), "ffn": feedforwards(d_model), "both": both}
-    return st.builds(
+    drawn = st.builds(
         Branch,
         name=st.just(name),
         body=bodies[name],
@@ -591,6 +609,10 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         sum_norm=maybe_norms(d_model),
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
+        stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
+    )
+    return st.tuples(drawn, st.booleans()).map(
+        lambda found: replace(found[0], normed=found[1] and found[0].norm is not None)
     )
 
 
@@ -599,7 +621,7 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
 def blocks(draw: DrawFn, d_model: int) -> Block:
     """Attention and feed-forward in either order, side by side in two ways, or attention alone."""
     attention, ffn, both = (draw(branches(name, d_model)) for name in ("attention", "ffn", "both"))
-    beside = replace(ffn, parallel=True)
+    beside = replace(ffn, parallel=True, normed=False)
     kinds = ((attention, ffn), (ffn, attention), (attention,), (attention, beside), (both,), (attention, beside, both))
     return Block(branches=draw(st.sampled_from(kinds)), scaled=draw(st.booleans()))
 
@@ -715,7 +737,7 @@ def merges(d_model: int) -> SearchStrategy[StreamMerge]:
 def connected(block: Block, merge: StreamMerge) -> Block:
     """The block with hyper-connections to as many streams."""
     own = HyperConnection(n_streams=merge.n_streams, d_model=merge.d_model, iterations=merge.n_streams)
-    plain = {"streams": own, "scale": 1.0, "parallel": False, "sum_norm": None}
+    plain = {"streams": own, "scale": 1.0, "stream_scale": 1.0, "normed": False, "parallel": False, "sum_norm": None}
     return replace(block, branches=tuple(replace(branch, **plain) for branch in block.branches))
 
 

@@ -32,6 +32,7 @@ from asbuilt.spec import (
     GatedDeltaNet,
     HyperConnection,
     LayerNorm,
+    LightningAttention,
     Linear,
     LinearAttention,
     LongRope,
@@ -75,7 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
-    "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False},
+    "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
     "Contrast": {"bias": False},
@@ -91,6 +92,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
     "LearnedPositions": {"offset": 0},
+    "LightningAttention": {"activation": "silu", "bias": False, "output_bias": False},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
     "Linear": {"bias": False, "to_stream": False, "belongs": "other"},
     "Mamba": {"bias": False},
@@ -190,6 +192,7 @@ def examples() -> dict[type[Part], Part]:
     found[AxialPositions] = AxialPositions(n_entries=5, d_model=6, n_side=3)
     found[PerLayerInput] = PerLayerInput(d_model=6, d=2, activation="relu")
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
+    found[LightningAttention] = LightningAttention(d_model=6, n_heads=2, d_head=3, decay=0.5, norm=RMSNorm(d=6))
     conv = ShortConvolution(channels=14, kernel=3)
     found[Mamba] = Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)

@@ -35,6 +35,9 @@ def examples() -> dict[str, Part]:
     found["AxialPositions"] = spec.AxialPositions(n_entries=5, d_model=6, n_side=3)
     found["PerLayerInput"] = spec.PerLayerInput(d_model=6, d=2, activation="relu")
     found["LinearAttention"] = spec.LinearAttention(d_model=4, n_heads=2, d_head=3)
+    found["LightningAttention"] = spec.LightningAttention(
+        d_model=4, n_heads=2, d_head=3, decay=0.5, norm=spec.RMSNorm(d=6)
+    )
     conv = spec.ShortConvolution(channels=14, kernel=3)
     found["Mamba"] = spec.Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found["Mamba2"] = spec.Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)

@@ -38,6 +38,7 @@ from asbuilt.spec.indexer import Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.lightning import LightningAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
 from asbuilt.spec.mamba import Mamba
@@ -162,6 +163,7 @@ __all__ = [
     "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
+    "LightningAttention",
     "Linear",
     "LinearAttention",
     "LinearScaling",

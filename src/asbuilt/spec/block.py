@@ -37,11 +37,12 @@ Body = Mixer | FeedForward | PerLayerInput | Parallel
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(Part):
-    """One residual branch: sum_norm(x + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
+    """One residual branch: sum_norm(r + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
 
-    A `parallel` branch has the same input as the branch before it, and is added to that branch's sum. With `streams` x
-    is read from several residual streams, and the output written to all of them. g is a `layer_scale`, one learned
-    factor for each number of the stream (Touvron et al. 2021, arXiv 2103.17239).
+    The residual r is stream_scale * x, or stream_scale * norm(x) where the stream is `normed`. A `parallel` branch has
+    the same input as the branch before it, and is added to that branch's sum. With `streams` x is read from several
+    residual streams, and the output written to all of them. g is a `layer_scale`, one learned factor for each number
+    of the stream (Touvron et al. 2021, arXiv 2103.17239).
     """
 
     name: str
@@ -62,12 +63,17 @@ class Branch(Part):
     """Whether it has the same input as the branch before it."""
     layer_scale: bool = False
     """Whether a learned vector multiplies the branch's output."""
+    stream_scale: float = 1.0
+    """Factor on the stream that the output is added to."""
+    normed: bool = False
+    """Whether the output is added to the normalised stream, in place of the stream before its norm."""
 
     def __post_init__(self) -> None:
         simple = isinstance(self.name, str) and self.name.isidentifier()
         require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
         require_number(self, "scale")
-        require_flags(self, "parallel", "layer_scale")
+        require_number(self, "stream_scale")
+        require_flags(self, "parallel", "layer_scale", "normed")
         for field in ("norm", "post_norm", "sum_norm"):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
@@ -75,8 +81,10 @@ class Branch(Part):
         if self.streams is not None:
             fits = self.streams.d_model == self.body.d_model
             require(self, "streams", fits, f"streams of d_model = {self.body.d_model}")
-            plain = self.scale == 1.0 and not self.parallel and self.sum_norm is None
+            plain = self.scale == self.stream_scale == 1.0 and not self.parallel and self.sum_norm is None
             require(self, "streams", plain, "none with a scale, a norm of the sum, or in parallel")
+        alone = self.norm is not None and self.streams is None and not self.parallel
+        require(self, "normed", not self.normed or alone, "false without a norm, with streams, or in parallel")
 
     def holds(self) -> dict[str, Weight]:
         """g (d_model), if enabled."""

@@ -49,7 +49,8 @@ class BranchMemory(Memory[Branch]):
                 reading, stream + normed + max((memory(part.body).peak_bytes(run), *norms)), 2 * numbers + stream
             )
         after = [stream + memory(norm).peak_bytes(run) for norm in (part.post_norm, part.sum_norm) if norm is not None]
-        return max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
+        summing = 2 * stream + (stream if part.normed else 0) + (stream if part.stream_scale != 1.0 else 0)
+        return max(normed + memory(part.body).peak_bytes(run), summing, *norms, *after)
 
 
 @memory_of(Block)
