@@ -18,6 +18,7 @@ from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.model import Model
 from asbuilt.spec import (
     ACTIVATIONS,
+    CELLS,
     DECAYS,
     DELTA_GATES,
     GROUP_SCORES,
@@ -38,6 +39,7 @@ from asbuilt.spec import (
     BiasTable,
     Block,
     Branch,
+    CausalConvolution,
     ChannelMixing,
     ClampedGate,
     Classifier,
@@ -45,6 +47,7 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    DiagonalStateSpace,
     DynamicNTK,
     EncoderDecoder,
     EntryIndexer,
@@ -92,6 +95,7 @@ from asbuilt.spec import (
     Projector,
     Proportional,
     QueryTemperature,
+    Recurrent,
     RelativeBuckets,
     RelativeProjection,
     RMSNorm,
@@ -343,7 +347,14 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
     usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
-    return usual | lightnings(d_model) | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
+    return (
+        usual
+        | lightnings(d_model)
+        | baselines(d_model)
+        | recurrences(d_model)
+        | state_spaces(d_model)
+        | delta_nets(d_model)
+    )
 
 
 @cache
@@ -375,6 +386,37 @@ def lightnings(draw: DrawFn, d_model: int) -> LightningAttention:
         bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
     )
+
+
+@cache
+def recurrent(d_model: int) -> SearchStrategy[Recurrent]:
+    """A recurrent network of any cell."""
+    return st.builds(
+        Recurrent,
+        d_model=st.just(d_model),
+        d_hidden=st.integers(1, 7),
+        cell=st.sampled_from(CELLS),
+        bias=st.booleans(),
+        output_bias=st.booleans(),
+    )
+
+
+@cache
+def causal_convolutions(d_model: int) -> SearchStrategy[CausalConvolution]:
+    """A convolution over all channels, of tokens next to each other or apart."""
+    return st.builds(
+        CausalConvolution,
+        d_model=st.just(d_model),
+        kernel=st.integers(1, 4),
+        dilation=st.integers(1, 3),
+        bias=st.booleans(),
+    )
+
+
+@cache
+def baselines(d_model: int) -> SearchStrategy[Mixer]:
+    """What came before attention."""
+    return recurrent(d_model) | causal_convolutions(d_model)
 
 
 @cache
@@ -436,7 +478,13 @@ def rg_lrus(draw: DrawFn, d_model: int) -> RGLRU:
 @cache
 def state_spaces(d_model: int) -> SearchStrategy[Mixer]:
     """Any state space."""
-    return mamba2s(d_model) | mambas(d_model)
+    return mamba2s(d_model) | mambas(d_model) | diagonal_state_spaces(d_model)
+
+
+@cache
+def diagonal_state_spaces(d_model: int) -> SearchStrategy[DiagonalStateSpace]:
+    """A state space that is the same for all tokens."""
+    return st.builds(DiagonalStateSpace, d_model=st.just(d_model), d_state=st.integers(1, 5), bias=st.booleans())
 
 
 @cache

@@ -23,9 +23,11 @@ from asbuilt.spec import (
     XIELU,
     Attention,
     AxialPositions,
+    CausalConvolution,
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    DiagonalStateSpace,
     DynamicNTK,
     EntryIndexer,
     GatedConvolution,
@@ -47,6 +49,7 @@ from asbuilt.spec import (
     PerLayerInput,
     Predictor,
     Proportional,
+    Recurrent,
     RMSNorm,
     Rotary,
     ShortConvolution,
@@ -77,11 +80,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
     "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
+    "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
     "Contrast": {"bias": False},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
+    "DiagonalStateSpace": {"bias": True},
     "ExpertGroups": {"score": "best"},
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False},
@@ -116,6 +121,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
     "GatedConvolution": {"bias": False},
+    "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
     "ShortConvolution": {"bias": False, "activation": "silu", "belongs": "ssm"},
     "TextEncoder": {"name": "model"},
@@ -205,6 +211,9 @@ def examples() -> dict[type[Part], Part]:
     )
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
+    found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)
+    found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
+    found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
     conv = ShortConvolution(channels=6, kernel=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")

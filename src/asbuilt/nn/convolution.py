@@ -1,10 +1,12 @@
-"""Short causal convolutions, with a sequence's last inputs in the cache.
+"""Causal convolutions, with a sequence's last inputs in the cache.
 
 Shapes: batch B, new tokens T, channels C, taps K.
 """
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels import convolution
@@ -12,10 +14,10 @@ from asbuilt.nn.cache import StateCache
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
-from asbuilt.spec.convolution import ShortConvolution as Spec
+from asbuilt.spec import convolution as spec
 
 
-@computes(Spec)
+@computes(spec.ShortConvolution)
 class ShortConvolution(PartModule):
     """A sum of each channel's last inputs, with an activation.
 
@@ -26,7 +28,7 @@ class ShortConvolution(PartModule):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, part: Spec, path: str) -> None:
+    def __init__(self, part: spec.ShortConvolution, path: str) -> None:
         super().__init__(part, path)
         self.part = part
         if not part.bias:
@@ -59,6 +61,41 @@ class ShortConvolution(PartModule):
         y, after = convolution.step(x_B1C[:, 0], self.weight[:, 0], self.bias, before, silu=silu)
         layer.write((after,))
         return y[:, None]
+
+
+@computes(spec.CausalConvolution)
+class CausalConvolution(PartModule):
+    """A product with each token's last inputs, padding as in short ones."""
+
+    taps: Tensor
+    bias: Tensor | None
+
+    def __init__(self, part: spec.CausalConvolution, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x_BTC: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, C)."""
+        reach, valid = self.part.reach, step.valid_BT
+        layer = step.cache.layer(self.path, StateCache) if step.cache is not None and reach else None
+        before = None if layer is None or not any(step.past) else layer.read()[0].to(x_BTC.dtype)
+        counts = places = None
+        if valid is not None:
+            order, places, counts = step.once("valid tokens first", lambda: _together(valid))
+            x_BTC = _rows(x_BTC, order)
+        y = self.convolved(x_BTC, before)
+        if layer is not None:
+            layer.write((convolution.last_inputs(x_BTC, before, counts, reach),))
+        return y if places is None else _rows(y, places)
+
+    def convolved(self, x_BTC: Tensor, before: Tensor | None) -> Tensor:
+        """Returns the sums (B, T, C)."""
+        x_BCT = x_BTC.transpose(1, 2)
+        past = x_BCT.new_zeros(*x_BCT.shape[:2], self.part.reach) if before is None else before
+        padded = torch.cat((past, x_BCT), -1)
+        return F.conv1d(padded, self.taps, self.bias, dilation=self.part.dilation).transpose(1, 2)
 
 
 def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,10 +9,11 @@ from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
-from asbuilt.spec.convolution import ShortConvolution
+from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
+from asbuilt.spec.diagonal_state_space import DiagonalStateSpace
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import POOLER_ACTIVATIONS, HeadTransform, Pooler, PoolerActivation, TypeEmbedding
@@ -85,6 +86,7 @@ from asbuilt.spec.positions import (
     Sinusoids,
     YaRN,
 )
+from asbuilt.spec.recurrent import CELLS, Cell, Recurrent
 from asbuilt.spec.relative import RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.streams import HyperConnection, StreamMerge
@@ -103,6 +105,7 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 __all__ = [
     "ACTIVATIONS",
+    "CELLS",
     "DECAYS",
     "DELTA_GATES",
     "GROUP_SCORES",
@@ -128,6 +131,8 @@ __all__ = [
     "Block",
     "Body",
     "Branch",
+    "CausalConvolution",
+    "Cell",
     "ChannelMixing",
     "ClampedGate",
     "Classifier",
@@ -135,6 +140,7 @@ __all__ = [
     "Compressor",
     "Contrast",
     "CrossAttention",
+    "DiagonalStateSpace",
     "DualEncoder",
     "DynamicNTK",
     "Embedding",
@@ -198,6 +204,7 @@ __all__ = [
     "Proportional",
     "QueryTemperature",
     "RMSNorm",
+    "Recurrent",
     "RelativeBuckets",
     "RelativeProjection",
     "Remembered",
