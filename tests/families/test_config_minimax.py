@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
-from asbuilt.spec import Attention, LightningAttention, Model, walk
+from asbuilt.spec import Attention, LightningAttention, Model, Rotary, walk
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SIZES: dict[str, Any] = {
@@ -38,6 +38,12 @@ TEXT_01 = SIZES | {
     "num_experts_per_tok": 2,
     "layer_types": ([LINEAR] * 7 + [FULL]) * 10,
     **{f"{kind}_alpha_factor": FACTOR for kind in ("linear_attn", "full_attn", "mlp")},
+    # what else the published config has
+    "rotary_dim": 64,
+    "postnorm": True,
+    "shared_intermediate_size": 0,
+    "shared_moe_mode": "sigmoid",
+    "sliding_window": None,
 }
 
 
@@ -53,6 +59,9 @@ def test_minimax_text_01_is_as_large_as_published() -> None:
     tables = 2 * 200064 * 6144
     inactive = 80 * 30 * 3 * 6144 * 9216
     assert round((found - inactive - tables) / 1e8) == 459
+    first = next(part for _, part in walk(spec) if isinstance(part, Attention))
+    assert isinstance(first.positions, Rotary)
+    assert (first.d_head, first.positions.d_rotary) == (128, 64)
     bill = cost.cache(spec, 1024, "bf16")
     assert (bill.per_token, bill.fixed) == (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4)
 
@@ -93,7 +102,10 @@ def test_factors(alpha: float, beta: float) -> None:
         ("attention_bias", True),
         ("mlp_alpha_factor", 0),
         ("hidden_act", "tanh"),
-        ("postnorm", True),
+        ("postnorm", False),
+        ("shared_intermediate_size", 8),
+        ("rotary_dim", 5),
+        ("rotary_dim", 10),
     ],
 )
 def test_what_is_refused(key: str, value: object) -> None:

@@ -1,6 +1,8 @@
 """The minimax family: lightning attention in most layers, attention in the others, experts in all.
 
 MiniMax 2025 (MiniMax-01, arXiv 2501.08313). A branch's output is added to the normalised stream, each with a factor.
+Published models have RoPE on half of each head, as `rotary_dim` says; transformers 5.24 does not read it, and applies
+RoPE to whole heads.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from asbuilt.families.shared.key import Irrelevant, Key, Number, Only, Values, b
 from asbuilt.families.shared.names import NO_BUFFERS, NORMS, Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.rotary import RopeOfWidth
 from asbuilt.families.shared.sizes import FULL, NullableHeadWidth, sizes, window
 from asbuilt.families.shared.table import Interleave, Layout
 from asbuilt.spec import Attention, Block, Branch, LanguageModel, LightningAttention, RMSNorm, Router
@@ -125,7 +128,7 @@ FAMILY = Family(
         *but(
             sizes(n_vocab=32000, d_model=4096, d_ff=14336, n_layers=32, n_heads=32, n_kv_heads=8, context=131072),
             d_head=NullableHeadWidth(),
-            rotary={"theta": 1e6},
+            rotary=RopeOfWidth(theta=1e6),
         ),
         experts.TRAINING,
         experts.routed(*experts.counts("num_local_experts", "num_experts", n_experts=8, top_k=2), renormalise=True),
@@ -136,6 +139,9 @@ FAMILY = Family(
         *_factors("full_attn", "full", Attention),
         *_factors("mlp", "mlp", None),
         Only("attention_bias", False, None, reason="this family has no biases"),
+        Only("postnorm", True, None, reason="branches of this family are added to the normalised stream"),
+        Only("shared_intermediate_size", 0, None, reason="this family has no shared expert"),
+        Irrelevant("there is no shared expert", "shared_moe_mode"),
         Irrelevant("how it is computed, not what", "block_size"),
     ),
     build=build,
