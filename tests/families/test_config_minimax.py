@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asbuilt import cost
+from asbuilt.description.bill import distinct
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
-from asbuilt.spec import Attention, LightningAttention, Model, Rotary, walk
+from asbuilt.spec import Attention, LightningAttention, Model, Pass, Rotary, walk
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SIZES: dict[str, Any] = {
@@ -64,6 +65,17 @@ def test_minimax_text_01_is_as_large_as_published() -> None:
     assert (first.d_head, first.positions.d_rotary) == (128, 64)
     bill = cost.cache(spec, 1024, "bf16")
     assert (bill.per_token, bill.fixed) == (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4)
+
+
+def test_layers_that_cost_the_same_are_one_row() -> None:
+    """Heads of each layer forget at rates of their own, which changes no cost."""
+    rows = cost.rows(spec_of(TEXT_01), Pass(tokens=8), "bf16")
+    found = [(row.path, row.count) for row in rows if row.part == "LightningAttention"]
+    assert found == [(f"blocks.{8 * i}-{8 * i + 6}.mixer.body", 7) for i in range(10)]
+    assert [(block.branches[0].name, len(where)) for block, where in distinct(spec_of(TEXT_01))] == [
+        ("mixer", 70),
+        ("attention", 10),
+    ]
 
 
 @given(st.lists(st.sampled_from([FULL, LINEAR]), min_size=1, max_size=6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.mixer import Mixer
@@ -116,6 +116,11 @@ class Block(Part):
         """Width of its input: of all residual streams together."""
         first = self.branches[0]
         return first.body.d_model * (1 if first.streams is None else first.streams.n_streams)
+
+    @property
+    def billed(self) -> Block:
+        """The same with bodies that stand for theirs."""
+        return replace(self, branches=tuple(replace(one, body=one.body.billed) for one in self.branches))
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields the branches under their own names."""

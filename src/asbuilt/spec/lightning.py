@@ -78,6 +78,11 @@ class LightningAttention(Mixer):
         """Width of all heads together."""
         return self.n_heads * self.d_head
 
+    @property
+    def billed(self) -> LightningAttention:
+        """The same with a decay of 1: layers that forget sooner or later cost the same."""
+        return replace(self, decay=1.0)
+
     def plain_maps(self) -> dict[str, Linear]:
         """q, k, v and gate (d_model to n_heads*d_head), o (n_heads*d_head to d_model)."""
         into = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
