@@ -5,8 +5,6 @@ Shapes: batch B, new tokens T, channels C, taps K.
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels import convolution
@@ -85,17 +83,10 @@ class CausalConvolution(PartModule):
         if valid is not None:
             order, places, counts = step.once("valid tokens first", lambda: _together(valid))
             x_BTC = _rows(x_BTC, order)
-        y = self.convolved(x_BTC, before)
+        y = convolution.full(x_BTC, self.taps, self.bias, before, self.part.dilation)
         if layer is not None:
             layer.write((convolution.last_inputs(x_BTC, before, counts, reach),))
         return y if places is None else _rows(y, places)
-
-    def convolved(self, x_BTC: Tensor, before: Tensor | None) -> Tensor:
-        """Returns the sums (B, T, C)."""
-        x_BCT = x_BTC.transpose(1, 2)
-        past = x_BCT.new_zeros(*x_BCT.shape[:2], self.part.reach) if before is None else before
-        padded = torch.cat((past, x_BCT), -1)
-        return F.conv1d(padded, self.taps, self.bias, dilation=self.part.dilation).transpose(1, 2)
 
 
 def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,13 +26,8 @@ class CausalConvolutionMemory(MappedMemory[CausalConvolution]):
     """Memory of the library's convolution."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The inputs after zeros before the text."""
-        part = self.part
-        return (Saved(name="padded", size=run.batch * (run.tokens + part.reach) * part.d_model),)
-
-    def recomputes(self) -> tuple[str, ...]:
-        """The inputs after those zeros."""
-        return ("padded",)
+        """The input; the zeros before it are put there again."""
+        return (Saved(name="input", size=run.rows * self.part.d_model),)
 
     def peak_bytes(self, run: Pass) -> int:
         """Inputs, sums and matrices, the former two twice: the library puts all of them in another order."""
