@@ -19,6 +19,7 @@ from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.model import Model
 from asbuilt.spec import (
     ACTIVATIONS,
+    CELLS,
     DECAYS,
     DELTA_GATES,
     GROUP_SCORES,
@@ -42,6 +43,7 @@ from asbuilt.spec import (
     BiasTable,
     Block,
     Branch,
+    CausalConvolution,
     ChannelMixing,
     ClampedGate,
     Classifier,
@@ -49,6 +51,7 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    DiagonalStateSpace,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -76,6 +79,7 @@ from asbuilt.spec import (
     LatentAttention,
     LayerNorm,
     LearnedPositions,
+    LightningAttention,
     LinearAttention,
     LinearScaling,
     Llama3Scaling,
@@ -101,6 +105,7 @@ from asbuilt.spec import (
     Projector,
     Proportional,
     QueryTemperature,
+    Recurrent,
     RelativeBuckets,
     RelativeProjection,
     RMSNorm,
@@ -361,7 +366,14 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
     usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
-    return usual | recurrences(d_model) | state_spaces(d_model) | delta_nets(d_model)
+    return (
+        usual
+        | lightnings(d_model)
+        | baselines(d_model)
+        | recurrences(d_model)
+        | state_spaces(d_model)
+        | delta_nets(d_model)
+    )
 
 
 @cache
@@ -376,6 +388,54 @@ def linear_attentions(d_model: int) -> SearchStrategy[LinearAttention]:
         output_bias=st.booleans(),
         eps=st.sampled_from((1e-6, 0.1)),
     )
+
+
+@cache
+@st.composite
+def lightnings(draw: DrawFn, d_model: int) -> LightningAttention:
+    """Lightning attention, whose heads forget sooner or later."""
+    n_heads, d_head = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    return LightningAttention(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_head,
+        decay=draw(st.sampled_from((1e-5, 0.3, 1.0))),
+        norm=draw(norms(n_heads * d_head)),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+    )
+
+
+@cache
+def recurrent(d_model: int) -> SearchStrategy[Recurrent]:
+    """A recurrent network of any cell."""
+    return st.builds(
+        Recurrent,
+        d_model=st.just(d_model),
+        d_hidden=st.integers(1, 7),
+        cell=st.sampled_from(CELLS),
+        bias=st.booleans(),
+        output_bias=st.booleans(),
+    )
+
+
+@cache
+def causal_convolutions(d_model: int) -> SearchStrategy[CausalConvolution]:
+    """A convolution over all channels, of tokens next to each other or apart."""
+    return st.builds(
+        CausalConvolution,
+        d_model=st.just(d_model),
+        kernel=st.integers(1, 4),
+        dilation=st.integers(1, 3),
+        bias=st.booleans(),
+    )
+
+
+@cache
+def baselines(d_model: int) -> SearchStrategy[Mixer]:
+    """What came before attention."""
+    return recurrent(d_model) | causal_convolutions(d_model)
 
 
 @cache
@@ -437,7 +497,13 @@ def rg_lrus(draw: DrawFn, d_model: int) -> RGLRU:
 @cache
 def state_spaces(d_model: int) -> SearchStrategy[Mixer]:
     """Any state space."""
-    return mamba2s(d_model) | mambas(d_model)
+    return mamba2s(d_model) | mambas(d_model) | diagonal_state_spaces(d_model)
+
+
+@cache
+def diagonal_state_spaces(d_model: int) -> SearchStrategy[DiagonalStateSpace]:
+    """A state space that is the same for all tokens."""
+    return st.builds(DiagonalStateSpace, d_model=st.just(d_model), d_state=st.integers(1, 5), bias=st.booleans())
 
 
 @cache
@@ -599,12 +665,12 @@ def mixtures(draw: DrawFn, d_model: int) -> MixtureOfExperts:
 
 @cache
 def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
-    """One residual branch, its norms before, after, on the sum, or none."""
+    """One residual branch, its norms before, after, on the sum, or none; the stream normed too, scaled, or neither."""
     two = st.tuples(*[st.sampled_from((1.0, 0.6))] * 2)
     other = feedforwards(d_model) | mixers(d_model)
     both = st.builds(Parallel, attention=mixers(d_model), ffn=other, input_scales=two, output_scales=two)
     bodies = {"attention": mixers(d_model), "ffn": feedforwards(d_model), "both": both}
-    return st.builds(
+    drawn = st.builds(
         Branch,
         name=st.just(name),
         body=bodies[name],
@@ -613,6 +679,10 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         sum_norm=maybe_norms(d_model),
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
+        stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
+    )
+    return st.tuples(drawn, st.booleans()).map(
+        lambda found: replace(found[0], normed=found[1] and found[0].norm is not None)
     )
 
 
@@ -621,7 +691,7 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
 def blocks(draw: DrawFn, d_model: int) -> Block:
     """Attention and feed-forward in either order, side by side in two ways, or attention alone."""
     attention, ffn, both = (draw(branches(name, d_model)) for name in ("attention", "ffn", "both"))
-    beside = replace(ffn, parallel=True)
+    beside = replace(ffn, parallel=True, normed=False)
     kinds = ((attention, ffn), (ffn, attention), (attention,), (attention, beside), (both,), (attention, beside, both))
     return Block(branches=draw(st.sampled_from(kinds)), scaled=draw(st.booleans()))
 
@@ -771,7 +841,7 @@ def merges(d_model: int) -> SearchStrategy[StreamMerge]:
 def connected(block: Block, merge: StreamMerge) -> Block:
     """The block with hyper-connections to as many streams."""
     own = HyperConnection(n_streams=merge.n_streams, d_model=merge.d_model, iterations=merge.n_streams)
-    plain = {"streams": own, "scale": 1.0, "parallel": False, "sum_norm": None}
+    plain = {"streams": own, "scale": 1.0, "stream_scale": 1.0, "normed": False, "parallel": False, "sum_norm": None}
     return replace(block, branches=tuple(replace(branch, **plain) for branch in block.branches))
 
 

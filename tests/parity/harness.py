@@ -46,6 +46,7 @@ BATCH, TOKENS = 2, 48
 # Every run draws anew; PARITY_SEED, printed at the end of each run, draws the same again.
 SEED = os.environ.get("PARITY_SEED") or str(random.SystemRandom().randrange(2**32))
 
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # buffers that follow from a config
 FROZEN = ("e_score_correction_bias", "expert_bias")  # some classes have as parameters what others have as buffers
 
 Draw = Callable[[random.Random], PreTrainedConfig]
@@ -153,7 +154,7 @@ def randomise(module: nn.Module, seed: int) -> None:
         own = owner.named_parameters(recurse=False)
         named = {name: p for name, p in own if p.requires_grad or name in FROZEN}  # others are computed
         kept = owner.named_buffers(recurse=False)
-        named |= {name: b for name, b in kept if name not in owner._non_persistent_buffers_set}
+        named |= {n: b for n, b in kept if n not in owner._non_persistent_buffers_set and n not in COMPUTED}
         for name, tensor in named.items():
             if id(tensor) not in seen and tensor.is_floating_point():  # a tied head is drawn once
                 seen.add(id(tensor))

@@ -248,6 +248,8 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (BRANCH, {"name": "a.b"}, "name"),
     (BRANCH, {"name": 3}, "name"),
     (BRANCH, {"scale": 0.0}, "scale"),
+    (BRANCH, {"stream_scale": 0.0}, "stream_scale"),
+    (BRANCH, {"normed": True}, "normed"),
     *((BRANCH, {name: RMSNorm(d=5)}, name) for name in ("norm", "post_norm", "sum_norm")),
     (MODEL.blocks[0], {"branches": ()}, "branches"),
     (MODEL.blocks[0], {"branches": (BRANCH, BRANCH)}, "branches"),

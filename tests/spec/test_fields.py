@@ -25,9 +25,11 @@ from asbuilt.spec import (
     Attention,
     AudioLanguageModel,
     AxialPositions,
+    CausalConvolution,
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    DiagonalStateSpace,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -38,6 +40,7 @@ from asbuilt.spec import (
     Hearing,
     HyperConnection,
     LayerNorm,
+    LightningAttention,
     Linear,
     LinearAttention,
     LongRope,
@@ -52,6 +55,7 @@ from asbuilt.spec import (
     PerLayerInput,
     Predictor,
     Proportional,
+    Recurrent,
     RMSNorm,
     Rotary,
     ShortConvolution,
@@ -81,13 +85,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
-    "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False},
+    "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
+    "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
     "Contrast": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
+    "DiagonalStateSpace": {"bias": True},
     "ExpertGroups": {"score": "best"},
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False, "gate_scale": 1.0},
@@ -98,6 +104,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
     "LearnedPositions": {"offset": 0},
+    "LightningAttention": {"activation": "silu", "bias": False, "output_bias": False},
     "LinearAttention": {"bias": False, "output_bias": False, "eps": 1e-6},
     "Linear": {"bias": False, "to_stream": False, "belongs": "other", "clipped": False},
     "Mamba": {"bias": False},
@@ -121,6 +128,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
     "GatedConvolution": {"bias": False},
+    "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
     "ShortConvolution": {"bias": False, "activation": "silu", "belongs": "ssm"},
     "TextEncoder": {"name": "model"},
@@ -200,6 +208,7 @@ def examples() -> dict[type[Part], Part]:
     found[AxialPositions] = AxialPositions(n_entries=5, d_model=6, n_side=3)
     found[PerLayerInput] = PerLayerInput(d_model=6, d=2, activation="relu")
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
+    found[LightningAttention] = LightningAttention(d_model=6, n_heads=2, d_head=3, decay=0.5, norm=RMSNorm(d=6))
     conv = ShortConvolution(channels=14, kernel=3)
     found[Mamba] = Mamba(d_model=6, d_inner=14, d_state=3, dt_rank=2, conv=conv)
     found[Mamba2] = Mamba2(d_model=6, n_heads=2, d_head=4, d_state=3, conv=conv)
@@ -215,6 +224,9 @@ def examples() -> dict[type[Part], Part]:
     )
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
+    found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)
+    found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
+    found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
     conv = ShortConvolution(channels=6, kernel=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")

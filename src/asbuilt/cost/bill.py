@@ -417,7 +417,7 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
 def _folded(
     part: Part, run: Pass | None, path: str = "", count: int = 1
 ) -> Iterator[tuple[str, Part, Pass | None, int]]:
-    """Yields (path, part, run, count) as `runs` does, with consecutive equal blocks as one, `blocks.0-31`.
+    """Yields (path, part, run, count) as `runs` does, with consecutive blocks of equal costs as one, `blocks.0-31`.
 
     The run is None for parts that do not run.
     """
@@ -427,7 +427,7 @@ def _folded(
         for name, child in part.children()
         if not isinstance(child, Map)  # covered by the part whose map it is
     ]
-    for _, group in groupby(below, lambda one: one[1:] if isinstance(one[1], Block) else one[0]):
+    for _, group in groupby(below, lambda one: (one[1].billed, one[2]) if isinstance(one[1], Block) else one[0]):
         (name, child, seen), *others = group
         label = f"{name}-{others[-1][0].split('.')[1]}" if others else name
         yield from _folded(child, seen, f"{path}.{label}" if path else label, count * (1 + len(others)))

@@ -253,11 +253,11 @@ def _row(row: cost.Row) -> dict[str, Any]:
 
 
 def distinct(spec: Model) -> list[tuple[Block, list[int]]]:
-    """Returns each distinct block once, with the indices of its layers."""
-    found: dict[Block, list[int]] = {}
+    """Returns one block of each that differ in costs, with the indices of its layers."""
+    found: dict[Block, tuple[Block, list[int]]] = {}
     for i, block in enumerate(spec.blocks):
-        found.setdefault(block, []).append(i)
-    return list(found.items())
+        found.setdefault(block.billed, (block, []))[1].append(i)
+    return list(found.values())
 
 
 def _stacks(spec: Model) -> list[tuple[Model, str]]:

@@ -1,4 +1,4 @@
-"""The short causal depthwise convolution: a sum of shifted inputs, and the library's convolution as reference.
+"""The short causal depthwise convolution, a sum of shifted inputs, and the full one by the library's kernel.
 
 Shapes: batch B, tokens T, channels C, taps K; x (B, T, C), w (C, K), the inputs before x (B, C, K - 1).
 """
@@ -100,3 +100,42 @@ def last_inputs(x_BTC: Tensor, before: Tensor | None, lengths_B1: Tensor | None,
         return every[:, :, T:]
     places = lengths_B1 + torch.arange(count, device=x_BTC.device)
     return every.gather(2, places[:, None].expand(-1, C, -1))
+
+
+def full(x_BTC: Tensor, w_CCK: Tensor, bias: Tensor | None, before: Tensor | None, dilation: int) -> Tensor:
+    """Returns the causal convolution over all channels (B, T, C) after the inputs before x, zeros for None.
+
+    Under autograd only x is saved: the zeros before it are put there again.
+    """
+    if before is None and torch.is_grad_enabled() and (x_BTC.requires_grad or w_CCK.requires_grad):
+        return FullFunction.apply(x_BTC, w_CCK, bias, dilation)  # type: ignore[no-any-return]
+    return F.conv1d(padded(x_BTC, w_CCK, before, dilation), w_CCK, bias, dilation=dilation).transpose(1, 2)
+
+
+def padded(x_BTC: Tensor, w_CCK: Tensor, before: Tensor | None, dilation: int) -> Tensor:
+    """Returns x after the inputs before it (B, C, reach + T)."""
+    reach = dilation * (w_CCK.shape[2] - 1)
+    past = x_BTC.new_zeros(len(x_BTC), x_BTC.shape[2], reach) if before is None else before
+    return torch.cat((past, x_BTC.transpose(1, 2)), -1)
+
+
+class FullFunction(torch.autograd.Function):
+    """The library's convolution and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, dilation: int) -> Tensor:  # noqa: ANN401
+        """Saves x and the matrices."""
+        ctx.save_for_backward(x, w)
+        ctx.dilation, ctx.biased = dilation, bias is not None
+        return F.conv1d(padded(x, w, None, dilation), w, bias, dilation=dilation).transpose(1, 2)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Returns the gradients of x, the matrices and the bias."""
+        x, w = ctx.saved_tensors
+        wide, sizes = padded(x, w, None, ctx.dilation), [len(w)] if ctx.biased else None
+        found = torch.ops.aten.convolution_backward(
+            dy.transpose(1, 2), wide, w, sizes, [1], [0], [ctx.dilation], False, [0], 1, [True, True, ctx.biased]
+        )
+        return found[0][:, :, wide.shape[2] - x.shape[1] :].transpose(1, 2), found[1], found[2], None

@@ -38,7 +38,7 @@ class Parallel(nn.Module):
 
 @computes(spec.Branch)
 class Branch(PartModule):
-    """sum_norm(x + scale * g * post_norm(body(norm(x))))."""
+    """sum_norm(r + scale * g * post_norm(body(norm(x))))."""
 
     layer_scale: Tensor | None
 
@@ -53,21 +53,30 @@ class Branch(PartModule):
         self.post_norm = optional(part.post_norm, f"{path}.post_norm")
         self.sum_norm = optional(part.sum_norm, f"{path}.sum_norm")
         self.scale, self.parallel = part.scale, part.parallel
+        self.stream_scale, self.normed = part.stream_scale, part.normed
 
     def forward(self, x_BTM: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
         """Returns the stream with this branch of x added."""
         if self.streams is not None:
             read_BTM, post, mix = self.streams(stream_BTM)
             return self.streams.write(stream_BTM, self.output(read_BTM, step), post, mix)
-        y = self.output(x_BTM, step)
+        if self.normed and self.norm is not None:
+            stream_BTM = self.norm(x_BTM)
+            y = self.after(self.body(stream_BTM, step))
+        else:
+            y = self.output(x_BTM, step)
+        stream_BTM = stream_BTM if self.stream_scale == 1.0 else stream_BTM * self.stream_scale
         y = stream_BTM + y if self.scale == 1.0 else torch.add(stream_BTM, y, alpha=self.scale)
         return y if self.sum_norm is None else self.sum_norm(y)
 
     def output(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns g * post_norm(body(norm(x))), or of x and what the side gives."""
         x_BTM = x_BTM if self.side is None else x_BTM + self.side(x_BTM, step)
-        y = self.body(x_BTM if self.norm is None else self.norm(x_BTM), step)
-        y = y if self.post_norm is None else self.post_norm(y)
+        return self.after(self.body(x_BTM if self.norm is None else self.norm(x_BTM), step))
+
+    def after(self, y_BTM: Tensor) -> Tensor:
+        """Returns g * post_norm(y)."""
+        y = y_BTM if self.post_norm is None else self.post_norm(y_BTM)
         return y if self.layer_scale is None else y * self.layer_scale
 
 

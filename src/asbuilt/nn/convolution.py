@@ -1,4 +1,4 @@
-"""Short causal convolutions, with a sequence's last inputs in the cache.
+"""Causal convolutions, with a sequence's last inputs in the cache.
 
 Shapes: batch B, new tokens T, channels C, taps K.
 """
@@ -12,10 +12,10 @@ from asbuilt.nn.cache import StateCache
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
-from asbuilt.spec.convolution import ShortConvolution as Spec
+from asbuilt.spec import convolution as spec
 
 
-@computes(Spec)
+@computes(spec.ShortConvolution)
 class ShortConvolution(PartModule):
     """A sum of each channel's last inputs, with an activation.
 
@@ -26,7 +26,7 @@ class ShortConvolution(PartModule):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, part: Spec, path: str) -> None:
+    def __init__(self, part: spec.ShortConvolution, path: str) -> None:
         super().__init__(part, path)
         self.part = part
         if not part.bias:
@@ -59,6 +59,34 @@ class ShortConvolution(PartModule):
         y, after = convolution.step(x_B1C[:, 0], self.weight[:, 0], self.bias, before, silu=silu)
         layer.write((after,))
         return y[:, None]
+
+
+@computes(spec.CausalConvolution)
+class CausalConvolution(PartModule):
+    """A product with each token's last inputs, padding as in short ones."""
+
+    taps: Tensor
+    bias: Tensor | None
+
+    def __init__(self, part: spec.CausalConvolution, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x_BTC: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, C)."""
+        reach, valid = self.part.reach, step.valid_BT
+        layer = step.cache.layer(self.path, StateCache) if step.cache is not None and reach else None
+        before = None if layer is None or not any(step.past) else layer.read()[0].to(x_BTC.dtype)
+        counts = places = None
+        if valid is not None:
+            order, places, counts = step.once("valid tokens first", lambda: _together(valid))
+            x_BTC = _rows(x_BTC, order)
+        y = convolution.full(x_BTC, self.taps, self.bias, before, self.part.dilation)
+        if layer is not None:
+            layer.write((convolution.last_inputs(x_BTC, before, counts, reach),))
+        return y if places is None else _rows(y, places)
 
 
 def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

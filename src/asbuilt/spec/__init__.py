@@ -10,10 +10,11 @@ from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
-from asbuilt.spec.convolution import ShortConvolution
+from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
+from asbuilt.spec.diagonal_state_space import DiagonalStateSpace
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import (
@@ -47,6 +48,7 @@ from asbuilt.spec.indexer import Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.lightning import LightningAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
 from asbuilt.spec.mamba import Mamba
@@ -94,6 +96,7 @@ from asbuilt.spec.positions import (
     Sinusoids,
     YaRN,
 )
+from asbuilt.spec.recurrent import CELLS, Cell, Recurrent
 from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.side import SharedTransformer, SideTransformer
@@ -113,6 +116,7 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 __all__ = [
     "ACTIVATIONS",
+    "CELLS",
     "DECAYS",
     "DELTA_GATES",
     "GROUP_SCORES",
@@ -140,6 +144,8 @@ __all__ = [
     "Block",
     "Body",
     "Branch",
+    "CausalConvolution",
+    "Cell",
     "ChannelMixing",
     "ClampedGate",
     "Classifier",
@@ -147,6 +153,7 @@ __all__ = [
     "Compressor",
     "Contrast",
     "CrossAttention",
+    "DiagonalStateSpace",
     "Disentangled",
     "DistanceTable",
     "DualEncoder",
@@ -180,6 +187,7 @@ __all__ = [
     "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
+    "LightningAttention",
     "Linear",
     "LinearAttention",
     "LinearScaling",
@@ -214,6 +222,7 @@ __all__ = [
     "Proportional",
     "QueryTemperature",
     "RMSNorm",
+    "Recurrent",
     "RelativeBuckets",
     "RelativeProjection",
     "Remembered",

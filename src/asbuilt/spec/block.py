@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.mixer import Mixer
@@ -57,13 +57,13 @@ def reads_stream(body: Body) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(Part):
-    """One residual branch: sum_norm(x + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
+    """One residual branch: sum_norm(r + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
 
-    With a `side` transformer the body reads norm(x + side(x)) instead; the stream itself stays x.
-
-    A `parallel` branch has the same input as the branch before it, and is added to that branch's sum. With `streams` x
-    is read from several residual streams, and the output written to all of them. g is a `layer_scale`, one learned
-    factor for each number of the stream (Touvron et al. 2021, arXiv 2103.17239).
+    The residual r is stream_scale * x, or stream_scale * norm(x) where the stream is `normed`. With a `side`
+    transformer the body reads norm(x + side(x)) instead; the stream itself stays x. A `parallel` branch has the same
+    input as the branch before it, and is added to that branch's sum. With `streams` x is read from several residual
+    streams, and the output written to all of them. g is a `layer_scale`, one learned factor for each number of the
+    stream (Touvron et al. 2021, arXiv 2103.17239).
     """
 
     name: str
@@ -86,12 +86,17 @@ class Branch(Part):
     """Whether it has the same input as the branch before it."""
     layer_scale: bool = False
     """Whether a learned vector multiplies the branch's output."""
+    stream_scale: float = 1.0
+    """Factor on the stream that the output is added to."""
+    normed: bool = False
+    """Whether the output is added to the normalised stream, in place of the stream before its norm."""
 
     def __post_init__(self) -> None:
         simple = isinstance(self.name, str) and self.name.isidentifier()
         require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
         require_number(self, "scale")
-        require_flags(self, "parallel", "layer_scale")
+        require_number(self, "stream_scale")
+        require_flags(self, "parallel", "layer_scale", "normed")
         for field in ("norm", "post_norm", "sum_norm"):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
@@ -102,8 +107,11 @@ class Branch(Part):
         if self.streams is not None:
             fits = self.streams.d_model == self.body.d_model
             require(self, "streams", fits, f"streams of d_model = {self.body.d_model}")
-            plain = self.scale == 1.0 and not self.parallel and self.sum_norm is None and self.side is None
+            plain = self.scale == self.stream_scale == 1.0 and not self.parallel
+            plain = plain and self.sum_norm is None and self.side is None
             require(self, "streams", plain, "none with a scale, a norm of the sum, a side, or in parallel")
+        alone = self.norm is not None and self.streams is None and self.side is None and not self.parallel
+        require(self, "normed", not self.normed or alone, "false without a norm, with streams, a side, or in parallel")
 
     def holds(self) -> dict[str, Weight]:
         """g (d_model), if enabled."""
@@ -135,6 +143,11 @@ class Block(Part):
         """Width of its input: of all residual streams together."""
         first = self.branches[0]
         return first.body.d_model * (1 if first.streams is None else first.streams.n_streams)
+
+    @property
+    def billed(self) -> Block:
+        """The same with bodies that stand for theirs."""
+        return replace(self, branches=tuple(replace(one, body=one.body.billed) for one in self.branches))
 
     def children(self) -> Iterator[tuple[str, Part]]:
         """Yields the branches under their own names."""

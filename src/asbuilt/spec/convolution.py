@@ -1,6 +1,6 @@
-"""The short causal convolution that recurrent mixers put before their state: each channel sees a few tokens.
+"""Causal convolutions over tokens: the short one of recurrent mixers, for each channel by itself, and a full one.
 
-As in H3 (Fu et al. 2022, arXiv 2212.14052) and Mamba (Gu & Dao 2023, arXiv 2312.00752), section 3.4.
+Short ones as in H3 (Fu et al. 2022, arXiv 2212.14052) and Mamba (Gu & Dao 2023, arXiv 2312.00752), section 3.4.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from asbuilt.spec.linear import Linear
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import (
     KINDS,
     Kind,
     Part,
+    Pass,
+    Product,
     Remembered,
     Weight,
     require,
@@ -60,3 +64,50 @@ class ShortConvolution(Part):
         """The last kernel - 1 inputs of a sequence."""
         shape = (self.channels, self.kernel - 1)
         return (Remembered(name="inputs", shape=shape, per="sequence"),) if self.kernel > 1 else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalConvolution(Mixer):
+    """y_t = sum over i < kernel of W_i x_(t - dilation * (kernel - 1 - i)) + b, with W_i over all channels.
+
+    x before a text is 0, and so are its padded tokens. A sequence's state is its last dilation * (kernel - 1) inputs.
+    Kim 2014 (arXiv 1408.5882); dilated and causal: van den Oord et al. 2016 (WaveNet, arXiv 1609.03499).
+    """
+
+    kind = "ssm"
+    d_model: int
+    """Width of the residual stream."""
+    kernel: int
+    """Tokens that an output depends on, its own included."""
+    dilation: int = 1
+    """Distance of those tokens."""
+    bias: bool = True
+    """Whether there is a bias b."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "kernel", "dilation")
+        require_flags(self, "bias")
+
+    @property
+    def reach(self) -> int:
+        """Tokens before its own that an output depends on, those between included."""
+        return self.dilation * (self.kernel - 1)
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """None: its matrices are one tensor."""
+        return {}
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_model, d_model, kernel), as in PyTorch's convolution, and b (d_model) if enabled."""
+        taps = {"taps": Weight(shape=(self.d_model, self.d_model, self.kernel), role="matrix")}
+        return taps | ({"bias": Weight(shape=(self.d_model,), role="bias")} if self.bias else {})
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product of each token's inputs, side by side, zeros before a text included."""
+        wide = self.d_model * self.kernel
+        return (Product(name="taps", a=run.rows, b=wide, c=self.d_model, weight="taps"),)
+
+    def remembers(self) -> tuple[Remembered, ...]:
+        """The last dilation * (kernel - 1) inputs of a sequence."""
+        shape = (self.d_model, self.reach)
+        return (Remembered(name="inputs", shape=shape, per="sequence"),) if self.reach else ()

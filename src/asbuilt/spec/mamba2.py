@@ -6,7 +6,7 @@ Dao & Gu 2024 (arXiv 2405.21060), sections 5 and 7.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from asbuilt.spec.convolution import ShortConvolution
 from asbuilt.spec.linear import Linear, Map
@@ -136,50 +136,59 @@ class Mamba2(Mixer):
 
     def chunks(self, run: Pass) -> list[tuple[int, int]]:
         """Returns (tokens, count) of the full chunks of a pass and of the partial one, if any."""
-        full, rest = divmod(run.tokens, CHUNK)
-        return [(size, n) for size, n in ((CHUNK, full), (rest, 1)) if size and n]
+        return chunks(run)
 
     def n_read(self, run: Pass) -> int:
         """Returns the tokens that read a state: all but those of a sequence's first chunk."""
-        return run.tokens if run.past else max(0, run.tokens - CHUNK)
+        return n_read(run)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Maps; scores of each group and weighted sums of each head within chunks; reading and updating states.
 
         The last chunk updates them only for a cache.
         """
-        heads, groups = run.batch * self.n_heads, run.batch * self.n_groups
-        within: list[Product] = []
-        for size, n in self.chunks(run):
-            pairs = n * size * (size + 1)
-            within += [
-                Product(
-                    name="scores",
-                    a=size,
-                    b=self.d_state,
-                    c=size,
-                    n=groups * n,
-                    needed=groups * pairs * self.d_state,
-                ),
-                Product(name="mix", a=size, b=size, c=self.d_head, n=heads * n, needed=heads * pairs * self.d_head),
-            ]
-        last = self.chunks(run)[-1][0]
-        before, read = run.tokens - last, self.n_read(run)
-
-        def of_states(name: str, a: int, b: int, *, caching: bool = False) -> tuple[Product, ...]:
-            product = Product(name=name, a=a, b=b, c=self.d_group, n=groups, caching=caching)
-            return (product,) if a and b else ()
-
-        return (
-            *self.map_products(run, "into"),
-            *within,
-            *of_states("read", read, self.d_state),
-            *of_states("update", self.d_state, before),
-            *of_states("last update", self.d_state, last, caching=True),
-            *self.map_products(run, "out"),
-        )
+        within = chunk_products(run, self.n_heads, self.n_groups, self.d_state, self.d_head)
+        return (*self.map_products(run, "into"), *within, *self.map_products(run, "out"))
 
     def remembers(self) -> tuple[Remembered, ...]:
         """The states: n_heads * d_head * d_state numbers of a sequence, in float32."""
         shape = (self.n_groups, self.d_state, self.d_group)
         return (Remembered(name="state", shape=shape, per="sequence", dtype="float32"),)
+
+
+def chunks(run: Pass) -> list[tuple[int, int]]:
+    """Returns (tokens, count) of the full chunks of a pass and of the partial one, if any."""
+    full, rest = divmod(run.tokens, CHUNK)
+    return [(size, n) for size, n in ((CHUNK, full), (rest, 1)) if size and n]
+
+
+def n_read(run: Pass) -> int:
+    """Returns the tokens that read a state: all but those of a sequence's first chunk."""
+    return run.tokens if run.past else max(0, run.tokens - CHUNK)
+
+
+def chunk_products(
+    run: Pass, n_heads: int, n_groups: int, d_state: int, d_head: int, *, recomputed: bool = False
+) -> tuple[Product, ...]:
+    """Returns the products of a recurrence whose heads decay as a whole: heads of a group share scores.
+
+    Within chunks scores of each group and weighted sums of each head; then reading and updating (d_state, d_head)
+    states. The last chunk updates them only for a cache. `recomputed` says that the kernel saves its inputs alone.
+    """
+    heads, groups = run.batch * n_heads, run.batch * n_groups
+    again: dict[str, Any] = {"recomputed": recomputed}
+    found: list[Product] = []
+    for size, n in chunks(run):
+        pairs = n * size * (size + 1)
+        scores, mix = groups * pairs * d_state, heads * pairs * d_head
+        found += [
+            Product(name="scores", a=size, b=d_state, c=size, n=groups * n, needed=scores, **again),
+            Product(name="mix", a=size, b=size, c=d_head, n=heads * n, needed=mix, **again),
+        ]
+    last, wide = chunks(run)[-1][0], n_heads // n_groups * d_head
+    before, read = run.tokens - last, n_read(run)
+    if read:
+        found.append(Product(name="read", a=read, b=d_state, c=wide, n=groups, **again))
+    if before:
+        found.append(Product(name="update", a=d_state, b=before, c=wide, n=groups, **again))
+    return (*found, Product(name="last update", a=d_state, b=last, c=wide, n=groups, caching=True, **again))

@@ -239,6 +239,11 @@ class Part:
         """Returns the cached tensors."""
         return ()
 
+    @property
+    def billed(self) -> Part:
+        """What stands for this part where costs alone matter: the same for parts that differ in other numbers."""
+        return self
+
     def share(self, name: str, run: Pass) -> Fraction:
         """Returns the expected share of this part's weight `name` that one pass reads: all by default."""
         return Fraction(1)

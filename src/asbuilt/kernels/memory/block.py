@@ -57,7 +57,8 @@ class BranchMemory(Memory[Branch]):
         beside = 0 if part.side is None else stream  # the sum of the input and what the side gives
         side = 0 if part.side is None else memory(part.side).peak_bytes(run)
         after = [stream + memory(norm).peak_bytes(run) for norm in (part.post_norm, part.sum_norm) if norm is not None]
-        most = max(normed + memory(part.body).peak_bytes(run), 2 * stream, *norms, *after)
+        summing = 2 * stream + (stream if part.normed else 0) + (stream if part.stream_scale != 1.0 else 0)
+        most = max(normed + memory(part.body).peak_bytes(run), summing, *norms, *after)
         return max(side, beside + most)
 
 

@@ -1,9 +1,10 @@
-"""What the short convolution saves and needs."""
+"""What causal convolutions save and need."""
 
 from __future__ import annotations
 
+from asbuilt.kernels.memory.linear import MappedMemory
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
-from asbuilt.spec.convolution import ShortConvolution
+from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
 from asbuilt.spec.part import Pass
 
 
@@ -18,3 +19,18 @@ class ShortConvolutionMemory(Memory[ShortConvolution]):
     def peak_bytes(self, run: Pass) -> int:
         """The result; of a narrow dtype the input and the sums in float32."""
         return run.rows * self.part.channels * (run.width if run.width >= 4 else 8)
+
+
+@memory_of(CausalConvolution)
+class CausalConvolutionMemory(MappedMemory[CausalConvolution]):
+    """Memory of the library's convolution."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input; the zeros before it are put there again."""
+        return (Saved(name="input", size=run.rows * self.part.d_model),)
+
+    def peak_bytes(self, run: Pass) -> int:
+        """Inputs, sums and matrices, the former two twice: the library puts all of them in another order."""
+        part = self.part
+        padded = run.batch * (run.tokens + part.reach) * part.d_model
+        return (2 * (padded + run.rows * part.d_model) + part.d_model**2 * part.kernel) * run.width

@@ -87,29 +87,31 @@ class Mamba2Memory(MappedMemory[spec.Mamba2]):
         held = projected + steps
         convolving = held + memory(part.conv).peak_bytes(run)
         copying = mixed + (inner + 2 * shared) * wide
-        chunks = max(2 * shared * wide + self._chunks_need(run) * wide, copying)
+        need = chunks_need(run, part.n_heads, part.n_groups, part.d_state, part.d_head)
+        chunks = max((2 * shared + need) * wide, copying)
         scanning = held + steps + chunks
         norming = held + 2 * inner * wide + (inner * run.width if run.width < wide else 0)
         out = held + run.rows * (part.d_inner + part.d_model) * run.width
         scaled = 2 * projected if part.scales else 0
         return max(convolving, scanning, norming, out, scaled) + self.peak_beside(run)
 
-    def _chunks_need(self, run: Pass) -> int:
-        """Returns the peak in numbers beside b and c: in the last full chunk, or when joining results.
 
-        A chunk has x twice, earlier results, scores and decays; reading has a state, two results and what is read;
-        updating has states three times.
-        """
-        part, size = self.part, min(run.tokens, spec.CHUNK)
-        heads, groups = run.batch * part.n_heads, run.batch * part.n_groups
-        inner, before = run.rows * part.d_inner, max(0, run.tokens - size) * run.batch * part.d_inner
-        pairs, tokens = heads * size * size, heads * size * part.d_head
-        within = max(pairs + groups * size * size, pairs + tokens)
-        if not run.past and run.tokens == size:
-            return 2 * inner + max(within, inner)
-        state = heads * part.d_head * part.d_state
-        chunk = before + max(2 * state + tokens + within, 3 * state + 3 * tokens)
-        return 2 * inner + max(chunk, 2 * inner + 2 * state + 2 * tokens)
+def chunks_need(run: Pass, n_heads: int, n_groups: int, d_state: int, d_head: int) -> int:
+    """Returns the peak in numbers beside b and c: in the last full chunk, or when joining results.
+
+    A chunk has x twice, earlier results, scores and decays; reading has a state, two results and what is read;
+    updating has states three times.
+    """
+    size = min(run.tokens, spec.CHUNK)
+    heads, groups = run.batch * n_heads, run.batch * n_groups
+    inner, before = run.tokens * heads * d_head, max(0, run.tokens - size) * heads * d_head
+    pairs, tokens = heads * size * size, heads * size * d_head
+    within = max(pairs + groups * size * size, pairs + tokens)
+    if not run.past and run.tokens == size:
+        return 2 * inner + max(within, inner)
+    state = heads * d_head * d_state
+    chunk = before + max(2 * state + tokens + within, 3 * state + 3 * tokens)
+    return 2 * inner + max(chunk, 2 * inner + 2 * state + 2 * tokens)
 
 
 def _saved(sizes: dict[str, int], width: Width) -> tuple[Saved, ...]:

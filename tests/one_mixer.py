@@ -1,0 +1,82 @@
+"""What holds of every mixer that remembers by a state: models of it alone, and checks of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import strategies
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import Tensor
+
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model as Module
+from asbuilt.spec import Block, Branch, Head, Mixer, Model, RMSNorm, TokenEmbedding
+
+
+def alone(*mixers: Mixer, n_vocab: int = 7) -> Model:
+    """Layers of these mixers and nothing else."""
+    d_model = mixers[0].d_model
+    return Model(
+        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model),
+        blocks=tuple(Block(branches=(Branch(name="mixer", body=one, norm=RMSNorm(d=d_model)),)) for one in mixers),
+        head=Head(d_model=d_model, n_vocab=n_vocab),
+        max_positions=512,
+    )
+
+
+def stacks(mixers: SearchStrategy[Mixer]) -> SearchStrategy[Model]:
+    """One or two layers of what is drawn."""
+    return st.lists(mixers, min_size=1, max_size=2).map(lambda drawn: alone(*drawn))
+
+
+def text(spec: Model, batch: int, tokens: int, seed: int) -> Tensor:
+    """Token ids (B, T)."""
+    return torch.randint(spec.n_vocab, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def near(have: Tensor, want: Tensor, close: float) -> None:
+    """Fails unless both are equal but for `close` of the largest number."""
+    torch.testing.assert_close(have, want, rtol=close, atol=close * max(1.0, float(want.abs().max())))
+
+
+@torch.no_grad()
+def check_pieces(spec: Model, tokens: int, cuts: tuple[int, ...], seed: int) -> None:
+    """A text in pieces, one token at a time at the end, is as the whole, in both widths of numbers."""
+    for dtype, close in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        model, ids = strategies.randomised(spec, seed, dtype), text(spec, 2, tokens, seed)
+        wanted = model(ids)
+        cache = Cache(spec, batch=2, capacity=tokens, dtype=dtype)
+        places = sorted({0, tokens, max(0, tokens - 2), max(0, tokens - 1), *(cut for cut in cuts if cut < tokens)})
+        pieces = [model(ids[:, a:b], cache=cache) for a, b in pairwise(places)]
+        near(torch.cat(pieces, 1), wanted, close)
+
+
+@torch.no_grad()
+def check_ragged(spec: Model, lengths: tuple[int, int], left: bool, seed: int) -> None:
+    """Two texts in one batch, padded on either side, and one more token of each, are as each alone."""
+    model, ids, width = strategies.randomised(spec, seed), text(spec, 2, max(lengths) + 1, seed), max(lengths)
+    batch, valid = torch.zeros(2, width, dtype=torch.long), torch.zeros(2, width, dtype=torch.bool)
+    for row, n in enumerate(lengths):
+        place = slice(width - n, None) if left else slice(n)
+        batch[row, place], valid[row, place] = ids[row, :n], True
+    cache = Cache(spec, batch=2, capacity=width + 1, dtype=torch.float64)
+    together = model(batch, cache=cache, valid_BT=valid)
+    uncached = model(batch, valid_BT=valid)
+    after = model(torch.stack([ids[row, n : n + 1] for row, n in enumerate(lengths)]), cache=cache)
+    for row, n in enumerate(lengths):
+        whole = model(ids[row : row + 1, : n + 1])
+        near(together[row][valid[row]], whole[0, :n], 1e-9)
+        near(uncached[row][valid[row]], whole[0, :n], 1e-9)
+        near(after[row], whole[0, n:], 1e-9)
+
+
+@torch.no_grad()
+def check_long(mixer: Mixer, tokens: int = 100_000) -> None:
+    """A hundred thousand tokens leave everything finite."""
+    spec = alone(mixer)
+    model: Module = strategies.randomised(spec, 0, torch.float32)
+    cache = Cache(spec, batch=1, capacity=tokens, dtype=torch.float32)
+    assert model(text(spec, 1, tokens, 0), cache=cache, last=True).isfinite().all()
+    assert all(t.isfinite().all() for layer in cache.layers.values() for t in layer.tensors)  # type: ignore[attr-defined]
