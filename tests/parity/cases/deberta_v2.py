@@ -25,7 +25,7 @@ def draw(rng: Random, name: str = "DebertaV2ForMaskedLM", **more: object) -> Pre
         "norm_rel_ebd": "layer_norm",
         "position_biased_input": False,
     }
-    return bert.draw(rng, DebertaV2Config, name, **v3 | more)
+    return bert.draw(rng, DebertaV2Config, name, TOKENS, **v3 | more)
 
 
 CASE = ParityCase(

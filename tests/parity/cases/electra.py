@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 
 from encoders import ENCODER
-from harness import ParityCase
+from harness import TOKENS, ParityCase
 from transformers import ElectraConfig, PreTrainedConfig
 
 from cases import bert
@@ -14,7 +14,7 @@ from cases import bert
 
 def draw(rng: Random, name: str = "ElectraForMaskedLM", width: int | None = None, **more: object) -> PreTrainedConfig:
     """A config of the class, with embeddings of `width`, None for one that is not the stream's; `more` overrides."""
-    config = bert.draw(rng, ElectraConfig, name, **more)
+    config = bert.draw(rng, ElectraConfig, name, TOKENS, **more)
     config.embedding_size = width or config.hidden_size + rng.choice([-3, 4])
     return config
 
