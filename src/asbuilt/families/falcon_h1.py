@@ -70,7 +70,7 @@ def _key_scale(parts: Parts) -> float:
     scale, width = parts.score_scale, parts.d_head
     nearly, said = scale * width**0.5, parts.carried.get("key_multiplier")
     decimals = (float(f"{nearly:.{digits}g}") for digits in range(1, 18))
-    given = (said,) if is_number(said) else ()
+    given = (float(said),) if said is not None else ()
     return next((x for x in (*given, *decimals) if scores(width, x) == scale), nearly)
 
 
