@@ -22,7 +22,7 @@ from asbuilt.nn import build
 from asbuilt.nn.model import Model as Built
 from asbuilt.plan import train
 from asbuilt.plan.train.optimizers import EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST, nf4_bytes, orthogonal
-from asbuilt.spec import RGLRU, EntryIndexer, Indexer, MixtureOfExperts, Model, Rotary, walk, weights
+from asbuilt.spec import RGLRU, CausalConvolution, EntryIndexer, Indexer, MixtureOfExperts, Model, Rotary, walk, weights
 
 H100 = machines.find("h100-sxm")
 # Indexers learn from a loss of their own, so this one gives them no gradient.
@@ -110,8 +110,8 @@ def test_adafactor_of_pytorch(spec: Model) -> None:
 def test_muon_for_matrices_and_adamw_for_the_rest(spec: Model) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this PyTorch has no Muon")
-    # PyTorch's takes no stacks of matrices
-    assume(not any(isinstance(part, MixtureOfExperts | RGLRU) for _, part in walk(spec)))
+    # PyTorch's takes no stacks of matrices, nor those of a convolution
+    assume(not any(isinstance(part, MixtureOfExperts | RGLRU | CausalConvolution) for _, part in walk(spec)))
     model, found = stepped(spec, torch.float32), state(spec, "muon", "fp32").optimizer
     chosen = {path for path, weight, owner in weights(spec) if orthogonal(weight, owner.kind)}
     named = dict(model.named_parameters())
