@@ -86,7 +86,9 @@ def _real(trace: Trace, inputs: Inputs) -> Trace:
     """Ones where a token is padding; the labels of a text at each of its tokens."""
     padding = inputs["attention_mask"][:, :, None] == 0
     tokens = {path: x if x.ndim == 3 else x[:, None].expand(-1, padding.shape[1], -1) for path, x in trace.items()}
-    return {path: hidden.masked_fill(padding, 1.0) for path, hidden in tokens.items()}
+    real = {path: hidden.masked_fill(padding, 1.0) for path, hidden in tokens.items()}
+    # one number of each token, which may be near 0, counts beside those of the whole text
+    return {path: x.transpose(1, 2).expand(-1, x.shape[1], -1) if x.shape[2] == 1 else x for path, x in real.items()}
 
 
 def _pooled(pooled_BM: Tensor | None) -> Trace:
