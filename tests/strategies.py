@@ -779,6 +779,23 @@ def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block,
     return (*drawn[:i], block, *drawn[i + 1 :], *(Block(branches=(branch,)) for branch in again))
 
 
+def shares(part: Part) -> bool:
+    """Whether other parts use something of this one, or it something of others."""
+    if isinstance(part, Attention) and (part.kv_name or part.kv_from):
+        return True
+    return bool(part.lends or part.borrows) or (isinstance(part, Mixer) and part.choice is not None)
+
+
+@st.composite
+def repeated(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks alone, or with one or two more after them that use the last one's weights."""
+    last = drawn[-1]
+    if any(shares(part) for _, part in walk(last)) or not draw(st.booleans()):
+        return drawn
+    again = (replace(last, weights_from="again"),) * draw(st.integers(1, 2))
+    return (*drawn[:-1], replace(last, weights_name="again"), *again)
+
+
 @cache
 def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
     """Computed positions, as many as the context or more."""
@@ -815,7 +832,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
     all_blocks, vectors = draw(reading(all_blocks, d_model))
     streams = draw(st.none() | merges(d_model))
-    all_blocks = all_blocks if streams or vectors else draw(beside(all_blocks, d_model))
+    all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
         blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
@@ -1037,7 +1054,7 @@ def encoders(draw: DrawFn) -> TextEncoder:
         embedding_norm=draw(maybe_norms(d)),
         embedding_projection=None if width is None else EmbeddingProjection(d_embedding=width, d_model=d_model),
         relative=table,
-        blocks=blocks,
+        blocks=draw(repeated(blocks)),
         norm=draw(maybe_norms(d_model)),
         head=draw(heads),
         pooler=draw(st.none() | st.just(Pooler(d_model=d_model))),

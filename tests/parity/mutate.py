@@ -30,6 +30,7 @@ from asbuilt.spec import (
     AttentionPooling,
     AxialPositions,
     BiasTable,
+    Block,
     Branch,
     ChannelMixing,
     ClampedGate,
@@ -137,6 +138,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (SharedTransformer, "weights_name"): lambda part: "early",
     (SharedTransformer, "weights_from"): lambda part: "early",
     (SideTransformer, "rank"): lambda part: 4,
+    (Block, "weights_name"): lambda part: "early",
+    (Block, "weights_from"): lambda part: "early",
     (Branch, "norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
     (Branch, "post_norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),
     # with a gain, since the last sum without one would be normed twice in a row, which changes nothing

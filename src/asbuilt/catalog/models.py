@@ -40,6 +40,7 @@ from asbuilt.spec import (
 
 if TYPE_CHECKING:
     from asbuilt.families import (
+        albert,
         bart,
         bert,
         bloom,
@@ -342,6 +343,25 @@ ROWS["distilbert-base-uncased"] = Entry(
     source=DISTILBERT_SOURCE,
     dtype="float32",
     make=_make_distilbert,
+)
+
+
+_make_albert = partial(
+    albert.build,
+    n_vocab=30000,
+    d_embedding=128,
+    n_layers=12,
+    n_types=2,
+    activation="gelu_tanh",
+    name="albert-base-v2",
+    **_BASE,
+)
+ROWS["albert-base-v2"] = Entry(
+    name="albert-base-v2",
+    family="albert",
+    source="Lan et al. 2019, arXiv 1909.11942, Table 1; config of albert/albert-base-v2",
+    dtype="float32",
+    make=_make_albert,
 )
 
 

@@ -13,6 +13,7 @@ from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
 from asbuilt.nn.streams import HyperConnection
 from asbuilt.spec import block as spec
+from asbuilt.spec.part import Part
 
 
 @computes(spec.Parallel)
@@ -82,18 +83,37 @@ class Branch(PartModule):
 
 @computes(spec.Block)
 class Block(PartModule):
-    """Residual branches in order, each under its own name."""
+    """Residual branches in order, each under its own name.
+
+    One that borrows its weights has no modules, and in each pass runs those of its lender, with a cache of its own.
+    """
 
     scale: Tensor
 
     def __init__(self, part: spec.Block, path: str) -> None:
-        super().__init__(part, path)
-        self.scaled = part.scaled
-        for branch in part.branches:
+        own = part.weights_from is None
+        super().__init__(part if own else Part(), path)
+        self.part, self.scaled = part, part.scaled
+        for branch in part.branches if own else ():
             self.add_module(branch.name, Branch(branch, f"{path}.{branch.name}"))
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns the stream with every branch added."""
+        name = self.part.weights_from
+        if name is None:
+            if self.part.weights_name is not None:
+                step.lenders[self.part.weights_name] = self
+            return self.added(x_BTM, step)
+        lender, cache = step.lenders[name], step.cache
+        assert isinstance(lender, Block)
+        step.cache = None if cache is None else cache.moved(self.path, lender.path)
+        try:
+            return lender.added(x_BTM, step)
+        finally:
+            step.cache = cache
+
+    def added(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns the stream with every branch added, by the modules of this block."""
         stream_BTM = x_BTM
         for branch in self._modules.values():
             if not branch.parallel:  # type: ignore[union-attr]

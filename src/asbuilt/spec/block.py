@@ -120,12 +120,20 @@ class Branch(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
-    """A sequence of residual branches; with `scaled` the stream after them is multiplied by one stored number."""
+    """A sequence of residual branches; with `scaled` the stream after them is multiplied by one stored number.
+
+    One set of weights may serve at several depths (ALBERT, Lan et al. 2019, arXiv 1909.11942, section 3.1): the first
+    block lends them under the name `weights_name`, and equal later ones are those of `weights_from`.
+    """
 
     branches: tuple[Branch, ...]
     """The branches, in order."""
     scaled: bool = False
     """Whether the stream after the branches is multiplied by a number that is stored, but not trained."""
+    weights_name: str | None = None
+    """Name under which later blocks use these weights; None if none does."""
+    weights_from: str | None = None
+    """Name of the earlier block whose weights these are; None for its own."""
 
     def __post_init__(self) -> None:
         names = [branch.name for branch in self.branches]
@@ -133,6 +141,21 @@ class Block(Part):
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
         require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
         require_flags(self, "scaled")
+        for name in ("weights_name", "weights_from"):
+            value = getattr(self, name)
+            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        both = self.weights_name is not None and self.weights_from is not None
+        require(self, "weights_name", not both, "none: its weights are another's")
+
+    @property
+    def lends(self) -> str | None:
+        """Its `weights_name`."""
+        return self.weights_name
+
+    @property
+    def borrows(self) -> str | None:
+        """Its `weights_from`."""
+        return self.weights_from
 
     def buffers(self) -> dict[str, Weight]:
         """The factor on the stream, if enabled."""
