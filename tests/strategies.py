@@ -780,7 +780,12 @@ def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block,
 
 
 def shares(part: Part) -> bool:
-    """Whether other parts use something of this one, or it something of others."""
+    """Whether other parts use something of this one, or it something of others.
+
+    Those with xIELU are left out: autograd keeps its own numbers, once for all uses, and they are billed for each.
+    """
+    if isinstance(part, MLP) and isinstance(part.activation, XIELU):
+        return True
     if isinstance(part, Attention) and (part.kv_name or part.kv_from):
         return True
     return bool(part.lends or part.borrows) or (isinstance(part, Mixer) and part.choice is not None)

@@ -104,7 +104,9 @@ def _outcome(case: ParityCase, spec: ModelSpec, mutation: Mutation, folder: Path
         return "refused"
     trace = partial(case.kind.ours, asbuilt_loads(folder, mutated))
     try:
-        return compare(_seen(trace, spec, inputs), want).first or "same"
+        made = _seen(trace, spec, inputs)
+        # of layers that share weights one may be missing
+        return "blocks" if list(made) != list(want) else compare(made, want).first or "same"
     except (InputError, IndexError):  # images whose places are not in the text, or are no tokens of the table
         return "refused"
 
