@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import Any
 
 from encoders import ENCODER
-from harness import ParityCase
+from harness import TOKENS, ParityCase
 from transformers import AlbertConfig, PreTrainedConfig
 
 from cases import bert
 
 
-def draw(rng: Random, name: str = "AlbertForMaskedLM", wide: bool = False, **more: Any) -> PreTrainedConfig:
+def draw(rng: Random, name: str = "AlbertForMaskedLM", wide: bool = False, **more: object) -> PreTrainedConfig:
     """A config of the class, with narrow embeddings unless `wide`, as wide as the stream; `more` overrides."""
-    config = bert.draw(rng, AlbertConfig, name, **{"num_hidden_layers": 3} | more)
+    config = bert.draw(rng, AlbertConfig, name, TOKENS, **{"num_hidden_layers": 3} | more)
     config.embedding_size = config.hidden_size if wide else rng.randrange(4, 9)
     return config
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import Any
 
 from encoders import ENCODER
 from harness import TOKENS, ParityCase
@@ -13,7 +12,7 @@ from transformers import ElectraConfig, PreTrainedConfig
 from cases import bert
 
 
-def draw(rng: Random, name: str = "ElectraForMaskedLM", width: int | None = None, **more: Any) -> PreTrainedConfig:
+def draw(rng: Random, name: str = "ElectraForMaskedLM", width: int | None = None, **more: object) -> PreTrainedConfig:
     """A config of the class, with embeddings of `width`, None for one that is not the stream's; `more` overrides."""
     config = bert.draw(rng, ElectraConfig, name, TOKENS, **more)
     config.embedding_size = width or config.hidden_size + rng.choice([-3, 4])
