@@ -770,7 +770,7 @@ def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block,
     i, uses, side = draw(st.integers(0, len(drawn) - 1)), draw(st.integers(0, 2)), draw(sides(d_model))
     named = replace(side, shared=replace(side.shared, weights_name="early" if uses else None))
     first, *others = drawn[i].branches
-    block = replace(drawn[i], branches=(replace(first, side=named), *others))
+    block = replace(drawn[i], branches=(replace(first, side=named, normed=False), *others))
     borrowed = replace(side.shared, weights_from="early")
     ranks = [draw(st.none() | st.integers(1, 3)) for _ in range(uses)]
     again = (
@@ -782,8 +782,11 @@ def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block,
 def shares(part: Part) -> bool:
     """Whether other parts use something of this one, or it something of others.
 
-    Those with xIELU are left out: autograd keeps its own numbers, once for all uses, and they are billed for each.
+    Those with numbers of their own that autograd keeps are left out, xIELU and blocks with a factor: it keeps them once
+    for all uses, and they are billed for each.
     """
+    if isinstance(part, Block) and part.scaled:
+        return True
     if isinstance(part, MLP) and isinstance(part.activation, XIELU):
         return True
     if isinstance(part, Attention) and (part.kv_name or part.kv_from):

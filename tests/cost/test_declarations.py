@@ -122,7 +122,7 @@ def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -
         keys = [(q, k) for q in positions for k in range(q + 1 if part.causal else run.past + run.tokens)]
         near = [(q, k) for q, k in keys if part.window is None or abs(q - k) < part.window]
         seen = sum(1 for q, k in near if part.chunk is None or q // part.chunk == k // part.chunk)
-        scores = [p for p in part.multiplies(run) if p.weight is None]
+        scores = [p for p in part.multiplies(run) if p.name in ("scores", "mix")]
         widths = (part.d_head, part.value_width)
         assert [p.causal_flops for p in scores] == [2 * part.n_heads * width * seen for width in widths]
         assert all(p.causal_flops <= p.flops for p in scores)

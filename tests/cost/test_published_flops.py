@@ -16,7 +16,7 @@ import pytest
 from asbuilt import cost
 from asbuilt.families import FAMILIES, load_config_file, read_config
 from asbuilt.measure import run as measured
-from asbuilt.spec import Model, Pass
+from asbuilt.spec import Model, Pass, walk
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
 TOKENS = 3
@@ -49,6 +49,7 @@ def test_counter_agrees_at_full_size(path: Path | None) -> None:
     spec = read_config(load_config_file(path), path.stem).spec
     if spec.head is None:
         pytest.skip("no logits: counted on drawn specs")
-    # an encoder's layers come with every count, so such a model is counted whole: they are small
-    found = counted(spec) if "source" not in spec.reads else measured.flops(spec, TOKENS)
+    # an encoder's layers come with every count, and shared weights with their first use: such models are counted whole
+    whole = "source" in spec.reads or any(part.borrows is not None for _, part in walk(spec))
+    found = measured.flops(spec, TOKENS) if whole else counted(spec)
     assert found == cost.flops(spec, Pass(tokens=TOKENS)).forward

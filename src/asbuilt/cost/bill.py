@@ -81,7 +81,7 @@ def stored_extra(spec: Part) -> dict[str, int]:
     """
     return {
         "computed": -sum(weight.size for _, weight, _ in weights(spec) if not weight.learned),
-        "buffers": sum(buffer.size for _, part in walk(spec) for buffer in part.buffers().values()),
+        "buffers": sum(buffer.size for _, part in walk_held(spec) for buffer in part.buffers().values()),
         "predictors": sum(weight.size for _, extra in spec.extras() for _, weight, _ in stored_weights(extra)),
     }
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families.shared import state_space
 from asbuilt.families.shared.dimensions import sized
 from asbuilt.families.shared.family import Family
@@ -221,15 +222,23 @@ class _Turned(Parts):
         return self._rotary
 
 
+def _side(parts: Parts) -> SideTransformer:
+    """Returns the first layer's that has one; raises InputError where none has."""
+    sides = _sides(parts.model)
+    if not sides:
+        raise InputError(f"{parts.family} needs a transformer beside some layer", field="blocks")
+    return sides[0][1]
+
+
 def _transformer(parts: Parts) -> SharedTransformer:
-    return next(side for _, side in _sides(parts.model)).shared
+    return _side(parts).shared
 
 
 def _of(field: str) -> Any:  # noqa: ANN401
     """Returns what finds a field of the transformers, or of what stands beside them."""
 
     def found(parts: Parts) -> Any:  # noqa: ANN401
-        part: Any = next(side for _, side in _sides(parts.model))
+        part: Any = _side(parts)
         for name in field.split("."):
             part = getattr(part, name)
         return part
