@@ -137,7 +137,7 @@ BAD: list[tuple[str, str, object]] = [
     ("starcoder2", "mlp_type", "gated"),
     ("starcoder2", "norm_type", "rms_norm"),
     ("starcoder2", "use_bias", 1),
-    ("cohere", "use_qk_norm", True),
+    ("cohere", "use_qk_norm", 1),
     *(("cohere", "logit_scale", value) for value in (None, 0, -0.0625, "0.0625")),
     *(
         ("granite", f"{name}_multiplier", value)
@@ -169,7 +169,7 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "olmo2": {"attention_bias": st.booleans()},
     "olmo": {"attention_bias": st.booleans(), "clip_qkv": st.none()},
     "starcoder2": {"use_bias": st.booleans(), "sliding_window": st.none() | st.integers(1, 9)},
-    "cohere": {"attention_bias": st.booleans(), "logit_scale": st.floats(1e-3, 8.0), "use_qk_norm": st.just(False)},
+    "cohere": {"attention_bias": st.booleans(), "logit_scale": st.floats(1e-3, 8.0), "use_qk_norm": st.booleans()},
     "granite": {
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),

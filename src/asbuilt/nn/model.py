@@ -57,6 +57,7 @@ class Model(nn.Module):
         super().__init__()
         self.spec = part
         self._numbers = torch.empty(0)  # has the dtype and device of the model
+        self.sides = any(branch.side is not None for block in part.blocks for branch in block.branches)
         own, at = {field.name for field in fields(part)}, f"{path}." if path else ""
         for name in spec.ORDER:
             value = getattr(part, name) if name in own else ()
@@ -113,7 +114,8 @@ class Model(nn.Module):
 
     def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
         """Returns the stream (B, T, M) after `depth` blocks, of several streams all; after all of them (None) one."""
-        x_BTM = step.entered_BTM = self.entered(tokens_BT, step)
+        x_BTM = self.entered(tokens_BT, step)
+        step.entered_BTM = x_BTM if self.sides else None  # else nobody frees it before the pass ends
         vectors = None if self.per_layer is None else self.per_layer(self.known(tokens_BT), x_BTM, step)
         if self.streams is not None:
             x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)

@@ -37,7 +37,7 @@ def draw(rng: Random, kind: type[PreTrainedConfig], **more: object) -> PreTraine
         "linear_conv_kernel_dim": rng.choice([2, 4]),
         "layer_types": [LINEAR, FULL],
         "max_position_embeddings": TOKENS,
-        "rms_norm_eps": rng.uniform(0.05, 0.2),
+        "rms_norm_eps": rng.uniform(0.3, 0.6),
         "rope_parameters": {"rope_type": "default", "rope_theta": rng.uniform(50, 200), "partial_rotary_factor": 0.5},
         "tie_word_embeddings": False,
         "pad_token_id": None,
