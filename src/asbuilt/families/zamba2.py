@@ -9,6 +9,7 @@ limits none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -326,7 +327,9 @@ FAMILY = Family(
         Size("mamba_ngroups", "n_groups", default=1, divides="ssm_heads", at=first(Mamba2, "n_groups")),
         Size("mamba_d_conv", "kernel", default=4, at=first(Mamba2, "conv.kernel")),
         _Derived(),
-        Irrelevant("nothing reads it", "kv_channels", "num_query_groups"),
+        Irrelevant("nothing reads it", "kv_channels", "num_query_groups", "ffn_hidden_size", "ft_lora"),
+        Only("use_shared_mlp_adapter", True, reason="each use of a feed-forward has low-rank maps of its own"),
+        Only("time_step_limit", None, [0.0, math.inf], reason="steps have no limits in this family"),
         Only("use_shared_attention_adapter", False, reason="low-rank maps beside q, k and v are not built"),
         Only("use_long_context", False, reason="a rescaled RoPE base is not built"),
         state_space.COMPUTED,
