@@ -15,7 +15,7 @@ from asbuilt.errors import InputError
 from asbuilt.families import llama
 from asbuilt.plan import Options, Subject
 from asbuilt.plan.train.shares import Piece
-from asbuilt.spec import Attention, Model, Pass, RMSNorm, Rotary, VisionLanguageModel
+from asbuilt.spec import Attention, Mamba, Mamba2, Model, Pass, RMSNorm, Rotary, VisionLanguageModel
 from asbuilt.spec.part import runs
 
 # rows 2 x 32; d_model 64, 4 heads of 16, feed-forward 96
@@ -42,7 +42,13 @@ def block(spec: Model, options: Options = OPTIONS) -> Piece:
 
 
 def few_heads(spec: Model, degree: int) -> bool:
-    return any(isinstance(part, Attention) and part.n_kv_heads < degree for _, part, _ in runs(spec, Pass(tokens=2)))
+    """Whether devices hold the same key heads, or what all channels of a state space read."""
+    return any(
+        (isinstance(part, Attention) and part.n_kv_heads < degree)
+        or (isinstance(part, Mamba2) and part.n_groups < degree)
+        or isinstance(part, Mamba)
+        for _, part, _ in runs(spec, Pass(tokens=2))
+    )
 
 
 @given(

@@ -54,8 +54,12 @@ def test_changing_a_field_to_what_it_is_changes_nothing(spec: Model) -> None:
 
 @given(spec=SPECS)
 def test_one_part_is_changed_and_no_other(spec: Model) -> None:
-    """The edited spec differs from the first in one field of one part, and its JSON says so too."""
-    found = [path for path, part in walk(spec) if isinstance(part, RMSNorm | LayerNorm)]
+    """The edited spec differs from the first in one field of one part, and its JSON says so too.
+
+    Parts whose weights several depths use are left out: one of them alone cannot change.
+    """
+    shared = {*spec.holders, *spec.holders.values()}
+    found = [path for path, part in walk(spec) if isinstance(part, RMSNorm | LayerNorm) and path not in shared]
     if not found:
         return
     path = random.choice(found)

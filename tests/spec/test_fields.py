@@ -37,6 +37,7 @@ from asbuilt.spec import (
     EntryIndexer,
     GatedConvolution,
     GatedDeltaNet,
+    HeadNorm,
     Hearing,
     HyperConnection,
     LayerNorm,
@@ -98,6 +99,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False, "gate_scale": 1.0},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
+    "HeadNorm": {"eps": 1e-5},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
@@ -222,6 +224,7 @@ def examples() -> dict[type[Part], Part]:
     found[CompressedAttention] = CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
+    found[HeadNorm] = HeadNorm(d=3, n_heads=2)
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
     found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)

@@ -18,17 +18,18 @@ class _StreamsMemory(Memory[S]):
         """The streams and, if narrow, float32 copies of streams and matrix; the weights, scaled and unscaled."""
         part = self.part
         count, wide = sum(part.widths), part.n_streams * part.d_model
-        copies = {"wide streams": run.rows * wide, "wide fn": count * wide} if run.width < 4 else {}
-        kept = copies | {
+        copied = {"wide streams": run.rows * wide} if run.width < 4 else {}
+        kept = copied | {
             "rstd": run.rows,
             "products": run.rows * count,
             "normed": run.rows * count,
-            "scales": count,
             "pre": run.rows * part.n_streams,
         }
+        weights = {"wide fn": count * wide, "scales": count} if run.width < 4 else {"scales": count}
         return (
             Saved(name="input", size=run.rows * wide),
             *(Saved(name=name, size=size, width="wide") for name, size in kept.items()),
+            *(Saved(name=name, size=size, width="wide", divided="none") for name, size in weights.items()),
             Saved(name="read weights", size=run.rows * part.n_streams),
         )
 

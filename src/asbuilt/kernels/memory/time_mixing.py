@@ -42,8 +42,9 @@ class TimeMixingMemory(MappedMemory[TimeMixing]):
         read, wide = run.rows * part.d_model, run.rows * part.d_state
         mixed = tuple(Saved(name=f"{name} mixed", size=read) for name in part.shift.targets)
         inside = tuple(Saved(name=name, size=wide, divided="width") for name in ("k", "v", "r", "mixed"))
-        own = Saved(name="averages", size=wide, divided="width")
-        return (*mixed, *inside, own, Saved(name="decay", size=2 * part.d_state, width="wide"), *self.maps_keep(run))
+        averages = Saved(name="averages", size=wide, divided="width")
+        decay = Saved(name="decay", size=2 * part.d_state, width="wide", divided="width")
+        return (*mixed, *inside, averages, decay, *self.maps_keep(run))
 
     def recomputes(self) -> tuple[str, ...]:
         """What the maps read, and o's input."""
