@@ -88,7 +88,7 @@ class Attention(PartModule):
         return (y_BTC.view(*gates.shape[:-1], -1) * gates).view(y_BTC.shape)
 
     def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, KeysAndValues]:
-        """Returns q (B, T, H, D), normalised and rotated, and the keys and values that it attends to.
+        """Returns q (B, T, H, D), after its norm and RoPE if any, and the keys and values that it attends to.
 
         Those of a `kv_name` are handed to later layers, each head's in one run, so that no layer's kernel copies them.
         """
@@ -101,7 +101,7 @@ class Attention(PartModule):
         return q, self.cached(k.transpose(1, 2), self.scaled(v).transpose(1, 2), step)
 
     def projected(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns q (B, T, H, D), k (B, T, K, D) and v (B, T, K, V), or q alone without keys of its own."""
+        """Returns q (B, T, H, D), k (B, T, K, D), v (B, T, K, V); only q where keys and values are another layer's."""
         part = self.part
         B, T, _ = x_BTM.shape
         joined = None if self.apart else self.qkv.joined(x_BTM)
@@ -134,7 +134,7 @@ class Attention(PartModule):
         return found
 
     def placed(self, norm: nn.Module | None, heads: Tensor, step: Step) -> Tensor:
-        """Returns heads normalised and rotated, in the part's order."""
+        """Returns heads after their norm and RoPE, if any, in the part's order."""
         if self.part.rotate_first:
             return normed(norm, self.turned(heads, step))
         return self.turned(normed(norm, heads), step)

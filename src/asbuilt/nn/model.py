@@ -115,7 +115,7 @@ class Model(nn.Module):
     def stream(self, tokens_BT: Tensor, step: Step, depth: int | None = None) -> Tensor:
         """Returns the stream (B, T, M) after `depth` blocks, of several streams all; after all of them (None) one."""
         x_BTM = self.entered(tokens_BT, step)
-        step.entered_BTM = x_BTM if self.sides else None  # else nobody frees it before the pass ends
+        step.entered_BTM = x_BTM if self.sides else None  # it stays allocated for the whole pass
         vectors = None if self.per_layer is None else self.per_layer(self.known(tokens_BT), x_BTM, step)
         if self.streams is not None:
             x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)
