@@ -1301,9 +1301,7 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
-    attending = [part for _, part in walk(text) if isinstance(part, Attention)]
-    bounded = any(part.window for part in attending) or rotaries_by_length(text)
-    inside = draw(st.sampled_from(("all", "windows") if bounded else ("all", "windows", "prefix")))
+    inside = draw(st.sampled_from(("all", "windows") if rotaries_by_length(text) else ("all", "windows", "prefix")))
     vision = Vision(
         tower=tower,
         projector=draw(projector),
