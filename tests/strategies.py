@@ -759,7 +759,9 @@ def sides(draw: DrawFn, d_model: int) -> SideTransformer:
         ffn_norm=draw(maybe_norms(d_model)),
         ffn=ffn,
     )
-    return SideTransformer(shared=shared, rank=draw(st.none() | st.integers(1, 3)))
+    ranks = st.none() | st.integers(1, 3)
+    own = shared.attention.inward == ("q", "k", "v")
+    return SideTransformer(shared=shared, rank=draw(ranks), attention_rank=draw(ranks) if own else None)
 
 
 @st.composite
@@ -773,9 +775,8 @@ def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block,
     block = replace(drawn[i], branches=(replace(first, side=named, normed=False), *others))
     borrowed = replace(side.shared, weights_from="early")
     ranks = [draw(st.none() | st.integers(1, 3)) for _ in range(uses)]
-    again = (
-        Branch(name="again", body=draw(dense(d_model)), side=SideTransformer(shared=borrowed, rank=n)) for n in ranks
-    )
+    beside = (replace(side, shared=borrowed, rank=n) for n in ranks)
+    again = (Branch(name="again", body=draw(dense(d_model)), side=one) for one in beside)
     return (*drawn[:i], block, *drawn[i + 1 :], *(Block(branches=(branch,)) for branch in again))
 
 
