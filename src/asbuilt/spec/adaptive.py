@@ -143,7 +143,7 @@ class ClusterHead(Mapped):
         narrow = Product(name="logits", a=run.rows, b=self.d_table, c=self.n_vocab, weight="weight")
         at = f"/embedding.clusters.{self.cluster}."
         back = Product(name="project", a=run.rows, b=self.d_model, c=self.d_table, weight=f"{at}project.weight")
-        others = replace(narrow, name="clusters", c=self.n_clusters, weight="cluster_weight")
+        others = replace(narrow, name="cluster_weight", c=self.n_clusters, weight="cluster_weight")
         return (
             *((back,) if self.tied_map else self.map_products(run, "project")),
             replace(narrow, weight=f"{at}weight") if self.tied else narrow,

@@ -227,7 +227,8 @@ class Model(Part, metaclass=_Chosen):
         allowed = f"an embedding of the width that blocks read: {sorted(read) or 'none'}"
         require(self, "per_layer", read == made, allowed)
         if found is not None:
-            enough = found.n_layers >= self.n_layers and isinstance(self.embedding, TokenEmbedding)
+            tokens = isinstance(self.embedding, TokenEmbedding | AdaptiveEmbedding)
+            enough = found.n_layers >= self.n_layers and tokens
             require(self, "per_layer", enough, f"one of tokens, for at least n_layers = {self.n_layers} blocks")
 
     def _require_choices(self) -> None:
