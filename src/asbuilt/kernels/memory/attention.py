@@ -61,7 +61,8 @@ class AttentionMemory(MappedMemory[Attention]):
         yield Saved(name=f"{positions} rows", size=run.tokens * part.keys(run), width="int64", shared=True)
         heads = {"queries": ("k", positions.to_keys), "keys": ("q", positions.to_queries)}
         for name, map_name in ((name, one) for name, (one, multiplied) in heads.items() if multiplied):
-            yield from of_map(part.maps[map_name]).keeps(f"{name} met by", positions.n_rows)
+            again = of_map(part.maps[map_name]).keeps(f"{name} met by", positions.n_rows)
+            yield from (saved for saved in again if not saved.name.endswith(" bounds"))  # kept once for both uses
             yield Saved(name=name, size=run.rows * part.d_query, divided="width")
             yield Saved(name=f"{name} met", size=positions.n_rows * part.d_query, divided="width")
             yield Saved(name=f"{name} by distance", size=run.rows * part.n_heads * positions.n_rows, divided="width")
