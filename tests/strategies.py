@@ -757,15 +757,15 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
         return tuple(drawn)
     i, branch = draw(st.sampled_from(found))
     assert isinstance(branch.body, Attention)
-    branch = replace(branch, body=replace(branch.body, caches_input=False))
-    lender = replace(branch, body=replace(branch.body, kv_name="lent"))
-    named = replace(drawn[i], branches=tuple(lender if one.name == branch.name else one for one in drawn[i].branches))
+    body = replace(branch.body, caches_input=False)
+    lender = replace(branch, body=replace(body, kv_name="lent"))
+    named = replace(drawn[i], branches=tuple(lender if one is branch else one for one in drawn[i].branches))
     own = {"k_norm": None, "v_norm": None, "value_scale": 1.0, "values_are_keys": False, "rotate_first": False}
     own["key_bias"] = True
-    n_heads = draw(st.integers(1, 2)) * branch.body.n_kv_heads
-    positions = branch.body.positions
+    n_heads = draw(st.integers(1, 2)) * body.n_kv_heads
+    positions = body.positions
     heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}
-    reader = replace(branch, parallel=False, body=replace(branch.body, **own, **heads, kv_from="lent"))
+    reader = replace(branch, parallel=False, body=replace(body, **own, **heads, kv_from="lent"))
     return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
 
 
