@@ -51,6 +51,7 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    DeltaTimeMixing,
     DiagonalStateSpace,
     Disentangled,
     DistanceTable,
@@ -135,6 +136,7 @@ from asbuilt.spec import (
 )
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
+from asbuilt.spec.delta_time_mixing import TARGETS as DELTA_TIME_TARGETS
 from asbuilt.spec.linear import Map, Mapped
 from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
@@ -162,7 +164,7 @@ def maybe_norms(d: int) -> SearchStrategy[Norm | None]:
 @cache
 def norms_of_heads(d: int, n: int) -> SearchStrategy[Norm | HeadNorm | None]:
     """A norm of n heads of `d` numbers: of each, of all together, or of each with gains of its own; or none."""
-    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS)
+    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS, bias=st.booleans())
     return maybe_norms(d) | maybe_norms(n * d) | own
 
 
@@ -446,17 +448,55 @@ def recurrences(d_model: int) -> SearchStrategy[Mixer]:
 
 @cache
 def time_mixings(d_model: int) -> SearchStrategy[Mixer]:
-    """RWKV-4's mixers."""
+    """RWKV's mixers."""
+    return (
+        st.builds(
+            TimeMixing,
+            d_model=st.just(d_model),
+            d_state=st.integers(1, 9),
+            shift=token_shifts(d_model, "k", "v", "r"),
+        )
+        | channel_mixings(d_model, receptance=True)
+        | channel_mixings(d_model, receptance=False)
+        | delta_time_mixings(d_model)
+    )
+
+
+@cache
+def token_shifts(d_model: int, *targets: str) -> SearchStrategy[TokenShift]:
+    """What mixes tokens with those before them."""
+    return st.builds(TokenShift, d_model=st.just(d_model), targets=st.just(targets), of_past=st.booleans())
+
+
+@cache
+def channel_mixings(d_model: int, receptance: bool) -> SearchStrategy[ChannelMixing]:
+    """A feed-forward of shifted tokens."""
+    targets = ("up", "r") if receptance else ("up",)
     return st.builds(
-        TimeMixing,
-        d_model=st.just(d_model),
-        d_state=st.integers(1, 9),
-        shift=st.just(TokenShift(d_model=d_model, targets=("k", "v", "r"))),
-    ) | st.builds(
         ChannelMixing,
         d_model=st.just(d_model),
         d_ff=st.integers(1, 9),
-        shift=st.just(TokenShift(d_model=d_model, targets=("up", "r"))),
+        receptance=st.just(receptance),
+        shift=token_shifts(d_model, *targets),
+    )
+
+
+@cache
+@st.composite
+def delta_time_mixings(draw: DrawFn, d_model: int) -> DeltaTimeMixing:
+    """RWKV-7's time mixing, of values of its own."""
+    n_heads, d_value, ranks = draw(st.integers(1, 3)), draw(st.integers(2, 5)), st.integers(1, 4)
+    return DeltaTimeMixing(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_key=draw(st.integers(1, 5)),
+        d_value=d_value,
+        shift=draw(token_shifts(d_model, *DELTA_TIME_TARGETS)),
+        norm=HeadNorm(d=d_value, n_heads=n_heads, eps=draw(EPS), bias=draw(st.booleans())),
+        decay_rank=draw(ranks),
+        rate_rank=draw(ranks),
+        gate_rank=draw(ranks),
+        length_eps=draw(st.sampled_from((1e-12, 0.1))),
     )
 
 
@@ -746,6 +786,23 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
     return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
 
 
+@st.composite
+def moving(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks, or those and one more, whose values move towards those of one of theirs."""
+    branches = [branch for block in drawn for branch in block.branches]
+    found = [branch for branch in branches if isinstance(branch.body, DeltaTimeMixing)]
+    if not found or not draw(st.booleans()):
+        return drawn
+    first = found[0]
+    assert isinstance(first.body, DeltaTimeMixing)
+    lender = replace(first, body=replace(first.body, value_name="early"))
+    named = (replace(b, branches=tuple(lender if x is first else x for x in b.branches)) for b in drawn)
+    later = draw(delta_time_mixings(first.body.d_model))
+    sizes = {"n_heads": first.body.n_heads, "d_value": first.body.d_value, "norm": first.body.norm}
+    reader = replace(later, **sizes, mix_rank=draw(st.integers(1, 3)), value_from="early")
+    return (*named, Block(branches=(replace(first, parallel=False, body=reader),)))
+
+
 @cache
 @st.composite
 def sides(draw: DrawFn, d_model: int) -> SideTransformer:
@@ -790,6 +847,8 @@ def shares(part: Part) -> bool:
     if isinstance(part, MLP) and isinstance(part.activation, XIELU):
         return True
     if isinstance(part, Attention) and (part.kv_name or part.kv_from):
+        return True
+    if isinstance(part, DeltaTimeMixing) and (part.value_name or part.value_from):
         return True
     return bool(part.lends or part.borrows) or (isinstance(part, Mixer) and part.choice is not None)
 
@@ -838,7 +897,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     if draw(st.booleans()):
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
-    all_blocks, vectors = draw(reading(all_blocks, d_model))
+    all_blocks, vectors = draw(reading(draw(moving(all_blocks)), d_model))
     streams = draw(st.none() | merges(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
     return LanguageModel(

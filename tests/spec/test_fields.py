@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET
+from small_parts import DELTA_NET, DELTA_TIME
 from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
@@ -29,6 +29,7 @@ from asbuilt.spec import (
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    DeltaTimeMixing,
     DiagonalStateSpace,
     Disentangled,
     DistanceTable,
@@ -96,10 +97,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Compressor": {"overlap": False},
     "DiagonalStateSpace": {"bias": True},
     "ExpertGroups": {"score": "best"},
+    "ChannelMixing": {"receptance": True},
+    "DeltaTimeMixing": {"length_eps": 1e-12},
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False, "gate_scale": 1.0},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
-    "HeadNorm": {"eps": 1e-5},
+    "HeadNorm": {"eps": 1e-5, "bias": False},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
@@ -176,7 +179,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
-    "TokenShift": {"belongs": "attention"},
+    "TokenShift": {"belongs": "attention", "of_past": False},
     "Vision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
@@ -238,6 +241,7 @@ def examples() -> dict[type[Part], Part]:
     found[TimeMixing] = TimeMixing(d_model=4, d_state=6, shift=time)
     found[ChannelMixing] = ChannelMixing(d_model=4, d_ff=6, shift=channel)
     found[TokenShift] = time
+    found[DeltaTimeMixing] = DELTA_TIME
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")

@@ -14,6 +14,7 @@ from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.diagonal_state_space import DiagonalStateSpace
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
@@ -153,6 +154,7 @@ __all__ = [
     "Compressor",
     "Contrast",
     "CrossAttention",
+    "DeltaTimeMixing",
     "DiagonalStateSpace",
     "Disentangled",
     "DistanceTable",
