@@ -799,7 +799,7 @@ def moving(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
     named = (replace(b, branches=tuple(lender if x is first else x for x in b.branches)) for b in drawn)
     later = draw(delta_time_mixings(first.body.d_model))
     sizes = {"n_heads": first.body.n_heads, "d_value": first.body.d_value, "norm": first.body.norm}
-    reader = replace(later, **sizes, mix_rank=draw(st.integers(1, 3)), value_from="early")
+    reader = replace(later, **sizes, move_rank=draw(st.integers(1, 3)), value_from="early")
     return (*named, Block(branches=(replace(first, parallel=False, body=reader),)))
 
 

@@ -68,7 +68,7 @@ def stacks(draw: DrawFn) -> Model:
     if draw(st.booleans()):
         return one_mixer.alone(first)
     sizes = {"n_heads": first.n_heads, "d_value": first.d_value, "norm": first.norm}
-    later = replace(draw(strategies.delta_time_mixings(5)), **sizes, mix_rank=2, value_from="early")
+    later = replace(draw(strategies.delta_time_mixings(5)), **sizes, move_rank=2, value_from="early")
     between = draw(st.lists(strategies.channel_mixings(5, receptance=False), max_size=1))
     return one_mixer.alone(replace(first, value_name="early"), *between, later)
 
@@ -131,7 +131,7 @@ def written_out(part: DeltaTimeMixing, made: Any, x_TM: Tensor, lent: Tensor | N
     a = torch.sigmoid(a_x @ made.rate_down.weight.T @ made.rate.weight.T + made.rate.bias)
     own = v
     if lent is not None:
-        v = v + (lent - v) * torch.sigmoid(v_x @ made.mix_down.weight.T @ made.mix.weight.T + made.mix.bias)
+        v = v + (lent - v) * torch.sigmoid(v_x @ made.move_down.weight.T @ made.move.weight.T + made.move.bias)
     g = torch.sigmoid(g_x @ made.gate_down.weight.T) @ made.gate.weight.T
     removal, written = (k * made.removal), k * (1 + (a - 1) * made.replacement)
     r, removal, written, v, a, w = (z.view(T, H, -1) for z in (r, removal, written, v, a, w))
@@ -279,7 +279,7 @@ def test_the_state_is_one_matrix_for_each_head() -> None:
 
 
 def test_values_move_towards_those_of_an_earlier_layer() -> None:
-    lender, reader = usual(2, 3, value_name="early"), usual(2, 3, value_from="early", mix_rank=2)
+    lender, reader = usual(2, 3, value_name="early"), usual(2, 3, value_from="early", move_rank=2)
     one_mixer.alone(lender, reader, reader)
     allowed = "an earlier layer with the value_name early, of as many heads and as wide values"
     for layers in ((reader,), (reader, lender), (replace(lender, value_name="other"), reader)):
@@ -295,9 +295,9 @@ def test_values_move_towards_those_of_an_earlier_layer() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"value_from": "early"}, "mix_rank"),
-        ({"mix_rank": 3}, "mix_rank"),
-        ({"value_from": "early", "value_name": "late", "mix_rank": 3}, "value_name"),
+        ({"value_from": "early"}, "move_rank"),
+        ({"move_rank": 3}, "move_rank"),
+        ({"value_from": "early", "value_name": "late", "move_rank": 3}, "value_name"),
         ({"value_name": "not a name"}, "value_name"),
         ({"norm": HeadNorm(d=3, n_heads=3)}, "norm"),
         ({"shift": TokenShift(d_model=6, targets=("r", "k", "v"))}, "shift"),

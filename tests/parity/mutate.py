@@ -213,7 +213,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     # by the sum of two: the best expert is in the best group, and a router to one would not notice
     (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1, score="two_best"),
     (ShortConvolution, "activation"): lambda part: "silu",
-    (DeltaTimeMixing, "mix_rank"): lambda part: 4,
+    (DeltaTimeMixing, "move_rank"): lambda part: 4,
     (DeltaTimeMixing, "value_name"): lambda part: "early",
     (DeltaTimeMixing, "value_from"): lambda part: "early",
     (GatedDeltaNet, "decay_rank"): lambda part: 4,

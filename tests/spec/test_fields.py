@@ -395,11 +395,21 @@ KEPT = {
     "x",
     "x times steps",
     "y",
+    "decay between",
+    "decay mixed",
+    "gate between",
+    "gate mixed",
+    "move",
+    "move between",
+    "rate",
+    "rate between",
+    "rate mixed",
+    "sum",
 }
 
 
 # Products of two activations: scores and weighted sums, and what recurrences have in their place.
-OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse")
+OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse", "found", "written")
 
 
 @pytest.mark.parametrize("name", names())

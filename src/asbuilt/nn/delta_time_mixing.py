@@ -32,8 +32,8 @@ class DeltaTimeMixing(PartModule):
     decay: Linear
     rate_down: Linear
     rate: Linear
-    mix_down: Linear
-    mix: Linear
+    move_down: Linear
+    move: Linear
     gate_down: Linear
     gate: Linear
     o: Linear
@@ -54,7 +54,7 @@ class DeltaTimeMixing(PartModule):
         r, k, v = self.r(for_r), self.k(for_k), self.v(for_v)
         decay = self.decay(torch.tanh(self.decay_down(for_decay)))
         rate = self.rate(self.rate_down(for_rate))
-        moved = () if part.value_from is None else (step.lent_values[part.value_from], self.mix(self.mix_down(for_v)))
+        moved = () if part.value_from is None else (step.lent_values[part.value_from], self.move(self.move_down(for_v)))
         if part.value_name is not None:
             step.lent_values[part.value_name] = v
         y = self.recur(r, k, v, decay, rate, step, moved)
@@ -132,9 +132,9 @@ class DeltaTimeMixing(PartModule):
         return x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (self.part.n_heads, -1))
 
 
-def mixed(v: Tensor, lent: Tensor | None = None, mix: Tensor | None = None) -> Tensor:
-    """Returns the values moved towards those of another layer by sigmoid(mix), if there is one."""
-    return v if lent is None or mix is None else torch.lerp(v, lent, torch.sigmoid(mix))
+def mixed(v: Tensor, lent: Tensor | None = None, move: Tensor | None = None) -> Tensor:
+    """Returns the values moved towards those of another layer by sigmoid(move), if there is one."""
+    return v if lent is None or move is None else torch.lerp(v, lent, torch.sigmoid(move))
 
 
 def replaced(k: Tensor, rate: Tensor, replacement: Tensor) -> Tensor:

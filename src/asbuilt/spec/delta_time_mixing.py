@@ -39,7 +39,7 @@ class DeltaTimeMixing(Mixer):
     rates a = sigmoid(rate(rate_down x)); gate(sigmoid(gate_down x)). c is k times the vector `removal`, divided by its
     length, sqrt(|c|^2 + length_eps); k~ = k (1 + (a - 1) `replacement`); the bonus of a head is v times the sum of r k~
     `bonus`. The norm has gains and biases for each head. A layer with `value_from` moves v towards that of the earlier
-    layer whose `value_name` that is, by sigmoid(mix(mix_down x)). The state is float32 in any narrower cache.
+    layer whose `value_name` that is, by sigmoid(move(move_down x)). The state is float32 in any narrower cache.
     """
 
     d_model: int
@@ -60,7 +60,7 @@ class DeltaTimeMixing(Mixer):
     """Width between the two maps to the rates of removal."""
     gate_rank: int
     """Width between the two maps to the output's gate."""
-    mix_rank: int | None = None
+    move_rank: int | None = None
     """Width between the two maps that tell how far v moves, if it does."""
     value_name: str | None = None
     """Name under which later layers read this layer's v; None if none does."""
@@ -82,9 +82,9 @@ class DeltaTimeMixing(Mixer):
     """Replaces the plain first map to the rates of removal."""
     rate: Map | None = None
     """Replaces the plain second map to the rates of removal."""
-    mix_down: Map | None = None
+    move_down: Map | None = None
     """Replaces the plain first map to how far v moves, if it does."""
-    mix: Map | None = None
+    move: Map | None = None
     """Replaces the plain second map to how far v moves, if it does."""
     gate_down: Map | None = None
     """Replaces the plain first map to the output's gate."""
@@ -94,7 +94,7 @@ class DeltaTimeMixing(Mixer):
     """Replaces the plain map back to the stream."""
 
     def __post_init__(self) -> None:
-        ranks = ("decay_rank", "rate_rank", "gate_rank", *(("mix_rank",) if self.mix_rank is not None else ()))
+        ranks = ("decay_rank", "rate_rank", "gate_rank", *(("move_rank",) if self.move_rank is not None else ()))
         require_sizes(self, "d_model", "n_heads", "d_key", "d_value", *ranks)
         require_number(self, "length_eps")
         require_shift(self, self.shift, TARGETS)
@@ -106,7 +106,7 @@ class DeltaTimeMixing(Mixer):
         both = self.value_from is None or self.value_name is None
         require(self, "value_name", both, "none: v of this layer moves towards another's")
         allowed = "a width if v moves towards another layer's, else none"
-        require(self, "mix_rank", (self.mix_rank is None) == (self.value_from is None), allowed)
+        require(self, "move_rank", (self.move_rank is None) == (self.value_from is None), allowed)
         self.require_maps()
 
     @property
@@ -126,7 +126,7 @@ class DeltaTimeMixing(Mixer):
         maps = {"r": key, "k": key, "v": value}
         maps |= _pair("decay", replace(key, bias=True), self.decay_rank)
         maps |= _pair("rate", replace(key, bias=True), self.rate_rank)
-        maps |= {} if self.mix_rank is None else _pair("mix", replace(value, bias=True), self.mix_rank)
+        maps |= {} if self.move_rank is None else _pair("move", replace(value, bias=True), self.move_rank)
         maps |= _pair("gate", value, self.gate_rank)
         return maps | {"o": output_map(self.d_output, self.d_model, bias=False)}
 

@@ -21,10 +21,15 @@ class DeltaTimeMixingMemory(MappedMemory[DeltaTimeMixing]):
         """What the maps read; what the rule reads; the sum before the gate, the gate, and o's input."""
         part, rows = self.part, run.rows
         mixed = (Saved(name=f"{name} mixed", size=rows * part.d_model) for name in part.shift.targets)
-        ranks = (("decay", part.decay_rank), ("rate", part.rate_rank), ("mix", part.mix_rank), ("gate", part.gate_rank))
+        ranks = (
+            ("decay", part.decay_rank),
+            ("rate", part.rate_rank),
+            ("move", part.move_rank),
+            ("gate", part.gate_rank),
+        )
         between = (Saved(name=f"{name} between", size=rows * rank) for name, rank in ranks if rank is not None)
         keys = dict.fromkeys(("r", "k", "decay", "rate"), rows * part.d_keys)
-        moved = () if part.value_from is None else ("mix",)
+        moved = () if part.value_from is None else ("move",)
         values = dict.fromkeys(("v", *moved, "gate", "sum", "gated"), rows * part.d_output)
         inside = (Saved(name=name, size=size, divided="width") for name, size in (keys | values).items())
         return (*mixed, *between, *inside, *self.maps_keep(run))
