@@ -22,7 +22,7 @@ from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
 from asbuilt.nn.cache import Cache
-from asbuilt.spec import DeltaTimeMixing, Model
+from asbuilt.spec import ChannelMixing, DeltaTimeMixing, Model
 
 TINY: dict[str, Any] = {
     "architectures": ["RWKV7ForCausalLM"],
@@ -230,8 +230,9 @@ SIZE = st.integers(1, 9)
 def test_parameters_are_the_papers_formula(v: int, heads: int, n: int, dw: int, da: int, dv: int, dg: int) -> None:
     """2 D V + 4 D + L D (12 D + 2 (dw + da + dv + dg) + 19) - (2 dv D + D), of a feed-forward of 4 D."""
     d = 4 * heads
-    ranks = {"decay_low_rank_dim": dw, "a_low_rank_dim": da, "v_low_rank_dim": dv, "gate_low_rank_dim": dg}
-    sizes = {"vocab_size": v, "hidden_size": d, "num_hidden_layers": n, "intermediate_size": 4 * d}
+    keys = (f"{name}_low_rank_dim" for name in ("decay", "a", "v", "gate"))
+    ranks: dict[str, Any] = dict(zip(keys, (dw, da, dv, dg), strict=True))
+    sizes: dict[str, Any] = {"vocab_size": v, "hidden_size": d, "num_hidden_layers": n, "intermediate_size": 4 * d}
     found = cost.total_parameters(spec_of(**sizes, **ranks))
     assert found == 2 * d * v + 4 * d + n * d * (12 * d + 2 * (dw + da + dv + dg) + 19) - (2 * dv * d + d)
 
@@ -250,7 +251,9 @@ def test_what_is_not_said() -> None:
     assert spec_of(plain, hidden_size=128).blocks == spec_of(hidden_size=128, head_dim=64, intermediate_size=512).blocks
     for changes, wide in (({"hidden_ratio": 3.5}, 64), ({"hidden_ratio": None}, 64), ({"hidden_ratio": 8}, 96)):
         config = TINY | {"intermediate_size": None} | changes
-        assert spec_of(config).blocks[0].branches[1].body.d_ff == wide
+        body = spec_of(config).blocks[0].branches[1].body
+        assert isinstance(body, ChannelMixing)
+        assert body.d_ff == wide
     # the width of a head decides, whatever number of heads stands beside it
     assert spec_of(num_heads=32).blocks == spec_of().blocks
     assert spec_of(head_dim=None, num_heads=3).blocks == spec_of().blocks
@@ -278,7 +281,7 @@ def test_what_is_not_said() -> None:
     ],
 )
 def test_refused_by_name(key: str, value: object) -> None:
-    beside = {"intermediate_size": None} if key == "hidden_ratio" else {}
+    beside: dict[str, Any] = {"intermediate_size": None} if key == "hidden_ratio" else {}
     with pytest.raises(InputError, match=key):
         spec_of(**{key: value}, **beside)
     with pytest.raises(InputError, match="num_heads"):

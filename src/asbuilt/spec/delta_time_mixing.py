@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from asbuilt.spec.attention import output_map
 from asbuilt.spec.delta_net import chunks
@@ -155,9 +155,10 @@ class DeltaTimeMixing(Mixer):
         return (*self.map_products(run, *maps), *inside, *self.map_products(run, "o"))
 
     def _of_one(self, run: Pass) -> tuple[Product, ...]:
-        heads, state = run.batch * self.n_heads, {"c": self.d_value, "n": run.batch * self.n_heads}
+        heads = run.batch * self.n_heads
         read = Product(name="read", a=2, b=self.d_key, c=self.d_value, n=heads)
-        update = Product(name="update", a=self.d_key, b=2 if run.past else 1, caching=True, **state)
+        written = 2 if run.past else 1
+        update = Product(name="update", a=self.d_key, b=written, c=self.d_value, n=heads, caching=True)
         return (read, update) if run.past else (update,)
 
     def _of_chunks(self, run: Pass) -> tuple[Product, ...]:
@@ -165,8 +166,8 @@ class DeltaTimeMixing(Mixer):
         heads = run.batch * self.n_heads
         n_read = heads * (n if run.past else n - 1)
         halves = [1 << i for i in range(size.bit_length() - 1)]
-        within = {"c": self.d_value, "recomputed": True}
-        update = {"a": self.d_key, "b": 2 * size, **within}
+        within: dict[str, Any] = {"c": self.d_value, "recomputed": True}
+        update: dict[str, Any] = {"a": self.d_key, "b": 2 * size, **within}
         scores = ((h, heads * n * size // (2 * h)) for h in halves)
         return (
             *(Product(name="scores", a=2 * h, b=self.d_key, c=2 * h, n=m, recomputed=True) for h, m in scores),
