@@ -130,6 +130,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Attention, "kv_from"): lambda part: "early",
     (Attention, "window"): lambda part: 8,
     (Attention, "chunk"): lambda part: 8,
+    (Attention, "stride"): lambda part: 3,
+    (Attention, "summary"): lambda part: 2,
     (Attention, "softcap"): lambda part: 1.0,
     (Attention, "scale"): lambda part: 1.5 * part.d_head**-0.5,
     (Attention, "temperature"): lambda part: QueryTemperature(scale=1.0, floor=8),

@@ -46,7 +46,8 @@ class Attention(PartModule):
         self.apart = uneven or bool(part.q_norm or part.k_norm or part.v_norm)
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
-        self.pattern = AttentionPattern(part.causal, part.window, part.chunk, alibi, relative)
+        own = (part.causal, part.window, part.chunk, alibi, relative, part.stride, part.summary)
+        self.pattern = AttentionPattern(*own)
         far = part.positions if isinstance(part.positions, RelativeProjection) else None
         self.positions = None if far is None else ProjectedDistances(far, f"{path}.positions")
         if not part.sinks:

@@ -1,7 +1,8 @@
 """Attention with separate query, key and value heads: MHA, GQA and MQA differ in n_kv_heads.
 
 Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (arXiv 1911.02150), Ainslie et al. 2023
-(arXiv 2305.13245); keys and values of an earlier layer: Brandon et al. 2024 (arXiv 2405.12981).
+(arXiv 2305.13245); keys and values of an earlier layer: Brandon et al. 2024 (arXiv 2405.12981); sparse patterns: Child
+et al. 2019 (arXiv 1904.10509).
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class Attention(Mixer):
     """softmax(scale * q k^T) v, causal or over all tokens, projected back to the stream.
 
     With a `window` w a token attends to itself and the w-1 before it, with a `chunk` c to those in its own run of c
-    positions. `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm`
-    normalise each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds
-    one learned score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and
-    values are not `cached` if all tokens always come at once.
+    positions. With a `stride` s it attends to those s, 2s, ... before it too, and without a window to these and itself
+    alone; with a `summary` n of chunks also to the last n tokens of every earlier chunk. In both all keys are cached.
+    `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
+    each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds one learned
+    score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and values are
+    not `cached` if all tokens always come at once.
 
     Values have the width `d_value`, are normalised by `v_norm` and multiplied by `value_scale`; with `values_are_keys`
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
@@ -87,6 +90,10 @@ class Attention(Mixer):
     """Sliding window: tokens that a token attends to, itself included; None for all."""
     chunk: int | None = None
     """Chunk size: a token attends only to tokens of its own chunk; None for no chunks."""
+    stride: int | None = None
+    """Distance whose multiples a token attends to, besides those of its window; None for no such pattern."""
+    summary: int | None = None
+    """Last tokens of each earlier chunk that a token attends to, besides those of its own; None for none."""
     softcap: float | None = None
     """c, if each score s is replaced by c * tanh(s / c)."""
     sinks: bool = False
@@ -124,6 +131,7 @@ class Attention(Mixer):
         require(self, "gating", self.gating in ("channel", "head", None), "channel, head or none")
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
+        self._require_sparse()
         rotary = self.positions if isinstance(self.positions, Rotary) else None
         ordered = rotary is not None and any(order_matters(norm, rotary) for norm in (self.q_norm, self.k_norm))
         require(
@@ -141,7 +149,7 @@ class Attention(Mixer):
         if isinstance(self.positions, RelativeProjection):
             same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
             require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
-            whole = self.causal and self.reach is None
+            whole = self.causal and self.reach is None and not self.sparse
             require(self, "positions", whole, "no projection of distances with a window or bidirectional attention")
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
@@ -156,6 +164,18 @@ class Attention(Mixer):
         if isinstance(self.positions, Disentangled):
             self._require_plain()
         self.require_maps()
+
+    def _require_sparse(self) -> None:
+        """Requires a stride or a summary to be a pattern that the layer's other fields leave room for."""
+        if self.stride is not None:
+            require_sizes(self, "stride")
+            require(self, "stride", self.stride > 1, "at least 2: all tokens are multiples of 1 away")
+            require(self, "stride", self.causal, "none unless attention is causal")
+            require(self, "stride", self.chunk is None, "none with chunks, whose earlier ones have a summary")
+        if self.summary is not None:
+            require_sizes(self, "summary")
+            allowed = "none without chunks" if self.chunk is None else f"fewer than the chunk's {self.chunk} tokens"
+            require(self, "summary", self.chunk is not None and self.summary < self.chunk, allowed)
 
     def _require_plain(self) -> None:
         """Requires nothing between the maps and the scores, and all tokens at once, of a layer that embeds distances.
@@ -208,9 +228,9 @@ class Attention(Mixer):
 
     @property
     def sees_images(self) -> bool:
-        """True if attention is causal, with or without a window, and scores have no distance term."""
+        """True if attention is causal, with or without a window, not sparse, and scores have no distance term."""
         distant = isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection)
-        return self.causal and self.chunk is None and not distant
+        return self.causal and self.chunk is None and not self.sparse and not distant
 
     @property
     def buckets(self) -> tuple[int, int] | None:
@@ -307,7 +327,14 @@ class Attention(Mixer):
     @property
     def reach(self) -> int | None:
         """How many tokens the cache holds; None for all."""
+        if self.sparse:
+            return None
         return self.window if self.chunk is None else self.chunk
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a token attends to far ones without those between."""
+        return self.stride is not None or self.summary is not None
 
     def keys(self, run: Pass) -> int:
         """Returns S, the number of keys each query is multiplied with, masked ones included.
@@ -338,6 +365,8 @@ class Attention(Mixer):
 
     def _pairs_before(self, run: Pass, seen: int) -> int:
         """Returns the causal pairs."""
+        if self.sparse:
+            return self._sparse_pairs(seen) - self._sparse_pairs(run.past)
         if self.chunk is not None:
             return _chunk_pairs(seen, self.chunk) - _chunk_pairs(run.past, self.chunk)
         all_pairs = run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
@@ -346,6 +375,16 @@ class Attention(Mixer):
         # tokens whose window is not yet full attend to everything before them, the others to `window` tokens
         growing = max(0, self.window - run.past)
         return growing * run.past + growing * (growing + 1) // 2 + (run.tokens - growing) * self.window
+
+    def _sparse_pairs(self, tokens: int) -> int:
+        """Returns the pairs of the first `tokens` tokens with those near them, and with the far ones they attend to."""
+        if self.chunk is not None:
+            return _chunk_pairs(tokens, self.chunk) + _quotients(tokens, self.chunk) * (self.summary or 0)
+        assert self.stride is not None
+        near = 1 if self.window is None else self.window
+        within = min(tokens, near)
+        strides = _quotients(within, self.stride) + (tokens - within) * ((near - 1) // self.stride)
+        return within * (within + 1) // 2 + (tokens - within) * near + _quotients(tokens, self.stride) - strides
 
     def _pairs_both_ways(self, run: Pass) -> int:
         """Returns all pairs of the new tokens, or those less than a window apart on either side."""
@@ -394,7 +433,18 @@ class Attention(Mixer):
 
     def serves(self, reader: Attention) -> bool:
         """Returns whether another layer can read this one's keys and values: their shapes, places and pattern agree."""
-        names = ("n_kv_heads", "d_head", "value_width", "positions", "causal", "window", "chunk", "cached")
+        names = (
+            "n_kv_heads",
+            "d_head",
+            "value_width",
+            "positions",
+            "causal",
+            "window",
+            "chunk",
+            "stride",
+            "summary",
+            "cached",
+        )
         return all(getattr(self, name) == getattr(reader, name) for name in names)
 
 
@@ -417,3 +467,9 @@ def _chunk_pairs(tokens: int, chunk: int) -> int:
     """Returns the pairs of the first `tokens` tokens, each attending to itself and those before it in its chunk."""
     full, rest = divmod(tokens, chunk)
     return full * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
+
+
+def _quotients(tokens: int, size: int) -> int:
+    """Returns the sum of p // size over the positions p of the first `tokens` tokens."""
+    full, rest = divmod(tokens, size)
+    return size * full * (full - 1) // 2 + full * rest

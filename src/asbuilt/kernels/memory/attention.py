@@ -86,7 +86,7 @@ class AttentionMemory(MappedMemory[Attention]):
             return "none"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run):
+        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run) or part.sparse:
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
             return "none"
@@ -99,7 +99,7 @@ class AttentionMemory(MappedMemory[Attention]):
         """
         part = self.part
         kind, pairs = self._mask(run), self._masked(run)
-        name = f"{part.causal} {part.window} {part.chunk} {part.positions if kind == 'added' else ''}"
+        name = f"{self._pattern} {part.positions if kind == 'added' else ''}"
         if kind == "added":
             each = part.n_heads * pairs
             if isinstance(part.positions, RelativeBuckets):
@@ -109,8 +109,15 @@ class AttentionMemory(MappedMemory[Attention]):
             else:
                 made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
             return name, each * run.width, self._projected(run) + made
-        making = (9 if part.causal else 17) * pairs  # distances in int64, absolute ones beside them, and two of bool
+        # distances in int64, absolute ones or remainders beside them, and two of bool
+        making = (9 if part.causal and not part.sparse else 17) * pairs
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
+
+    @property
+    def _pattern(self) -> str:
+        """The name of what queries attend to, which tells masks apart."""
+        part = self.part
+        return f"{part.causal} {part.window} {part.chunk} {part.stride} {part.summary}"
 
     def _projected(self, run: Pass) -> int:
         """Returns the bytes of the projections of q, k and v."""
@@ -138,7 +145,7 @@ class AttentionMemory(MappedMemory[Attention]):
         pairs = self._masked(run)
         masks = {
             "bool": (Saved(name="mask", size=pairs, divided="none"),),
-            "added": (Saved(name=f"{part.positions}{part.window}", size=part.n_heads * pairs, shared=True),),
+            "added": (Saved(name=f"{part.positions} {self._pattern}", size=part.n_heads * pairs, shared=True),),
         }
         return (
             Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide", divided="width"),
@@ -161,9 +168,9 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
         """The bucket of every pair, and which pairs are masked: shared by layers with the same attention pattern."""
         part = self.part
-        pairs, name = run.tokens * part.keys(run), f"{part.positions} {part.causal} {part.window} {part.chunk}"
+        pairs, name = run.tokens * part.keys(run), f"{part.positions} {self._pattern}"
         far = part.reach is not None and run.tokens > part.reach
-        hidden = far or part.chunk is not None or (run.tokens > 1 and part.causal)
+        hidden = far or part.chunk is not None or part.sparse or (run.tokens > 1 and part.causal)
         buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
