@@ -53,6 +53,7 @@ from asbuilt.spec import (
     CrossAttention,
     DeltaTimeMixing,
     DiagonalStateSpace,
+    Differential,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -236,7 +237,7 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
 @st.composite
 def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) -> Attention:
     """MHA, GQA and MQA with whatever else attention can have."""
-    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (1, 4), (3, 2))))
+    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1), (1, 4), (3, 2))))
     d_head = draw(st.integers(1, 7))
     heads, causal = n_kv_heads * group, draw(st.sampled_from(causals))
     window = draw(st.none() | st.integers(1, 7))
@@ -251,6 +252,9 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
+    twice = RMSNorm(d=2 * (d_value or d_head), eps=draw(EPS), gain=draw(st.sampled_from(("weight", "none"))))
+    start = draw(st.sampled_from((0.2, 0.7)))
+    pairs = n_kv_heads % 2 == 0 and not isinstance(positions, RelativeProjection) and draw(st.booleans())
     return Attention(
         d_model=d_model,
         n_heads=heads,
@@ -275,6 +279,7 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
         gating=draw(st.sampled_from((None, None, "channel", "head"))),
+        differential=Differential(n_heads=heads, d_head=d_head, norm=twice, start=start) if pairs else None,
         temperature=draw(
             st.none() | st.builds(QueryTemperature, scale=st.just(0.3), floor=st.just(3), from_zero=st.booleans())
         ),
@@ -785,7 +790,8 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
     own["key_bias"] = True
     n_heads = draw(st.integers(1, 2)) * branch.body.n_kv_heads
     positions = branch.body.positions
-    heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}
+    kept = isinstance(positions, Alibi | RelativeBuckets) or branch.body.differential is not None
+    heads = {} if kept else {"n_heads": n_heads, "q_norm": None}
     reader = replace(branch, parallel=False, body=replace(branch.body, **own, **heads, kv_from="lent"))
     return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
 

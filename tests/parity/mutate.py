@@ -40,6 +40,7 @@ from asbuilt.spec import (
     Contrast,
     CrossAttention,
     DeltaTimeMixing,
+    Differential,
     Disentangled,
     DistanceTable,
     EmbeddingProjection,
@@ -123,6 +124,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Attention, "positions"): lambda part: Rotary(d_rotary=part.d_head // 2 * 2),
     (Attention, "q_norm"): lambda part: RMSNorm(d=part.d_head),
     (Attention, "k_norm"): lambda part: RMSNorm(d=part.d_head),
+    (Attention, "differential"): lambda part: Differential(
+        n_heads=part.n_heads, d_head=part.d_head, norm=RMSNorm(d=2 * part.value_width), start=0.5
+    ),
     (Attention, "d_value"): lambda part: part.d_head + 2,
     (Attention, "d_input"): lambda part: part.d_model + 2,
     (Attention, "v_norm"): lambda part: RMSNorm(d=part.value_width, gain="none"),
@@ -275,6 +279,7 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     ChannelMixing: lambda part: MLP(d_model=part.d_model, d_ff=part.d_ff, activation="relu"),
     TokenShift: lambda part: replace(part, targets=(*part.targets, "more")),
     RGLRU: lambda part: MLP(d_model=part.d_model, d_ff=part.d_rnn, activation="relu", bias=part.bias),
+    Differential: lambda part: None,
     DeltaTimeMixing: lambda part: MLP(d_model=part.d_model, d_ff=part.d_output, activation="relu"),
     GatedDeltaNet: lambda part: MLP(d_model=part.d_model, d_ff=part.d_output, activation="relu"),
     LightningAttention: lambda part: MLP(d_model=part.d_model, d_ff=part.d_query, activation="relu", bias=part.bias),

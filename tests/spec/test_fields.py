@@ -31,6 +31,7 @@ from asbuilt.spec import (
     Compressor,
     DeltaTimeMixing,
     DiagonalStateSpace,
+    Differential,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -242,6 +243,7 @@ def examples() -> dict[type[Part], Part]:
     found[ChannelMixing] = ChannelMixing(d_model=4, d_ff=6, shift=channel)
     found[TokenShift] = time
     found[DeltaTimeMixing] = DELTA_TIME
+    found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
@@ -279,6 +281,8 @@ def test_every_kind_of_part_is_tried() -> None:
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
 KEPT = {
+    "exponentials",
+    "lambda",
     "a",
     "activated",
     "ahead",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from asbuilt.kernels.attention import Mask, attend
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
+from asbuilt.nn.differential import paired
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.masks import AttentionPattern, Keys, mask
 from asbuilt.nn.norms import normed
@@ -50,6 +51,7 @@ class Attention(PartModule):
         self.pattern = AttentionPattern(*own)
         far = part.positions if isinstance(part.positions, RelativeProjection) else None
         self.positions = None if far is None else ProjectedDistances(far, f"{path}.positions")
+        self.differential = optional(part.differential, f"{path}.differential")
         if not part.sinks:
             self.register_parameter("sinks", None)
 
@@ -62,7 +64,7 @@ class Attention(PartModule):
         y = attend(
             q.transpose(1, 2),
             k,
-            v,
+            v if self.differential is None else paired(v),
             self.masked(q, k, step, keys),
             scale=self.scale,
             softcap=part.softcap,
@@ -70,6 +72,8 @@ class Attention(PartModule):
             # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )
+        if self.differential is not None:
+            y = self.differential(y)
         return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
 
     def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> Mask:

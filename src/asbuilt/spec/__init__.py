@@ -16,6 +16,7 @@ from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
 from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.diagonal_state_space import DiagonalStateSpace
+from asbuilt.spec.differential import Differential
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import (
@@ -156,6 +157,7 @@ __all__ = [
     "CrossAttention",
     "DeltaTimeMixing",
     "DiagonalStateSpace",
+    "Differential",
     "Disentangled",
     "DistanceTable",
     "DualEncoder",

@@ -2,7 +2,7 @@
 
 Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (arXiv 1911.02150), Ainslie et al. 2023
 (arXiv 2305.13245); keys and values of an earlier layer: Brandon et al. 2024 (arXiv 2405.12981); sparse patterns: Child
-et al. 2019 (arXiv 1904.10509).
+et al. 2019 (arXiv 1904.10509); differences of two attentions: Ye et al. 2024 (arXiv 2410.05258).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from asbuilt.spec.differential import Differential
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm
@@ -46,6 +47,7 @@ class Attention(Mixer):
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
     reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating`
     each channel or head of the sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
+    With `differential` heads are in pairs, see Differential; a gate per head is then one for half a pair's sums.
     """
 
     d_model: int
@@ -106,6 +108,8 @@ class Attention(Mixer):
     """Whether keys and values are cached between passes."""
     gating: Literal["channel", "head"] | None = None
     """What of the weighted sums has a gate of its own, a sigmoid of a map of the input; None for no gates."""
+    differential: Differential | None = None
+    """Makes of the sums of two heads one, their scaled difference; None for all as they are."""
     q: Map | None = None
     """Replaces the plain map to queries, if given."""
     k: Map | None = None
@@ -160,10 +164,23 @@ class Attention(Mixer):
             fits = norm is None or norm.d in (self.d_head, whole)
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
         self._require_values()
+        self._require_pairs()
         self._require_source()
         if isinstance(self.positions, Disentangled):
             self._require_plain()
         self.require_maps()
+
+    def _require_pairs(self) -> None:
+        """Requires heads in pairs of as many and as wide ones, if their sums are subtracted."""
+        part = self.differential
+        if part is None:
+            return
+        require(self, "differential", isinstance(part, Differential), "a Differential, or none")
+        require(self, "n_kv_heads", self.n_kv_heads % 2 == 0, "even, if heads are in pairs")
+        sizes = (part.n_heads, part.d_head, part.norm.d)
+        fits = sizes == (self.n_heads, self.d_head, 2 * self.value_width)
+        allowed = f"one of {self.n_heads} heads of {self.d_head}, and two values of {self.value_width}"
+        require(self, "differential", fits, allowed)
 
     def _require_sparse(self) -> None:
         """Requires a stride or a summary to be a pattern that the layer's other fields leave room for."""
@@ -269,6 +286,16 @@ class Attention(Mixer):
         return self.d_head if self.d_value is None else self.d_value
 
     @property
+    def mixed_width(self) -> int:
+        """Width of what a head's weights sum: a value, or those of a pair."""
+        return self.value_width * (1 if self.differential is None else 2)
+
+    @property
+    def billed(self) -> Attention:
+        """The same with one `start` of a difference, which later layers have more of: they cost the same."""
+        return self if self.differential is None else replace(self, differential=replace(self.differential, start=0.5))
+
+    @property
     def d_mixed(self) -> int:
         """Width of all heads' weighted sums together."""
         return self.n_heads * self.value_width
@@ -315,7 +342,8 @@ class Attention(Mixer):
         positions = self.positions
         if isinstance(positions, Alibi | RelativeProjection):
             positions = replace(positions, n_heads=heads)
-        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
+        pairs = self.differential and replace(self.differential, n_heads=heads)
+        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, differential=pairs, **norms)
 
     def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
         if isinstance(norm, HeadNorm):
@@ -394,8 +422,8 @@ class Attention(Mixer):
         return run.tokens * (2 * near - 1) - near * (near - 1)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """The products with weights, and per head scores and weighted sums: (T,D)x(D,S) and (T,S)x(S,d_value)."""
-        heads, keys, wide = run.batch * self.n_heads, self.keys(run), self.value_width
+        """The products with weights, and per head scores and weighted sums: (T,D)x(D,S), (T,S)x(S,mixed_width)."""
+        heads, keys, wide = run.batch * self.n_heads, self.keys(run), self.mixed_width
         pairs = 2 * heads * self.pairs(run)
         return (
             *self.map_products(run, *self.inward),

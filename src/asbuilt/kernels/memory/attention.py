@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Saved, memory_of
+from asbuilt.kernels.memory.registry import Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
@@ -35,10 +35,11 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_heads(self, run: Pass) -> Iterator[Saved]:
         """Yields q, k, v and the attention output, padded to one width for the fused kernel; gates and their result."""
         part = self.part
-        widths = {"q": part.d_head, "k": part.d_head, "v": part.value_width}
+        widths = {"q": part.d_head, "k": part.d_head, "v": part.mixed_width}
         padded = widths if self._uses_reference(run) else dict.fromkeys(widths, max(widths.values()))
         for name, width in padded.items():
             lent = part.kv_from is not None and name != "q" and width == widths[name]
+            lent = lent and (name == "k" or part.differential is None)  # pairs of values are made anew
             heads = part.n_heads if name == "q" else part.n_kv_heads
             if not lent:
                 yield Saved(name=name, size=run.rows * heads * width, divided="width")
@@ -46,7 +47,7 @@ class AttentionMemory(MappedMemory[Attention]):
         if part.gating is not None:
             yield Saved(name="gates", size=run.rows * part.d_gate, divided="width")
             yield Saved(name="gated", size=run.rows * part.d_mixed, divided="width")
-        if padded["v"] > part.value_width:
+        if padded["v"] > part.mixed_width:
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
 
     def _saves_distances(self, run: Pass) -> Iterator[Saved]:
@@ -72,7 +73,7 @@ class AttentionMemory(MappedMemory[Attention]):
 
     def of_heads(self) -> tuple[str, ...]:
         """The norms of queries, keys and values."""
-        return ("q_norm", "k_norm", "v_norm")
+        return ("q_norm", "k_norm", "v_norm", "differential")
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """The norm of values reads what that of keys reads, if values are keys and RoPE does not come first."""
@@ -190,14 +191,18 @@ class AttentionMemory(MappedMemory[Attention]):
         turned = (query + kv if rotary or apart else 0) + values
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
-        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width)
+        pairs = run.batch * part.keys(run) * part.n_kv_heads * part.mixed_width * run.width
+        doubled = 0 if part.differential is None else pairs
+        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width) + doubled
         if self._mask(run) == "bool":  # which the library converts to the pass's dtype
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
-            attending = self._reference_peak(run)
+            attending = self._reference_peak(run) + doubled
         if isinstance(part.positions, Disentangled):
             pairs = run.rows * part.n_heads * part.keys(run) * run.width
             attending = max(attending + pairs, self._distances_peak(run, part.positions, pairs))
+        if part.differential is not None:
+            attending = max(attending, 2 * mixed + memory(part.differential).peak_bytes(run))
         ending = mixed + max(result, 0 if part.gating is None else mixed + 2 * run.rows * part.d_gate * run.width)
         return projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
 
@@ -221,8 +226,8 @@ class AttentionMemory(MappedMemory[Attention]):
         """Returns the bytes of the fused kernel's output, and of what it pads to the width of the wider of q and v."""
         part = self.part
         query, seen = run.rows * part.n_heads, run.batch * part.keys(run) * part.n_kv_heads
-        width = max(part.d_head, part.value_width)
-        padded = (query + seen) * width if part.d_head < width else seen * width if part.value_width < width else 0
+        width = max(part.d_head, part.mixed_width)
+        padded = (query + seen) * width if part.d_head < width else seen * width if part.mixed_width < width else 0
         return (padded + query * width) * run.width
 
     def _reference_peak(self, run: Pass) -> int:
