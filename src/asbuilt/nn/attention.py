@@ -5,6 +5,8 @@ Shapes: batch B, new tokens T, keys S, model width M, query heads H, key/value h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask, attend
@@ -21,6 +23,9 @@ from asbuilt.nn.step import KeysAndValues, Step
 from asbuilt.spec import attention as spec
 from asbuilt.spec import positions
 from asbuilt.spec.relative import Disentangled, RelativeProjection
+
+# Returns what is added to q, k and v, from what these are made of.
+Beside = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @computes(spec.Attention)
@@ -55,11 +60,11 @@ class Attention(PartModule):
         if not part.sinks:
             self.register_parameter("sinks", None)
 
-    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M)."""
+    def forward(self, x_BTM: Tensor, step: Step, beside: Beside | None = None) -> Tensor:
+        """Returns (B, T, M); `beside` gives what is added to q, k and v."""
         part = self.part
         B, T, _ = x_BTM.shape
-        q, (k, v, keys) = self.heads(x_BTM, step)
+        q, (k, v, keys) = self.heads(x_BTM, step, beside)
         learned = isinstance(part.positions, positions.RelativeBuckets | RelativeProjection | Disentangled)
         y = attend(
             q.transpose(1, 2),
@@ -92,12 +97,12 @@ class Attention(PartModule):
         gates = self.gate(x_BTM).sigmoid()[..., None]
         return (y_BTC.view(*gates.shape[:-1], -1) * gates).view(y_BTC.shape)
 
-    def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, KeysAndValues]:
+    def heads(self, x_BTM: Tensor, step: Step, beside: Beside | None) -> tuple[Tensor, KeysAndValues]:
         """Returns q (B, T, H, D), after its norm and RoPE if any, and the keys and values that it attends to.
 
         Those of a `kv_name` are handed to later layers, each head's in one run, so that no layer's kernel copies them.
         """
-        q, kv = self.projected(x_BTM, step)
+        q, kv = self.projected(x_BTM, step, beside)
         if self.part.temperature is not None:
             q = q * temperature(step, self.part.temperature, q.dtype)
         if self.part.kv_from is not None:
@@ -105,16 +110,18 @@ class Attention(PartModule):
         k, v = kv
         return q, self.cached(k.transpose(1, 2), self.scaled(v).transpose(1, 2), step)
 
-    def projected(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def projected(self, x_BTM: Tensor, step: Step, beside: Beside | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns q (B, T, H, D), k (B, T, K, D), v (B, T, K, V); only q where keys and values are another layer's."""
         part = self.part
         B, T, _ = x_BTM.shape
-        joined = None if self.apart else self.qkv.joined(x_BTM)
+        joined = None if self.apart or beside is not None else self.qkv.joined(x_BTM)
         if joined is not None:  # no norm in between: RoPE is applied to q and k at once
             qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
             q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
             return q, (k, v)
         q, *kv = self.qkv(x_BTM)
+        if beside is not None:
+            q, *kv = (a + b for a, b in zip((q, *kv), beside(x_BTM), strict=True))
         q = self.placed(self.q_norm, q.view(B, T, -1, part.d_head), step)
         if not kv:
             return q, ()

@@ -384,8 +384,11 @@ class Attention(Mixer):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
-        ahead = run.images * run.mutual * (run.mutual - 1) // 2 if self.sees_ahead(run) else 0
-        return self._pairs_before(run, seen) + ahead
+        pairs = self._pairs_before(run, seen)
+        if not self.sees_ahead(run):
+            return pairs
+        block = replace(run, tokens=run.mutual, past=0)
+        return pairs + run.images * (run.mutual**2 - self._pairs_before(block, run.mutual))
 
     def sees_ahead(self, run: Pass) -> bool:
         """Returns whether tokens of an image attend to later ones of it, although attention is causal."""
