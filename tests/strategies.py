@@ -54,7 +54,9 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     CrossAttention,
+    DeltaTimeMixing,
     DiagonalStateSpace,
+    Differential,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -140,6 +142,7 @@ from asbuilt.spec import (
 )
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
+from asbuilt.spec.delta_time_mixing import TARGETS as DELTA_TIME_TARGETS
 from asbuilt.spec.linear import Map, Mapped
 from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
@@ -167,7 +170,7 @@ def maybe_norms(d: int) -> SearchStrategy[Norm | None]:
 @cache
 def norms_of_heads(d: int, n: int) -> SearchStrategy[Norm | HeadNorm | None]:
     """A norm of n heads of `d` numbers: of each, of all together, or of each with gains of its own; or none."""
-    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS)
+    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS, bias=st.booleans())
     return maybe_norms(d) | maybe_norms(n * d) | own
 
 
@@ -253,7 +256,7 @@ def projected_distances(draw: DrawFn, n_heads: int, d_head: int, window: int | N
 @st.composite
 def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) -> Attention:
     """MHA, GQA and MQA with whatever else attention can have."""
-    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (1, 4), (3, 2))))
+    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1), (1, 4), (3, 2))))
     d_head = draw(st.integers(1, 7))
     heads, causal = n_kv_heads * group, draw(st.sampled_from(causals))
     window = draw(st.none() | st.integers(1, 7))
@@ -262,12 +265,20 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     far = st.just(draw(projected_distances(heads, d_head, window)))
     positions = draw(st.none() | turned | alibi | (far if causal else st.nothing()))
     chunks = window is None and causal and not isinstance(positions, RelativeProjection)
+    chunk = draw(st.none() | st.integers(1, 7)) if chunks else None
+    strided = causal and chunk is None and not isinstance(positions, RelativeProjection)
     q_norm, k_norm = draw(norms_of_heads(d_head, heads)), draw(norms_of_heads(d_head, n_kv_heads))
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
     v_norm = draw((norms if as_keys else maybe_norms)(d_value or d_head))
-    repeats = causal and not isinstance(positions, Rotary) and k_norm is None and v_norm is None
+    twice = RMSNorm(d=2 * (d_value or d_head), eps=draw(EPS), gain=draw(st.sampled_from(("weight", "none"))))
+    start = draw(st.sampled_from((0.2, 0.7)))
+    pairs = n_kv_heads % 2 == 0 and not isinstance(positions, RelativeProjection) and draw(st.booleans())
+    stride = draw(st.none() | st.integers(2, 5)) if strided else None
+    summary = draw(st.none() | st.integers(1, chunk - 1)) if chunk and chunk > 1 else None
+    turned = isinstance(positions, Rotary)
+    repeats = causal and not turned and k_norm is None and v_norm is None and stride is None and summary is None
     return Attention(
         d_model=d_model,
         n_heads=heads,
@@ -286,11 +297,14 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         k_norm=k_norm,
         rotate_first=orders and draw(st.booleans()),
         window=window,
-        chunk=draw(st.none() | st.integers(1, 7)) if chunks else None,
+        chunk=chunk,
+        stride=stride,
+        summary=summary,
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
         gating=draw(st.sampled_from((None, None, "channel", "head"))),
+        differential=Differential(n_heads=heads, d_head=d_head, norm=twice, start=start) if pairs else None,
         temperature=draw(
             st.none() | st.builds(QueryTemperature, scale=st.just(0.3), floor=st.just(3), from_zero=st.booleans())
         ),
@@ -468,17 +482,55 @@ def recurrences(d_model: int) -> SearchStrategy[Mixer]:
 
 @cache
 def time_mixings(d_model: int) -> SearchStrategy[Mixer]:
-    """RWKV-4's mixers."""
+    """RWKV's mixers."""
+    return (
+        st.builds(
+            TimeMixing,
+            d_model=st.just(d_model),
+            d_state=st.integers(1, 9),
+            shift=token_shifts(d_model, "k", "v", "r"),
+        )
+        | channel_mixings(d_model, receptance=True)
+        | channel_mixings(d_model, receptance=False)
+        | delta_time_mixings(d_model)
+    )
+
+
+@cache
+def token_shifts(d_model: int, *targets: str) -> SearchStrategy[TokenShift]:
+    """What mixes tokens with those before them."""
+    return st.builds(TokenShift, d_model=st.just(d_model), targets=st.just(targets), of_past=st.booleans())
+
+
+@cache
+def channel_mixings(d_model: int, receptance: bool) -> SearchStrategy[ChannelMixing]:
+    """A feed-forward of shifted tokens."""
+    targets = ("up", "r") if receptance else ("up",)
     return st.builds(
-        TimeMixing,
-        d_model=st.just(d_model),
-        d_state=st.integers(1, 9),
-        shift=st.just(TokenShift(d_model=d_model, targets=("k", "v", "r"))),
-    ) | st.builds(
         ChannelMixing,
         d_model=st.just(d_model),
         d_ff=st.integers(1, 9),
-        shift=st.just(TokenShift(d_model=d_model, targets=("up", "r"))),
+        receptance=st.just(receptance),
+        shift=token_shifts(d_model, *targets),
+    )
+
+
+@cache
+@st.composite
+def delta_time_mixings(draw: DrawFn, d_model: int) -> DeltaTimeMixing:
+    """RWKV-7's time mixing, of values of its own."""
+    n_heads, d_value, ranks = draw(st.integers(1, 3)), draw(st.integers(2, 5)), st.integers(1, 4)
+    return DeltaTimeMixing(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_key=draw(st.integers(1, 5)),
+        d_value=d_value,
+        shift=draw(token_shifts(d_model, *DELTA_TIME_TARGETS)),
+        norm=HeadNorm(d=d_value, n_heads=n_heads, eps=draw(EPS), bias=draw(st.booleans())),
+        decay_rank=draw(ranks),
+        rate_rank=draw(ranks),
+        gate_rank=draw(ranks),
+        length_eps=draw(st.sampled_from((1e-12, 0.1))),
     )
 
 
@@ -764,7 +816,8 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
     own["key_bias"] = True
     n_heads = draw(st.integers(1, 2)) * body.n_kv_heads
     positions = body.positions
-    heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}
+    kept = isinstance(positions, Alibi | RelativeBuckets) or body.differential is not None
+    heads = {} if kept else {"n_heads": n_heads, "q_norm": None}
     reader = replace(branch, parallel=False, body=replace(body, **own, **heads, kv_from="lent"))
     return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
 
@@ -785,6 +838,23 @@ def biased(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
                 again = Block(branches=(replace(later, parallel=False),))
                 return (*drawn[:i], replace(block, branches=own), *drawn[i + 1 :], again)
     return drawn
+
+
+@st.composite
+def moving(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks, or those and one more, whose values move towards those of one of theirs."""
+    branches = [branch for block in drawn for branch in block.branches]
+    found = [branch for branch in branches if isinstance(branch.body, DeltaTimeMixing)]
+    if not found or not draw(st.booleans()):
+        return drawn
+    first = found[0]
+    assert isinstance(first.body, DeltaTimeMixing)
+    lender = replace(first, body=replace(first.body, value_name="early"))
+    named = (replace(b, branches=tuple(lender if x is first else x for x in b.branches)) for b in drawn)
+    later = draw(delta_time_mixings(first.body.d_model))
+    sizes = {"n_heads": first.body.n_heads, "d_value": first.body.d_value, "norm": first.body.norm}
+    reader = replace(later, **sizes, move_rank=draw(st.integers(1, 3)), value_from="early")
+    return (*named, Block(branches=(replace(first, parallel=False, body=reader),)))
 
 
 @cache
@@ -832,6 +902,8 @@ def shares(part: Part) -> bool:
     if isinstance(part, MLP) and isinstance(part.activation, XIELU):
         return True
     if isinstance(part, Attention) and (part.kv_name or part.kv_from):
+        return True
+    if isinstance(part, DeltaTimeMixing) and (part.value_name or part.value_from):
         return True
     return bool(part.lends or part.borrows) or (isinstance(part, Mixer) and part.choice is not None)
 
@@ -884,7 +956,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     if draw(st.booleans()):
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(biased(draw(lending(drawn)))) for one in (block, *sharing(block)))
-    all_blocks, vectors = draw(reading(all_blocks, d_model))
+    all_blocks, vectors = draw(reading(draw(moving(all_blocks)), d_model))
     streams = draw(st.none() | merges(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
     return LanguageModel(

@@ -21,6 +21,10 @@ MODELS = Path(__file__).parents[3] / "shared" / "models"
 CONTEXT_CORRECTED = ("llama-2-7b", "llama-2-70b")
 # Billions of parameters as published, rounded or cut off, for rows whose config is not at hand.
 ROUNDED = {
+    "rwkv7-0.1b-world": 0.191,
+    "rwkv7-0.4b-world": 0.4,
+    "rwkv7-1.5b-world": 1.5,
+    "rwkv7-2.9b-world": 2.9,
     "whisper-tiny": 0.038,
     "paligemma-3b-pt-224": 2.923,
     "nemotron-3-nano-30b": 31.6,
@@ -81,6 +85,10 @@ COUNTED = {
     "mimo-v2-flash": (308_778_768_832, 262_144, 222_720),
     "rwkv-4-169m": (169_342_464, 1024, 0),
     "transfo-xl-wt103": (285_205_322, 1 << 20, 36_864),
+    "rwkv7-0.1b-world": (191_034_624, 4096, 0),
+    "rwkv7-0.4b-world": (450_767_872, 4096, 0),
+    "rwkv7-1.5b-world": (1_527_404_544, 4096, 0),
+    "rwkv7-2.9b-world": (2_947_735_040, 4096, 0),
     "paligemma-3b-pt-224": (2_923_466_480, 8192, 18_432),
     "recurrentgemma-2b": (2_682_862_080, 8192, 8192),
     "zamba2-7b": (7_356_749_648, 4096, 372_736),

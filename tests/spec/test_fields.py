@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET
+from small_parts import DELTA_NET, DELTA_TIME
 from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
@@ -29,7 +29,9 @@ from asbuilt.spec import (
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    DeltaTimeMixing,
     DiagonalStateSpace,
+    Differential,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -99,10 +101,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Compressor": {"overlap": False},
     "DiagonalStateSpace": {"bias": True},
     "ExpertGroups": {"score": "best"},
+    "ChannelMixing": {"receptance": True},
+    "DeltaTimeMixing": {"length_eps": 1e-12},
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False, "gate_scale": 1.0},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
-    "HeadNorm": {"eps": 1e-5},
+    "HeadNorm": {"eps": 1e-5, "bias": False},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
@@ -179,7 +183,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
     "TokenEmbedding": {"scale": 1.0},
-    "TokenShift": {"belongs": "attention"},
+    "TokenShift": {"belongs": "attention", "of_past": False},
     "Vision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
@@ -241,6 +245,8 @@ def examples() -> dict[type[Part], Part]:
     found[TimeMixing] = TimeMixing(d_model=4, d_state=6, shift=time)
     found[ChannelMixing] = ChannelMixing(d_model=4, d_ff=6, shift=channel)
     found[TokenShift] = time
+    found[DeltaTimeMixing] = DELTA_TIME
+    found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
@@ -278,6 +284,8 @@ def test_every_kind_of_part_is_tried() -> None:
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
 KEPT = {
+    "exponentials",
+    "lambda",
     "a",
     "activated",
     "ahead",
@@ -397,11 +405,21 @@ KEPT = {
     "x",
     "x times steps",
     "y",
+    "decay between",
+    "decay mixed",
+    "gate between",
+    "gate mixed",
+    "move",
+    "move between",
+    "rate",
+    "rate between",
+    "rate mixed",
+    "sum",
 }
 
 
 # Products of two activations: scores and weighted sums, and what recurrences have in their place.
-OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse")
+OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse", "found", "written")
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from small_grids import seer
-from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
+from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, LATENT
 from small_sounds import HEARER, HEARING
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
@@ -77,6 +77,8 @@ def examples() -> dict[str, Part]:
     found["TimeMixing"] = spec.TimeMixing(d_model=4, d_state=6, shift=time)
     found["ChannelMixing"] = spec.ChannelMixing(d_model=4, d_ff=6, shift=channel)
     found["TokenShift"] = time
+    found["DeltaTimeMixing"] = DELTA_TIME
+    found["Differential"] = spec.Differential(n_heads=2, d_head=3, norm=spec.RMSNorm(d=6), start=0.5)
     found["ShortConvolution"] = spec.ShortConvolution(channels=4, kernel=3)
     found["Lora"] = spec.Lora(base=spec.Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found["Packed"] = spec.Packed(base=spec.Linear(d_in=32, d_out=6), format="q4_0")

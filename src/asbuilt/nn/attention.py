@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from asbuilt.kernels.attention import Mask, attend
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
+from asbuilt.nn.differential import paired
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.masks import AttentionPattern, Keys, mask
 from asbuilt.nn.norms import normed
@@ -51,9 +52,11 @@ class Attention(PartModule):
         self.apart = uneven or bool(part.q_norm or part.k_norm or part.v_norm)
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
-        self.pattern = AttentionPattern(part.causal, part.window, part.chunk, alibi, relative)
+        own = (part.causal, part.window, part.chunk, alibi, relative, part.stride, part.summary)
+        self.pattern = AttentionPattern(*own)
         far = part.positions if isinstance(part.positions, RelativeProjection) else None
         self.positions = None if far is None else ProjectedDistances(far, f"{path}.positions")
+        self.differential = optional(part.differential, f"{path}.differential")
         if not part.sinks:
             self.register_parameter("sinks", None)
 
@@ -67,7 +70,7 @@ class Attention(PartModule):
         y = attend(
             q.transpose(1, 2),
             k,
-            v,
+            v if self.differential is None else paired(v),
             masked,
             scale=self.scale,
             softcap=part.softcap,
@@ -75,6 +78,8 @@ class Attention(PartModule):
             # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )
+        if self.differential is not None:
+            y = self.differential(y)
         return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
 
     def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> tuple[Tensor, Mask]:
@@ -93,7 +98,7 @@ class Attention(PartModule):
         gates = self.gate(x_BTM).sigmoid()[..., None]
         return (y_BTC.view(*gates.shape[:-1], -1) * gates).view(y_BTC.shape)
 
-    def heads(self, x_BTM: Tensor, step: Step, beside: Beside | None) -> tuple[Tensor, KeysAndValues]:
+    def heads(self, x_BTM: Tensor, step: Step, beside: Beside | None = None) -> tuple[Tensor, KeysAndValues]:
         """Returns q (B, T, H, D), after its norm and RoPE if any, and the keys and values that it attends to.
 
         Those of a `kv_name` are handed to later layers, each head's in one run, so that no layer's kernel copies them.

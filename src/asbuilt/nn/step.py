@@ -34,8 +34,9 @@ class Step:
     embedding table; `source_BSM` is an encoder's
     output, None once the layers have cached it, and `source_mask` marks its valid tokens.
     `per_layer_BTP` are the tokens' vectors for the block that runs.
-    `lent` are the keys and values that later layers read, by the name of the layer that made them; `lenders` are the
-    modules whose weights later ones use, by name. `entered_BTM` is the stream before the first block.
+    `lent` are the keys and values that later layers read, by the name of the layer that made them, and `lent_values`
+    values alone (B, T, any); `lenders` are the modules whose weights later ones use, by name. `entered_BTM` is the
+    stream before the first block.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own
     (`ends_in_windows`: in layers with windows alone). `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
@@ -81,6 +82,7 @@ class Step:
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
         self.kernel: Kernel = kernel
         self.lent: dict[str, KeysAndValues] = {}
+        self.lent_values: dict[str, Tensor] = {}
         self.lenders: dict[str, nn.Module] = {}
         self._made: dict[Hashable, Any] = {}
 

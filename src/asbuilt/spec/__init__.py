@@ -15,7 +15,9 @@ from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.diagonal_state_space import DiagonalStateSpace
+from asbuilt.spec.differential import Differential
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import (
@@ -157,7 +159,9 @@ __all__ = [
     "Compressor",
     "Contrast",
     "CrossAttention",
+    "DeltaTimeMixing",
     "DiagonalStateSpace",
+    "Differential",
     "Disentangled",
     "DistanceTable",
     "DualEncoder",

@@ -19,6 +19,7 @@ from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block
 from asbuilt.spec.classifier import Classifier
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.experts import Router
 from asbuilt.spec.head import Head, TiedHead
@@ -124,6 +125,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_source()
         self._require_buckets()
         self._require_lenders()
+        self._require_values()
         self._require_weights()
         self._require_choices()
         self._require_tables()
@@ -199,6 +201,21 @@ class Model(Part, metaclass=_Chosen):
                 lenders[part.kv_name] = part
         unread = sorted(lenders.keys() - read)
         require(self, "blocks", not unread, f"later layers that read the keys and values named {unread}")
+
+    def _require_values(self) -> None:
+        """Requires layers whose values move towards an earlier layer's to follow one that lends as many."""
+        lenders: dict[str, DeltaTimeMixing] = {}
+        read: set[str] = set()
+        for part in (part for part in self.mixers if isinstance(part, DeltaTimeMixing)):
+            if part.value_from is not None:
+                lender = lenders.get(part.value_from)
+                allowed = f"an earlier layer with the value_name {part.value_from}, of as many heads and as wide values"
+                require(self, "blocks", lender is not None and lender.serves(part), allowed)
+                read.add(part.value_from)
+            elif part.value_name is not None:
+                lenders[part.value_name] = part
+        unread = sorted(lenders.keys() - read)
+        require(self, "blocks", not unread, f"later layers that read the values named {unread}")
 
     def _require_weights(self) -> None:
         """Requires parts that borrow their weights to follow an equal one that lends them, and no other so named."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Saved, memory_of
+from asbuilt.kernels.memory.registry import Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
@@ -36,10 +36,11 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_heads(self, run: Pass) -> Iterator[Saved]:
         """Yields q, k, v and the attention output, padded to one width for the fused kernel; gates and their result."""
         part = self.part
-        widths = {"q": part.d_head, "k": part.d_head, "v": part.value_width}
+        widths = {"q": part.d_head, "k": part.d_head, "v": part.mixed_width}
         padded = widths if self._uses_reference(run) else dict.fromkeys(widths, max(widths.values()))
         for name, width in padded.items():
             lent = part.kv_from is not None and name != "q" and width == widths[name]
+            lent = lent and (name == "k" or part.differential is None)  # pairs of values are made anew
             heads = part.n_heads if name == "q" else part.n_kv_heads
             if not lent:
                 yield Saved(name=name, size=run.rows * heads * width, divided="width")
@@ -47,7 +48,7 @@ class AttentionMemory(MappedMemory[Attention]):
         if part.gating is not None:
             yield Saved(name="gates", size=run.rows * part.d_gate, divided="width")
             yield Saved(name="gated", size=run.rows * part.d_mixed, divided="width")
-        if padded["v"] > part.value_width:
+        if padded["v"] > part.mixed_width:
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
 
     def _saves_distances(self, run: Pass) -> Iterator[Saved]:
@@ -74,7 +75,7 @@ class AttentionMemory(MappedMemory[Attention]):
 
     def of_heads(self) -> tuple[str, ...]:
         """The norms of queries, keys and values."""
-        return ("q_norm", "k_norm", "v_norm")
+        return ("q_norm", "k_norm", "v_norm", "differential")
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """The norm of values reads what that of keys reads, if values are keys and RoPE does not come first."""
@@ -88,7 +89,7 @@ class AttentionMemory(MappedMemory[Attention]):
             return "none"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run):
+        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run) or part.sparse:
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
             return "none"
@@ -104,7 +105,7 @@ class AttentionMemory(MappedMemory[Attention]):
         positions = part.positions
         if isinstance(positions, RelativeProjection):
             positions = replace(positions, biases=None)  # whose they are changes no mask
-        name = f"{part.causal} {part.window} {part.chunk} {positions if kind == 'added' else ''}"
+        name = f"{self._pattern} {positions if kind == 'added' else ''}"
         if kind == "added":
             each = part.n_heads * pairs
             if isinstance(part.positions, RelativeBuckets):
@@ -114,8 +115,15 @@ class AttentionMemory(MappedMemory[Attention]):
             else:
                 made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
             return name, each * run.width, self._projected(run) + made
-        making = (9 if part.causal else 17) * pairs  # distances in int64, absolute ones beside them, and two of bool
+        # distances in int64, absolute ones or remainders beside them, and two of bool
+        making = (9 if part.causal and not part.sparse else 17) * pairs
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
+
+    @property
+    def _pattern(self) -> str:
+        """The name of what queries attend to, which tells masks apart."""
+        part = self.part
+        return f"{part.causal} {part.window} {part.chunk} {part.stride} {part.summary}"
 
     def _projected(self, run: Pass) -> int:
         """Returns the bytes of the projections of q, k and v."""
@@ -144,7 +152,7 @@ class AttentionMemory(MappedMemory[Attention]):
         pairs = self._masked(run)
         masks = {
             "bool": (Saved(name="mask", size=pairs, divided="none"),),
-            "added": (Saved(name=f"{part.positions}{part.window}", size=part.n_heads * pairs, shared=True),),
+            "added": (Saved(name=f"{part.positions} {self._pattern}", size=part.n_heads * pairs, shared=True),),
         }
         return (
             Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide", divided="width"),
@@ -167,9 +175,9 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
         """The bucket of every pair, and which pairs are masked: shared by layers with the same attention pattern."""
         part = self.part
-        pairs, name = run.tokens * part.keys(run), f"{part.positions} {part.causal} {part.window} {part.chunk}"
+        pairs, name = run.tokens * part.keys(run), f"{part.positions} {self._pattern}"
         far = part.reach is not None and run.tokens > part.reach
-        hidden = far or part.chunk is not None or (run.tokens > 1 and part.causal)
+        hidden = far or part.chunk is not None or part.sparse or (run.tokens > 1 and part.causal)
         buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
@@ -191,14 +199,18 @@ class AttentionMemory(MappedMemory[Attention]):
             turned += 2 * query
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
-        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width)
+        pairs = run.batch * part.keys(run) * part.n_kv_heads * part.mixed_width * run.width
+        doubled = 0 if part.differential is None else pairs
+        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width) + doubled
         if self._mask(run) == "bool":  # which the library converts to the pass's dtype
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
-            attending = self._reference_peak(run)
+            attending = self._reference_peak(run) + doubled
         if isinstance(part.positions, Disentangled):
             pairs = run.rows * part.n_heads * part.keys(run) * run.width
             attending = max(attending + pairs, self._distances_peak(run, part.positions, pairs))
+        if part.differential is not None:
+            attending = max(attending, 2 * mixed + memory(part.differential).peak_bytes(run))
         ending = mixed + max(result, 0 if part.gating is None else mixed + 2 * run.rows * part.d_gate * run.width)
         return projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
 
@@ -222,8 +234,8 @@ class AttentionMemory(MappedMemory[Attention]):
         """Returns the bytes of the fused kernel's output, and of what it pads to the width of the wider of q and v."""
         part = self.part
         query, seen = run.rows * part.n_heads, run.batch * part.keys(run) * part.n_kv_heads
-        width = max(part.d_head, part.value_width)
-        padded = (query + seen) * width if part.d_head < width else seen * width if part.value_width < width else 0
+        width = max(part.d_head, part.mixed_width)
+        padded = (query + seen) * width if part.d_head < width else seen * width if part.mixed_width < width else 0
         return (padded + query * width) * run.width
 
     def _reference_peak(self, run: Pass) -> int:

@@ -9,6 +9,7 @@ from asbuilt.kernels.memory.per_layer import PerLayerEmbeddingMemory
 from asbuilt.kernels.memory.registry import Memory, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import Part, Pass, runs, walk
 from asbuilt.spec.positions import Rotary
@@ -48,9 +49,10 @@ class ModelMemory(Memory[M]):
 
     def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:
         """Returns the bytes of keys and values that stay allocated for later layers."""
-        parts = (part for block in blocks for _, part in walk(block))
+        parts = [part for block in blocks for _, part in walk(block)]
         lenders = {part.kv_name: part for part in parts if isinstance(part, Attention) and part.kv_name is not None}
         numbers = sum(part.n_kv_heads * (part.d_head + part.value_width) for part in lenders.values())
+        numbers += sum(part.d_output for part in parts if isinstance(part, DeltaTimeMixing) and part.value_name)
         return run.rows * numbers * run.width
 
     def _tables(self, blocks: tuple[Block, ...], run: Pass) -> tuple[int, int]:
