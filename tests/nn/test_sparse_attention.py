@@ -18,7 +18,7 @@ from asbuilt.kernels.attention import reference
 from asbuilt.measure import run as measured
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.step import Step
-from asbuilt.spec import Attention, Model, Pass, Rotary
+from asbuilt.spec import Alibi, Attention, Model, Pass
 
 TOKENS = 23
 
@@ -57,7 +57,7 @@ def test_it_is_attention_under_the_papers_mask(part: Attention, seed: int, kerne
     q, (k, v, _) = made.heads(x, step)
     seen = torch.tensor([[j in equation(part, i) for j in range(TOKENS)] for i in range(TOKENS)])
     mask: Any = seen
-    if part.positions is not None and not isinstance(part.positions, Rotary):
+    if isinstance(part.positions, Alibi):
         distance = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
         mask = -torch.tensor(part.positions.slopes)[:, None, None] * distance.abs()
         mask = mask.masked_fill(~seen, -torch.inf)
