@@ -35,6 +35,7 @@ ELSEWHERE = {
     "kimi_k2": "tests/families/test_deepseek.py: deepseek_v3 under another name, by its own case",
     "palm": "tests/families/test_papers.py: the paper's equations, written out",
     "rwkv7": "tests/families/test_config_rwkv7.py and tests/nn/test_delta_time_mixing.py: the paper's equations",
+    "transfo-xl": "tests/families/test_transfo_xl.py: the paper's equations, written out",
 }
 
 

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         starcoder2,
         switch_transformers,
         t5,
+        transfo_xl,
         voxtral,
         whisper,
         zamba2,
@@ -1321,6 +1322,26 @@ _rwkv7("rwkv7-0.1b-world", layers=12, d_model=768, decay=64, move=32, gate=128)
 _rwkv7("rwkv7-0.4b-world", layers=24, d_model=1024, decay=64, move=32, gate=128)
 _rwkv7("rwkv7-1.5b-world", layers=24, d_model=2048, decay=96, move=64, gate=256)
 _rwkv7("rwkv7-2.9b-world", layers=32, d_model=2560, decay=96, move=64, gate=320)
+ROWS["transfo-xl-wt103"] = Entry(
+    name="transfo-xl-wt103",
+    family="transfo-xl",
+    source="Dai et al. 2019, arXiv 1901.02860, section 4.1; config of transfo-xl/transfo-xl-wt103",
+    dtype="float32",
+    make=lambda: transfo_xl.build(
+        n_vocab=267735,
+        cutoffs=(20000, 40000, 200000),
+        d_model=1024,
+        d_embedding=1024,
+        divisor=4,
+        n_layers=18,
+        n_heads=16,
+        d_head=64,
+        d_ff=4096,
+        window=1600,
+        max_distance=1000,
+        name="transfo-xl-wt103",
+    ),
+)
 ROWS["recurrentgemma-2b"] = Entry(
     name="recurrentgemma-2b",
     family="recurrent_gemma",
@@ -1355,6 +1376,7 @@ ROWS["zamba2-7b"] = Entry(
         attends=tuple(i == 6 or (i > 6 and i % 6 == 5) for i in range(81)),
         n_shared=2,
         rank=128,
+        adapts_attention=False,
         rotary=Rotary(d_rotary=224),
         bias=False,
         eps=1e-5,

@@ -106,8 +106,10 @@ class SideTransformer(Mapped):
 
     def __post_init__(self) -> None:
         require_sizes(self, *(name for name in ("rank", "attention_rank") if getattr(self, name) is not None))
-        own = self.attention_rank is None or self.shared.attention.inward == ("q", "k", "v")
-        require(self, "attention_rank", own, "none, unless attention has maps of q, k and v of its own")
+        attention = self.shared.attention
+        own = attention.inward == ("q", "k", "v") and not attention.caches_input
+        allowed = "none, unless attention has maps of q, k and v of its own and caches what they give"
+        require(self, "attention_rank", own or self.attention_rank is None, allowed)
         self.require_maps()
 
     @property
