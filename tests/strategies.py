@@ -1066,7 +1066,9 @@ def stacks(
         own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
         if isinstance(drawn.positions, RelativeProjection):  # looks back alone
             drawn = replace(drawn, positions=None)
-        kept = {"chunk": drawn.chunk if causal else None, "caches_input": drawn.caches_input and causal}
+        kept: dict[str, Any] = {"caches_input": drawn.caches_input and causal}
+        kept |= {name: getattr(drawn, name) if causal else None for name in ("chunk", "stride", "summary")}
+        kept |= {"differential": drawn.differential if table is None else None}
         body = replace(drawn, causal=causal, **kept)
         if isinstance(table, DistanceTable):
             body = draw(embedding_distances(body, table))
