@@ -42,6 +42,7 @@ from asbuilt.spec import (
     AxialPositions,
     BiasTable,
     Block,
+    BlockIndexer,
     Branch,
     CausalConvolution,
     ChannelMixing,
@@ -277,6 +278,16 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
 
 @cache
 @st.composite
+def choosing(draw: DrawFn, d_model: int) -> Attention:
+    """Attention to chosen blocks of keys."""
+    whole = replace(draw(attentions(d_model)), window=None, chunk=None, sinks=False)
+    if not isinstance(whole.positions, Rotary | None):
+        whole = replace(whole, positions=None)
+    return replace(whole, indexer=draw(block_indexers(d_model, whole.n_kv_heads)))
+
+
+@cache
+@st.composite
 def latents(draw: DrawFn, d_model: int) -> LatentAttention:
     """Latent attention with and without ranks, norms, positions; values narrower, as wide and wider than keys."""
     d_rope, q_rank, kv_rank = 2 * draw(st.integers(1, 2)), draw(st.none() | st.integers(1, 7)), draw(st.integers(1, 7))
@@ -346,6 +357,26 @@ def compressed(draw: DrawFn, d_model: int) -> CompressedAttention:
 
 @cache
 @st.composite
+def block_indexers(draw: DrawFn, d_model: int, n_heads: int) -> BlockIndexer:
+    """One that chooses few blocks, of a key or more. RoPE tells equal tokens apart, whose scores would be equal."""
+    d_head, top_k = 4 * draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return BlockIndexer(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_head,
+        block=draw(st.integers(1, 4)),
+        top_k=top_k,
+        local=draw(st.integers(1, top_k)),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        positions=Rotary(
+            d_rotary=draw(st.sampled_from((4, d_head))), pairing=draw(st.sampled_from(PAIRINGS)), theta=10.0
+        ),
+    )
+
+
+@cache
+@st.composite
 def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
     """One that chooses few keys. RoPE tells equal tokens apart, whose scores would else be equal but for rounding."""
     d_head = 4 * draw(st.integers(1, 2))
@@ -365,7 +396,9 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    usual = (
+        attentions(d_model) | choosing(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    )
     return (
         usual
         | lightnings(d_model)
@@ -584,7 +617,11 @@ def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
 def clamps() -> SearchStrategy[ClampedGate]:
     """Clamps within what they are given."""
     return st.builds(
-        ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)), shift=st.booleans()
+        ClampedGate,
+        alpha=st.sampled_from((1.0, 1.7)),
+        limit=st.sampled_from((0.3, 2.0)),
+        shift=st.booleans(),
+        activated=st.booleans(),
     )
 
 
@@ -729,7 +766,9 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
         (i, branch)
         for i, block in enumerate(drawn)
         for branch in block.branches
-        if isinstance(branch.body, Attention) and not isinstance(branch.body.positions, RelativeProjection)
+        if isinstance(branch.body, Attention)
+        and not isinstance(branch.body.positions, RelativeProjection)
+        and branch.body.indexer is None
     ]
     if not found or not draw(st.booleans()):
         return tuple(drawn)

@@ -25,6 +25,7 @@ from asbuilt.spec import (
     Attention,
     AudioLanguageModel,
     AxialPositions,
+    BlockIndexer,
     CausalConvolution,
     ChannelMixing,
     CompressedAttention,
@@ -86,10 +87,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
+    "BlockIndexer": {"local": 1},
     "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
     "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
-    "ClampedGate": {"shift": True},
+    "ClampedGate": {"shift": True, "activated": False},
     "Contrast": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
@@ -218,6 +220,7 @@ def examples() -> dict[type[Part], Part]:
     found[Disentangled] = Disentangled(span=4)
     found[DistanceTable] = DistanceTable(n_rows=8, d_model=6)
     found[EmbeddingProjection] = EmbeddingProjection(d_embedding=3, d_model=6)
+    found[BlockIndexer] = BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
@@ -331,6 +334,7 @@ KEPT = {
     "mix weights",
     "mixed",
     "mixed and zeros",
+    "mixed by key head",
     "mixing",
     "moved",
     "normed",

@@ -44,7 +44,7 @@ from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
-from asbuilt.spec.indexer import Indexer, SharedChoice
+from asbuilt.spec.indexer import BlockIndexer, Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
@@ -142,6 +142,7 @@ __all__ = [
     "AxialPositions",
     "BiasTable",
     "Block",
+    "BlockIndexer",
     "Body",
     "Branch",
     "CausalConvolution",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from asbuilt.spec.indexer import BlockIndexer
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm
@@ -43,6 +44,9 @@ class Attention(Mixer):
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
     reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating`
     each channel or head of the sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
+
+    With an `indexer` the heads of a group attend only to the blocks of keys that it chooses for their key head: a
+    single token after cached ones gathers them, in all other passes the others are masked.
     """
 
     d_model: int
@@ -99,6 +103,8 @@ class Attention(Mixer):
     """Whether keys and values are cached between passes."""
     gating: Literal["channel", "head"] | None = None
     """What of the weighted sums has a gate of its own, a sigmoid of a map of the input; None for no gates."""
+    indexer: BlockIndexer | None = None
+    """Chooses the blocks of keys that a token attends to; None for all of them."""
     q: Map | None = None
     """Replaces the plain map to queries, if given."""
     k: Map | None = None
@@ -153,6 +159,7 @@ class Attention(Mixer):
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
         self._require_values()
         self._require_source()
+        self._require_indexer()
         if isinstance(self.positions, Disentangled):
             self._require_plain()
         self.require_maps()
@@ -194,6 +201,19 @@ class Attention(Mixer):
         plain = not isinstance(self.positions, RelativeProjection)
         require(self, "positions", plain, "no projection of distances: it reads another layer's keys and values")
 
+    def _require_indexer(self) -> None:
+        """Requires a layer that chooses keys to have all of its own, and scores that the choice alone masks."""
+        if self.indexer is None:
+            return
+        ok = isinstance(self.indexer, BlockIndexer)
+        ok = ok and (self.indexer.d_model, self.indexer.n_heads) == (self.input_width, self.n_kv_heads)
+        allowed = f"a BlockIndexer of d_model = {self.input_width} and n_heads = {self.n_kv_heads}, or none"
+        require(self, "indexer", ok, allowed)
+        whole = self.decodes and self.reach is None and not self.sinks and self.kv_name is self.kv_from is None
+        plain = isinstance(self.positions, Rotary | None)
+        allowed = "none unless attention is causal, cached, and without windows, sinks, distance terms and shared keys"
+        require(self, "indexer", whole and plain, allowed)
+
     def children(self) -> Iterator[tuple[str, Part]]:
         """In order of computation: maps, norms of q and k, then positions, or positions before the norms."""
         children = super().children()
@@ -210,7 +230,21 @@ class Attention(Mixer):
     def sees_images(self) -> bool:
         """True if attention is causal, with or without a window, and scores have no distance term."""
         distant = isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection)
-        return self.causal and self.chunk is None and not distant
+        return self.causal and self.chunk is None and not distant and self.indexer is None
+
+    @property
+    def choice(self) -> tuple[bool, int] | None:
+        """That of its indexer."""
+        return None if self.indexer is None else (True, self.indexer.most_keys)
+
+    @property
+    def lends_choice(self) -> bool:
+        """False: each key head has a choice of its own."""
+        return False
+
+    def chooses(self, run: Pass) -> bool:
+        """Returns whether a token of the pass attends only to chosen keys."""
+        return self.indexer is not None and self.indexer.chooses(run)
 
     @property
     def buckets(self) -> tuple[int, int] | None:
@@ -295,7 +329,8 @@ class Attention(Mixer):
         positions = self.positions
         if isinstance(positions, Alibi | RelativeProjection):
             positions = replace(positions, n_heads=heads)
-        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
+        indexer = None if self.indexer is None else self.indexer.of_heads(kv_heads)
+        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, indexer=indexer, **norms)
 
     def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
         if isinstance(norm, HeadNorm):
@@ -314,9 +349,11 @@ class Attention(Mixer):
 
         A layer with a window or chunks caches that many tokens; several new tokens are appended to them, a single one
         takes its slot. Without causality all tokens come at once, and each is multiplied with those of its window on
-        either side.
+        either side. A single token that chooses keys is multiplied with those alone.
         """
         if self.reach is None:
+            if self.indexer is not None and run.tokens == 1 and self.indexer.chooses(run):
+                return self.indexer.most_keys
             return run.past + run.tokens
         if not self.causal:
             return min(run.past + 1, 2 * self.reach - 1) if run.tokens == 1 else run.past + run.tokens
@@ -329,6 +366,8 @@ class Attention(Mixer):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
+        if self.indexer is not None:
+            return self.indexer.pairs(run)
         ahead = run.images * run.mutual * (run.mutual - 1) // 2 if self.sees_ahead(run) else 0
         return self._pairs_before(run, seen) + ahead
 
@@ -377,7 +416,9 @@ class Attention(Mixer):
             yield Product(name="by distance", a=run.rows, b=self.d_head, c=part.n_rows, n=self.n_heads)
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """A norm per head has one row per head and token."""
+        """A norm per head has one row per head and token; keys are chosen without gradients."""
+        if name == "indexer":
+            return replace(run, gradients=False)
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads, "v_norm": self.n_kv_heads}
         norm = getattr(self, name)
         per_head = name == "v_norm" or (name in heads and norm.d == self.d_head)
@@ -387,9 +428,12 @@ class Attention(Mixer):
         """Keys and values of n_kv_heads heads per token; nothing if they are another layer's or never used again."""
         if not self.causal or not self.cached or self.kv_from is not None:
             return ()
-        widths = {"k": self.d_head, "v": self.value_width}
+        widths, most = {"k": self.d_head, "v": self.value_width}, None
+        if self.indexer is not None:
+            most = self.indexer.most_keys
         return tuple(
-            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach) for name, width in widths.items()
+            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach, reads=most)
+            for name, width in widths.items()
         )
 
     def serves(self, reader: Attention) -> bool:
