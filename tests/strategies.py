@@ -49,6 +49,7 @@ from asbuilt.spec import (
     ClampedGate,
     Classifier,
     CompressedAttention,
+    ConvolvedProjector,
     Compressor,
     Contrast,
     CrossAttention,
@@ -1285,6 +1286,9 @@ def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -
             scale=draw(st.sampled_from((1.0, 2.0))),
             standardised=draw(st.booleans()),
         )
+    if square and draw(st.booleans()):
+        sizes = {"d_in": d_in, "d_out": d_out, "n_side": n_side}
+        return ConvolvedProjector(**sizes, steps=draw(st.integers(1, 2)), bias=draw(st.booleans()))
     merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
     return draw(mergers(d_in, d_out, merge))
 

@@ -29,6 +29,7 @@ from asbuilt.spec import (
     CausalConvolution,
     ChannelMixing,
     CompressedAttention,
+    ConvolvedProjector,
     Compressor,
     DiagonalStateSpace,
     Disentangled,
@@ -93,6 +94,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True, "activated": False},
     "Contrast": {"bias": False},
+    "ConvolvedProjector": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
@@ -224,6 +226,7 @@ def examples() -> dict[type[Part], Part]:
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found[ConvolvedProjector] = ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found[CompressedAttention] = CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
@@ -295,6 +298,8 @@ KEPT = {
     "chosen",
     "chosen scores",
     "convolved",
+    "convolved 0",
+    "convolved 1",
     "d",
     "decay",
     "decays",

@@ -59,6 +59,7 @@ def examples() -> dict[str, Part]:
     entries = spec.Compressor(d_model=6, d_head=4, ratio=2)
     found["Compressor"] = entries
     found["EntryIndexer"] = spec.EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found["ConvolvedProjector"] = spec.ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found["CompressedAttention"] = spec.CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )

@@ -167,6 +167,28 @@ class PooledProjector(PartModule):
         return ((means.to(self.shift.dtype) * part.scale - self.shift) * self.factor).to(means.dtype)
 
 
+@computes(vision.ConvolvedProjector)
+class ConvolvedProjector(PartModule):
+    """Convolutions with a stride of 2, and a map of what they leave."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, part: vision.ConvolvedProjector, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x_NPM: Tensor) -> Tensor:
+        """Returns (N, patches left, d_out)."""
+        x_NMHW = x_NPM.transpose(1, 2).unflatten(2, (self.part.n_side, self.part.n_side))
+        for i in range(self.part.steps):
+            conv: Linear = self.get_submodule(f"conv_{i}")  # type: ignore[assignment]  # pyright: ignore
+            x_NMHW = F.conv2d(x_NMHW, conv.weight, conv.bias, stride=2, padding=1)
+        return F.linear(x_NMHW.flatten(2).transpose(1, 2).contiguous(), self.weight, self.bias)
+
+
 @computes(vision.Vision)
 class Vision(Placed):
     """Images to vectors that replace placeholders."""

@@ -105,6 +105,7 @@ from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
 from asbuilt.spec.vision import (
     Contrast,
+    ConvolvedProjector,
     MLPProjector,
     PatchEmbedding,
     PooledProjector,
@@ -153,6 +154,7 @@ __all__ = [
     "CompressedAttention",
     "Compressor",
     "Contrast",
+    "ConvolvedProjector",
     "CrossAttention",
     "DiagonalStateSpace",
     "Disentangled",
