@@ -49,9 +49,9 @@ from asbuilt.spec import (
     ClampedGate,
     Classifier,
     CompressedAttention,
-    ConvolvedProjector,
     Compressor,
     Contrast,
+    ConvolvedProjector,
     CrossAttention,
     DiagonalStateSpace,
     Disentangled,
@@ -228,6 +228,7 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
         plane = (
             st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
         )
+        plane |= st.just(Plane(timed=True)) if d_rotary % 6 == 0 else st.nothing()
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
@@ -1301,7 +1302,13 @@ def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = Fals
     What `copies` first saves no tensor that another part saves too.
     """
     between = draw(st.lists(st.integers(1, 6), max_size=2))
+    first = None
+    if not copies and draw(st.booleans()):
+        wide = draw(st.integers(1, 6))
+        first = draw(mergers(d_in, wide, 1, copies=True))
+        d_in = wide
     return MLPProjector(
+        first=first,
         widths=(d_in * merge**2, *between, d_out),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),

@@ -37,9 +37,9 @@ from asbuilt.spec import (
     ClampedGate,
     Classifier,
     CompressedAttention,
-    ConvolvedProjector,
     Compressor,
     Contrast,
+    ConvolvedProjector,
     CrossAttention,
     Disentangled,
     DistanceTable,
@@ -225,6 +225,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Attention, "gating"): lambda part: "channel",
     (Rotary, "grid"): lambda part: 2,
     (Rotary, "axes"): lambda part: Plane(),  # sections change nothing without images
+    (MLPProjector, "first"): lambda part: MLPProjector(widths=(part.d_in, part.d_patch), activation="relu"),
     (MLPProjector, "norm"): lambda part: RMSNorm(d=part.d_in, gain="none"),
     (GridVision, "taps"): lambda part: (0,),
     (GridVision, "mergers"): lambda part: (part.projector,),

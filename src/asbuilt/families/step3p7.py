@@ -1,7 +1,7 @@
 """The step3p7 family: a tower with RoPE by column and row, two convolutions that halve its sides, and a step3p5 text.
 
-StepFun 2026, the model card and published code of Step-3.7-Flash. An image is one square here, the published processor's
-global view; it cuts a large image into smaller squares too, whose tokens it puts before those of the whole.
+StepFun 2026, the model card and published code of Step-3.7-Flash. An image is one square here, the processor's global
+view; it cuts a large image into smaller squares too, whose tokens it puts before those of the whole.
 """
 
 from __future__ import annotations

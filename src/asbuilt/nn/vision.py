@@ -117,12 +117,12 @@ class MLPProjector(PartModule):
     def __init__(self, part: vision.MLPProjector, path: str) -> None:
         super().__init__(part, path)
         self.part, self.activation = part, ACTIVATIONS[part.activation]
-        self.norm = optional(part.norm, f"{path}.norm")
+        self.norm, self.first = optional(part.norm, f"{path}.norm"), optional(part.first, f"{path}.first")
 
     def forward(self, x_NPM: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Returns (N, P / merge^2, d_out); without a `grid` of rows and columns patches are those of a square."""
         before, after = (self.norm, None) if self.part.norms_patches else (None, self.norm)
-        x = normed(before, x_NPM)
+        x = normed(before, x_NPM if self.first is None else self.first(x_NPM))
         x = normed(after, x if self.part.joined == 1 else self.merged(x, grid))
         for i in range(len(self.part.widths) - 1):
             layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore

@@ -153,7 +153,8 @@ class MLPProjector(Mapped):
     """A sequence of linear maps from widths[0] to widths[-1], with the activation between them.
 
     Before the first one, squares of `merge` x `merge` patches, row by row, or `stack` consecutive vectors are
-    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide.
+    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide. Before
+    all that each patch passes through the maps of `first`, if given.
     """
 
     kind = "projector"
@@ -171,6 +172,8 @@ class MLPProjector(Mapped):
     """Whether the first map only merges: it has no bias, and no activation after it."""
     norm: Norm | None = None
     """Norm of the patches before they are merged, or of the merged vectors, depending on its width."""
+    first: MLPProjector | None = None
+    """Maps of each patch, before all others; None for none."""
 
     def __post_init__(self) -> None:
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
@@ -184,17 +187,26 @@ class MLPProjector(Mapped):
         whole = self.widths[0] % self.stack == 0
         require(self, "stack", whole, f"a number that divides widths[0] = {self.widths[0]}")
         require(self, "stack", self.stack == 1 or self.merge == 1, "1 beside merged squares")
-        normed = self.norm is None or self.norm.d in (self.d_in, self.widths[0])
-        require(self, "norm", normed, f"a norm of {self.d_in} or {self.widths[0]} numbers")
+        normed = self.norm is None or self.norm.d in (self.d_patch, self.widths[0])
+        require(self, "norm", normed, f"a norm of {self.d_patch} or {self.widths[0]} numbers")
+        if self.first is not None:
+            plain = isinstance(self.first, MLPProjector) and self.first.joined == 1 and self.first.first is None
+            allowed = f"maps of single patches to {self.d_patch} numbers, or none"
+            require(self, "first", plain and self.first.d_out == self.d_patch, allowed)
 
     @property
     def norms_patches(self) -> bool:
         """Whether patches are normed before they are merged."""
-        return self.norm is not None and self.norm.d == self.d_in
+        return self.norm is not None and self.norm.d == self.d_patch
 
     @property
     def d_in(self) -> int:
         """Width of a patch's vector."""
+        return self.d_patch if self.first is None else self.first.d_in
+
+    @property
+    def d_patch(self) -> int:
+        """Width of a patch's vector when patches are merged."""
         return self.widths[0] // self.joined
 
     @property
@@ -227,7 +239,8 @@ class MLPProjector(Mapped):
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """The maps process the merged squares, the norm those or the patches."""
-        return run if name == "norm" and self.norms_patches else replace(run, tokens=self.n_tokens(run.tokens))
+        patches = name == "first" or (name == "norm" and self.norms_patches)
+        return run if patches else replace(run, tokens=self.n_tokens(run.tokens))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each map once."""

@@ -43,7 +43,7 @@ def text(rng: Random, **more: object) -> dict[str, Any]:
         "swiglu_limits": [None, 0.0, 0.5],
         "swiglu_limits_shared": [0.6, None, 0.7],
         "tie_word_embeddings": False,
-        "pad_token_id": None,
+        "pad_token_id": 0,
         **more,
     }
 

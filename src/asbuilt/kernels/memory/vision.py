@@ -74,8 +74,16 @@ class MLPProjectorMemory(Memory[MLPProjector]):
         part = self.part
         pairs = zip(part.widths, part.widths[1:], strict=False)
         maps = self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+        if part.first is not None:
+            made = run.batch * run.tokens * part.d_patch * run.width
+            return max(memory(part.first).peak_bytes(run), made + self._after(run, maps))
+        return self._after(run, maps)
+
+    def _after(self, run: Pass, maps: int) -> int:
+        """Returns the peak of norm and maps."""
+        part = self.part
         if part.norm is None:
-            return maps
+            return maps + (self._rows(run) * part.widths[0] * run.width if part.first is not None else 0)
         normed = self._rows(run) * part.widths[0] * run.width
         return max(normed + memory(part.norm).peak_bytes(part.child_run("norm", run)), normed + maps)
 
