@@ -48,7 +48,7 @@ def build(
     alpha: float,
     limit: float,
     chooses: Sequence[bool],
-    choice: dict[str, int],
+    choice: dict[str, Any],
     dense: Collection[int] = (),
     eps: float = 1e-6,
     n_dense: int = 0,

@@ -19,7 +19,7 @@ from asbuilt.families.shared.names import ATTENTION, GATED, NORMS, QK_NORMS, Nam
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_number
 from asbuilt.families.shared.rotary import TwoRopes
-from asbuilt.families.shared.sizes import ATTENTION_BIAS, FULL, MLP_BIAS, SLIDING, HeadWidth, LayerWindows, sizes
+from asbuilt.families.shared.sizes import FULL, MLP_BIAS, SLIDING, HeadWidth, LayerWindows, sizes
 from asbuilt.families.shared.table import TensorTable, entry
 from asbuilt.spec import (
     Block,
@@ -149,14 +149,23 @@ class _Limits:
         values[self.into] = tuple(float(one) if one else None for one in said) or (None,) * n
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        """Returns the list, null for none."""
+        """Returns the list as it was carried, if it means these clamps; else zeros for none, or null."""
         found = [self._limit(block) for block in parts.model.blocks]
-        return {self.key: found if any(found) else None}
+        said = parts.carried.get(self.key) or [0.0] * len(found)
+        same = len(said) == len(found) and all(
+            one is None or (said_one or 0.0) == one for said_one, one in zip(said, found, strict=True)
+        )
+        if same:
+            return {self.key: parts.carried.get(self.key)}
+        return {self.key: [one or 0.0 for one in found]}
 
-    def _limit(self, block: Block) -> float:
+    def _limit(self, block: Block) -> float | None:
+        """Returns the clamp of a block, 0 for none, and None where there is nothing to clamp."""
         body = block.branches[-1].body
         if self.into == "limits":
-            clamp: object = body.gating if isinstance(body, MixtureOfExperts) else None
+            if not isinstance(body, MixtureOfExperts):
+                return None
+            clamp: object = body.gating
         else:
             mlp = body.shared if isinstance(body, MixtureOfExperts) else body
             clamp = mlp.clamp if isinstance(mlp, GatedMLP) else None
@@ -238,6 +247,8 @@ def _scale(said: float) -> float:
     return said**-0.5
 
 
+# What a prediction layer has: a block with a window and without experts, and what stands around it.
+PREDICTOR = r"(self_attn|mlp|input_layernorm|post_attention_layernorm|enorm|hnorm|eh_proj|transformer\.shared_head)\..*"
 NAMES = Names(
     stems=NORMS
     | ATTENTION
@@ -251,10 +262,10 @@ NAMES = Names(
 
 
 def table(spec: Model, family: str) -> TensorTable:
-    """Returns the table, which leaves out the prediction layers after the last layer."""
+    """Returns the table, which leaves out the prediction layers after the last layer: they have no experts."""
     after = "|".join(str(spec.n_layers + i) for i in range(predictors.MOST))
     found = NAMES(spec, family)
-    return replace(found, ignored={**found.ignored, rf"model\.layers\.({after})\..*": "prediction layers, not built"})
+    return replace(found, ignored={**found.ignored, rf"model\.layers\.({after})\.{PREDICTOR}": "not built"})
 
 
 FAMILY = Family(
@@ -298,7 +309,7 @@ FAMILY = Family(
         experts.expert_width(1280),
         Size("share_expert_dim", "d_shared", default=1280, at="mixture.shared.d_ff"),
         eps("rms_norm_eps", 1e-5),
-        ATTENTION_BIAS,
+        Only("attention_bias", False, None, reason="gates without biases beside maps with are not supported"),
         replace(MLP_BIAS, at=_mlp_bias),
         Number(
             "query_pre_attn_scalar",

@@ -46,6 +46,14 @@ ALSO = {
     "ls_init_value": "layer_scale_init_value",
 }
 JOINED = "attn.in_proj"
+# Names of modules in newer versions of transformers.
+NEWER = (
+    ("model.", "model.language_model."),
+    ("vision_model.transformer.resblocks.", "model.vision_model.layers."),
+    ("vision_model.vit_", "model.vision_model."),
+    ("vision_model.", "model.vision_model."),
+    ("vit_large_projector.", "model.multi_modal_projector."),
+)
 NAMES = Names(
     stems={
         "attention.norm": "ln_1",
@@ -126,12 +134,14 @@ class _Ratio:
         values["d_ff"] = int(values["d_model"] * ratio)
         reader.require(self.key, values["d_ff"] > 0, "such that the feed-forward has a width")
         reader.irrelevant("intermediate_size", f"{self.key} says it")
+        reader.irrelevant(self.key, "carried: several ratios are rounded to one width")
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the ratio, and the width."""
-        ratio = parts.d_ff / parts.d_model
-        exact = ratio if int(parts.d_model * ratio) == parts.d_ff else math.nextafter(ratio, math.inf)
-        return {self.key: exact, "intermediate_size": parts.d_ff}
+        plain = parts.d_ff / parts.d_model
+        ratios = parts.carried.get(self.key, self.usual), plain, math.nextafter(plain, math.inf)
+        fitting = next(ratio for ratio in ratios if int(parts.d_model * ratio) == parts.d_ff)
+        return {self.key: fitting, "intermediate_size": parts.d_ff}
 
 
 TOWER = (  # defaults as in transformers' Step3p7VisionConfig
@@ -174,7 +184,7 @@ def _names(spec: Model, family: str) -> TensorTable:
     joined = (
         replace(one, names=tuple(name.replace(f"{JOINED}.", f"{JOINED}_") for name in one.names)) for one in tower
     )
-    return replace(text, entries=(*text.entries, *joined, *_projector_entries(whole)))
+    return replace(text, entries=(*text.entries, *joined, *_projector_entries(whole)), spellings=(NEWER,))
 
 
 FAMILY = Family(

@@ -27,8 +27,9 @@ def config(rng: Random, covered: float, **more: object) -> PreTrainedConfig:
     """RoPE on the part `covered` of each head, and of the indexer's heads as much."""
     rope = {"rope_type": "default", "rope_theta": rng.uniform(50, 200), "partial_rotary_factor": covered}
     sizes = {name: rng.randrange(20, 40) for name in ("dense_intermediate_size", "shared_intermediate_size")}
-    usual = USUAL | sizes | {"rope_parameters": rope, "rotary_dim": int(covered * D_HEAD)}
-    return draw(rng, MiniMaxM3VLTextConfig, **usual | {"swiglu_alpha": rng.uniform(1.2, 2.0)} | more)
+    usual: dict[str, Any] = USUAL | sizes | {"rope_parameters": rope, "rotary_dim": int(covered * D_HEAD)}
+    own: dict[str, Any] = usual | {"swiglu_alpha": rng.uniform(1.2, 2.0)} | dict(more)
+    return draw(rng, MiniMaxM3VLTextConfig, **own)
 
 
 CONFIGS: dict[str, Draw] = {

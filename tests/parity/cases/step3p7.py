@@ -73,7 +73,6 @@ CONFIGS: dict[str, Draw] = {
         config,
         side=9,
         bias=True,
-        attention_bias=True,
         mlp_bias=True,
         layer_types=[FULL, SLIDING, FULL],
         query_pre_attn_scalar=30,
