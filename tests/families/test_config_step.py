@@ -90,7 +90,8 @@ def test_m3_is_as_large_as_published() -> None:
     assert cost.stored_extra(spec)["buffers"] == 57 * 128
     # keys and values of 4 heads, and an index key of all layers but the first three
     assert cost.cache(spec, 1, "bf16").per_token == 2 * (60 * 2 * 4 * 128 + 57 * 128) == 137_472
-    chosen = [part.indexer for part in spec.mixers if isinstance(part, Attention)]
+    bodies = [block.branches[0].body for block in spec.blocks]
+    chosen = [body.indexer for body in bodies if isinstance(body, Attention)]
     assert [one is not None for one in chosen] == [bool(one) for one in SPARSE_57]
     assert chosen[-1] is not None
     assert (chosen[-1].block, chosen[-1].top_k, chosen[-1].local, chosen[-1].most_keys) == (128, 16, 1, 2048)

@@ -240,7 +240,11 @@ def _mlp_bias(parts: Parts) -> bool:
 
 def _query_scalar(parts: Parts) -> float:
     """Returns 1 over the squared factor on scores, as a whole number where it is one."""
-    return parts.d_head if parts.attention.scale is None else parts.attention.scale**-2
+    scale = parts.attention.scale
+    if scale is None:
+        return parts.d_head
+    whole = round(scale**-2)
+    return whole if _scale(whole) == scale else scale**-2
 
 
 def _scale(said: float) -> float:
