@@ -44,6 +44,7 @@ from asbuilt.spec import (
     AxialPositions,
     BiasTable,
     Block,
+    BlockIndexer,
     Branch,
     CausalConvolution,
     ChannelMixing,
@@ -53,6 +54,7 @@ from asbuilt.spec import (
     CompressedAttention,
     Compressor,
     Contrast,
+    ConvolvedProjector,
     CrossAttention,
     DeltaTimeMixing,
     DiagonalStateSpace,
@@ -234,6 +236,7 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
         plane = (
             st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
         )
+        plane |= st.just(Plane(timed=True)) if d_rotary % 6 == 0 else st.nothing()
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
@@ -313,6 +316,16 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
 
 @cache
 @st.composite
+def choosing(draw: DrawFn, d_model: int) -> Attention:
+    """Attention to chosen blocks of keys."""
+    whole = replace(draw(attentions(d_model)), window=None, chunk=None, sinks=False, caches_input=False)
+    if not isinstance(whole.positions, Rotary | None):
+        whole = replace(whole, positions=None)
+    return replace(whole, indexer=draw(block_indexers(d_model, whole.n_kv_heads)))
+
+
+@cache
+@st.composite
 def latents(draw: DrawFn, d_model: int) -> LatentAttention:
     """Latent attention with and without ranks, norms, positions; values narrower, as wide and wider than keys."""
     d_rope, q_rank, kv_rank = 2 * draw(st.integers(1, 2)), draw(st.none() | st.integers(1, 7)), draw(st.integers(1, 7))
@@ -382,6 +395,26 @@ def compressed(draw: DrawFn, d_model: int) -> CompressedAttention:
 
 @cache
 @st.composite
+def block_indexers(draw: DrawFn, d_model: int, n_heads: int) -> BlockIndexer:
+    """One that chooses few blocks, of a key or more. RoPE tells equal tokens apart, whose scores would be equal."""
+    d_head, top_k = 4 * draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return BlockIndexer(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_head,
+        block=draw(st.integers(1, 4)),
+        top_k=top_k,
+        local=draw(st.integers(1, top_k)),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        positions=Rotary(
+            d_rotary=draw(st.sampled_from((4, d_head))), pairing=draw(st.sampled_from(PAIRINGS)), theta=10.0
+        ),
+    )
+
+
+@cache
+@st.composite
 def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
     """One that chooses few keys. RoPE tells equal tokens apart, whose scores would else be equal but for rounding."""
     d_head = 4 * draw(st.integers(1, 2))
@@ -401,7 +434,9 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    usual = (
+        attentions(d_model) | choosing(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    )
     return (
         usual
         | lightnings(d_model)
@@ -658,7 +693,11 @@ def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
 def clamps() -> SearchStrategy[ClampedGate]:
     """Clamps within what they are given."""
     return st.builds(
-        ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)), shift=st.booleans()
+        ClampedGate,
+        alpha=st.sampled_from((1.0, 1.7)),
+        limit=st.sampled_from((0.3, 2.0)),
+        shift=st.booleans(),
+        activated=st.booleans(),
     )
 
 
@@ -803,7 +842,9 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
         (i, branch)
         for i, block in enumerate(drawn)
         for branch in block.branches
-        if isinstance(branch.body, Attention) and not isinstance(branch.body.positions, RelativeProjection)
+        if isinstance(branch.body, Attention)
+        and not isinstance(branch.body.positions, RelativeProjection)
+        and branch.body.indexer is None
     ]
     if not found or not draw(st.booleans()):
         return tuple(drawn)
@@ -1390,6 +1431,9 @@ def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -
             scale=draw(st.sampled_from((1.0, 2.0))),
             standardised=draw(st.booleans()),
         )
+    if square and draw(st.booleans()):
+        sizes = {"d_in": d_in, "d_out": d_out, "n_side": n_side}
+        return ConvolvedProjector(**sizes, steps=draw(st.integers(1, 2)), bias=draw(st.booleans()))
     merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
     return draw(mergers(d_in, d_out, merge))
 
@@ -1402,7 +1446,13 @@ def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = Fals
     What `copies` first saves no tensor that another part saves too.
     """
     between = draw(st.lists(st.integers(1, 6), max_size=2))
+    first = None
+    if not copies and draw(st.booleans()):
+        wide = draw(st.integers(1, 6))
+        first = draw(mergers(d_in, wide, 1, copies=True))
+        d_in = wide
     return MLPProjector(
+        first=first,
         widths=(d_in * merge**2, *between, d_out),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),

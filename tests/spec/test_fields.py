@@ -25,10 +25,12 @@ from asbuilt.spec import (
     Attention,
     AudioLanguageModel,
     AxialPositions,
+    BlockIndexer,
     CausalConvolution,
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    ConvolvedProjector,
     DeltaTimeMixing,
     DiagonalStateSpace,
     Differential,
@@ -90,12 +92,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
+    "BlockIndexer": {"local": 1},
     "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
     "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
-    "ClampedGate": {"shift": True},
+    "ClampedGate": {"shift": True, "activated": False},
     "ClusterHead": {"tied": False, "tied_map": False, "n_clusters": 0},
     "Contrast": {"bias": False},
+    "ConvolvedProjector": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
@@ -157,7 +161,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "GridPositions": {"interpolation": "corners"},
     "Parallel": {"input_scales": (1.0, 1.0), "output_scales": (1.0, 1.0)},
-    "Plane": {"alternating": False, "staggered": False},
+    "Plane": {"alternating": False, "staggered": False, "timed": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
@@ -225,9 +229,11 @@ def examples() -> dict[type[Part], Part]:
     found[Disentangled] = Disentangled(span=4)
     found[DistanceTable] = DistanceTable(n_rows=8, d_model=6)
     found[EmbeddingProjection] = EmbeddingProjection(d_embedding=3, d_model=6)
+    found[BlockIndexer] = BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found[ConvolvedProjector] = ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found[CompressedAttention] = CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
@@ -303,6 +309,8 @@ KEPT = {
     "chosen",
     "chosen scores",
     "convolved",
+    "convolved 0",
+    "convolved 1",
     "d",
     "decay",
     "decays",
@@ -343,6 +351,7 @@ KEPT = {
     "mix weights",
     "mixed",
     "mixed and zeros",
+    "mixed by key head",
     "mixing",
     "moved",
     "narrow",

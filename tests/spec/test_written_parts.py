@@ -55,9 +55,11 @@ def examples() -> dict[str, Part]:
     found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
     found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
     found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)
+    found["BlockIndexer"] = spec.BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = spec.Compressor(d_model=6, d_head=4, ratio=2)
     found["Compressor"] = entries
     found["EntryIndexer"] = spec.EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found["ConvolvedProjector"] = spec.ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found["CompressedAttention"] = spec.CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )

@@ -47,7 +47,7 @@ from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
-from asbuilt.spec.indexer import Indexer, SharedChoice
+from asbuilt.spec.indexer import BlockIndexer, Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
@@ -108,6 +108,7 @@ from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
 from asbuilt.spec.vision import (
     Contrast,
+    ConvolvedProjector,
     MLPProjector,
     PatchEmbedding,
     PooledProjector,
@@ -147,6 +148,7 @@ __all__ = [
     "AxialPositions",
     "BiasTable",
     "Block",
+    "BlockIndexer",
     "Body",
     "Branch",
     "CausalConvolution",
@@ -158,6 +160,7 @@ __all__ = [
     "CompressedAttention",
     "Compressor",
     "Contrast",
+    "ConvolvedProjector",
     "CrossAttention",
     "DeltaTimeMixing",
     "DiagonalStateSpace",

@@ -250,16 +250,17 @@ class Model(Part, metaclass=_Chosen):
 
     def _require_choices(self) -> None:
         """Requires layers that reuse a choice of keys to come after one that chooses as many."""
-        choices: dict[int, list[tuple[bool, int]]] = {}
+        choices: dict[int, list[tuple[bool, int, bool]]] = {}
         last = None
         for block in self.blocks:
             if id(block) not in choices:
                 mixers = (part for _, part in walk(block) if isinstance(part, Mixer))
-                choices[id(block)] = [mixer.choice for mixer in mixers if mixer.choice is not None]
-            for chooses, top_k in choices[id(block)]:
+                found = ((mixer.choice, mixer.lends_choice) for mixer in mixers)
+                choices[id(block)] = [(*choice, lends) for choice, lends in found if choice is not None]
+            for chooses, top_k, lends in choices[id(block)]:
                 allowed = f"a layer that chooses {top_k} keys before those that reuse its choice"
                 require(self, "blocks", chooses or top_k == last, allowed)
-                last = top_k
+                last = top_k if lends else None
 
     def _require_streams(self) -> None:
         """Requires all branches to have as many residual streams."""
