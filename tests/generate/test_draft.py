@@ -189,9 +189,7 @@ def with_predictors(spec: LanguageModel, n: int) -> LanguageModel:
     embedding, head, norm = spec.embedding, spec.head, spec.norm
     assert isinstance(head, Head)
     assert norm is not None
-    one = Predictor(
-        embedding=embedding, token_norm=norm, stream_norm=norm, block=spec.blocks[0], norm=norm, head=head
-    )
+    one = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=spec.blocks[0], norm=norm, head=head)
     return replace(spec, predictors=(one,) * n)
 
 
@@ -237,13 +235,13 @@ class Watched(Predictors):
 def by_the_paper(model: Built, text: list[int], n: int) -> list[int]:
     """What n predictors say after a text, each over the whole text and the drafts so far, without caches.
 
-    DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23: position i joins the stream of the depth before with token i + k.
+    DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23: position i joins its last stream with token i + k.
     """
     tokens = torch.tensor([text])
     stream = model.states(tokens)[:, :-1]
     for k in range(n):
         step = model.begin((1, stream.shape[1]), tokens.device, None, None, "reference")
-        predictor = model.predictors[k]
+        predictor: Any = model.predictors[k]
         token = tokens[:, k + 1 :]
         joined = torch.cat((predictor.token_norm(predictor.embedding(token, step)), predictor.stream_norm(stream)), -1)
         step.tokens_BT = token
@@ -285,9 +283,12 @@ def test_predictors_are_billed_where_they_run(spec: LanguageModel, tokens: int, 
     assert more == sum(cache.nbytes for cache in caches)
     last = cost.flops(spec, replace(both, logits="last")).products
     heads = sum(2 * part.d_model * part.head.n_vocab * (tokens - 1) for part in spec.predictors)
-    assert last == cost.flops(spec, replace(run, logits="last")).products + sum(
-        cost.flops(part, run).products for part in spec.predictors
-    ) - heads
+    assert (
+        last
+        == cost.flops(spec, replace(run, logits="last")).products
+        + sum(cost.flops(part, run).products for part in spec.predictors)
+        - heads
+    )
 
 
 def chi_square(counts: dict[Any, int], expected: dict[Any, float], n: int) -> None:

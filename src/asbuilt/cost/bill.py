@@ -203,9 +203,7 @@ class CacheBill:
     at_seq: int
 
 
-def cache(
-    spec: Part, tokens: int, dtype: str, source: int | None = None, *, predictors: bool = False
-) -> CacheBill:
+def cache(spec: Part, tokens: int, dtype: str, source: int | None = None, *, predictors: bool = False) -> CacheBill:
     """Returns the cache bytes of one sequence of `tokens` tokens in `dtype`, a format without blocks.
 
     `source` is the number of the encoder's tokens, if it reads a text; None means as many. With `predictors` those of

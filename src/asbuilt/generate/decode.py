@@ -49,9 +49,10 @@ def generate(
     prompts in order, whose placeholders the prompts hold; they are read in one prefill pass. A row stops after one
     of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
     `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. Rows that share one `sampling` share its
-    seed. With `draft` several tokens of the only prompt's text are drafted and then verified in one pass; greedy text is
-    the same, unless logits are so near to each other that passes of one and of several tokens differ; sampled text is
-    distributed alike. Raises InputError for invalid input before anything runs, and at the step at which logits are not finite.
+    seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in one pass: greedy text
+    is the same, except where the two largest logits are so near that passes of one and of several tokens round them
+    differently; sampled text is distributed alike. Raises InputError for invalid input before anything runs, and at the
+    step at which logits are not finite.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
@@ -239,7 +240,9 @@ def check_draft(model: spec.Model, draft: Drafter, rows: int, prompt_tokens: int
     for one in (model, *draft.models):
         said = reread_note(one, prompt_tokens, max_new_tokens)
         if said:
-            raise InputError(f"not where the cache is recomputed: {said}", field="draft", fix="fewer new tokens, or no draft")
+            raise InputError(
+                f"not where the cache is recomputed: {said}", field="draft", fix="fewer new tokens, or no draft"
+            )
 
 
 @torch.inference_mode()

@@ -1,8 +1,8 @@
 """Drafts for speculative decoding: proposed tokens, and the rule by which the model accepts or rejects them.
 
-Leviathan et al. 2022 (arXiv 2211.17192): of tokens drafted from a distribution q the model, whose own is p, accepts each
-with probability min(1, p/q), and replaces the first that it rejects by one drawn from max(0, p - q), rescaled. The text is
-then distributed as without drafts; of greedy decoding, in which p and q are certain, it is the same text.
+Leviathan et al. 2022 (arXiv 2211.17192): of tokens drafted from a distribution q the model, whose own is p, accepts
+each with probability min(1, p/q), and replaces the first that it rejects by one drawn from max(0, p - q), rescaled. The
+text is then distributed as without drafts; greedy text, for which p and q are certain, is the same.
 
 One text at a time. Shapes: tokens T, vocabulary V, model width M.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +128,8 @@ class Drafter:
     def begin(self, model: Model, capacity: int, *, chunk: int | None, kernel: Kernel) -> None:
         """Prepares for one text of up to `capacity` tokens; prompts are read in chunks of `chunk`, None for whole."""
         self.passes = self.proposed = self.accepted = 0
-        self.chunk, self.kernel = chunk, kernel
+        self.chunk = chunk
+        self.kernel: Kernel = kernel
 
     @contextmanager
     def watching(self, model: Model) -> Iterator[None]:
@@ -247,9 +248,7 @@ class StreamDrafter(Drafter):
     @contextmanager
     def watching(self, model: Model) -> Iterator[None]:
         """See `Drafter.watching`."""
-        hooks = [
-            module.register_forward_hook(self._keeping(i)) for i, module in enumerate(self.watched(model))
-        ]
+        hooks = [module.register_forward_hook(self._keeping(i)) for i, module in enumerate(self.watched(model))]
         try:
             yield
         finally:
@@ -278,10 +277,10 @@ class StreamDrafter(Drafter):
 
 
 class Predictors(StreamDrafter):
-    """Drafts with the model's own predictors: each the token after the one before; the last one goes on as often as asked.
+    """Drafts with the model's own predictors, one token each; the last one goes on as often as asked.
 
     Predictor k reads, for each position t, the stream of predictor k-1 there (of the model, if it is the first) and
-    token t+k, and has its own cache. To go on, the last one reads its own stream in place of the one at the next position.
+    token t+k, and has its own cache. To go on, the last one reads its own stream as that of the next position.
     """
 
     def check(self, model: ModelSpec) -> None:
@@ -289,16 +288,20 @@ class Predictors(StreamDrafter):
         _require_text_alone(model)
         if not isinstance(model, spec.LanguageModel) or not model.predictors:
             raise InputError(
-                "the model has no predictors of its own", field="draft", value="own", fix="name a draft model, or prompt"
+                "the model has no predictors of its own",
+                field="draft",
+                value="own",
+                fix="name a draft model, or prompt",
             )
 
     def begin(self, model: Model, capacity: int, *, chunk: int | None, kernel: Kernel) -> None:
         """See `Drafter.begin`."""
         assert isinstance(model, LanguageModel)
-        self.usual = len(model.spec.predictors)
+        described = cast(spec.LanguageModel, model.spec)
+        self.usual = len(described.predictors)
         super().begin(model, capacity, chunk=chunk, kernel=kernel)
-        used = model.spec.predictors[: self.per_step]
-        self.predictors: list[Predictor] = [*model.predictors][: len(used)]
+        used = described.predictors[: self.per_step]
+        self.predictors = [cast(Predictor, module) for module in model.predictors[: len(used)]]
         self.caches = [
             Cache(
                 part,

@@ -48,7 +48,6 @@ class LayerCache:
         """Drops all other rows."""
         self.tensors = [tensor[rows] for tensor in self.tensors]
 
-
     @property
     def rings(self) -> list[Tensor] | None:
         """The tensors (B, heads, slots, width) in which new tokens take the places of earlier ones.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asbuilt.nn.block import Block
 from asbuilt.nn.embedding import TokenEmbedding
@@ -58,6 +58,8 @@ class Predictor(PartModule):
 @computes(spec.LanguageModel)
 class LanguageModel(Model):
     """Tokens to logits."""
+
+    predictors: nn.ModuleList  # only where there are any
 
     def forward(
         self,
