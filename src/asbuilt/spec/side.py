@@ -103,8 +103,8 @@ class SideTransformer(Mapped):
         maps = {"project": Linear(d_in=self.d_model, d_out=self.d_model)}
         if self.rank is None:
             return maps
-        out = Linear(d_in=self.rank, d_out=self.shared.ffn.d_ff, split="out", belongs="ffn")
-        into = Linear(d_in=self.d_model, d_out=self.rank, belongs="ffn")
+        out = Linear(d_in=self.rank, d_out=self.shared.ffn.d_ff, split="out")
+        into = Linear(d_in=self.d_model, d_out=self.rank)
         return maps | {"adapt": into, "adapt_gate": out, "adapt_up": out}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
