@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET
+from small_parts import DELTA_NET, FUSED
 from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
@@ -35,6 +35,7 @@ from asbuilt.spec import (
     DynamicNTK,
     EmbeddingProjection,
     EntryIndexer,
+    FusedPredictor,
     GatedConvolution,
     GatedDeltaNet,
     HeadNorm,
@@ -129,6 +130,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
+    "FusedPredictor": {"normed": False},
     "GatedConvolution": {"bias": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
@@ -240,6 +242,7 @@ def examples() -> dict[type[Part], Part]:
     found[TokenShift] = time
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
+    found[FusedPredictor] = FUSED
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from asbuilt import cost
+from asbuilt.checkpoint.eagle3 import Eagle3Folder, holds_eagle3
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import Contents, load
 from asbuilt.errors import InputError
+from asbuilt.families.shared.eagle3 import after_blocks
 from asbuilt.generate import compute as computing
-from asbuilt.generate.draft import Drafter, DraftModel, Predictors, PromptLookup, check_pair, require_steady
+from asbuilt.generate.draft import (
+    Drafter,
+    DraftModel,
+    FusedStreams,
+    Predictors,
+    PromptLookup,
+    check_layer,
+    check_pair,
+    require_steady,
+)
 from asbuilt.nn.model import Model
+from asbuilt.spec.fused_predictor import STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,16 +42,17 @@ WORDS: dict[str, type[Drafter]] = {"own": Predictors, "prompt": PromptLookup}
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a request says of drafts: what makes them, if it needs no loading, or the source of a draft model."""
+    """What a request says of drafts: what makes them, if it needs no loading, or a draft model's or layer's source."""
 
     drafter: Drafter | None = None
     source: Source | None = None
+    layer: Eagle3Folder | None = None
     count: int | None = None
 
     @property
     def given(self) -> bool:
         """Whether anything drafts."""
-        return self.drafter is not None or self.source is not None
+        return not (self.drafter is None and self.source is None and self.layer is None)
 
     def check(self, model: Spec) -> None:
         """Raises InputError unless it can draft for this model, before anything is loaded."""
@@ -48,6 +62,9 @@ class Asked:
             self.drafter.check(model)
         if self.source is not None:
             check_pair(model, self.source.spec)
+        if self.layer is not None:
+            check_layer(model, self.layer.read.part)
+            after_blocks(model.n_layers, self.layer.read.layers)
 
     def check_words(self, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
         """Raises InputError if the draft model's tokenizer spells the prompt's tokens otherwise."""
@@ -66,17 +83,23 @@ class Asked:
         if self.source is not None:
             request = computing.request_bytes(self.source.spec, prompt, new, dtype, chunk, None)
             return Contents(self.source).needs(dtype, request)
+        name, tokens_bytes = str(dtype).removeprefix("torch."), (prompt + new) * dtype.itemsize
+        if self.layer is not None:
+            part = self.layer.read.part
+            streams = tokens_bytes * (2 * STREAMS * part.d_target + part.d_model)
+            return self.layer.nbytes(dtype.itemsize) + cost.cache(part, prompt + new, name).at_seq + streams
         if not isinstance(self.drafter, Predictors):
             return 0
-        name = str(dtype).removeprefix("torch.")
         with_them, without = (cost.cache(model, prompt + new, name, predictors=one).at_seq for one in (True, False))
-        return (
-            with_them - without + 2 * (prompt + new) * model.stream_width * dtype.itemsize
-        )  # streams, before and after
+        return with_them - without + 2 * tokens_bytes * model.stream_width  # streams, before and after
 
-    def loaded(self, dtype: torch.dtype) -> Drafter | None:
-        """Returns what drafts, its model loaded in this dtype."""
-        return self.drafter if self.source is None else DraftModel(load(self.source, dtype), self.count)
+    def loaded(self, model: Model) -> Drafter | None:
+        """Returns what drafts for a built model, its own model or layer loaded in that one's dtype."""
+        if self.layer is not None:
+            table = model.get_parameter("embedding.weight") if self.layer.shares_embedding else None
+            layer = self.layer.load(model.dtype, model.device, table)
+            return FusedStreams(layer, after_blocks(model.spec.n_layers, self.layer.read.layers), self.count)
+        return self.drafter if self.source is None else DraftModel(load(self.source, model.dtype), self.count)
 
 
 def asked(draft: Given | Drafter | None, count: int | None) -> Asked:
@@ -96,4 +119,6 @@ def asked(draft: Given | Drafter | None, count: int | None) -> Asked:
     if isinstance(draft, nn.Module):
         raise InputError(field="draft", value=type(draft).__name__, allowed="a model that `build` or `load` returned")
     Drafter(count)  # raises for a count that it cannot be
+    if isinstance(draft, str | Path) and holds_eagle3(draft):
+        return Asked(layer=Eagle3Folder(draft), count=count)
     return Asked(source=source_of(draft, weights=True), count=count)

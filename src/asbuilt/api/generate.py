@@ -106,7 +106,8 @@ def generate(
     model that hears is given `audio`, a file or a spectrogram, and writes on
     from the prompt, a text prompt after its start tokens. With `draft`, `draft_tokens` tokens at a time are drafted and
     verified in one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a
-    smaller model of the same vocabulary. `asbuilt.complete` streams the text. Raises InputError before anything runs.
+    smaller model of the same vocabulary or an EAGLE-3 folder. `asbuilt.complete` streams the text. Raises InputError
+    before anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
@@ -114,12 +115,12 @@ def generate(
     drafts = asked(draft, draft_tokens)
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
-        options |= {"draft": drafts.loaded(getattr(model, "dtype", torch.float32))} if drafts.given else {}
+        options |= {"draft": drafts.loaded(model)} if drafts.given and isinstance(model, Model) else {}
         return _by_built(model, prompt, _tokenizer_of(tokenizer), options | {"stop": stop}, ids=ids)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     if ids and source.tokenizer() is None:
         model = load(source, None if dtype is None else dtype_of(dtype))
-        options |= {"draft": drafts.loaded(model.dtype)}
+        options |= {"draft": drafts.loaded(model)}
         return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
     options |= {"stop": stop}
     completion, compute = begin(source, prompt, dtype, options, tokenizer=_tokenizer_of(tokenizer), draft=drafts)
@@ -270,5 +271,5 @@ def begin(
         fix="use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk",
     )
     model = load(source, compute.dtype, packed=packed, adapter=adapter)
-    options |= {"draft": draft.loaded(compute.dtype)}
+    options |= {"draft": draft.loaded(model)}
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

@@ -68,7 +68,8 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     "--draft",
     metavar="own|prompt|MODEL",
     help="Draft several tokens and verify them in one pass: by MODEL's own predictors (own), by what followed "
-    "the same words before (prompt), or by a smaller MODEL of the same vocabulary. Greedy text stays the same.",
+    "the same words before (prompt), or by a smaller MODEL of the same vocabulary or an EAGLE-3 folder. Greedy text "
+    "stays the same.",
 )
 @click.option("--draft-tokens", type=Tokens(), help="Draft this many tokens per pass; needs --draft.")
 @allow_unread_option

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.generate.sampling import Sampling, penalise_repetition, transform
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.cache import Cache, Mark
+from asbuilt.nn.fused_predictor import FusedPredictor
 from asbuilt.nn.language_model import LanguageModel, Predictor
 from asbuilt.nn.model import Model
 from asbuilt.spec import MixtureOfExperts
-from asbuilt.spec import language_model as spec
 from asbuilt.spec.model import Model as ModelSpec
 from asbuilt.spec.part import Kernel, walk
 
@@ -359,6 +360,73 @@ class Predictors(StreamDrafter):
             with row_products(model.dtype, model.device, ids_1T.numel()):
                 made.append(self.predictors[k].states(ids_1T, stream_1TM[:, at : at + size], step))
         return torch.cat(made, 1)
+
+
+class FusedStreams(StreamDrafter):
+    """Drafts with a layer that reads the model's streams after some of its blocks (EAGLE-3), one token after the other.
+
+    For the second and further tokens it reads its own stream, as that of the next position.
+    """
+
+    def __init__(self, layer: FusedPredictor, blocks: Sequence[int], count: int | None = None) -> None:
+        super().__init__(count)
+        self.layer, self.blocks = layer, tuple(blocks)
+
+    def check(self, model: ModelSpec) -> None:
+        """See `Drafter.check`."""
+        _require_text_alone(model)
+        check_layer(model, self.layer.part)
+
+    def begin(self, model: Model, capacity: int, *, chunk: int | None, kernel: Kernel) -> None:
+        """See `Drafter.begin`."""
+        super().begin(model, capacity, chunk=chunk, kernel=kernel)
+        self.cache = Cache(
+            self.layer.part, batch=1, capacity=capacity + self.per_step, dtype=model.dtype, device=model.device
+        )
+
+    def watched(self, model: Model) -> list[nn.Module]:
+        """See `StreamDrafter.watched`."""
+        return [model.blocks[number - 1] for number in self.blocks]
+
+    def propose(self, text: Sequence[int], count: int, chooser: Chooser) -> list[Draft]:
+        """See `Drafter.propose`."""
+        if len(text) < 2:
+            return []
+        start, tokens = self.cache.lengths[0], list(text)
+        model, layer = self.target, self.layer
+        h_1TM = layer.joined(self.streams(start, len(text) - 1))
+        size, made = self.chunk or len(text), h_1TM
+        for at in range(0, h_1TM.shape[1], size):
+            made = self._run(tokens[start + at + 1 : start + at + 1 + size], h_1TM[:, at : at + size])
+        drafts: list[Draft] = []
+        mark = self.cache.mark(count)
+        while True:
+            with row_products(model.dtype, model.device, 1):
+                logits_V = layer.scores(made[:, -1:])[0, -1]
+            law_V = chooser.law(logits_V, tokens)
+            drafts.append(Draft(chooser.draw(law_V), law_V))
+            tokens.append(drafts[-1].token)
+            if len(drafts) == count:
+                self.cache.rewind(mark, mark.length)
+                return drafts
+            made = self._run(tokens[-1:], made[:, -1:])
+
+    def _run(self, tokens: Sequence[int], h_1TM: Tensor) -> Tensor:
+        """Returns the layer's stream (1, T, M) at the next positions."""
+        model, ids_1T = self.target, torch.tensor([tokens], device=self.target.device)
+        step = model.begin((1, ids_1T.shape[1]), model.device, self.cache, None, self.kernel)
+        with row_products(model.dtype, model.device, ids_1T.numel()):
+            return self.layer.states(ids_1T, h_1TM, step)
+
+
+def check_layer(model: ModelSpec, layer: spec.FusedPredictor) -> None:
+    """Raises InputError unless a draft layer reads this model's vocabulary and streams."""
+    for field, own, other in (
+        ("vocab_size", layer.embedding.n_vocab, model.n_vocab),
+        ("target_hidden_size", layer.d_target, model.stream_width),
+    ):
+        if own != other:
+            raise InputError(f"the draft layer's {field} differs", field="draft", value=own, allowed=f"{other}")
 
 
 def check_pair(model: ModelSpec, draft: ModelSpec) -> None:

@@ -39,6 +39,7 @@ from asbuilt.spec.experts import (
     Scoring,
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
+from asbuilt.spec.fused_predictor import FusedPredictor
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.hearing import Hearing
@@ -165,6 +166,7 @@ __all__ = [
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
+    "FusedPredictor",
     "Gain",
     "GatedConvolution",
     "GatedDeltaNet",
