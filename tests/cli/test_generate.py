@@ -359,7 +359,7 @@ def test_drafts_change_no_greedy_text(run: Run, checkpoint: Path) -> None:
     assert counts == {"passes": 4, "proposed": 8, "accepted": 8, "acceptance": 1.0}  # itself: 1, then 4 + 4 + 3 tokens
     shown = run(*words, "--draft", checkpoint, "--draft-tokens", 3)
     assert shown.stdout == want["text"] + "\n"
-    assert "[accepted 8 of 8 drafted tokens, in 4 passes of the model]" in shown.stderr
+    assert "[accepted 8 of 8 drafted tokens (100%), in 4 passes of the model]" in shown.stderr
     assert "draft" not in want
 
 

@@ -344,6 +344,11 @@ def test_what_cannot_be_drafted() -> None:
         generate(model, [[1], [2]], max_new_tokens=1, draft=PromptLookup())
     with pytest.raises(InputError, match="draft_tokens"):
         PromptLookup(0)
+    broken = build(stack())
+    with torch.no_grad():
+        broken.get_parameter("head.weight").fill_(float("nan"))
+    with pytest.raises(InputError, match="logits: not finite"):
+        said(model, [1, 2], DraftModel(broken), sampling=Sampling(temperature=1.0))
     longest = 3
     short = DraftModel(build(stack(max_positions=longest)), 2)
     assert len(said(model, [1, 2], short, 6)) == 6

@@ -63,7 +63,7 @@ def folder_of(
     path: Path, seed: int, said: Mapping[str, object] | None = None, *, embedding: bool = True, renamed: bool = False
 ) -> Path:
     """A draft layer's folder with random weights, written by names that other programs read."""
-    config = CONFIG | dict(said or {})
+    config: dict[str, Any] = CONFIG | dict(said or {})
     m, f, heads, kv, d = 12, 10, 2, 1, 4
     target = config.get("target_hidden_size") or m
     generator = torch.Generator().manual_seed(seed)

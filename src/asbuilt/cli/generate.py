@@ -184,8 +184,9 @@ def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
     )
     if completion.draft is not None:
         said = _drafted(completion.draft)["draft"]
+        share = "" if said["acceptance"] is None else f" ({said['acceptance']:.0%})"
         warn(
-            f"[accepted {said['accepted']} of {said['proposed']} drafted tokens, "
+            f"[accepted {said['accepted']} of {said['proposed']} drafted tokens{share}, "
             f"in {said['passes']} passes of the model]"
         )
 

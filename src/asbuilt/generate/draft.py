@@ -68,7 +68,10 @@ class Chooser:
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
     def law(self, logits_V: Tensor, text: Sequence[int]) -> Tensor:
-        """Returns the probabilities (V) of the token after a text, in float64: of one alone, if greedy."""
+        """Returns the probabilities (V) of the token after a text, in float64: of one alone, if greedy.
+
+        Raises InputError if the logits do not define probabilities.
+        """
         said = self.sampling
         logits_V = logits_V.float() if logits_V.dtype in (torch.bfloat16, torch.float16) else logits_V
         if said.repetition_penalty != 1:
@@ -79,7 +82,10 @@ class Chooser:
             law_V = torch.zeros(len(logits_V), dtype=torch.float64, device=logits_V.device)
             law_V[logits_V.max(-1).indices] = 1.0
             return law_V
-        return transform(logits_V[None], said)[0].softmax(-1, dtype=torch.float64)
+        law_V = transform(logits_V[None], said)[0].softmax(-1, dtype=torch.float64)
+        if not bool(law_V.isfinite().all()):  # else a draft could be accepted by a comparison with NaN
+            raise InputError("not finite", field="logits", fix="run the models in float32, or check their weights")
+        return law_V
 
     def draw(self, law_V: Tensor) -> int:
         """Returns the token at which the cumulative probability exceeds a random number."""
