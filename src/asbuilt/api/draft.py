@@ -96,7 +96,7 @@ class Asked:
     def loaded(self, model: Model) -> Drafter | None:
         """Returns what drafts for a built model, its own model or layer loaded in that one's dtype."""
         if self.layer is not None:
-            table = model.get_parameter("embedding.weight") if self.layer.shares_embedding else None
+            table = dict(model.named_parameters()).get("embedding.weight")
             layer = self.layer.load(model.dtype, model.device, table)
             return FusedStreams(layer, after_blocks(model.spec.n_layers, self.layer.read.layers), self.count)
         return self.drafter if self.source is None else DraftModel(load(self.source, model.dtype), self.count)
