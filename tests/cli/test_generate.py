@@ -40,7 +40,7 @@ from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.text import Completion, complete
 from asbuilt.kernels import speed
 from asbuilt.nn import build, stored_tensors
-from asbuilt.spec import Head, LanguageModel, Predictor, RMSNorm, adapted
+from asbuilt.spec import Head, LanguageModel, Predictor, RMSNorm, TokenEmbedding, adapted
 
 Run = Callable[..., Result]
 PROMPT = "An as-built drawing"
@@ -366,6 +366,7 @@ def test_drafts_change_no_greedy_text(run: Run, checkpoint: Path) -> None:
 def test_own_predictors_draft(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     spec = open_model(checkpoint).spec
     assert isinstance(spec, LanguageModel)
+    assert isinstance(spec.embedding, TokenEmbedding)
     norm = RMSNorm(d=32)
     one = Predictor(
         embedding=spec.embedding,

@@ -188,6 +188,7 @@ def with_predictors(spec: LanguageModel, n: int) -> LanguageModel:
     """The stack with predictors made of its own parts."""
     embedding, head, norm = spec.embedding, spec.head, spec.norm
     assert isinstance(head, Head)
+    assert isinstance(embedding, TokenEmbedding)
     assert norm is not None
     one = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=spec.blocks[0], norm=norm, head=head)
     return replace(spec, predictors=(one,) * n)

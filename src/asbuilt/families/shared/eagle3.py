@@ -12,7 +12,16 @@ from typing import Any
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.family import Family
-from asbuilt.spec import Attention, FusedPredictor, GatedMLP, Head, LanguageModel, RMSNorm, stored_weights
+from asbuilt.spec import (
+    Attention,
+    FusedPredictor,
+    GatedMLP,
+    Head,
+    LanguageModel,
+    RMSNorm,
+    TokenEmbedding,
+    stored_weights,
+)
 from asbuilt.spec.part import LARGEST_SIZE
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -79,6 +88,7 @@ def read(config: dict[str, Any], name: str, llama: Family) -> Eagle3:
         raise InputError(field=f"{name}: num_hidden_layers", value=spec.n_layers, allowed="1, the draft layer")
     attention, ffn = (branch.body for branch in spec.blocks[0].branches)
     norm, d_model = spec.norm, spec.d_model
+    assert isinstance(spec.embedding, TokenEmbedding)
     assert isinstance(attention, Attention)
     assert isinstance(ffn, GatedMLP)
     assert isinstance(norm, RMSNorm)
