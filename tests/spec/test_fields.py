@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET, DELTA_TIME
+from small_parts import DELTA_NET, DELTA_TIME, FUSED
 from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
@@ -39,6 +39,7 @@ from asbuilt.spec import (
     DynamicNTK,
     EmbeddingProjection,
     EntryIndexer,
+    FusedPredictor,
     GatedConvolution,
     GatedDeltaNet,
     HeadNorm,
@@ -140,6 +141,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
+    "FusedPredictor": {"normed": False},
     "GatedConvolution": {"bias": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
@@ -255,6 +257,7 @@ def examples() -> dict[type[Part], Part]:
     found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
+    found[FusedPredictor] = FUSED
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from small_grids import seer
-from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, LATENT
+from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, FUSED, LATENT
 from small_sounds import HEARER, HEARING
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
@@ -87,6 +87,7 @@ def examples() -> dict[str, Part]:
     found.setdefault("GatedMLP", spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
     both = spec.Attention(d_model=4, d_input=8, n_heads=1, n_kv_heads=1, d_head=2)
     shared = spec.SharedTransformer(attention=both, ffn=spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
+    found["FusedPredictor"] = FUSED
     found["SharedTransformer"], found["SideTransformer"] = shared, spec.SideTransformer(shared=shared, rank=2)
     return found
 

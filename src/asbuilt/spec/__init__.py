@@ -42,6 +42,7 @@ from asbuilt.spec.experts import (
     Scoring,
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
+from asbuilt.spec.fused_predictor import FusedPredictor
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.hearing import Hearing
@@ -176,6 +177,7 @@ __all__ = [
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
+    "FusedPredictor",
     "Gain",
     "GatedConvolution",
     "GatedDeltaNet",

@@ -275,7 +275,7 @@ class Attention(Mixer):
         whole = whole and self.kv_name is self.kv_from is None
         whole = whole and not self.sparse and self.differential is None
         plain = isinstance(self.positions, Rotary | None)
-        allowed = "none unless attention is causal, cached, without patterns, sinks, pairs, distance terms and shared keys"
+        allowed = "none unless attention is causal, cached, without patterns, sinks, pairs, distances or shared keys"
         require(self, "indexer", whole and plain, allowed)
 
     def children(self) -> Iterator[tuple[str, Part]]:

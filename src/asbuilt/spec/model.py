@@ -306,7 +306,7 @@ class Model(Part, metaclass=_Chosen):
         run = self._own(run)
         kind, _, number = name.partition(".")
         if run.depth is not None:
-            above = kind in ("streams", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
+            above = kind in ("streams", "predictors", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
             return None if above else replace(run, depth=None)
         if name in ("head", "pooler") and (name == "pooler") != (run.logits == "pooled"):
             return None
