@@ -194,6 +194,7 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
         long_factors=own,
         original_context=originals,
         attention_factor=st.sampled_from((1.0, 1.3)),
+        long_attention_factor=st.sampled_from((None, 0.8)),
     )
     some = st.builds(Proportional, n_pairs=st.integers(1, d_rotary // 2), factor=st.sampled_from((1.0, 2.0)))
     kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long, some]
@@ -619,6 +620,8 @@ def routers(draw: DrawFn, d_model: int) -> Router:
     """A router to few or many experts, chosen in every way."""
     groups, size = draw(st.tuples(st.none(), st.integers(1, 6)) | groupings())
     renormalise = draw(st.booleans())
+    if groups is None and draw(st.booleans()):
+        return draw(near_routers(d_model, size))
     return Router(
         d_model=d_model,
         n_experts=size if groups is None else size * groups.n_groups,
@@ -633,6 +636,23 @@ def routers(draw: DrawFn, d_model: int) -> Router:
         norm=draw(maybe_norms(d_model)),
         logit_scale=draw(st.sampled_from((1.0, 0.6))),
         expert_scale=draw(st.booleans()),
+    )
+
+
+@cache
+def near_routers(d_model: int, n_experts: int) -> SearchStrategy[Router]:
+    """A router whose experts are chosen one after the other."""
+    return st.builds(
+        Router,
+        d_model=st.just(d_model),
+        n_experts=st.just(n_experts),
+        top_k=st.integers(1, n_experts),
+        nearness=st.sampled_from((0.02, 0.5, 2.0)),
+        bias=st.booleans(),
+        scale=st.sampled_from((1.0, 2.5)),
+        norm=maybe_norms(d_model),
+        logit_scale=st.sampled_from((1.0, 0.6)),
+        expert_scale=st.booleans(),
     )
 
 
@@ -872,7 +892,7 @@ def connected(block: Block, merge: StreamMerge) -> Block:
 
 def hashing(block: Block, n_vocab: int) -> Block:
     """The block with tables for those of its routers that choose by scores alone."""
-    plain = lambda part: isinstance(part, Router) and not part.correction and part.groups is None  # noqa: E731
+    plain = lambda part: isinstance(part, Router) and not (part.correction or part.groups or part.nearness)  # noqa: E731
     if not any(plain(part) for _, part in walk(block)):
         return block
     return block.replace_where(lambda _, part: plain(part), table=n_vocab)
