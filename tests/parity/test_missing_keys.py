@@ -110,7 +110,8 @@ def _both(case: ParityCase, folder: Path) -> tuple[BuiltModel | None, PreTrained
         mine = None
     try:
         other = transformers_loads(folder, kind=case.kind)
-        other(torch.zeros(1, 1, dtype=torch.long))  # some refuse only as they run
+        if other.main_input_name == "input_ids":
+            other(torch.zeros(1, 1, dtype=torch.long))  # some refuse only as they run
     except Exception:  # whatever its validation, or a table, runs into
         other = None
     return mine, other
