@@ -35,6 +35,7 @@ from asbuilt.spec import (
     WEIGHINGS,
     XIELU,
     Alibi,
+    AlternatingUpdates,
     Attention,
     AttentionPooling,
     AudioEncoder,
@@ -77,6 +78,7 @@ from asbuilt.spec import (
     Labelled,
     LanguageModel,
     LatentAttention,
+    Laurel,
     LayerNorm,
     LearnedPositions,
     LightningAttention,
@@ -101,6 +103,7 @@ from asbuilt.spec import (
     PooledProjector,
     Pooler,
     Predictor,
+    ProjectedStreams,
     Projection,
     Projector,
     Proportional,
@@ -601,7 +604,8 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
     learned = fields | {"activation": st.just(XIELU())}
     clamped: dict[str, Any] = fields | {"activation": st.just("silu"), "clamp": clamps()}
     scaled = fields | {"gate_scale": st.sampled_from((1.0, 0.6))}
-    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped)
+    sparse = fields | {"sparsity": st.sampled_from((0.3, 0.9))}
+    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped) | st.builds(GatedMLP, **sparse)
     return st.builds(MLP, **fields) | gated | st.builds(MLP, **learned)
 
 
@@ -700,10 +704,17 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
         stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
+        beside=st.none() | st.none() | laurels(d_model),
     )
     return st.tuples(drawn, st.booleans()).map(
         lambda found: replace(found[0], normed=found[1] and found[0].norm is not None)
     )
+
+
+@cache
+def laurels(d_model: int) -> SearchStrategy[Laurel]:
+    """A low-rank residual."""
+    return st.builds(Laurel, d_model=st.just(d_model), rank=st.integers(1, 4), norm=maybe_norms(d_model))
 
 
 @cache
@@ -859,11 +870,15 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
     all_blocks, vectors = draw(reading(all_blocks, d_model))
-    streams = draw(st.none() | merges(d_model))
+    streams = draw(st.none() | merges(d_model) | projections(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
+    if isinstance(streams, ProjectedStreams):
+        all_blocks = draw(updated(all_blocks, streams, vectors))
     return LanguageModel(
         embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table),
-        blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
+        blocks=tuple(connected(block, streams) for block in all_blocks)
+        if isinstance(streams, StreamMerge)
+        else all_blocks,
         per_layer=vectors,
         streams=streams,
         embedding_norm=draw(maybe_norms(d_model)),
@@ -881,6 +896,35 @@ def merges(d_model: int) -> SearchStrategy[StreamMerge]:
     return st.builds(
         StreamMerge, n_streams=st.integers(2, 3), d_model=st.just(d_model), eps=EPS, norm_eps=st.just(0.01)
     )
+
+
+@cache
+def projections(d_model: int) -> SearchStrategy[ProjectedStreams]:
+    """Two or three residual streams, projected."""
+    return st.builds(
+        ProjectedStreams, n_streams=st.integers(2, 3), d_model=st.just(d_model), eps=st.sampled_from((1e-5, 0.1))
+    )
+
+
+@st.composite
+def updated(
+    draw: DrawFn, drawn: tuple[Block, ...], streams: ProjectedStreams, vectors: PerLayerEmbedding | None
+) -> tuple[Block, ...]:
+    """The blocks on one of as many streams, which they predict and correct; some read a per-layer embedding after."""
+    d_model, made = streams.d_model, []
+    for block in drawn:
+        vector = None
+        if vectors is not None and draw(st.booleans()):
+            vector = PerLayerInput(d_model=d_model, d=vectors.d, activation=draw(st.sampled_from(ACTIVATIONS)))
+        updates = AlternatingUpdates(
+            n_streams=streams.n_streams,
+            d_model=d_model,
+            norm=draw(norms(d_model)),
+            vector=vector,
+            vector_norm=None if vector is None else draw(maybe_norms(d_model)),
+        )
+        made.append(replace(block, updates=updates))
+    return tuple(made)
 
 
 def connected(block: Block, merge: StreamMerge) -> Block:

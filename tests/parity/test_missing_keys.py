@@ -133,6 +133,7 @@ def _completed(config: Config, folder: Path) -> Config | None:
 
 def _foreign(config: Config, usual: object) -> bool:
     """Whether a size is refused since the class's default is another model's; it says the default, `usual`."""
+    usual = usual[0] if isinstance(usual, list) and usual else usual  # the same for each layer
     try:
         read_config(config, "model")
     except InputError as error:

@@ -22,6 +22,7 @@ from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     RGLRU,
     XIELU,
+    AlternatingUpdates,
     Attention,
     AudioLanguageModel,
     AxialPositions,
@@ -40,6 +41,7 @@ from asbuilt.spec import (
     HeadNorm,
     Hearing,
     HyperConnection,
+    Laurel,
     LayerNorm,
     LightningAttention,
     Linear,
@@ -55,6 +57,7 @@ from asbuilt.spec import (
     PerLayerEmbedding,
     PerLayerInput,
     Predictor,
+    ProjectedStreams,
     Proportional,
     Recurrent,
     RMSNorm,
@@ -102,6 +105,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "HeadNorm": {"eps": 1e-5},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
+    "ProjectedStreams": {"eps": 1e-5},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
@@ -227,6 +231,9 @@ def examples() -> dict[type[Part], Part]:
     found[HeadNorm] = HeadNorm(d=3, n_heads=2)
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
+    found[AlternatingUpdates] = AlternatingUpdates(n_streams=2, d_model=6, norm=RMSNorm(d=6))
+    found[ProjectedStreams] = ProjectedStreams(n_streams=2, d_model=6)
+    found[Laurel] = Laurel(d_model=6, rank=2)
     found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)
     found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
     found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
@@ -291,6 +298,7 @@ KEPT = {
     "capped",
     "chosen",
     "chosen scores",
+    "closed",
     "convolved",
     "d",
     "decay",
@@ -369,12 +377,16 @@ KEPT = {
     "start",
     "states",
     "steps",
+    "sizes",
     "steps before",
     "steps before limits",
     "steps' vector",
     "sums",
     "tokens",
     "transformed",
+    "spread",
+    "streams",
+    "uncut",
     "types",
     "u",
     "up",

@@ -1,6 +1,7 @@
 """The description of transformers: parts, blocks and models as frozen data; imports neither torch nor other folders."""
 
 from asbuilt.spec.adapters import adapted, without_adapters
+from asbuilt.spec.altup import AlternatingUpdates, ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -48,6 +49,7 @@ from asbuilt.spec.indexer import Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.laurel import Laurel
 from asbuilt.spec.lightning import LightningAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
@@ -134,6 +136,7 @@ __all__ = [
     "XIELU",
     "Activation",
     "Alibi",
+    "AlternatingUpdates",
     "AnyHead",
     "Attention",
     "AttentionPooling",
@@ -185,6 +188,7 @@ __all__ = [
     "Labelled",
     "LanguageModel",
     "LatentAttention",
+    "Laurel",
     "LayerNorm",
     "LearnedPositions",
     "LightningAttention",
@@ -217,6 +221,7 @@ __all__ = [
     "PoolerActivation",
     "Predictor",
     "Product",
+    "ProjectedStreams",
     "Projection",
     "Projector",
     "Proportional",

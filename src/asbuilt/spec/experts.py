@@ -103,7 +103,7 @@ class Router(Part):
     expert_scale: bool = False
     """Whether each expert's weights are multiplied by a learned factor of its own."""
     nearness: float | None = None
-    """How near a logit must be to the largest left, relatively, to share in a choice's softmax; None for one softmax."""
+    """How near to the largest left, relatively, a logit shares in a choice's softmax; None for one softmax of all."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_experts", "top_k")

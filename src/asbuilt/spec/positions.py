@@ -254,9 +254,9 @@ class LongRope(Part):
     """A divisor per pair's frequency, with one list up to the original context and one beyond it.
 
     `attention_factor` multiplies cos and sin, and `long_attention_factor` those of longer texts. Ding et al. 2024
-    (LongRoPE, arXiv 2402.13753), as in Phi-3 and Phi-3.5-MoE. A row's list is chosen by the length of its own text, not
-    of the longest in the batch as in transformers, so that an answer does not depend on other rows. A text that outgrows
-    the original context is recomputed once with the other list.
+    (LongRoPE, arXiv 2402.13753), as in Phi-3 and Phi-3.5-MoE. A row's list is chosen by the length of its own text,
+    not of the longest in the batch as in transformers, so that an answer does not depend on other rows. A text that
+    outgrows the original context is recomputed once with the other list.
     """
 
     short_factors: tuple[float, ...]

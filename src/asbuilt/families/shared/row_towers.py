@@ -67,7 +67,7 @@ def tied_as_whole(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def patches(tower: ImageEncoder, family: str, path: str = "") -> Reshaped:
-    """Returns the layout of the convolution of patches of the tower at `path`, stored without a dimension for frames."""
+    """Returns the layout of the patches' convolution of the tower at `path`, stored without a dimension for frames."""
     embedding = expect(tower.embedding, GridPatches, f"{path}embedding", family)
     if embedding.frames != 1:
         field = f"{path}embedding.frames"
