@@ -43,7 +43,7 @@ class AlternatingUpdates(Part):
         require(self, "vector_norm", fits, f"a norm over d_model = {self.d_model}, beside a vector")
 
     def holds(self) -> dict[str, Weight]:
-        """W_P (n_streams^2, n_streams), W_c (n_streams, n_streams), R (n_streams, d_model); for a vector g (d_model)."""
+        """W_P (n_streams^2, n_streams), W_c (n_streams, n_streams), R (n_streams, d_model), and for a vector g."""
         n = self.n_streams
         shapes = {"prediction": (n * n, n), "correction": (n, n), "router": (n, self.d_model)}
         scale = {} if self.vector is None else {"vector_scale": Weight(shape=(self.d_model,), role="gain")}
