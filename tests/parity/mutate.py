@@ -142,6 +142,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (SharedTransformer, "weights_name"): lambda part: "early",
     (SharedTransformer, "weights_from"): lambda part: "early",
     (SideTransformer, "rank"): lambda part: 4,
+    (SideTransformer, "attention_rank"): lambda part: 4,
     (Block, "weights_name"): lambda part: "early",
     (Block, "weights_from"): lambda part: "early",
     (Branch, "beside"): lambda part: Laurel(d_model=part.body.d_model, rank=3),

@@ -1,6 +1,7 @@
 """The description of transformers: parts, blocks and models as frozen data; imports neither torch nor other folders."""
 
 from asbuilt.spec.adapters import adapted, without_adapters
+from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead, ClusterHead, TokenCluster
 from asbuilt.spec.altup import AlternatingUpdates, ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
@@ -99,7 +100,7 @@ from asbuilt.spec.positions import (
     YaRN,
 )
 from asbuilt.spec.recurrent import CELLS, Cell, Recurrent
-from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection
+from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection, ScoreBiases
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.side import SharedTransformer, SideTransformer
 from asbuilt.spec.streams import HyperConnection, StreamMerge
@@ -135,6 +136,8 @@ __all__ = [
     "WEIGHINGS",
     "XIELU",
     "Activation",
+    "AdaptiveEmbedding",
+    "AdaptiveHead",
     "Alibi",
     "AlternatingUpdates",
     "AnyHead",
@@ -152,6 +155,7 @@ __all__ = [
     "ChannelMixing",
     "ClampedGate",
     "Classifier",
+    "ClusterHead",
     "CompressedAttention",
     "Compressor",
     "Contrast",
@@ -235,6 +239,7 @@ __all__ = [
     "Rotary",
     "Router",
     "Scaling",
+    "ScoreBiases",
     "Scoring",
     "Sections",
     "SharedChoice",
@@ -247,6 +252,7 @@ __all__ = [
     "TextEncoder",
     "TiedHead",
     "TimeMixing",
+    "TokenCluster",
     "TokenEmbedding",
     "TokenShift",
     "TypeEmbedding",

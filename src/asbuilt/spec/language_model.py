@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
 from asbuilt.spec.block import Block
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.head import Head, TiedHead
@@ -69,17 +70,17 @@ class LanguageModel(Model):
     `predictors` are stored, loaded and saved with the model, but not part of its passes and costs.
     """
 
-    embedding: TokenEmbedding
+    embedding: TokenEmbedding | AdaptiveEmbedding
     """The token embedding."""
-    head: Head | TiedHead
+    head: Head | TiedHead | AdaptiveHead
     """The language head."""
     predictors: tuple[Predictor, ...] = ()
     """Layers for multi-token prediction; stored, but not part of any pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
-        require(self, "head", isinstance(self.head, Head | TiedHead), "a language head")
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding | AdaptiveEmbedding), "one of tokens")
+        require(self, "head", isinstance(self.head, Head | TiedHead | AdaptiveHead), "a language head")
         self._require_number_of("predictors", 0)
         for predictor in self.predictors:
             vocab = self.n_vocab
