@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
@@ -155,14 +156,15 @@ def model(**changes: object) -> Model:
     """Two blocks on two streams."""
     updates = spec.AlternatingUpdates(n_streams=2, d_model=D, norm=NORM)
     body = MLP(d_model=D, d_ff=4, activation="relu")
-    fields = {
+    fields: dict[str, Any] = {
         "embedding": TokenEmbedding(n_vocab=5, d_model=D),
         "blocks": (BlockSpec(branches=(BranchSpec(name="ffn", body=body),), updates=updates),) * 2,
         "streams": spec.ProjectedStreams(n_streams=2, d_model=D),
         "head": None,
         "max_positions": 4,
     }
-    return Model(**fields | changes)
+    fields |= changes
+    return Model(**fields)
 
 
 def test_what_cannot_be() -> None:

@@ -1360,6 +1360,7 @@ ROWS["zamba2-7b"] = Entry(
         attends=tuple(i == 6 or (i > 6 and i % 6 == 5) for i in range(81)),
         n_shared=2,
         rank=128,
+        adapts_attention=False,
         rotary=Rotary(d_rotary=224),
         bias=False,
         eps=1e-5,
