@@ -37,6 +37,7 @@ from asbuilt.spec import (
     AdaptiveEmbedding,
     AdaptiveHead,
     Alibi,
+    AlternatingUpdates,
     Attention,
     AttentionPooling,
     AudioEncoder,
@@ -84,6 +85,7 @@ from asbuilt.spec import (
     Labelled,
     LanguageModel,
     LatentAttention,
+    Laurel,
     LayerNorm,
     LearnedPositions,
     LightningAttention,
@@ -108,6 +110,7 @@ from asbuilt.spec import (
     PooledProjector,
     Pooler,
     Predictor,
+    ProjectedStreams,
     Projection,
     Projector,
     Proportional,
@@ -204,6 +207,7 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
         long_factors=own,
         original_context=originals,
         attention_factor=st.sampled_from((1.0, 1.3)),
+        long_attention_factor=st.sampled_from((None, 0.8)),
     )
     some = st.builds(Proportional, n_pairs=st.integers(1, d_rotary // 2), factor=st.sampled_from((1.0, 2.0)))
     kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long, some]
@@ -714,7 +718,8 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
     learned = fields | {"activation": st.just(XIELU())}
     clamped: dict[str, Any] = fields | {"activation": st.just("silu"), "clamp": clamps()}
     scaled = fields | {"gate_scale": st.sampled_from((1.0, 0.6))}
-    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped)
+    sparse = fields | {"sparsity": st.sampled_from((0.3, 0.9))}
+    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped) | st.builds(GatedMLP, **sparse)
     return st.builds(MLP, **fields) | gated | st.builds(MLP, **learned)
 
 
@@ -733,6 +738,8 @@ def routers(draw: DrawFn, d_model: int) -> Router:
     """A router to few or many experts, chosen in every way."""
     groups, size = draw(st.tuples(st.none(), st.integers(1, 6)) | groupings())
     renormalise = draw(st.booleans())
+    if groups is None and draw(st.booleans()):
+        return draw(near_routers(d_model, size))
     return Router(
         d_model=d_model,
         n_experts=size if groups is None else size * groups.n_groups,
@@ -747,6 +754,23 @@ def routers(draw: DrawFn, d_model: int) -> Router:
         norm=draw(maybe_norms(d_model)),
         logit_scale=draw(st.sampled_from((1.0, 0.6))),
         expert_scale=draw(st.booleans()),
+    )
+
+
+@cache
+def near_routers(d_model: int, n_experts: int) -> SearchStrategy[Router]:
+    """A router whose experts are chosen one after the other."""
+    return st.builds(
+        Router,
+        d_model=st.just(d_model),
+        n_experts=st.just(n_experts),
+        top_k=st.integers(1, n_experts),
+        nearness=st.sampled_from((0.02, 0.5, 2.0)),
+        bias=st.booleans(),
+        scale=st.sampled_from((1.0, 2.5)),
+        norm=maybe_norms(d_model),
+        logit_scale=st.sampled_from((1.0, 0.6)),
+        expert_scale=st.booleans(),
     )
 
 
@@ -794,10 +818,17 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
         stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
+        beside=st.none() | st.none() | laurels(d_model),
     )
     return st.tuples(drawn, st.booleans()).map(
         lambda found: replace(found[0], normed=found[1] and found[0].norm is not None)
     )
+
+
+@cache
+def laurels(d_model: int) -> SearchStrategy[Laurel]:
+    """A low-rank residual."""
+    return st.builds(Laurel, d_model=st.just(d_model), rank=st.integers(1, 4), norm=maybe_norms(d_model))
 
 
 @cache
@@ -999,11 +1030,15 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(biased(draw(lending(drawn)))) for one in (block, *sharing(block)))
     all_blocks, vectors = draw(reading(draw(moving(all_blocks)), d_model))
-    streams = draw(st.none() | merges(d_model))
+    streams = draw(st.none() | merges(d_model) | projections(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
+    if isinstance(streams, ProjectedStreams):
+        all_blocks = draw(updated(all_blocks, streams, vectors))
     return LanguageModel(
         embedding=embedding,
-        blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
+        blocks=tuple(connected(block, streams) for block in all_blocks)
+        if isinstance(streams, StreamMerge)
+        else all_blocks,
         per_layer=vectors,
         streams=streams,
         embedding_norm=draw(maybe_norms(d_model)),
@@ -1039,6 +1074,35 @@ def merges(d_model: int) -> SearchStrategy[StreamMerge]:
     )
 
 
+@cache
+def projections(d_model: int) -> SearchStrategy[ProjectedStreams]:
+    """Two or three residual streams, projected."""
+    return st.builds(
+        ProjectedStreams, n_streams=st.integers(2, 3), d_model=st.just(d_model), eps=st.sampled_from((1e-5, 0.1))
+    )
+
+
+@st.composite
+def updated(
+    draw: DrawFn, drawn: tuple[Block, ...], streams: ProjectedStreams, vectors: PerLayerEmbedding | None
+) -> tuple[Block, ...]:
+    """The blocks on one of as many streams, which they predict and correct; some read a per-layer embedding after."""
+    d_model, made = streams.d_model, []
+    for block in drawn:
+        vector = None
+        if vectors is not None and draw(st.booleans()):
+            vector = PerLayerInput(d_model=d_model, d=vectors.d, activation=draw(st.sampled_from(ACTIVATIONS)))
+        updates = AlternatingUpdates(
+            n_streams=streams.n_streams,
+            d_model=d_model,
+            norm=draw(norms(d_model)),
+            vector=vector,
+            vector_norm=None if vector is None else draw(maybe_norms(d_model)),
+        )
+        made.append(replace(block, updates=updates))
+    return tuple(made)
+
+
 def connected(block: Block, merge: StreamMerge) -> Block:
     """The block with hyper-connections to as many streams."""
     own = HyperConnection(n_streams=merge.n_streams, d_model=merge.d_model, iterations=merge.n_streams)
@@ -1048,7 +1112,7 @@ def connected(block: Block, merge: StreamMerge) -> Block:
 
 def hashing(block: Block, n_vocab: int) -> Block:
     """The block with tables for those of its routers that choose by scores alone."""
-    plain = lambda part: isinstance(part, Router) and not part.correction and part.groups is None  # noqa: E731
+    plain = lambda part: isinstance(part, Router) and not (part.correction or part.groups or part.nearness)  # noqa: E731
     if not any(plain(part) for _, part in walk(block)):
         return block
     return block.replace_where(lambda _, part: plain(part), table=n_vocab)

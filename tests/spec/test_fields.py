@@ -22,6 +22,7 @@ from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     RGLRU,
     XIELU,
+    AlternatingUpdates,
     Attention,
     AudioLanguageModel,
     AxialPositions,
@@ -45,6 +46,7 @@ from asbuilt.spec import (
     HeadNorm,
     Hearing,
     HyperConnection,
+    Laurel,
     LayerNorm,
     LightningAttention,
     Linear,
@@ -60,6 +62,7 @@ from asbuilt.spec import (
     PerLayerEmbedding,
     PerLayerInput,
     Predictor,
+    ProjectedStreams,
     Proportional,
     Recurrent,
     RMSNorm,
@@ -114,6 +117,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "HeadNorm": {"eps": 1e-5, "bias": False},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
+    "ProjectedStreams": {"eps": 1e-5},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
@@ -242,6 +246,9 @@ def examples() -> dict[type[Part], Part]:
     found[HeadNorm] = HeadNorm(d=3, n_heads=2)
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
+    found[AlternatingUpdates] = AlternatingUpdates(n_streams=2, d_model=6, norm=RMSNorm(d=6))
+    found[ProjectedStreams] = ProjectedStreams(n_streams=2, d_model=6)
+    found[Laurel] = Laurel(d_model=6, rank=2)
     found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)
     found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
     found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
@@ -311,6 +318,7 @@ KEPT = {
     "capped",
     "chosen",
     "chosen scores",
+    "closed",
     "convolved",
     "convolved 0",
     "convolved 1",
@@ -395,12 +403,16 @@ KEPT = {
     "start",
     "states",
     "steps",
+    "sizes",
     "steps before",
     "steps before limits",
     "steps' vector",
     "sums",
     "tokens",
     "transformed",
+    "spread",
+    "streams",
+    "uncut",
     "types",
     "u",
     "up",

@@ -54,6 +54,9 @@ def examples() -> dict[str, Part]:
     found["AudioLanguageModel"], found["Hearing"] = HEARER, HEARING
     found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
     found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
+    found["AlternatingUpdates"] = spec.AlternatingUpdates(n_streams=2, d_model=6, norm=spec.RMSNorm(d=6))
+    found["ProjectedStreams"] = spec.ProjectedStreams(n_streams=2, d_model=6)
+    found["Laurel"] = spec.Laurel(d_model=6, rank=2)
     found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)
     found["BlockIndexer"] = spec.BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = spec.Compressor(d_model=6, d_head=4, ratio=2)

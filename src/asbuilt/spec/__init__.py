@@ -2,6 +2,7 @@
 
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead, ClusterHead, TokenCluster
+from asbuilt.spec.altup import AlternatingUpdates, ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -52,6 +53,7 @@ from asbuilt.spec.indexer import BlockIndexer, Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.laurel import Laurel
 from asbuilt.spec.lightning import LightningAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
@@ -141,6 +143,7 @@ __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveHead",
     "Alibi",
+    "AlternatingUpdates",
     "AnyHead",
     "Attention",
     "AttentionPooling",
@@ -198,6 +201,7 @@ __all__ = [
     "Labelled",
     "LanguageModel",
     "LatentAttention",
+    "Laurel",
     "LayerNorm",
     "LearnedPositions",
     "LightningAttention",
@@ -230,6 +234,7 @@ __all__ = [
     "PoolerActivation",
     "Predictor",
     "Product",
+    "ProjectedStreams",
     "Projection",
     "Projector",
     "Proportional",

@@ -569,7 +569,7 @@ def order_matters(norm: Norm | HeadNorm | None, rotary: Rotary | None = None) ->
     RoPE preserves a head's length, which is all that an RMSNorm without gains depends on, unless a scaling multiplies
     its cosines and sines.
     """
-    stretched = rotary is not None and rotary.attention_factor != 1.0
+    stretched = rotary is not None and rotary.stretches
     return norm is not None and (stretched or not (isinstance(norm, RMSNorm) and norm.gain == "none"))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asbuilt.errors import InputError
 from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
+from asbuilt.spec.altup import ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -100,8 +101,8 @@ class Model(Part, metaclass=_Chosen):
     """Bias table shared by all layers with relative buckets, or table of distances of those that embed them."""
     blocks: tuple[Block, ...]
     """The blocks."""
-    streams: StreamMerge | None = None
-    """How the last block's residual streams become one, each of them the embedding at first; None if there is one."""
+    streams: StreamMerge | ProjectedStreams | None = None
+    """How the last block's residual streams become one, and the embedding several; None if there is one."""
     norm: Norm | None = None
     """Norm after the last block."""
     head: AnyHead | None
@@ -238,7 +239,8 @@ class Model(Part, metaclass=_Chosen):
     def _require_per_layer(self) -> None:
         """Requires branches that read per-layer vectors to match the stack's embedding of them."""
         found, blocks = self.per_layer, {id(block): block for block in self.blocks}.values()
-        bodies = (branch.body for block in blocks for branch in block.branches)
+        bodies = [branch.body for block in blocks for branch in block.branches]
+        bodies += [block.updates.vector for block in blocks if block.updates is not None and block.updates.vector]
         read = {body.d for body in bodies if isinstance(body, PerLayerInput)}
         made = set() if found is None else {found.d}
         allowed = f"an embedding of the width that blocks read: {sorted(read) or 'none'}"
@@ -263,9 +265,11 @@ class Model(Part, metaclass=_Chosen):
                 last = top_k if lends else None
 
     def _require_streams(self) -> None:
-        """Requires all branches to have as many residual streams."""
-        branches = (branch for block in self.blocks for branch in block.branches)
-        found = {None if branch.streams is None else branch.streams.n_streams for branch in branches}
+        """Requires all branches, or the blocks around them, to have as many residual streams."""
+        unlike = {id(block): block for block in self.blocks}.values()
+        plain = [block for block in unlike if block.updates is None]
+        found = {None if one.streams is None else one.streams.n_streams for block in plain for one in block.branches}
+        found |= {block.updates.n_streams for block in unlike if block.updates is not None}
         wanted = None if self.streams is None else self.streams.n_streams
         require(self, "streams", found == {wanted}, f"a merge of the blocks' streams, {sorted(found, key=str)}")
         fits = self.streams is None or self.streams.d_model == self.d_model

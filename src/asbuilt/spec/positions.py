@@ -253,9 +253,10 @@ class Proportional(Part):
 class LongRope(Part):
     """A divisor per pair's frequency, with one list up to the original context and one beyond it.
 
-    `attention_factor` multiplies cos and sin. Ding et al. 2024 (LongRoPE, arXiv 2402.13753), as in Phi-3. A row's list
-    is chosen by the length of its own text, not of the longest in the batch as in transformers, so that an answer does
-    not depend on other rows. A text that outgrows the original context is recomputed once with the other list.
+    `attention_factor` multiplies cos and sin, and `long_attention_factor` those of longer texts. Ding et al. 2024
+    (LongRoPE, arXiv 2402.13753), as in Phi-3 and Phi-3.5-MoE. A row's list is chosen by the length of its own text,
+    not of the longest in the batch as in transformers, so that an answer does not depend on other rows. A text that
+    outgrows the original context is recomputed once with the other list.
     """
 
     short_factors: tuple[float, ...]
@@ -266,6 +267,8 @@ class LongRope(Part):
     """Context length of the original training."""
     attention_factor: float
     """Factor on cos and sin."""
+    long_attention_factor: float | None = None
+    """Factor on cos and sin beyond the original context; None for the same as up to it."""
 
     def __post_init__(self) -> None:
         for name in ("short_factors", "long_factors"):
@@ -274,6 +277,10 @@ class LongRope(Part):
             require(self, name, ok and len(values) > 0, "finite numbers above 0, one per rotated pair")
         require_sizes(self, "original_context")
         require_number(self, "attention_factor")
+        if self.long_attention_factor is not None:
+            require_number(self, "long_attention_factor")
+            other = self.long_attention_factor != self.attention_factor
+            require(self, "long_attention_factor", other, "none, or another than attention_factor")
 
 
 # Scalings with which a text's frequencies depend on its length.
@@ -435,9 +442,22 @@ class Rotary(Part):
             return self.scaling.original_context + (length > self.scaling.original_context)
         return 0
 
+    def factor_at(self, length: int) -> float:
+        """Returns the factor on cos and sin for a sequence of `length` tokens."""
+        if isinstance(self.scaling, LongRope) and length > self.scaling.original_context:
+            long = self.scaling.long_attention_factor
+            return self.attention_factor if long is None else float(long)
+        return self.attention_factor
+
+    @property
+    def stretches(self) -> bool:
+        """Whether a head's length changes, by a factor on cos and sin other than 1."""
+        long = isinstance(self.scaling, LongRope) and self.scaling.long_attention_factor is not None
+        return long or self.attention_factor != 1.0
+
     @property
     def attention_factor(self) -> float:
-        """Factor on cos and sin."""
+        """Factor on cos and sin, of a text within the original context."""
         if isinstance(self.scaling, LongRope):
             return float(self.scaling.attention_factor)
         if not isinstance(self.scaling, YaRN):
