@@ -86,7 +86,7 @@ class AttentionMemory(MappedMemory[Attention]):
             return "none"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run):
+        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run) or run.padded:
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
             return "none"
@@ -109,6 +109,8 @@ class AttentionMemory(MappedMemory[Attention]):
             else:
                 made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
             return name, each * run.width, self._projected(run) + made
+        if run.padded:
+            return name, pairs, pairs
         making = (9 if part.causal else 17) * pairs  # distances in int64, absolute ones beside them, and two of bool
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
 
@@ -131,7 +133,8 @@ class AttentionMemory(MappedMemory[Attention]):
 
     def _masked(self, run: Pass) -> int:
         """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently."""
-        return run.tokens * self.part.keys(run) * (run.batch if self.part.sees_ahead(run) else 1)
+        apart = run.padded or self.part.sees_ahead(run)
+        return run.tokens * self.part.keys(run) * (run.batch if apart else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
