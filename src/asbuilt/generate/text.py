@@ -12,6 +12,7 @@ from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
 from asbuilt.text.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ def complete(
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Completion:
