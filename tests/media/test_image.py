@@ -35,7 +35,10 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False}),
     ("ViTImageProcessor", {"size": {"height": 24, "width": 28}, "rescale_factor": 0.01}),
     ("MllamaImageProcessor", {}),
-    ("MllamaImageProcessor", {"size": {"height": 28, "width": 28}, "max_image_tiles": 4, "image_mean": [0.4, 0.5, 0.3]}),
+    (
+        "MllamaImageProcessor",
+        {"size": {"height": 28, "width": 28}, "max_image_tiles": 4, "image_mean": [0.4, 0.5, 0.3]},
+    ),
     ("MllamaImageProcessor", {"size": {"height": 20, "width": 20}, "max_image_tiles": 7, "resample": 3}),
     ("Qwen2VLImageProcessor", {}),
     ("Qwen2VLImageProcessor", {"min_pixels": 800, "max_pixels": 2000, "patch_size": 4, "temporal_patch_size": 1}),

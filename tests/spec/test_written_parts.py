@@ -10,6 +10,7 @@ import pytest
 from small_grids import seer
 from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
 from small_sounds import HEARER, HEARING
+from small_tiles import tiled_seer
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
@@ -25,7 +26,7 @@ def examples() -> dict[str, Part]:
     for part in (*(part for part, *_ in REFUSED), *(altered(part, changed) for part, changed in TAKEN)):
         for _, inner in walk_stored(part):
             found.setdefault(type(inner).__name__, inner)
-    for _, inner in walk_stored(seer()):
+    for _, inner in (*walk_stored(seer()), *walk_stored(tiled_seer())):
         found.setdefault(type(inner).__name__, inner)
     # without taps, which mergers belong to: either may be left out
     found["GridVision"] = replace(found["GridVision"], taps=(), mergers=())  # type: ignore[type-var]

@@ -172,7 +172,9 @@ def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
     return {"audio": mels.of(read_sound(audio, rate=mels.rate, seconds=mels.seconds))}
 
 
-def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | Tiles | None) -> dict[str, Tensor | Patches | Tiles]:
+def _seen(
+    source: Source, images: Sequence[Picture] | Tensor | Patches | Tiles | None
+) -> dict[str, Tensor | Patches | Tiles]:
     """Returns the option `images` as the model reads them, prepared as the folder says if they are files."""
     if images is None or isinstance(images, Tensor | Patches | Tiles):
         return {} if images is None else {"images": images}

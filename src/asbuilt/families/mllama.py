@@ -16,7 +16,7 @@ from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Only, Size, Values, activation, but, depth, eps
 from asbuilt.families.shared.multimodal import TEXT as TEXT_NAMES
 from asbuilt.families.shared.multimodal import Text
-from asbuilt.families.shared.names import ATTENTION, GATED, NORMS, QK_NORMS, Names
+from asbuilt.families.shared.names import ATTENTION, GATED, NORMS, Names
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.sizes import DerivedHeadWidth, sizes
@@ -344,7 +344,9 @@ FAMILY = Family(
             into="images",
             kind="mllama_vision_model",
             at="vision.tower",
-            keys=but(TOWER, n_layers={"at": lambda parts: _middle(parts.model, parts.family)}, eps={"at": "first.norm.eps"}),
+            keys=but(
+                TOWER, n_layers={"at": lambda parts: _middle(parts.model, parts.family)}, eps={"at": "first.norm.eps"}
+            ),
         ),
         Size(
             "image_token_index",

@@ -33,7 +33,12 @@ def tokens_per_image(spec: Model, images: Tensor | Patches | Tiles) -> list[int]
 
 
 def with_placeholders(
-    spec: Model, ids: Sequence[int], images: Tensor | Patches | Tiles, *, after: int = 0, around: tuple[list[int], list[int]]
+    spec: Model,
+    ids: Sequence[int],
+    images: Tensor | Patches | Tiles,
+    *,
+    after: int = 0,
+    around: tuple[list[int], list[int]],
 ) -> list[int]:
     """Returns the prompt with one placeholder for each token of each image or sound.
 
