@@ -92,5 +92,5 @@ def tiled_seer(**more: object) -> VisionLanguageModel:
         max_positions=64,
     )
     projector = MLPProjector(widths=(18, 8), activation="gelu", bias=True)
-    vision = TiledVision(tower=made, projector=projector, placeholder=PLACE, keep_class=True, taps=(1, 0))
+    vision = TiledVision(tower=made, projector=projector, placeholder=PLACE, taps=(1, 0))
     return VisionLanguageModel.of(text, vision)

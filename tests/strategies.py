@@ -1387,7 +1387,6 @@ def tiled_seers(draw: DrawFn) -> VisionLanguageModel:
         tower=tower,
         projector=draw(mergers((1 + len(taps)) * tower.d_model, text.d_model, 1).map(lambda x: replace(x, norm=None))),
         placeholder=draw(st.integers(0, text.n_rows - 1)),
-        keep_class=True,
         taps=tuple(taps),
     )
     return VisionLanguageModel.of(replace(text, blocks=blocks, d_source=text.d_model), vision)

@@ -30,6 +30,8 @@ def examples() -> dict[str, Part]:
         found.setdefault(type(inner).__name__, inner)
     # without taps, which mergers belong to: either may be left out
     found["GridVision"] = replace(found["GridVision"], taps=(), mergers=())  # type: ignore[type-var]
+    alone = spec.MLPProjector(widths=(6, 8), activation="gelu")
+    found["TiledVision"] = replace(found["TiledVision"], taps=(), projector=alone)  # type: ignore[call-arg]
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["Proportional"] = spec.Proportional(n_pairs=2)
     vectors = spec.PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=spec.RMSNorm(d=2))

@@ -96,7 +96,6 @@ def build_tower(
         patch_size=patch_size,
         channels=channels,
         d_model=d_model,
-        class_token="first",
         tilings=tilings,
         n_tiles=n_tiles,
         multiple=MULTIPLE,
@@ -119,7 +118,7 @@ def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int) -> M
     taps: tuple[int, ...] = images.pop("taps")
     tower = build_tower(**images)
     projector = MLPProjector(widths=((1 + len(taps)) * tower.d_model, text.d_model), activation="gelu", bias=True)
-    vision = TiledVision(tower=tower, projector=projector, placeholder=placeholder, keep_class=True, taps=taps)
+    vision = TiledVision(tower=tower, projector=projector, placeholder=placeholder, taps=taps)
     return VisionLanguageModel.of(sourced(text, vision.n_made), vision)
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import Part, Pass, Product, Weight, require, require_sizes
 from asbuilt.spec.tile_embedding import TileEmbedding
-from asbuilt.spec.vision import MLPProjector, PatchEmbedding, Vision
+from asbuilt.spec.vision import ClassToken, MLPProjector, PatchEmbedding, Vision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class TilePatches(PatchEmbedding):
     """
 
     tiled: ClassVar[bool] = True
+    class_token: ClassToken = "first"
+    """Position of the learned class token: before the patches of each tile."""
     tilings: tuple[tuple[int, int], ...]
     """The rows and columns of tiles that an image may have, in the order of the tables' rows, from 1 on."""
     n_tiles: int
@@ -118,6 +120,8 @@ class TiledVision(Vision):
     """
 
     crosses: ClassVar[bool] = True
+    keep_class: bool = True
+    """Whether class tokens are projected too: they are."""
     taps: tuple[int, ...] = ()
     """Blocks of the tower whose output is joined with the last."""
 
