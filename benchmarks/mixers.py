@@ -33,13 +33,13 @@ USUAL: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
-    "max_position_embeddings": 2 * CONTEXTS[-1],
     "tie_word_embeddings": True,
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
 }
-HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+LONGEST = {"max_position_embeddings": 2 * CONTEXTS[-1]}
+HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64} | LONGEST
 NETS: dict[str, Any] = {
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 4,
@@ -107,7 +107,8 @@ class Theirs:
 
     def beside(self, past: int, new: int) -> dict[str, Any]:
         """Returns positions and masks for a model of delta nets alone: its cache cannot tell how long the text is."""
-        if set(getattr(self.model.config, "layer_types", None) or ()) != {LINEAR}:
+        config = self.model.config
+        if not isinstance(config, Qwen3_5TextConfig) or set(config.layer_types or ()) != {LINEAR}:
             return {}
         positions = torch.arange(past, past + new)[None]
         return {"position_ids": positions, "attention_mask": {LINEAR: None, FULL: None}}

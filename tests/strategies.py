@@ -34,6 +34,8 @@ from asbuilt.spec import (
     SINUSOID_LAYOUTS,
     WEIGHINGS,
     XIELU,
+    AdaptiveEmbedding,
+    AdaptiveHead,
     Alibi,
     Attention,
     AttentionPooling,
@@ -47,6 +49,7 @@ from asbuilt.spec import (
     ChannelMixing,
     ClampedGate,
     Classifier,
+    ClusterHead,
     CompressedAttention,
     Compressor,
     Contrast,
@@ -112,6 +115,7 @@ from asbuilt.spec import (
     Rotary,
     Router,
     Scaling,
+    ScoreBiases,
     Sections,
     SharedChoice,
     SharedEmbedding,
@@ -127,6 +131,7 @@ from asbuilt.spec import (
     TilePatches,
     TilePositions,
     TimeMixing,
+    TokenCluster,
     TokenEmbedding,
     TokenShift,
     TypeEmbedding,
@@ -236,6 +241,20 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
 
 @cache
 @st.composite
+def projected_distances(draw: DrawFn, n_heads: int, d_head: int, window: int | None) -> RelativeProjection:
+    """A projection of distances, clamped or not, with vectors added to queries or without."""
+    return RelativeProjection(
+        d_model=2 * draw(st.integers(1, 3)),
+        n_heads=n_heads,
+        d_head=d_head,
+        window=window,
+        max_distance=draw(st.none() | st.integers(1, 9)),
+        biases=draw(st.none() | st.builds(ScoreBiases, n_heads=st.just(n_heads), d_head=st.just(d_head))),
+    )
+
+
+@cache
+@st.composite
 def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) -> Attention:
     """MHA, GQA and MQA with whatever else attention can have."""
     n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (1, 4), (3, 2))))
@@ -244,20 +263,23 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     window = draw(st.none() | st.integers(1, 7))
     alibi = st.builds(Alibi, n_heads=st.just(heads), bias_max=st.sampled_from((8.0, 5.0)))
     turned = rotaries(d_head) if d_head > 1 else st.nothing()
-    far = st.just(RelativeProjection(d_model=2 * draw(st.integers(1, 3)), n_heads=heads, d_head=d_head))
-    positions = draw(st.none() | turned | alibi | (far if window is None and causal else st.nothing()))
+    far = st.just(draw(projected_distances(heads, d_head, window)))
+    positions = draw(st.none() | turned | alibi | (far if causal else st.nothing()))
     chunks = window is None and causal and not isinstance(positions, RelativeProjection)
     q_norm, k_norm = draw(norms_of_heads(d_head, heads)), draw(norms_of_heads(d_head, n_kv_heads))
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
+    v_norm = draw((norms if as_keys else maybe_norms)(d_value or d_head))
+    repeats = causal and not isinstance(positions, Rotary) and k_norm is None and v_norm is None
     return Attention(
         d_model=d_model,
         n_heads=heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
         d_value=d_value,
-        v_norm=draw((norms if as_keys else maybe_norms)(d_value or d_head)),
+        v_norm=v_norm,
+        caches_input=repeats and draw(st.booleans()),
         value_scale=draw(st.sampled_from((1.0, 0.6))),
         values_are_keys=as_keys,
         causal=causal,
@@ -740,15 +762,34 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
         return tuple(drawn)
     i, branch = draw(st.sampled_from(found))
     assert isinstance(branch.body, Attention)
-    lender = replace(branch, body=replace(branch.body, kv_name="lent"))
+    body = replace(branch.body, caches_input=False)
+    lender = replace(branch, body=replace(body, kv_name="lent"))
     named = replace(drawn[i], branches=tuple(lender if one is branch else one for one in drawn[i].branches))
     own = {"k_norm": None, "v_norm": None, "value_scale": 1.0, "values_are_keys": False, "rotate_first": False}
     own["key_bias"] = True
-    n_heads = draw(st.integers(1, 2)) * branch.body.n_kv_heads
-    positions = branch.body.positions
+    n_heads = draw(st.integers(1, 2)) * body.n_kv_heads
+    positions = body.positions
     heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}
-    reader = replace(branch, parallel=False, body=replace(branch.body, **own, **heads, kv_from="lent"))
+    reader = replace(branch, parallel=False, body=replace(body, **own, **heads, kv_from="lent"))
     return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
+
+
+@st.composite
+def biased(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks, or those and one more, whose queries get the vectors that those of one of theirs get."""
+    for i, block in enumerate(drawn):
+        for branch in block.branches:
+            body = branch.body
+            far = body.positions if isinstance(body, Attention) else None
+            if isinstance(far, RelativeProjection) and far.biases is not None and draw(st.booleans()):
+                first, later = (
+                    replace(branch, body=replace(body, positions=replace(far, biases=replace(far.biases, **names))))
+                    for names in ({"weights_name": "vectors"}, {"weights_from": "vectors"})
+                )
+                own = tuple(first if one is branch else one for one in block.branches)
+                again = Block(branches=(replace(later, parallel=False),))
+                return (*drawn[:i], replace(block, branches=own), *drawn[i + 1 :], again)
+    return drawn
 
 
 @cache
@@ -764,7 +805,9 @@ def sides(draw: DrawFn, d_model: int) -> SideTransformer:
         ffn_norm=draw(maybe_norms(d_model)),
         ffn=ffn,
     )
-    return SideTransformer(shared=shared, rank=draw(st.none() | st.integers(1, 3)))
+    ranks = st.none() | st.integers(1, 3)
+    own = shared.attention.inward == ("q", "k", "v") and not shared.attention.caches_input
+    return SideTransformer(shared=shared, rank=draw(ranks), attention_rank=draw(ranks) if own else None)
 
 
 @st.composite
@@ -778,9 +821,8 @@ def beside(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block,
     block = replace(drawn[i], branches=(replace(first, side=named, normed=False), *others))
     borrowed = replace(side.shared, weights_from="early")
     ranks = [draw(st.none() | st.integers(1, 3)) for _ in range(uses)]
-    again = (
-        Branch(name="again", body=draw(dense(d_model)), side=SideTransformer(shared=borrowed, rank=n)) for n in ranks
-    )
+    beside = (replace(side, shared=borrowed, rank=n) for n in ranks)
+    again = (Branch(name="again", body=draw(dense(d_model)), side=one) for one in beside)
     return (*drawn[:i], block, *drawn[i + 1 :], *(Block(branches=(branch,)) for branch in again))
 
 
@@ -828,7 +870,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     kind = draw(st.sampled_from((Head, TiedHead)))
     scales = st.sampled_from((1.0, 0.3))
     d_table = draw(st.none() | st.integers(1, 7))
-    head = kind(
+    head: Head | TiedHead | AdaptiveHead = kind(
         d_table=d_table if kind is TiedHead else draw(st.none() | st.integers(1, 7)),
         d_model=d_model,
         n_vocab=n_vocab,
@@ -837,18 +879,22 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         softcap=draw(st.none() | st.just(2.0)),
         shift=draw(st.booleans()),
     )
+    extra = draw(st.integers(0, 2)) if kind is Head else 0
+    embedding: TokenEmbedding | AdaptiveEmbedding
+    embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table, extra=extra)
+    if draw(st.integers(0, 3)) == 0:
+        embedding, head = draw(adaptive(d_model, n_vocab))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
     drawn = draw(st.lists(blocks(d_model), min_size=1, max_size=max_blocks))
     if draw(st.booleans()):
         drawn = [hashing(block, n_vocab) for block in drawn]
-    all_blocks = tuple(one for block in draw(lending(drawn)) for one in (block, *sharing(block)))
+    all_blocks = tuple(one for block in draw(biased(draw(lending(drawn)))) for one in (block, *sharing(block)))
     all_blocks, vectors = draw(reading(all_blocks, d_model))
     streams = draw(st.none() | merges(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
-    extra = draw(st.integers(0, 2)) if kind is Head else 0
     return LanguageModel(
-        embedding=TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table, extra=extra),
+        embedding=embedding,
         blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
         per_layer=vectors,
         streams=streams,
@@ -859,6 +905,22 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         norm=draw(maybe_norms(d_model)),
         predictors=tuple(draw(st.lists(predictors(n_vocab, d_model), max_size=1))),
     )
+
+
+@st.composite
+def adaptive(draw: DrawFn, d_model: int, n_vocab: int) -> tuple[AdaptiveEmbedding, AdaptiveHead]:
+    """The vocabulary in one to three clusters, of which some share tables or maps with the head."""
+    cuts = sorted(draw(st.sets(st.integers(1, n_vocab - 1), max_size=2)))
+    sizes = [end - begin for begin, end in zip((0, *cuts), (*cuts, n_vocab), strict=True)]
+    tables = [TokenCluster(n_vocab=n, d_model=d_model, d_table=draw(st.integers(1, 7))) for n in sizes]
+    heads = []
+    for i, table in enumerate(tables):
+        tied, tied_map = draw(st.booleans()), draw(st.booleans())
+        width = table.d_table if tied or tied_map else draw(st.integers(1, 7))
+        made = ClusterHead(d_model=d_model, n_vocab=table.n_vocab, d_table=width, cluster=i, tied=tied)
+        heads.append(replace(made, tied_map=tied_map, n_clusters=0 if i else len(cuts)))
+    scale = draw(st.sampled_from((1.0, 0.3)))
+    return AdaptiveEmbedding(clusters=tuple(tables), scale=scale), AdaptiveHead(clusters=tuple(heads))
 
 
 @cache
@@ -938,7 +1000,8 @@ def stacks(
         own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
         if isinstance(drawn.positions, RelativeProjection):  # looks back alone
             drawn = replace(drawn, positions=None)
-        body = replace(drawn, causal=causal, chunk=drawn.chunk if causal else None)
+        kept = {"chunk": drawn.chunk if causal else None, "caches_input": drawn.caches_input and causal}
+        body = replace(drawn, causal=causal, **kept)
         if isinstance(table, DistanceTable):
             body = draw(embedding_distances(body, table))
         elif table is not None:
@@ -1114,12 +1177,19 @@ MAPS = (
 
 @st.composite
 def clipped(draw: DrawFn) -> ModelSpec:
-    """A whole model of any kind, with some of its linear maps clipped."""
+    """A whole model of any kind, with some of its linear maps clipped.
+
+    Where weights are shared they are not: autograd keeps the bounds once for all uses, and they are billed for each.
+    """
     spec = draw(specs() | translators() | encoders())
+    if any(part.borrows for _, part in walk(spec)):
+        return spec
     names = draw(st.sets(st.sampled_from(MAPS), min_size=1)) - {"k_up", "v_up"}  # which steps multiply by as matrices
 
     def cut(part: Part) -> Part:
         assert isinstance(part, Mapped)
+        if isinstance(part, TokenCluster):  # whose map a head may share
+            return part
         known = {field.name for field in fields(part)} & names
         return part.with_maps({n: replace(m.plain, clipped=True) for n, m in part.maps.items() if n in known})
 
@@ -1137,7 +1207,7 @@ def adapted(draw: DrawFn) -> ModelSpec:
         return Lora(base=one, rank=min(rank, max(one.plain.d_in, one.plain.d_out)), alpha=alpha)  # type: ignore[arg-type]  # pyright: ignore
 
     def chosen(part: Part) -> dict[str, Lora]:
-        if not isinstance(part, Mapped):
+        if not isinstance(part, Mapped) or isinstance(part, TokenCluster):  # whose map a head may share
             return {}
         known = {field.name for field in fields(part)}
         return {n: beside(m) for n, m in (part.maps | part.stacks).items() if n in names and n in known}
@@ -1308,9 +1378,7 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
-    attending = [part for _, part in walk(text) if isinstance(part, Attention)]
-    bounded = any(part.window for part in attending) or rotaries_by_length(text)
-    inside = draw(st.sampled_from(("all", "windows") if bounded else ("all", "windows", "prefix")))
+    inside = draw(st.sampled_from(("all", "windows") if rotaries_by_length(text) else ("all", "windows", "prefix")))
     vision = Vision(
         tower=tower,
         projector=draw(projector),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import strategies
 import torch
@@ -83,13 +85,15 @@ def test_training_needs_no_gradient_of_pixels(spec: Model, tokens: int, images: 
 def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel, tokens: int, images: int) -> None:
     run = a_pass(spec, tokens, images)
     n = spec.vision.n_tokens if spec.vision.both_ways else 1
-    ends = [(t // n + 1) * n - 1 if t < images * n else t for t in range(run.tokens)]
-    ends = [run.tokens - 1] * run.tokens if spec.vision.prefix else ends
+    blocks = [t // n if t < images * n else -t for t in range(run.tokens)]
+    blocks = [0] * run.tokens if spec.vision.prefix else blocks
     for path, part, seen in runs(spec, run):
         if isinstance(part, Attention) and not path.startswith("vision") and part.chunk is None:
             near = part.window or run.tokens
-            own = range(run.tokens) if spec.vision.in_windows and part.window is None else ends
-            pairs = sum(1 for q, end in enumerate(own) for k in range(max(0, q - near + 1), end + 1))
+            alone = spec.vision.in_windows and part.window is None
+            own = range(run.tokens) if alone else blocks
+            each = itertools.product(range(run.tokens), repeat=2)
+            pairs = sum(1 for q, k in each if 0 <= q - k < near or own[q] == own[k])
             assert part.pairs(seen) == pairs
 
 

@@ -253,7 +253,6 @@ BAD: list[tuple[dict[str, Any], str, object]] = [
     (ZAMBA, "n_mamba_heads", 7),
     (ZAMBA, "num_attention_heads", 7),
     (ZAMBA, "tie_word_embeddings", False),
-    (ZAMBA, "use_shared_attention_adapter", True),
     (ZAMBA, "use_long_context", True),
     (ZAMBA, "mamba_headdim", 7),
     (ZAMBA, "attention_hidden_size", 40),

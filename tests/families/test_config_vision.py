@@ -281,9 +281,10 @@ def test_a_prefix_is_of_the_first_pass_and_no_longer_than_the_text() -> None:
                 model(ids, prefix=wrong, **given)
         with pytest.raises(InputError, match="prefix: not an input"):
             text(ids, prefix=(1, 1))
-    windows = spec.text.edit("blocks.0.attention.body", window=2)
-    with pytest.raises(InputError, match="without a bidirectional prefix"):
-        VisionLanguageModel.of(windows, spec.vision)
+    windows = build(spec.edit("blocks.0.attention.body", window=2), seed=1)
+    with torch.inference_mode():
+        torch.testing.assert_close(windows(ids, prefix=(4, 4)), model(ids, prefix=(4, 4)))  # which no window bounds
+        assert not torch.allclose(windows(ids, prefix=(2, 2))[:, 3], model(ids, prefix=(2, 2))[:, 3])
 
 
 @pytest.mark.parametrize(("tied", "total"), [(True, 802_219_392), (False, 938_119_296)])

@@ -47,7 +47,7 @@ LENT, BORROWED = replace(SHARED, weights_name="early"), replace(SHARED, weights_
 
 def block(shared: SharedTransformer, rank: int | None = 3) -> Block:
     body = MLP(d_model=WIDTH, d_ff=9, activation="relu")
-    side = SideTransformer(shared=shared, rank=rank)
+    side = SideTransformer(shared=shared, rank=rank, attention_rank=rank and 2)
     return Block(branches=(Branch(name="x", norm=RMSNorm(d=WIDTH), body=body, side=side),))
 
 

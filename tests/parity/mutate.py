@@ -140,6 +140,7 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (SharedTransformer, "weights_name"): lambda part: "early",
     (SharedTransformer, "weights_from"): lambda part: "early",
     (SideTransformer, "rank"): lambda part: 4,
+    (SideTransformer, "attention_rank"): lambda part: 4,
     (Block, "weights_name"): lambda part: "early",
     (Block, "weights_from"): lambda part: "early",
     (Branch, "norm"): lambda part: RMSNorm(d=part.body.d_model, gain="none"),

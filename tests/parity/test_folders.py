@@ -34,6 +34,7 @@ ELSEWHERE = {
     "deepseek": "tests/families/test_deepseek.py: the paper's equations, written out",
     "kimi_k2": "tests/families/test_deepseek.py: deepseek_v3 under another name, by its own case",
     "palm": "tests/families/test_papers.py: the paper's equations, written out",
+    "transfo-xl": "tests/families/test_transfo_xl.py: the paper's equations, written out",
 }
 
 

@@ -13,12 +13,15 @@ from small_parts import ATTENTION, CROSS, EXPERTS, LATENT, MODEL, ROUTER, tower
 from asbuilt.errors import InputError
 from asbuilt.spec import (
     MLP,
+    AdaptiveEmbedding,
+    AdaptiveHead,
     Alibi,
     BiasTable,
     Block,
     Branch,
     ClampedGate,
     Classifier,
+    ClusterHead,
     Contrast,
     Disentangled,
     DistanceTable,
@@ -30,9 +33,11 @@ from asbuilt.spec import (
     HeadTransform,
     LayerNorm,
     LearnedPositions,
+    Linear,
     LinearScaling,
     Llama3Scaling,
     LongRope,
+    Lora,
     MLPProjector,
     Model,
     Parallel,
@@ -47,9 +52,11 @@ from asbuilt.spec import (
     RelativeProjection,
     RMSNorm,
     Rotary,
+    ScoreBiases,
     SharedEmbedding,
     Sinusoids,
     TiedHead,
+    TokenCluster,
     TokenEmbedding,
     TypeEmbedding,
     Vision,
@@ -62,6 +69,16 @@ BUCKETS = RelativeBuckets(n_buckets=8, max_distance=16, both_ways=False)
 EMBEDDED = Disentangled(span=4, max_distance=9)
 EMBEDDING_DISTANCES = replace(ATTENTION, n_kv_heads=6, causal=False, positions=EMBEDDED)
 DISTANCES = RelativeProjection(d_model=4, n_heads=6, d_head=5)
+VECTORS = ScoreBiases(n_heads=6, d_head=5)
+MEMORY = replace(ATTENTION, caches_input=True)
+CLUSTERS = tuple(TokenCluster(n_vocab=n, d_model=11, d_table=width) for n, width in ((2, 4), (3, 2)))
+IN_CLUSTERS = AdaptiveEmbedding(clusters=CLUSTERS)
+OF_CLUSTERS = tuple(
+    ClusterHead(d_model=11, n_vocab=n, d_table=width, cluster=i, n_clusters=1 - i)
+    for i, (n, width) in enumerate(((2, 4), (3, 2)))
+)
+ADAPTIVE = AdaptiveHead(clusters=OF_CLUSTERS)
+TIED = tuple(replace(one, tied=True, tied_map=True) for one in OF_CLUSTERS)
 YARN = YaRN(factor=4.0, original_context=64)
 LLAMA3 = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16)
 LONG = LongRope(short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0)
@@ -132,6 +149,16 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (DistanceTable(n_rows=8, d_model=11), {"n_rows": 0}, "n_rows"),
     (DistanceTable(n_rows=8, d_model=11), {"eps": 0.0}, "eps"),
     (ATTENTION, {"positions": DISTANCES, "window": 3}, "positions"),
+    (ATTENTION, {"positions": replace(DISTANCES, window=3)}, "positions"),
+    (ATTENTION, {"positions": replace(DISTANCES, window=3), "window": 4}, "positions"),
+    (ATTENTION, {"positions": DISTANCES, "chunk": 3}, "positions"),
+    (MEMORY, {"causal": False}, "caches_input"),
+    (MEMORY, {"cached": False}, "caches_input"),
+    (MEMORY, {"positions": Rotary(d_rotary=4)}, "positions"),
+    (MEMORY, {"k_norm": RMSNorm(d=5)}, "k_norm"),
+    (MEMORY, {"v_norm": RMSNorm(d=5)}, "v_norm"),
+    (MEMORY, {"kv_name": "early"}, "kv_name"),
+    (MEMORY, {"kv_from": "early"}, "kv_from"),
     (ATTENTION, {"q_norm": RMSNorm(d=10)}, "q_norm"),
     (ATTENTION, {"k_norm": RMSNorm(d=30)}, "k_norm"),
     (LATENT, {"q_norm": RMSNorm(d=13)}, "q_norm"),
@@ -231,6 +258,52 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (replace(BUCKETS, both_ways=True), {"max_distance": 2}, "max_distance"),
     (DISTANCES, {"d_model": 5}, "d_model"),
     (DISTANCES, {"n_heads": 0}, "n_heads"),
+    (DISTANCES, {"window": 0}, "window"),
+    (DISTANCES, {"max_distance": 0}, "max_distance"),
+    (DISTANCES, {"biases": replace(VECTORS, n_heads=5)}, "biases"),
+    (DISTANCES, {"biases": replace(VECTORS, d_head=4)}, "biases"),
+    (VECTORS, {"n_heads": 0}, "n_heads"),
+    (VECTORS, {"d_head": 0}, "d_head"),
+    (VECTORS, {"weights_name": "a b"}, "weights_name"),
+    (VECTORS, {"weights_from": "a.b"}, "weights_from"),
+    (VECTORS, {"weights_name": "a", "weights_from": "b"}, "weights_name"),
+    (CLUSTERS[0], {"n_vocab": 0}, "n_vocab"),
+    (CLUSTERS[0], {"d_table": 0}, "d_table"),
+    (CLUSTERS[0], {"d_model": 0}, "d_model"),
+    (CLUSTERS[0], {"project": Linear(d_in=4, d_out=10, belongs="embedding")}, "project"),
+    (IN_CLUSTERS, {"clusters": ()}, "clusters"),
+    (IN_CLUSTERS, {"clusters": [*CLUSTERS]}, "clusters"),
+    (IN_CLUSTERS, {"clusters": CLUSTERS * 33}, "clusters"),
+    (IN_CLUSTERS, {"clusters": OF_CLUSTERS}, "clusters"),
+    (IN_CLUSTERS, {"clusters": (CLUSTERS[0], replace(CLUSTERS[1], d_model=5))}, "clusters"),
+    (IN_CLUSTERS, {"scale": 0.0}, "scale"),
+    (OF_CLUSTERS[0], {"n_vocab": 0}, "n_vocab"),
+    (OF_CLUSTERS[0], {"d_table": 0}, "d_table"),
+    (OF_CLUSTERS[0], {"d_model": 0}, "d_model"),
+    (OF_CLUSTERS[0], {"cluster": -1}, "cluster"),
+    (OF_CLUSTERS[0], {"cluster": 64}, "cluster"),
+    (OF_CLUSTERS[0], {"n_clusters": 64}, "n_clusters"),
+    (TIED[0], {"project": Linear(d_in=11, d_out=4, belongs="head")}, "project"),
+    (ADAPTIVE, {"clusters": OF_CLUSTERS[:1]}, "clusters"),
+    (ADAPTIVE, {"clusters": OF_CLUSTERS[::-1]}, "clusters"),
+    (ADAPTIVE, {"clusters": (OF_CLUSTERS[0], replace(OF_CLUSTERS[1], n_clusters=1))}, "clusters"),
+    (ADAPTIVE, {"clusters": (OF_CLUSTERS[0], replace(OF_CLUSTERS[1], d_model=5))}, "clusters"),
+    (MODEL, {"head": replace(ADAPTIVE, clusters=(OF_CLUSTERS[0], replace(OF_CLUSTERS[1], n_vocab=4)))}, "head"),
+    (MODEL, {"head": replace(ADAPTIVE, clusters=(OF_CLUSTERS[0], TIED[1]))}, "head"),
+    (MODEL, {"head": TiedHead(d_model=11, n_vocab=5), "embedding": IN_CLUSTERS}, "head"),
+    *(
+        (MODEL, {"head": AdaptiveHead(clusters=TIED), "embedding": AdaptiveEmbedding(clusters=found)}, "head")
+        for found in (
+            CLUSTERS[::-1],
+            (CLUSTERS[0], replace(CLUSTERS[1], d_table=3)),
+            (replace(CLUSTERS[0], n_vocab=5),),
+            (
+                replace(CLUSTERS[0], project=Lora(base=CLUSTERS[0].plain_maps()["project"], rank=1, alpha=1.0)),
+                CLUSTERS[1],
+            ),
+        )
+    ),
+    (READ, {"embedding": IN_CLUSTERS}, "embedding"),
     (DISTANCES, {"d_head": 0}, "d_head"),
     (EMBEDDING, {"scale": 0.0}, "scale"),
     (EMBEDDING, {"d_table": 0}, "d_table"),
@@ -412,6 +485,21 @@ TAKEN: list[tuple[Part, dict[str, Any]]] = [
     (replace(ATTENTION, d_head=4), {"positions": Rotary(d_rotary=4)}),
     (ATTENTION, {"positions": Alibi(n_heads=6)}),
     (ATTENTION, {"positions": DISTANCES}),
+    (ATTENTION, {"positions": replace(DISTANCES, window=3, biases=VECTORS), "window": 3}),
+    (DISTANCES, {"window": 1, "max_distance": 1}),
+    (MEMORY, {"positions": Alibi(n_heads=6), "q_norm": RMSNorm(d=5), "chunk": 3}),
+    (MEMORY, {"positions": DISTANCES, "d_input": 5}),
+    (VECTORS, {"weights_name": "a"}),
+    (VECTORS, {"weights_from": "a"}),
+    (IN_CLUSTERS, {"clusters": CLUSTERS * 32, "scale": 1e-9}),
+    (IN_CLUSTERS, {"clusters": CLUSTERS[:1]}),
+    (OF_CLUSTERS[0], {"cluster": 63, "n_clusters": 63}),
+    (ADAPTIVE, {"clusters": (replace(OF_CLUSTERS[0], n_clusters=0),)}),
+    (MODEL, {"head": ADAPTIVE}),
+    (MODEL, {"head": ADAPTIVE, "embedding": IN_CLUSTERS}),
+    (MODEL, {"head": AdaptiveHead(clusters=TIED), "embedding": IN_CLUSTERS}),
+    (MODEL, {"head": AdaptiveHead(clusters=(OF_CLUSTERS[0], TIED[1])), "embedding": IN_CLUSTERS}),
+    (MODEL, {"embedding": IN_CLUSTERS}),
     (ATTENTION, {"q_norm": RMSNorm(d=30), "k_norm": RMSNorm(d=10)}),
     (LATENT, {"q_norm": RMSNorm(d=13), "q_rank": 13, "kv_norm": LayerNorm(d=7)}),
     (replace(LATENT, d_rope=4), {"mscale": 1e-9, "positions": Rotary(d_rotary=4, scaling=YARN)}),

@@ -20,6 +20,8 @@ from asbuilt.spec import (
     LABELLED,
     MLP,
     XIELU,
+    AdaptiveEmbedding,
+    AdaptiveHead,
     Alibi,
     Attention,
     BiasTable,
@@ -27,6 +29,7 @@ from asbuilt.spec import (
     Branch,
     ClampedGate,
     Classifier,
+    ClusterHead,
     Contrast,
     CrossAttention,
     Disentangled,
@@ -55,9 +58,11 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     Router,
+    ScoreBiases,
     SharedEmbedding,
     Sinusoids,
     TiedHead,
+    TokenCluster,
     TokenEmbedding,
     TypeEmbedding,
     Vision,
@@ -370,6 +375,70 @@ def test_projected_distances() -> None:
         "by distance": 21 * 5 * 13,
     }
     assert shared(part) == {"sinusoids 4", "distances", "ahead"}
+
+
+def test_projected_distances_within_a_window() -> None:
+    part = RelativeProjection(d_model=4, n_heads=5, d_head=2, window=9)
+    after = replace(RUN, past=6)  # 9 distances; the queries attend to 7, 8, 9, 9, 9, 9 and 9 keys
+    assert multiplied(part, after) == {"weight": (9, 4, 10, 1), "by distance": (21, 2, 9, 5)}
+    assert causal(part, after) == {"by distance": 2 * 3 * 5 * 2 * 60}
+    assert kept(part, after) == {
+        "sinusoids 4 of 9": 9 * 4,
+        "distances (9, None)": (7 * 13, "int64"),
+        "ahead (9, None)": (7 * 13, "bool"),
+        "queries": 210,
+        "projected": 90,
+        "by distance": 21 * 5 * 9,
+    }
+    near = replace(part, max_distance=3)  # 0, 1, 2 and 3
+    assert multiplied(near, after) == {"weight": (4, 4, 10, 1), "by distance": (21, 2, 4, 5)}
+    assert causal(near, after) == {}  # all of them have four keys or more behind them
+    assert multiplied(near, replace(RUN, tokens=2)) == {"weight": (2, 4, 10, 1), "by distance": (6, 2, 2, 5)}
+    vectors = ScoreBiases(n_heads=5, d_head=2)
+    assert held(vectors) == {"keys": ((5, 2), "bias"), "distances": ((5, 2), "bias")}
+    assert held(replace(part, biases=vectors)).keys() == {"weight", "biases.keys", "biases.distances"}
+    assert multiplied(replace(part, biases=vectors), after) == multiplied(part, after)
+    assert kept(vectors) == {}
+
+
+def test_a_cached_input() -> None:
+    part = replace(ATTENTION, caches_input=True, window=9)
+    assert cached(part) == {"input": ((1, 11), 9, "sequence", 20)}
+    assert cached(replace(part, n_kv_heads=1, window=None)) == {"input": ((1, 11), None, "sequence", 11)}
+    assert cached(replace(part, d_input=4)) == {"input": ((1, 4), 9, "sequence", 20)}
+    assert held(part) == held(ATTENTION)
+    assert multiplied(part) == multiplied(ATTENTION)
+    assert kept(part) == kept(ATTENTION)
+    for past, tokens, keys in ((4, 7, 11), (20, 7, 16), (20, 1, 9), (3, 1, 4)):  # three sequences
+        run, rows = replace(RUN, past=past, tokens=tokens), 3 * tokens
+        found = multiplied(part, run)
+        again = {"k.weight": (3 * keys, 11, 10, 1), "v.weight": (3 * keys, 11, 10, 1)}
+        assert found.items() >= (again | {"q.weight": (rows, 11, 30, 1)}).items()
+
+
+def test_clusters_of_tokens() -> None:
+    first, rare = (TokenCluster(n_vocab=n, d_model=5, d_table=width) for n, width in ((13, 3), (17, 2)))
+    assert held(first) == {"weight": ((13, 3), "table"), "project.weight": ((5, 3), "matrix")}
+    assert multiplied(first) == {"project.weight": (21, 3, 5, 1)}
+    assert kept(first) == {"places": (21, "int64"), "outside": (21, "bool"), "rows": 63}
+    both = AdaptiveEmbedding(clusters=(first, rare))
+    assert (both.n_vocab, both.d_model) == (30, 5)
+    assert (kept(both), kept(replace(both, scale=2.0))) == ({}, {"scale": 1})
+    head = ClusterHead(d_model=5, n_vocab=13, d_table=3, cluster=0)
+    own = {"weight": ((13, 3), "matrix"), "bias": ((13,), "bias"), "project.weight": ((3, 5), "matrix")}
+    assert held(head) == own
+    assert multiplied(head) == {"project.weight": (21, 5, 3, 1), "weight": (21, 3, 13, 1)}
+    assert kept(head) == {"input": 105, "narrow": 63, "log-probabilities": (21 * 13, "wide")}
+    more = replace(head, n_clusters=4)
+    assert held(more) == own | {"cluster_weight": ((4, 3), "matrix"), "cluster_bias": ((4,), "bias")}
+    assert multiplied(more) == multiplied(head) | {"cluster_weight": (21, 3, 4, 1)}
+    assert kept(more) == kept(head) | {"log-probabilities": (21 * 17, "wide")}
+    tied = replace(head, cluster=2, tied=True, tied_map=True)
+    assert held(tied) == {"bias": ((13,), "bias")}
+    at = "embedding.clusters.2"
+    assert multiplied(tied) == {f"{at}.project.weight": (21, 5, 3, 1), f"{at}.weight": (21, 3, 13, 1)}
+    whole = AdaptiveHead(clusters=(replace(head, n_clusters=1), replace(head, n_vocab=17, cluster=1)))
+    assert (whole.n_vocab, whole.n_scores, whole.d_model) == (30, 30, 5)
 
 
 # 3 heads of 2 + 5 for queries and keys and of 3 for values; 7 + 5 are cached

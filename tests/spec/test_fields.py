@@ -72,6 +72,7 @@ from asbuilt.spec.show import show
 
 # What is not given; what is None or empty by default is left out. A spec that was saved without them means these.
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "AdaptiveEmbedding": {"scale": 1.0},
     "Alibi": {"bias_max": 8.0},
     "Attention": {
         "causal": True,
@@ -81,6 +82,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rotate_first": False,
         "sinks": False,
         "cached": True,
+        "caches_input": False,
         "value_scale": 1.0,
         "values_are_keys": False,
     },
@@ -98,6 +100,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True},
+    "ClusterHead": {"tied": False, "tied_map": False, "n_clusters": 0},
     "Contrast": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
@@ -342,6 +345,7 @@ KEPT = {
     "keys",
     "latent",
     "latent result",
+    "log-probabilities",
     "logits",
     "logsumexp",
     "low-rank",
@@ -352,11 +356,13 @@ KEPT = {
     "mixed and zeros",
     "mixing",
     "moved",
+    "narrow",
     "normed",
     "numbers of tilings",
     "opened",
     "openness",
     "order",
+    "outside",
     "places",
     "pooled",
     "positions",
@@ -435,8 +441,9 @@ def test_what_products_and_kept_tensors_are_called(name: str) -> None:
         for product in cost.products(model, run):
             called, path = product.product.name, product.weight_path
             weight = "" if path is None else path.removesuffix(".weight").split(".")[-1]
+            weight = "cluster" if weight.isdigit() else weight
             assert called in (weight, *(OF_TWO if path is None else ())) or (
-                makes.get(called) == weight or (called == "logits" and weight in ("embedding", "router"))
+                makes.get(called) == weight or (called == "logits" and weight in ("embedding", "router", "cluster"))
             ), product
 
 

@@ -11,7 +11,22 @@ from strategies import encoders, specs
 
 from asbuilt import InputError, catalog, cost
 from asbuilt.kernels.memory import memory
-from asbuilt.spec import MLP, Attention, MixtureOfExperts, Model, Parallel, Part, Pass, RMSNorm, Router, walk, weights
+from asbuilt.spec import (
+    MLP,
+    Attention,
+    HyperConnection,
+    MixtureOfExperts,
+    Model,
+    Parallel,
+    Part,
+    Pass,
+    RMSNorm,
+    Router,
+    StreamMerge,
+    walk,
+    weights,
+)
+from asbuilt.spec.part import runs
 
 ANY = specs() | encoders()
 
@@ -46,10 +61,23 @@ def test_devices_together_do_all_the_work(spec: Model, degree: int, tokens: int,
     run = Pass(tokens=tokens, past=past if spec.decodes else 0, batch=2)
     whole, part = cost.flops(spec, run), cost.flops(own, run)
     assert whole.products <= degree * part.products
-    assert degree * part.scores == whole.scores  # heads are divided, and nothing else scores
+    mixing = mixed(spec, run)
+    assert mixing == mixed(own, run)
+    assert degree * (part.scores - mixing) == whole.scores - mixing  # heads are divided; else only streams are mixed
     assert memory(own).peak_bytes(run) <= memory(spec).peak_bytes(run)
     kept, held = cost.cache(spec, tokens, "fp32").at_seq, cost.cache(own, tokens, "fp32").at_seq
     assert Fraction(kept, degree) <= held <= kept
+
+
+def mixed(spec: Part, run: Pass) -> int:
+    """FLOPs of weighted sums of hyper-connections' streams, which every device has whole."""
+    return sum(
+        product.flops
+        for _, part, seen in runs(spec, run)
+        if isinstance(part, HyperConnection | StreamMerge)
+        for product in part.multiplies(seen)
+        if product.weight is None
+    )
 
 
 @given(ANY)

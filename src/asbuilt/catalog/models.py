@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         starcoder2,
         switch_transformers,
         t5,
+        transfo_xl,
         voxtral,
         whisper,
         zamba2,
@@ -1304,6 +1305,26 @@ ROWS["rwkv-4-169m"] = Entry(
     dtype="float32",
     make=lambda: rwkv.build(
         n_vocab=50277, d_model=768, n_layers=12, max_positions=1024, eps=1e-5, d_ff=3072, name="rwkv-4-169m"
+    ),
+)
+ROWS["transfo-xl-wt103"] = Entry(
+    name="transfo-xl-wt103",
+    family="transfo-xl",
+    source="Dai et al. 2019, arXiv 1901.02860, section 4.1; config of transfo-xl/transfo-xl-wt103",
+    dtype="float32",
+    make=lambda: transfo_xl.build(
+        n_vocab=267735,
+        cutoffs=(20000, 40000, 200000),
+        d_model=1024,
+        d_embedding=1024,
+        divisor=4,
+        n_layers=18,
+        n_heads=16,
+        d_head=64,
+        d_ff=4096,
+        window=1600,
+        max_distance=1000,
+        name="transfo-xl-wt103",
     ),
 )
 ROWS["recurrentgemma-2b"] = Entry(

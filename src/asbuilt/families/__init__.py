@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asbuilt.formats.gguf import GGUFFile
 
 # The `model_type`s that are read: each is a file here, imported when asked for; what a module's name cannot spell.
-_HYPHENATED = {"xlm_roberta": "xlm-roberta", "deberta_v2": "deberta-v2"}
+_HYPHENATED = {"xlm_roberta": "xlm-roberta", "deberta_v2": "deberta-v2", "transfo_xl": "transfo-xl"}
 _FILES = [file.removesuffix(".py") for file in os.listdir(__path__[0]) if re.fullmatch(r"[a-z]\w*\.py", file)]
 FAMILIES = tuple(sorted(_HYPHENATED.get(file, file) for file in _FILES))
 USUAL = ("llama", "mistral")

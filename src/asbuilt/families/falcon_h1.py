@@ -5,6 +5,7 @@ TII 2025 (arXiv 2507.22448), section 2; the factors ("multipliers") let one lear
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,9 @@ def _key_scale(parts: Parts) -> float:
     scale, width = parts.score_scale, parts.d_head
     nearly, said = scale * width**0.5, parts.carried.get("key_multiplier")
     decimals = (float(f"{nearly:.{digits}g}") for digits in range(1, 18))
+    beside = (nearly + steps * math.ulp(nearly) for steps in (-1, 1, -2, 2))  # the roots are rounded, too
     given = (float(said),) if said is not None else ()
-    return next((x for x in (*given, *decimals) if scores(width, x) == scale), nearly)
+    return next((x for x in (*given, *decimals, *beside) if scores(width, x) == scale), nearly)
 
 
 def _both(parts: Parts) -> Parallel:

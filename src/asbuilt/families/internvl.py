@@ -15,7 +15,7 @@ from asbuilt.families.shared.dimensions import pre_norm, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.image_grid import projector_entries
 from asbuilt.families.shared.key import Choice, Flag, Irrelevant, Only, Values, activation, but, defaults, tied
-from asbuilt.families.shared.multimodal import SAME_TIE, SPELLINGS, TEXT, Text, placeholder, projector_of
+from asbuilt.families.shared.multimodal import SAME_TIE, SPELLINGS, TEXT, TextOf, placeholder, projector_of
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader
@@ -36,7 +36,7 @@ from asbuilt.spec import (
     VisionLanguageModel,
 )
 
-TEXTS = {family.name: Text(family) for family in (qwen2.FAMILY, qwen3.FAMILY)}
+TEXT_OF = TextOf(qwen2.FAMILY, qwen3.FAMILY, told=lambda parts: "qwen2" if parts.attention.q_norm is None else "qwen3")
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
 # The epsilon of the norms of queries and keys, which no config says.
 QK_EPS = 1e-6
@@ -126,25 +126,6 @@ def _tower(
     )
 
 
-class _Text:
-    """`text_config`, as the family of its `model_type` reads it."""
-
-    key, into = "text_config", "text"
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        inner = reader.nested(self.key)
-        kind = "qwen2" if inner is None else inner.config.get("model_type", "qwen2")
-        if kind not in TEXTS:
-            assert inner is not None
-            raise inner.error("model_type", value=kind, allowed=" or ".join(TEXTS))
-        TEXTS[kind].read(reader, values)
-        reader.carried[self.key] = {**reader.carried[self.key], "model_type": kind}
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        usual = "qwen3" if parts.attention.q_norm is not None else "qwen2"
-        return TEXTS[parts.carried.get(self.key, {}).get("model_type", usual)].write(parts)
-
-
 class _Ratio:
     """What an image's sides are multiplied by when squares of patches are joined: 1, 1/2, 1/4 ..."""
 
@@ -203,7 +184,7 @@ TOWER = (  # defaults as in transformers' InternVLVisionConfig
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     first = Parts(whole.text, family, {}).attention
-    text = TEXTS["qwen2" if first.q_norm is None else "qwen3"].family.table(whole.text)
+    text = (qwen2 if first.q_norm is None else qwen3).FAMILY.table(whole.text)
     again = {f"language_model.{name}": path for name, path in text.duplicates.items()}
     return TensorTable(
         entries=(
@@ -222,7 +203,7 @@ FAMILY = Family(
     heads=("InternVLForConditionalGeneration",),
     prepare=prepared,
     keys=(  # defaults as in transformers' InternVLConfig
-        _Text(),
+        TEXT_OF,
         tied(True),
         SAME_TIE,
         Nested(key="vision_config", into="images", kind="internvl_vision", at="vision.tower", keys=TOWER),

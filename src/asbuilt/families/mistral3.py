@@ -18,16 +18,14 @@ from asbuilt.families.shared.key import (
     Irrelevant,
     Only,
     Size,
-    Values,
     activation,
     defaults,
     depth,
     tied,
 )
-from asbuilt.families.shared.multimodal import SAME_TIE, SPELLINGS, TEXT, Text, placeholder
+from asbuilt.families.shared.multimodal import SAME_TIE, SPELLINGS, TEXT, TextOf, placeholder
 from asbuilt.families.shared.names import Names
-from asbuilt.families.shared.parts import Parts, expect_whole
-from asbuilt.families.shared.reader import ConfigReader
+from asbuilt.families.shared.parts import expect_whole
 from asbuilt.families.shared.table import ChannelsFirst, TensorTable, respelled
 from asbuilt.families.shared.towers import Nested, Pixels
 from asbuilt.spec import (
@@ -41,7 +39,11 @@ from asbuilt.spec import (
     VisionLanguageModel,
 )
 
-TEXTS = {family.name: Text(family) for family in (mistral.FAMILY, ministral3.FAMILY)}
+TEXT_OF = TextOf(
+    mistral.FAMILY,
+    ministral3.FAMILY,
+    told=lambda parts: "mistral" if parts.attention.temperature is None else "ministral3",
+)
 # The text of a config that describes none.
 USUAL_TEXT = {
     "hidden_size": 5120,
@@ -62,25 +64,6 @@ STEMS = {
     **{f"ffn.body.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
 }
 NAMES = Names(stems=STEMS, outside={"embedding": "patch_conv", "embedding_norm": "ln_pre"}, layers="transformer.layers")
-
-
-class _Text:
-    """`text_config`, as the family of its `model_type` reads it."""
-
-    key, into = "text_config", "text"
-
-    def read(self, reader: ConfigReader, values: Values) -> None:
-        inner = reader.nested(self.key)
-        kind = "mistral" if inner is None else inner.config.get("model_type", "mistral")
-        if kind not in TEXTS:
-            assert inner is not None
-            raise inner.error("model_type", value=kind, allowed=" or ".join(TEXTS))
-        TEXTS[kind].read(reader, values)
-        reader.carried[self.key] = {**reader.carried[self.key], "model_type": kind}
-
-    def write(self, parts: Parts) -> dict[str, Any]:
-        usual = "mistral" if parts.attention.temperature is None else "ministral3"
-        return TEXTS[parts.carried.get(self.key, {}).get("model_type", usual)].write(parts)
 
 
 TOWER = (  # defaults as in transformers' PixtralVisionConfig
@@ -134,7 +117,7 @@ def build(
 
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
-    tower, text = whole.vision.tower, TEXTS["mistral"].family.table(whole.text)
+    tower, text = whole.vision.tower, mistral.FAMILY.table(whole.text)
     names = replace(NAMES, layouts={"embedding.weight": row_towers.patches(whole, family)})
     merging, turned = "vision.projector.layers_0.weight", ChannelsFirst(tower.d_model)
     projector = projector_entries(whole, "vision.projector", PROJECTOR, "multi_modal_projector", family)
@@ -156,7 +139,7 @@ FAMILY = Family(
     heads=("Mistral3ForConditionalGeneration",),
     prepare=prepared,
     keys=(  # defaults as in transformers' Mistral3Config
-        _Text(),
+        TEXT_OF,
         tied(True),
         SAME_TIE,
         Nested(

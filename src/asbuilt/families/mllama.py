@@ -36,6 +36,7 @@ from asbuilt.spec import (
     TileEmbedding,
     TilePatches,
     TilePositions,
+    TokenEmbedding,
     VisionLanguageModel,
 )
 from asbuilt.spec.part import MOST_BLOCKS
@@ -72,6 +73,7 @@ def build_text(*, crossing: tuple[int, ...], eps: float, **given: Any) -> Langua
     plain = residual(made.attention(), made.gated(), norm, None)
     blocks = tuple(reading if i in crossing else plain for i in range(made.n_layers))
     spec = made.model(blocks, norm, d_source=made.d_model if crossing else None)
+    assert isinstance(spec.embedding, TokenEmbedding)
     return replace(spec, embedding=replace(spec.embedding, extra=EXTRA))
 
 

@@ -1,6 +1,7 @@
 """The paligemma family: SigLIP's tower, one map, and a gemma text that reads its prompt, images included, both ways.
 
-Beyer et al. 2024 (arXiv 2407.07726). What continues the prompt is causal. Only a gemma text is read here, not gemma2's.
+Beyer et al. 2024 (arXiv 2407.07726); PaliGemma 2 has a gemma2 text (arXiv 2412.03555). What continues the prompt is
+causal.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import gemma
+from asbuilt.families import gemma, gemma2
 from asbuilt.families.gemma3 import NoHead
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Check, Irrelevant, Only, Size, Values, defaults, tied
-from asbuilt.families.shared.multimodal import SAME_TIE, Text, multimodal_table, placeholder
+from asbuilt.families.shared.multimodal import SAME_TIE, TextOf, multimodal_table, placeholder
 from asbuilt.families.shared.parts import expect_whole
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import TensorTable, entry
@@ -26,14 +27,22 @@ IRRELEVANT = (
 )
 # The tower where the config describes none, as in transformers' PaliGemmaConfig.
 USUAL = defaults(SIGLIP, d_model=1152, d_ff=4096, n_layers=27, n_heads=16, patch_size=14, image_size=224)
-TEXT = replace(
-    gemma.FAMILY,
-    keys=(
-        *(key for key in gemma.FAMILY.keys if not (isinstance(key, Only) and key.key == "use_bidirectional_attention")),
-        Irrelevant("the prefix is bidirectional whatever it says", "use_bidirectional_attention"),
-        Irrelevant("follows from the tower's size", "num_image_tokens"),
-    ),
-)
+
+
+def _prefixed(family: Family) -> Family:
+    """Returns a text's family whose config may say that it is bidirectional, as the prefix is."""
+    causal = [key for key in family.keys if not (isinstance(key, Only) and key.key == "use_bidirectional_attention")]
+    return replace(
+        family,
+        keys=(
+            *causal,
+            Irrelevant("the prefix is bidirectional whatever it says", "use_bidirectional_attention"),
+            Irrelevant("follows from the tower's size", "num_image_tokens"),
+        ),
+    )
+
+
+TEXTS = _prefixed(gemma.FAMILY), _prefixed(gemma2.FAMILY)
 
 
 def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int) -> Model:
@@ -44,7 +53,7 @@ def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int) -> M
     return VisionLanguageModel.of(text, vision)
 
 
-class _Text(Text):
+class _Text(TextOf):
     """The text, which has sizes of its own where the config describes none."""
 
     usual: dict[str, Any] = {  # noqa: RUF012  # read alone
@@ -60,16 +69,16 @@ class _Text(Text):
         if reader.nested(self.key) is not None:
             super().read(reader, values)
             return
-        reading = self.family.read(self.usual, values.pop("name"), f"{self.key}.")
+        reading = TEXTS[0].read(self.usual, values.pop("name"), f"{self.key}.")
         reader.carried[self.key] = reading.carried
         values["text"] = reading.spec
 
 
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
-    held = ("weight", "bias")
+    held, text = ("weight", "bias"), TEXTS[whole.blocks[0].branches[0].post_norm is not None]
     projector = [entry(f"vision.projector.layers_0.{name}", f"multi_modal_projector.linear.{name}") for name in held]
-    return multimodal_table(whole, TEXT.table(whole.text), projector, family)
+    return multimodal_table(whole, text.table(whole.text), projector, family)
 
 
 FAMILY = Family(
@@ -77,7 +86,7 @@ FAMILY = Family(
     heads=("PaliGemmaForConditionalGeneration",),
     keys=(  # defaults as in transformers' PaliGemmaConfig
         tied(True),
-        _Text(TEXT),
+        _Text(*TEXTS, told=lambda parts: "gemma" if parts.first.post_norm is None else "gemma2"),
         SAME_TIE,
         Nested(
             key="vision_config",

@@ -47,6 +47,7 @@ def build(
     attends: tuple[bool, ...],
     n_shared: int,
     rank: int,
+    adapts_attention: bool,
     rotary: Rotary | None,
     bias: bool,
     eps: float,
@@ -57,7 +58,10 @@ def build(
     kernel: int,
     **sizes: Any,  # noqa: ANN401
 ) -> LanguageModel:
-    """Returns the model of these sizes; `attends` says which layers have one of the `n_shared` transformers."""
+    """Returns the model of these sizes; `attends` says which layers have one of the `n_shared` transformers.
+
+    Low-rank maps of `rank` stand beside the feed-forward of each use, and beside q, k and v if it `adapts_attention`.
+    """
     made = sized(sizes, rotary=rotary)
     norm, wide = RMSNorm(d=made.d_model, eps=eps), 2 * made.d_model
     mamba: dict[str, Any] = {"n_heads": ssm_heads, "d_head": ssm_head, "d_state": d_state, "n_groups": n_groups}
@@ -71,9 +75,10 @@ def build(
         ffn=made.gated(bias),
     )
     plain, uses = Branch(name="mixer", body=mixer, norm=norm), sum(attends)
+    ranks = {"rank": rank, "attention_rank": rank if adapts_attention else None}
     blocks, use = [], 0
     for attend in attends:
-        side = SideTransformer(shared=_shared(transformer, use, uses, n_shared), rank=rank) if attend else None
+        side = SideTransformer(shared=_shared(transformer, use, uses, n_shared), **ranks) if attend else None
         blocks.append(Block(branches=(replace(plain, side=side),)))
         use += attend
     return made.model(tuple(blocks), norm)
@@ -258,7 +263,8 @@ HYBRID = {
     f"{AT}.ffn_norm": f"{SHARED}.pre_ff_layernorm",
     f"{AT}.ffn.down": f"{SHARED}.feed_forward.down_proj",
 }
-ADAPTED = tuple(f"mixer.side.{name}" for name in ("adapt", "adapt_gate", "adapt_up"))
+BESIDE = {f"{part}_{end}": (part, i) for part in "qkv" for i, end in enumerate(("down", "up"))}
+ADAPTED = tuple(f"mixer.side.{name}" for name in ("adapt", "adapt_gate", "adapt_up", *BESIDE))
 
 
 class _Names(Names):
@@ -287,6 +293,9 @@ def names(spec: Model, family: str) -> TensorTable:
     for use, (i, side) in enumerate(sides):
         owner, at = owners[use % len(owners)], f"blocks.{i}.mixer.side"
         stored = f"model.layers.{owner}.{SHARED}.feed_forward.gate_up_proj_adapter_list.{use}"
+        if side.attention_rank is not None:
+            lists = f"model.layers.{owner}.{SHARED}.self_attn.linear_{{}}_adapter_list.{use}.{{}}.weight"
+            entries += [entry(f"{at}.{path}.weight", lists.format(*place)) for path, place in BESIDE.items()]
         if side.rank is not None:
             entries.append(entry(f"{at}.adapt.weight", f"{stored}.0.weight"))
             paths, wide = (f"{at}.adapt_gate.weight", f"{at}.adapt_up.weight"), side.shared.ffn.d_ff
@@ -297,7 +306,7 @@ def names(spec: Model, family: str) -> TensorTable:
         for one in table.entries:
             if one.names[0].startswith(begin) and len(one.paths) == 1:
                 again[f"model.layers.{i}.{SHARED}.{one.names[0].removeprefix(begin)}"] = one.paths[0]
-        pattern = rf"model\.layers\.{i}\.{SHARED}\.feed_forward\.gate_up_proj.*"
+        pattern = rf"model\.layers\.{i}\.{SHARED}\.(feed_forward\.gate_up_proj|self_attn\.linear_[qkv]_adapter_list).*"
         ignored[pattern] = "weights that layers share, stored again"
     return replace(table, entries=tuple(entries), duplicates=again, ignored=ignored)
 
@@ -330,7 +339,16 @@ FAMILY = Family(
         Irrelevant("nothing reads it", "kv_channels", "num_query_groups", "ffn_hidden_size", "ft_lora"),
         Only("use_shared_mlp_adapter", True, reason="each use of a feed-forward has low-rank maps of its own"),
         Only("time_step_limit", None, [0.0, math.inf], reason="steps have no limits in this family"),
-        Only("use_shared_attention_adapter", False, reason="low-rank maps beside q, k and v are not built"),
+        Flag(
+            "use_shared_attention_adapter",
+            "adapts_attention",
+            default=False,
+            at=lambda parts: _side(parts).attention_rank is not None,
+            must=(
+                lambda values: not values["adapts_attention"] or values["n_kv_heads"] in (None, values["n_heads"]),
+                "false unless num_key_value_heads is num_attention_heads",
+            ),
+        ),
         Only("use_long_context", False, reason="a rescaled RoPE base is not built"),
         state_space.COMPUTED,
         state_space.INITIAL,

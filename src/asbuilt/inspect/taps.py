@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -13,14 +15,19 @@ def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
     """Returns the output of each module that returns one tensor, keyed by path; the logits' path is empty.
 
     The reference attention is used, so that differences come from the models rather than from the kernel. An encoder
-    reads the same tokens.
+    reads the same tokens. Modules that several depths run are named by the path of each use.
     """
     seen: dict[str, Tensor] = {}
+    users: dict[str, list[str]] = {}
+    for user, holder in model.spec.holders.items():
+        users.setdefault(holder, []).append(user)
 
     def tap(path: str) -> torch.utils.hooks.RemovableHandle:
+        uses = itertools.chain([path], users.get(path, ()))
+
         def keep(module: nn.Module, args: object, output: object) -> None:
             if isinstance(output, Tensor):
-                seen[path] = output
+                seen[next(uses)] = output
 
         return model.get_submodule(path).register_forward_hook(keep)
 

@@ -5,6 +5,8 @@ Shapes: batch B, new tokens T, keys S, model width M, query heads H, key/value h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask, attend
@@ -20,6 +22,9 @@ from asbuilt.nn.step import KeysAndValues, Step
 from asbuilt.spec import attention as spec
 from asbuilt.spec import positions
 from asbuilt.spec.relative import Disentangled, RelativeProjection
+
+# Returns what is added to q, k and v, from what these are made of.
+Beside = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @computes(spec.Attention)
@@ -52,17 +57,18 @@ class Attention(PartModule):
         if not part.sinks:
             self.register_parameter("sinks", None)
 
-    def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M)."""
+    def forward(self, x_BTM: Tensor, step: Step, beside: Beside | None = None) -> Tensor:
+        """Returns (B, T, M); `beside` gives what is added to q, k and v."""
         part = self.part
         B, T, _ = x_BTM.shape
-        q, (k, v, keys) = self.heads(x_BTM, step)
+        q, (k, v, keys) = self.heads(x_BTM, step, beside)
         learned = isinstance(part.positions, positions.RelativeBuckets | RelativeProjection | Disentangled)
+        q, masked = self.masked(q, k, step, keys)
         y = attend(
             q.transpose(1, 2),
             k,
             v,
-            self.masked(q, k, step, keys),
+            masked,
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
@@ -71,14 +77,14 @@ class Attention(PartModule):
         )
         return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
 
-    def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> Mask:
-        """Returns the mask, or what is added to the scores."""
+    def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> tuple[Tensor, Mask]:
+        """Returns the queries that meet keys, and the mask, or what is added to the scores."""
         if self.positions is not None:
             return self.positions(q_BTHD, step, self.scale, keys)
         if isinstance(self.part.positions, Disentangled):
-            maps = self.q, self.k
-            return disentangled(q_BTHD, k_BHSD.transpose(1, 2), self.part.positions, maps, step, self.scale, keys)
-        return mask(step, self.pattern, q_BTHD.dtype, keys)
+            maps, k_BSHD = (self.q, self.k), k_BHSD.transpose(1, 2)
+            return q_BTHD, disentangled(q_BTHD, k_BSHD, self.part.positions, maps, step, self.scale, keys)
+        return q_BTHD, mask(step, self.pattern, q_BTHD.dtype, keys)
 
     def gated(self, y_BTC: Tensor, x_BTM: Tensor) -> Tensor:
         """Returns the weighted sums times their gates, if they have any."""
@@ -87,29 +93,55 @@ class Attention(PartModule):
         gates = self.gate(x_BTM).sigmoid()[..., None]
         return (y_BTC.view(*gates.shape[:-1], -1) * gates).view(y_BTC.shape)
 
-    def heads(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, KeysAndValues]:
+    def heads(self, x_BTM: Tensor, step: Step, beside: Beside | None) -> tuple[Tensor, KeysAndValues]:
         """Returns q (B, T, H, D), after its norm and RoPE if any, and the keys and values that it attends to.
 
         Those of a `kv_name` are handed to later layers, each head's in one run, so that no layer's kernel copies them.
         """
-        q, kv = self.projected(x_BTM, step)
+        layer = self.layer(step)
+        again = layer is not None and self.part.caches_input
+        if layer is not None and again:
+            q, kv = self.read_again(x_BTM, layer, step)
+        else:
+            q, kv = self.projected(x_BTM, step, beside)
         if self.part.temperature is not None:
             q = q * temperature(step, self.part.temperature, q.dtype)
         if self.part.kv_from is not None:
             return q, step.lent[self.part.kv_from]
-        k, v = kv
-        return q, self.cached(k.transpose(1, 2), self.scaled(v).transpose(1, 2), step)
+        k, v = (heads.transpose(1, 2) for heads in (kv[0], self.scaled(kv[1])))
+        return q, self.cached(k, v, layer, step, written=again)
 
-    def projected(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def layer(self, step: Step) -> KVCache | None:
+        """Returns this layer's cache, if the step has one and the layer remembers anything."""
+        return None if step.cache is None or not self.part.remembers() else step.cache.layer(self.path, KVCache)
+
+    def read_again(self, x_BTM: Tensor, layer: KVCache, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns q (B, T, H, D) of the new tokens, k and v (B, S, K, D or V) of all that the layer may attend to.
+
+        The cache holds the layer's input.
+        """
+        part = self.part
+        (seen,) = layer.update((x_BTM[:, None],), step)
+        seen_BSM = seen[:, 0]
+        B, S, _ = seen_BSM.shape
+        q = normed(self.q_norm, self.q(x_BTM).view(*x_BTM.shape[:2], -1, part.d_head))
+        return q, (
+            self.k(seen_BSM).view(B, S, -1, part.d_head),
+            self.v(seen_BSM).view(B, S, -1, part.value_width),
+        )
+
+    def projected(self, x_BTM: Tensor, step: Step, beside: Beside | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns q (B, T, H, D), k (B, T, K, D), v (B, T, K, V); only q where keys and values are another layer's."""
         part = self.part
         B, T, _ = x_BTM.shape
-        joined = None if self.apart else self.qkv.joined(x_BTM)
+        joined = None if self.apart or beside is not None else self.qkv.joined(x_BTM)
         if joined is not None:  # no norm in between: RoPE is applied to q and k at once
             qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
             q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
             return q, (k, v)
         q, *kv = self.qkv(x_BTM)
+        if beside is not None:
+            q, *kv = (a + b for a, b in zip((q, *kv), beside(x_BTM), strict=True))
         q = self.placed(self.q_norm, q.view(B, T, -1, part.d_head), step)
         if not kv:
             return q, ()
@@ -120,13 +152,15 @@ class Attention(PartModule):
         """Returns the values times the part's factor."""
         return v if self.part.value_scale == 1.0 else v * self.part.value_scale
 
-    def cached(self, k: Tensor, v: Tensor, step: Step) -> KeysAndValues:
-        """Returns the keys and values (B, K, S, D or V) of all tokens that the layer may attend to, cached or new."""
+    def cached(self, k: Tensor, v: Tensor, layer: KVCache | None, step: Step, *, written: bool) -> KeysAndValues:
+        """Returns the keys and values (B, K, S, D or V) of all tokens that the layer may attend to, cached or new.
+
+        Those that are made of what the layer's cache holds are `written` already.
+        """
         part = self.part
         if part.kv_name is not None:
             k, v = k.contiguous(), v.contiguous()
-        layer = None if step.cache is None or not part.remembers() else step.cache.layer(self.path, KVCache)
-        if layer is not None:
+        if layer is not None and not written:
             k, v = layer.update((k, v), step)
         found = k, v, lambda: step.key_positions_BT if layer is None else layer.positions(step)
         if part.kv_name is not None:

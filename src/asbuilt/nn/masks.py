@@ -73,6 +73,13 @@ def _ends(step: Step, pattern: AttentionPattern) -> Tensor | None:
     return step.ends_BT if pattern.window is not None or not step.ends_in_windows else None
 
 
+def _ends_of(keys_BS: Tensor, ends_BT: Tensor, step: Step) -> Tensor:
+    """Returns the last position that each key's own token attends to (B, S), its own if it is of an earlier pass."""
+    first_B1 = step.positions_BT[:, :1]
+    at_BS = (keys_BS - first_B1).clamp(0, ends_BT.shape[1] - 1).expand(len(ends_BT), -1)
+    return torch.where(keys_BS >= first_B1, ends_BT.gather(1, at_BS), keys_BS)
+
+
 def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tensor | None) -> Tensor:
     """Returns (B or 1, H, T, S): the stack's bias per head and distance, -inf where masked."""
     assert step.relative_BH is not None, "the stack has no bias table"
@@ -88,8 +95,10 @@ def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     last = _ends(step, pattern)
     ends = queries if last is None else last[:, :, None]
     seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
-    if pattern.window is not None:  # keys ahead that are attended to (images) are not limited by the window
-        seen &= (distance if pattern.causal else distance.abs()) < pattern.window
+    if pattern.window is not None:
+        near = (distance if pattern.causal else distance.abs()) < pattern.window
+        # what attends both ways (an image, a prefix) does so whatever the window
+        seen &= near if last is None else near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
     if pattern.chunk is not None:
         seen &= queries // pattern.chunk == keys // pattern.chunk
     # padding may attend to nothing, and the softmax of nothing is NaN: let it attend to the first key

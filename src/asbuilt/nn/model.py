@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.kernels.rows import row_products
+from asbuilt.nn.adaptive import AdaptiveHead
 from asbuilt.nn.attention_pooling import AttentionPooling
 from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
@@ -97,6 +98,8 @@ class Model(nn.Module):
             x = head.chosen(self.normed(x_BTM), tokens_BT, step.valid_BT)
         else:
             x = self.normed(self.chosen(x_BTM, tokens_BT, step, last))
+        if isinstance(head, AdaptiveHead):
+            return head(x, self.embedding)
         return x if head is None else head(x, self.table)
 
     def chosen(self, x_BTM: Tensor, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:

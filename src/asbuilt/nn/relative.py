@@ -1,6 +1,6 @@
 """Score terms from a projection of the distance's sinusoids, or from its learned embedding.
 
-Shapes: batch B, new tokens T, keys S, distances L (0 to the longest row), model width M, heads H, head width D.
+Shapes: batch B, new tokens T, keys S, distances L (those that differ), model width M, heads H, head width D.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asbuilt.kernels.relative import by_distance, distance_rows
 from asbuilt.kernels.rotary import widest
-from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.linear import Linear, PartModule, parameter
 from asbuilt.nn.masks import AttentionPattern, Keys, seen_keys
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -19,22 +19,51 @@ from asbuilt.spec import relative as spec
 from asbuilt.spec.relative import Disentangled
 
 
+@computes(spec.ScoreBiases)
+class ScoreBiases(nn.Module):
+    """What is added to queries before keys, and before distances; one that borrows both has none of its own."""
+
+    keys: Tensor
+    distances: Tensor
+
+    def __init__(self, part: spec.ScoreBiases, path: str) -> None:
+        super().__init__()
+        self.part = part
+        for name, weight in part.holds().items() if part.borrows is None else ():
+            self.register_parameter(name, parameter(weight))
+
+    def holder(self, step: Step) -> ScoreBiases:
+        """Returns the module that holds the vectors: itself, which it then lends to later ones, or its lender."""
+        if self.part.weights_from is not None:
+            lender = step.lenders[self.part.weights_from]
+            assert isinstance(lender, ScoreBiases)
+            return lender
+        if self.part.weights_name is not None:
+            step.lenders[self.part.weights_name] = self
+        return self
+
+
 @computes(spec.RelativeProjection)
 class ProjectedDistances(PartModule):
-    """q . (W s(distance)), -inf for keys after the query."""
+    """(q + v) . (W s(distance)), -inf for keys that the query does not attend to; and q + u, which meets keys."""
 
     weight: Tensor
 
     def __init__(self, part: spec.RelativeProjection, path: str) -> None:
         super().__init__(part, path)
         self.part = part
+        self.biases = None if part.biases is None else ScoreBiases(part.biases, f"{path}.biases")
 
-    def forward(self, q_BTHD: Tensor, step: Step, scale: float, keys: Keys) -> Tensor:
-        """Returns the term added to the scores, (B, H, T, S)."""
-        H, D = q_BTHD.shape[2:]
-        distances, ahead = step.once("distances", lambda: distances_of(step, keys))
-        far_LHD = F.linear(sinusoids(step, self.part.d_model, q_BTHD.dtype), self.weight).view(-1, H, D)
-        return (by_distance(q_BTHD, far_LHD, distances) * scale).masked_fill(ahead[:, None], -torch.inf)
+    def forward(self, q_BTHD: Tensor, step: Step, scale: float, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Returns the queries that meet keys (B, T, H, D), and the term added to the scores, (B, H, T, S)."""
+        part, (H, D) = self.part, q_BTHD.shape[2:]
+        at = "distances", part.window, part.max_distance
+        distances, ahead = step.once(at, lambda: distances_of(part, step, keys))
+        far_LHD = F.linear(sinusoids(step, part, q_BTHD.dtype), self.weight).view(-1, H, D)
+        biases = None if self.biases is None else self.biases.holder(step)
+        far_queries = q_BTHD if biases is None else q_BTHD + biases.distances
+        scores = (by_distance(far_queries, far_LHD, distances) * scale).masked_fill(ahead[:, None], -torch.inf)
+        return q_BTHD if biases is None else q_BTHD + biases.keys, scores
 
 
 @computes(spec.DistanceTable)
@@ -89,22 +118,24 @@ def rows_of(part: Disentangled, step: Step, keys: Keys) -> tuple[Tensor, Tensor 
     return rows, None if step.uniform else ~seen_keys(step, AttentionPattern(causal=False), keys_BS)[:, None]
 
 
-def distances_of(step: Step, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Returns the distance of each key before each query, and the mask, both (B or 1, T, S), without a window."""
+def distances_of(part: spec.RelativeProjection, step: Step, keys: Keys) -> tuple[Tensor, Tensor]:
+    """Returns the distance of each key before each query, the farthest one beyond it, and the mask: (B or 1, T, S)."""
     keys_BS = keys()
     behind = step.positions_BT[:, :, None] - keys_BS[:, None, :]
-    return behind.clamp(0, max(step.lengths) - 1), ~seen_keys(step, AttentionPattern(), keys_BS)
+    farthest = part.n_distances(max(step.lengths)) - 1
+    return behind.clamp(0, farthest), ~seen_keys(step, AttentionPattern(window=part.window), keys_BS)
 
 
-def sinusoids(step: Step, width: int, dtype: torch.dtype) -> Tensor:
-    """Returns sines and then cosines of every distance up to the longest row (L, width), computed once for all layers.
+def sinusoids(step: Step, part: spec.RelativeProjection, dtype: torch.dtype) -> Tensor:
+    """Returns sines and then cosines of every distance that differs (L, width), computed once for all layers.
 
     Distance d and pair i have the angle d / 10000^(2i / width).
     """
+    width, n = part.d_model, part.n_distances(max(step.lengths))
 
     def made() -> Tensor:
         pairs = torch.arange(0, width, 2, device=step.device, dtype=widest(step.device))
-        angles = torch.arange(max(step.lengths), device=step.device)[:, None] / 10000 ** (pairs / width)
+        angles = torch.arange(n, device=step.device)[:, None] / 10000 ** (pairs / width)
         return torch.cat((angles.sin(), angles.cos()), -1).to(dtype)
 
-    return step.once((width, dtype), made)
+    return step.once(("sinusoids", width, n, dtype), made)

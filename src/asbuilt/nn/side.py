@@ -19,7 +19,7 @@ from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.step import Step
 from asbuilt.spec import side as spec
 
-Adapt = Callable[[Tensor], tuple[Tensor, Tensor]]
+Adapt = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @computes(spec.SharedTransformer)
@@ -65,12 +65,16 @@ class SharedTransformer(nn.Module):
         finally:
             step.cache = cache
 
-    def forward(self, x_BTM: Tensor, step: Step, adapt: Adapt | None = None) -> Tensor:
-        """Returns (B, T, M); `adapt` gives what is added to gate and up, from the feed-forward's input."""
+    def forward(self, x_BTM: Tensor, step: Step, adapt: Adapt | None = None, beside: Adapt | None = None) -> Tensor:
+        """Returns (B, T, M).
+
+        `adapt` gives what is added to gate and up, from the feed-forward's input; `beside` to q, k and v, from that of
+        attention.
+        """
         assert step.entered_BTM is not None, "the stack must tell the stream before its first block"
         holder = self.holder(step)
         with self.at_home(holder, step):
-            y = holder.attention(normed(holder.norm, torch.cat((x_BTM, step.entered_BTM), -1)), step)
+            y = holder.attention(normed(holder.norm, torch.cat((x_BTM, step.entered_BTM), -1)), step, beside)
         h_BTM = normed(holder.ffn_norm, y)
         gate, up = holder.ffn.gate_up(h_BTM)
         if adapt is not None:
@@ -81,7 +85,7 @@ class SharedTransformer(nn.Module):
 
 @computes(spec.SideTransformer)
 class SideTransformer(PartModule):
-    """project(shared(x)), with low-rank maps of its own beside the gate and up."""
+    """project(shared(x)), with low-rank maps of its own beside the gate and up, and beside q, k and v."""
 
     project: Linear
     adapt: Linear
@@ -90,12 +94,19 @@ class SideTransformer(PartModule):
 
     def __init__(self, part: spec.SideTransformer, path: str) -> None:
         super().__init__(part, path)
-        self.rank = part.rank
+        self.rank, self.attention_rank = part.rank, part.attention_rank
         self.shared = SharedTransformer(part.shared, f"{path}.shared")
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        return self.project(self.shared(x_BTM, step, None if self.rank is None else self.adapted))
+        adapt = None if self.rank is None else self.adapted
+        beside = None if self.attention_rank is None else self.beside
+        return self.project(self.shared(x_BTM, step, adapt, beside))
+
+    def beside(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Returns what is added to q, k and v."""
+        pairs = ((self.get_submodule(f"{name}_down"), self.get_submodule(f"{name}_up")) for name in "qkv")
+        return tuple(up(down(x_BTD)) for down, up in pairs)
 
     def adapted(self, h_BTM: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what is added to gate and up, (B, T, d_ff) each."""

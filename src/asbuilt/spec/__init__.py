@@ -1,6 +1,7 @@
 """The description of transformers: parts, blocks and models as frozen data; imports neither torch nor other folders."""
 
 from asbuilt.spec.adapters import adapted, without_adapters
+from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead, ClusterHead, TokenCluster
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -97,7 +98,7 @@ from asbuilt.spec.positions import (
     YaRN,
 )
 from asbuilt.spec.recurrent import CELLS, Cell, Recurrent
-from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection
+from asbuilt.spec.relative import Disentangled, DistanceTable, RelativeProjection, ScoreBiases
 from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.side import SharedTransformer, SideTransformer
 from asbuilt.spec.streams import HyperConnection, StreamMerge
@@ -135,6 +136,8 @@ __all__ = [
     "WEIGHINGS",
     "XIELU",
     "Activation",
+    "AdaptiveEmbedding",
+    "AdaptiveHead",
     "Alibi",
     "AnyHead",
     "Attention",
@@ -151,6 +154,7 @@ __all__ = [
     "ChannelMixing",
     "ClampedGate",
     "Classifier",
+    "ClusterHead",
     "CompressedAttention",
     "Compressor",
     "Contrast",
@@ -232,6 +236,7 @@ __all__ = [
     "Rotary",
     "Router",
     "Scaling",
+    "ScoreBiases",
     "Scoring",
     "Sections",
     "SharedChoice",
@@ -248,6 +253,7 @@ __all__ = [
     "TilePositions",
     "TiledVision",
     "TimeMixing",
+    "TokenCluster",
     "TokenEmbedding",
     "TokenShift",
     "TypeEmbedding",

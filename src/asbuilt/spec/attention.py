@@ -37,7 +37,8 @@ class Attention(Mixer):
     positions. `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm`
     normalise each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds
     one learned score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and
-    values are not `cached` if all tokens always come at once.
+    values are not `cached` if all tokens always come at once. With `caches_input` the layer's input is cached in their
+    place, and each pass makes keys and values of all tokens that it holds (Dai et al. 2019, arXiv 1901.02860).
 
     Values have the width `d_value`, are normalised by `v_norm` and multiplied by `value_scale`; with `values_are_keys`
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
@@ -97,6 +98,8 @@ class Attention(Mixer):
     """Scaling of queries by their position."""
     cached: bool = True
     """Whether keys and values are cached between passes."""
+    caches_input: bool = False
+    """Whether the input is cached in their place, of which each pass makes keys and values again."""
     gating: Literal["channel", "head"] | None = None
     """What of the weighted sums has a gate of its own, a sigmoid of a map of the input; None for no gates."""
     q: Map | None = None
@@ -115,7 +118,16 @@ class Attention(Mixer):
         divides = self.n_heads % self.n_kv_heads == 0
         require(self, "n_kv_heads", divides, f"a divisor of n_heads = {self.n_heads}")
         require_flags(
-            self, "causal", "bias", "output_bias", "key_bias", "rotate_first", "sinks", "cached", "values_are_keys"
+            self,
+            "causal",
+            "bias",
+            "output_bias",
+            "key_bias",
+            "rotate_first",
+            "sinks",
+            "cached",
+            "caches_input",
+            "values_are_keys",
         )
         require(self, "key_bias", self.bias or self.key_bias, "true unless q and v have biases")
         require_sizes(
@@ -141,8 +153,10 @@ class Attention(Mixer):
         if isinstance(self.positions, RelativeProjection):
             same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
             require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
-            whole = self.causal and self.reach is None
-            require(self, "positions", whole, "no projection of distances with a window or bidirectional attention")
+            whole = self.causal and self.chunk is None
+            require(self, "positions", whole, "no projection of distances with chunks or bidirectional attention")
+            same = self.positions.window == self.window
+            require(self, "positions", same, f"a projection of distances with the attention's window, {self.window}")
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
             if isinstance(norm, HeadNorm):
@@ -153,6 +167,8 @@ class Attention(Mixer):
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
         self._require_values()
         self._require_source()
+        if self.caches_input:
+            self._require_repeatable()
         if isinstance(self.positions, Disentangled):
             self._require_plain()
         self.require_maps()
@@ -168,6 +184,14 @@ class Attention(Mixer):
         for name in ("q_norm", "k_norm", "temperature", "kv_from"):
             require(self, name, getattr(self, name) is None, "none, to embed distances")
         require(self, "values_are_keys", not self.values_are_keys, "false, to embed distances")
+
+    def _require_repeatable(self) -> None:
+        """Requires nothing between the cached input and its keys and values but their maps."""
+        require(self, "caches_input", self.causal and self.cached, "false unless attention is causal and cached")
+        require(self, "positions", not isinstance(self.positions, Rotary), "no RoPE, if the input is cached")
+        for name in ("k_norm", "v_norm", "kv_name", "kv_from"):
+            require(self, name, getattr(self, name) is None, "none, if the input is cached")
+        require(self, "values_are_keys", not self.values_are_keys, "false, if the input is cached")
 
     def _require_values(self) -> None:
         width = self.value_width
@@ -298,8 +322,10 @@ class Attention(Mixer):
             "k_norm": self._shard_norm(self.k_norm, self.d_kv, kv_heads),
         }
         positions = self.positions
-        if isinstance(positions, Alibi | RelativeProjection):
+        if isinstance(positions, Alibi):
             positions = replace(positions, n_heads=heads)
+        if isinstance(positions, RelativeProjection):
+            positions = positions.shard(tensor)
         return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
 
     def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
@@ -334,8 +360,11 @@ class Attention(Mixer):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
-        ahead = run.images * run.mutual * (run.mutual - 1) // 2 if self.sees_ahead(run) else 0
-        return self._pairs_before(run, seen) + ahead
+        pairs = self._pairs_before(run, seen)
+        if not self.sees_ahead(run):
+            return pairs
+        block = replace(run, tokens=run.mutual, past=0)
+        return pairs + run.images * (run.mutual**2 - self._pairs_before(block, run.mutual))
 
     def sees_ahead(self, run: Pass) -> bool:
         """Returns whether tokens of an image attend to later ones of it, although attention is causal."""
@@ -345,12 +374,7 @@ class Attention(Mixer):
         """Returns the causal pairs."""
         if self.chunk is not None:
             return _chunk_pairs(seen, self.chunk) - _chunk_pairs(run.past, self.chunk)
-        all_pairs = run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
-        if self.window is None or seen <= self.window:
-            return all_pairs
-        # tokens whose window is not yet full attend to everything before them, the others to `window` tokens
-        growing = max(0, self.window - run.past)
-        return growing * run.past + growing * (growing + 1) // 2 + (run.tokens - growing) * self.window
+        return run.causal_pairs(self.window)
 
     def _pairs_both_ways(self, run: Pass) -> int:
         """Returns all pairs of the new tokens, or those less than a window apart on either side."""
@@ -381,6 +405,11 @@ class Attention(Mixer):
             yield from self.maps[name].products(name, part.n_rows)
             yield Product(name="by distance", a=run.rows, b=self.d_head, c=part.n_rows, n=self.n_heads)
 
+    def map_rows(self, name: str, run: Pass) -> int:
+        """A cached input gives keys and values of all tokens that the cache holds, not of the new ones alone."""
+        again = self.caches_input and name in ("k", "v")
+        return run.batch * self.keys(run) if again else super().map_rows(name, run)
+
     def child_run(self, name: str, run: Pass) -> Pass:
         """A norm per head has one row per head and token."""
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads, "v_norm": self.n_kv_heads}
@@ -389,9 +418,15 @@ class Attention(Mixer):
         return replace(run, tokens=run.tokens * heads[name]) if per_head else run
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """Keys and values of n_kv_heads heads per token; nothing if they are another layer's or never used again."""
+        """Keys and values of n_kv_heads heads per token, or the input that they are made of.
+
+        Nothing if they are another layer's or never used again.
+        """
         if not self.causal or not self.cached or self.kv_from is not None:
             return ()
+        if self.caches_input:
+            made = max(self.input_width, self.n_kv_heads * (self.d_head + self.value_width))
+            return (Remembered(name="input", shape=(1, self.input_width), window=self.reach, stands_for=made),)
         widths = {"k": self.d_head, "v": self.value_width}
         return tuple(
             Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach) for name, width in widths.items()

@@ -48,7 +48,12 @@ class TokenEmbedding(Mapped):
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
         require_number(self, "scale")
-        require(self, "extra", self.extra == 0 or is_size(self.extra), "a whole number from 0 to 2^31-1")
+        require(
+            self,
+            "extra",
+            is_size(self.extra) or (type(self.extra) is int and self.extra == 0),
+            "a whole number from 0 to 2^31-1",
+        )
         require_format(self, "format", self.width)
         self.require_maps()
 

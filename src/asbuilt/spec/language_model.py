@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
 from asbuilt.spec.block import Block
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.head import Head, TiedHead
@@ -70,9 +71,9 @@ class LanguageModel(Model):
     cross-attention to vectors of width `d_source`, of images, are passed over where there are none: in texts alone.
     """
 
-    embedding: TokenEmbedding
+    embedding: TokenEmbedding | AdaptiveEmbedding
     """The token embedding."""
-    head: Head | TiedHead
+    head: Head | TiedHead | AdaptiveHead
     """The language head."""
     d_source: int | None = None
     """Width of the vectors of images that cross-attention reads; None without cross-attention."""
@@ -85,8 +86,8 @@ class LanguageModel(Model):
         super().__post_init__()
         reads = any(part.source_width is not None for part in self.mixers)
         require(self, "d_source", self.d_source is None or reads, "none without cross-attention")
-        require(self, "embedding", isinstance(self.embedding, TokenEmbedding), "a TokenEmbedding")
-        require(self, "head", isinstance(self.head, Head | TiedHead), "a language head")
+        require(self, "embedding", isinstance(self.embedding, TokenEmbedding | AdaptiveEmbedding), "one of tokens")
+        require(self, "head", isinstance(self.head, Head | TiedHead | AdaptiveHead), "a language head")
         self._require_number_of("predictors", 0)
         for predictor in self.predictors:
             vocab = self.n_vocab

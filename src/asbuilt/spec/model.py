@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asbuilt.errors import InputError
+from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -32,8 +33,8 @@ from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.tile_embedding import TileEmbedding
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
-Embedding = TokenEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
-AnyHead = Head | TiedHead | Classifier | Projection | AttentionPooling
+Embedding = TokenEmbedding | AdaptiveEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
+AnyHead = Head | TiedHead | AdaptiveHead | Classifier | Projection | AttentionPooling
 # The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W),
 # log-mel spectrograms (B, F, N).
 Input = Literal["tokens", "types", "source", "images", "prefix", "audio"]
@@ -148,10 +149,15 @@ class Model(Part, metaclass=_Chosen):
 
     def _require_head(self) -> None:
         """Requires a language head to match the embedding's vocabulary."""
-        if isinstance(self.head, Head | TiedHead):
+        if isinstance(self.head, Head | TiedHead | AdaptiveHead):
             vocab = self.n_vocab
             require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
+        if isinstance(self.head, AdaptiveHead):
+            allowed = "one whose tied clusters have the embedding's sizes, and tied maps where its own are plain"
+            require(self, "head", self.head.shares_with(self.embedding), allowed)
         if isinstance(self.head, TiedHead):
+            one = not isinstance(self.embedding, AdaptiveEmbedding)
+            require(self, "head", one, "an AdaptiveHead or one of its own: the embedding has several tables")
             wide = getattr(self.embedding, "width", self.embedding.d_model)
             require(self, "head", self.head.width == wide, f"a head whose d_table is the embedding's width, {wide}")
             held = getattr(self.embedding, "format", None)
@@ -233,7 +239,8 @@ class Model(Part, metaclass=_Chosen):
         allowed = f"an embedding of the width that blocks read: {sorted(read) or 'none'}"
         require(self, "per_layer", read == made, allowed)
         if found is not None:
-            enough = found.n_layers >= self.n_layers and isinstance(self.embedding, TokenEmbedding)
+            tokens = isinstance(self.embedding, TokenEmbedding | AdaptiveEmbedding)
+            enough = found.n_layers >= self.n_layers and tokens
             require(self, "per_layer", enough, f"one of tokens, for at least n_layers = {self.n_layers} blocks")
 
     def _require_choices(self) -> None:
@@ -408,9 +415,9 @@ class Model(Part, metaclass=_Chosen):
         return self.decodes and self.gives == "logits"
 
     @property
-    def language_head(self) -> Head | TiedHead | None:
+    def language_head(self) -> Head | TiedHead | AdaptiveHead | None:
         """The language head; None if there is none or another one."""
-        return self.head if isinstance(self.head, Head | TiedHead) else None
+        return self.head if isinstance(self.head, Head | TiedHead | AdaptiveHead) else None
 
     @property
     def n_vocab(self) -> int:

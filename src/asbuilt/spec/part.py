@@ -114,6 +114,14 @@ class Pass:
         """Tokens that the encoder reads."""
         return self.past + self.tokens if self.source is None else self.source
 
+    def causal_pairs(self, window: int | None = None) -> int:
+        """Returns the pairs of a sequence's new tokens with themselves and those before them, within a window if any.
+
+        Tokens whose window is not yet full are paired with everything before them, the others with `window` tokens.
+        """
+        n = self.tokens if window is None else min(self.tokens, max(0, window - self.past))
+        return n * self.past + n * (n + 1) // 2 + (self.tokens - n) * (window or 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Product:

@@ -22,10 +22,55 @@ from asbuilt.spec.part import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeProjection(Part):
-    """Scores get q . (W s(d)), s(d) the sinusoids of the distance d to the key, before they are scaled.
+class ScoreBiases(Part):
+    """Two learned vectors per head, added to queries: u before they meet keys, v before they meet distances.
 
-    Transformer-XL's terms with two learned vectors per head are omitted, since they do not depend on the query.
+    They may be lent under the name `weights_name`, or those of the earlier layer that lends them as `weights_from`.
+    """
+
+    kind = "attention"
+    n_heads: int
+    """Query heads."""
+    d_head: int
+    """Width of a head."""
+    weights_name: str | None = None
+    """Name under which later layers use these vectors; None if none does."""
+    weights_from: str | None = None
+    """Name of the earlier layer whose vectors these are; None for its own."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_heads", "d_head")
+        for name in ("weights_name", "weights_from"):
+            value = getattr(self, name)
+            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        both = self.weights_name is not None and self.weights_from is not None
+        require(self, "weights_name", not both, "none: its weights are another's")
+
+    @property
+    def lends(self) -> str | None:
+        """Its `weights_name`."""
+        return self.weights_name
+
+    @property
+    def borrows(self) -> str | None:
+        """Its `weights_from`."""
+        return self.weights_from
+
+    def holds(self) -> dict[str, Weight]:
+        """u, added before keys, and v, added before distances, (n_heads, d_head) each."""
+        vector = Weight(shape=(self.n_heads, self.d_head), role="bias", split="out")
+        return {"keys": vector, "distances": vector}
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device holds the vectors of its n_heads / tensor heads."""
+        return replace(self, n_heads=divided(self, "n_heads", tensor))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeProjection(Part):
+    """Scores (q + u) . k + (q + v) . (W s(d)), s(d) the sinusoids of the distance d to the key, before they are scaled.
+
+    Transformer-XL's u and v are the `biases`, absent from others. Keys farther than `max_distance` have its sinusoids.
     """
 
     kind = "attention"
@@ -35,10 +80,30 @@ class RelativeProjection(Part):
     """Query heads."""
     d_head: int
     """Width of a head."""
+    window: int | None = None
+    """Sliding window of the attention: distances from it on are never needed; None for all."""
+    max_distance: int | None = None
+    """Distance beyond which all keys count as this far; None for no limit."""
+    biases: ScoreBiases | None = None
+    """Learned vectors that are added to the queries; None for none."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "d_head")
+        require_sizes(self, *(name for name in ("window", "max_distance") if getattr(self, name) is not None))
         require(self, "d_model", self.d_model % 2 == 0, "an even number, for a sine and a cosine of each frequency")
+        found = self.biases
+        fits = found is None or (found.n_heads, found.d_head) == (self.n_heads, self.d_head)
+        require(self, "biases", fits, f"vectors of {self.n_heads} heads of width {self.d_head}")
+
+    @property
+    def most_distances(self) -> int | None:
+        """Distances that differ, the query's own included; None for as many as there are tokens."""
+        farthest = None if self.max_distance is None else self.max_distance + 1
+        return min((n for n in (self.window, farthest) if n is not None), default=None)
+
+    def n_distances(self, length: int) -> int:
+        """Returns how many distances differ in a sequence of `length` tokens."""
+        return length if self.most_distances is None else min(length, self.most_distances)
 
     def holds(self) -> dict[str, Weight]:
         """W (n_heads*d_head, d_model)."""
@@ -46,12 +111,13 @@ class RelativeProjection(Part):
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds the rows of its n_heads / tensor heads."""
-        return replace(self, n_heads=divided(self, "n_heads", tensor))
+        own = None if self.biases is None else self.biases.shard(tensor)
+        return replace(self, n_heads=divided(self, "n_heads", tensor), biases=own)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """The sinusoids of every distance times W, and each query times the result of every distance."""
-        distances, pairs = run.past + run.tokens, run.tokens * run.past + run.tokens * (run.tokens + 1) // 2
-        needed = 2 * run.batch * self.n_heads * self.d_head * pairs
+        distances = self.n_distances(run.past + run.tokens)
+        needed = 2 * run.batch * self.n_heads * self.d_head * run.causal_pairs(self.most_distances)
         return (
             # the sinusoids need no gradient
             Product(

@@ -71,15 +71,18 @@ class SharedTransformer(Part):
 class SideTransformer(Mapped):
     """project(shared(x)), of which `project` belongs to this depth alone.
 
-    So does a low-rank map that is added to the feed-forward's gate and up: with its input h, adapt_gate(adapt(h)) and
-    adapt_up(adapt(h)), `rank` numbers wide in between (Zamba2, arXiv 2411.15242). Unlike adapters it is no addition to
-    frozen weights.
+    So do low-rank maps (Zamba2, arXiv 2411.15242). What is added to the feed-forward's gate and up is, with its input
+    h, adapt_gate(adapt(h)) and adapt_up(adapt(h)), `rank` numbers wide in between; what is added to the attention's q,
+    before norms and RoPE, is q_up(q_down(x)) with its input x, `attention_rank` wide, and to k and v likewise. Unlike
+    adapters they are no addition to frozen weights.
     """
 
     shared: SharedTransformer
     """The transformer, whose weights other depths may use too."""
     rank: int | None = None
-    """Width between the low-rank maps; None for none."""
+    """Width between the low-rank maps beside the feed-forward; None for none."""
+    attention_rank: int | None = None
+    """Width between those beside the attention's q, k and v; None for none."""
     project: Map | None = None
     """Replaces the plain map of the result, if given."""
     adapt: Map | None = None
@@ -88,9 +91,25 @@ class SideTransformer(Mapped):
     """Replaces the plain map from there to the gate, if given."""
     adapt_up: Map | None = None
     """Replaces the plain map from there beside up, if given."""
+    q_down: Map | None = None
+    """Replaces the plain map beside q to `attention_rank` numbers, if given."""
+    q_up: Map | None = None
+    """Replaces the plain map from there, if given."""
+    k_down: Map | None = None
+    """As `q_down`, beside k."""
+    k_up: Map | None = None
+    """As `q_up`, beside k."""
+    v_down: Map | None = None
+    """As `q_down`, beside v."""
+    v_up: Map | None = None
+    """As `q_up`, beside v."""
 
     def __post_init__(self) -> None:
-        require_sizes(self, *(() if self.rank is None else ("rank",)))
+        require_sizes(self, *(name for name in ("rank", "attention_rank") if getattr(self, name) is not None))
+        attention = self.shared.attention
+        own = attention.inward == ("q", "k", "v") and not attention.caches_input
+        allowed = "none, unless attention has maps of q, k and v of its own and caches what they give"
+        require(self, "attention_rank", own or self.attention_rank is None, allowed)
         self.require_maps()
 
     @property
@@ -99,13 +118,22 @@ class SideTransformer(Mapped):
         return self.shared.d_model
 
     def plain_maps(self) -> dict[str, Linear]:
-        """project (d_model to d_model), and of the low-rank maps adapt (d_model to rank) and two from there to d_ff."""
+        """project (d_model to d_model), and low-rank maps: adapt (d_model to rank) and two from there to d_ff.
+
+        Of each of q, k and v one from the attention's input to attention_rank, and one from there.
+        """
         maps = {"project": Linear(d_in=self.d_model, d_out=self.d_model)}
-        if self.rank is None:
-            return maps
-        out = Linear(d_in=self.rank, d_out=self.shared.ffn.d_ff, split="out", belongs="ffn")
-        into = Linear(d_in=self.d_model, d_out=self.rank, belongs="ffn")
-        return maps | {"adapt": into, "adapt_gate": out, "adapt_up": out}
+        if self.rank is not None:
+            out = Linear(d_in=self.rank, d_out=self.shared.ffn.d_ff, split="out")
+            into = Linear(d_in=self.d_model, d_out=self.rank)
+            maps |= {"adapt": into, "adapt_gate": out, "adapt_up": out}
+        if self.attention_rank is not None:
+            attention = self.shared.attention
+            into = Linear(d_in=attention.input_width, d_out=self.attention_rank)
+            for name in attention.inward:
+                up = Linear(d_in=self.attention_rank, d_out=attention.maps[name].plain.d_out, split="out")
+                maps |= {f"{name}_down": into, f"{name}_up": up}
+        return maps
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each map once."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from asbuilt.errors import InputError
-from asbuilt.spec.attention import Attention
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
@@ -30,8 +29,6 @@ class VisionLanguageModel(LanguageModel):
         allowed = "without bidirectional images, which need causal attention without chunks and distance terms"
         require(self, "vision", masked, allowed)
         if self.vision.prefix:
-            windows = any(isinstance(part, Attention) and part.window is not None for part in self.mixers)
-            require(self, "vision", not windows, "without a bidirectional prefix, beside attention with a window")
             fixed = not rotaries_by_length(self)
             require(self, "vision", fixed, "without a prefix, since RoPE frequencies depend on the text's length")
         self._require_any_size()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from asbuilt.errors import InputError, near
+from asbuilt.spec.adaptive import AdaptiveHead
 from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.audio_language_model import AudioLanguageModel
@@ -70,7 +71,7 @@ def _kind(said: Mapping[str, object]) -> type[Model]:
         return AudioLanguageModel
     if said.keys() & {"types", "embedding_projection", "pooler"}:
         return TextEncoder
-    writes = isinstance(said.get("head"), Head | TiedHead) and _causal(said.get("blocks"))
+    writes = isinstance(said.get("head"), Head | TiedHead | AdaptiveHead) and _causal(said.get("blocks"))
     return LanguageModel if writes or "predictors" in said else TextEncoder
 
 

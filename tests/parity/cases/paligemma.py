@@ -1,7 +1,11 @@
-"""paligemma: prompts that see both ways with their images, answers that do not; a placeholder beyond all tokens."""
+"""paligemma: prompts that see both ways with their images, answers that do not; a placeholder beyond all tokens.
+
+With gemma2's text (PaliGemma 2) prompts are longer than its windows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -10,12 +14,12 @@ import torch
 from harness import TOKENS, Draw, Inputs, ParityCase, Trace
 from images import Traced, stream
 from seeing import Seeing
-from transformers import PaliGemmaConfig, PreTrainedModel, SiglipVisionConfig
+from transformers import PaliGemmaConfig, PreTrainedConfig, PreTrainedModel, SiglipVisionConfig
 
 from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Kernel
-from cases.gemma import draw as text
+from cases import gemma, gemma2
 from cases.vit import tower
 
 
@@ -52,7 +56,9 @@ class Prefixed(Seeing):
         return traces
 
 
-def draw(rng: Random, *, beyond: bool = False, **more: object) -> PaliGemmaConfig:
+def draw(
+    rng: Random, *, text: Callable[..., PreTrainedConfig] = gemma.draw, beyond: bool = False, **more: object
+) -> PaliGemmaConfig:
     """A config whose images are nine tokens each; the placeholder is one of the text's, or one `beyond` them all."""
     tied = rng.random() < 0.5
     inner = text(rng, tie_word_embeddings=tied, **more)
@@ -71,6 +77,7 @@ CONFIGS: dict[str, Draw] = {
     "inside": draw,
     "beyond": partial(draw, beyond=True),
     "biased": partial(draw, attention_bias=True),
+    "gemma2": partial(draw, text=gemma2.draw, sliding_window=7),
 }
 
 UNSEEN = "adds the same number to every score of a query, which softmax does not see"
@@ -79,6 +86,7 @@ CASE = ParityCase(
     family="paligemma",
     configs=CONFIGS,
     kind=Prefixed(),
+    attentions=("eager",),  # gemma2's capped scores
     inert_weights={f"tower.blocks.{i}.attention.body.k.bias": UNSEEN for i in range(2)},
     inert_fields={"vision.projector.activation": "stands between maps, and there is one"},
 )

@@ -1,4 +1,4 @@
-"""zamba2: transformers of one use and of several, one or two in turns, RoPE or none, biases, groups."""
+"""zamba2: transformers of one use and of several, one or two in turns, RoPE or none, biases, groups, all adapters."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ def draw(rng: Random, layers: str = "mhh", **more: object) -> PreTrainedConfig:
     return llama_like(rng, Zamba2Config, **{**own, **more})
 
 
+WHOLE_HEADS: dict[str, int] = {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}
+
 CONFIGS: dict[str, Draw] = {
     "one_use": partial(draw, layers="hm", use_mem_rope=True),
     "twice": partial(draw, layers="mhh", use_mem_rope=True, add_bias_linear=True),
     "in_turns": partial(draw, layers="hhh", num_mem_blocks=2),
     "as_many_as_uses": partial(draw, layers="hh", num_mem_blocks=2),
+    "adapted": partial(draw, layers="hh", use_shared_attention_adapter=True, **WHOLE_HEADS),
 }
 
 CASE = ParityCase(family="zamba2", configs=CONFIGS)

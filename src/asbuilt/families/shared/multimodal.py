@@ -5,6 +5,7 @@ Names on disk are those of the first releases, as newer ones still write them; f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,34 @@ class Text:
         inner = self.family.write(parts.whole(self.within).text, parts.carried.get(self.key, {}), None)
         del inner["architectures"]
         return {self.key: inner}
+
+
+class TextOf:
+    """`text_config`, as the family of its `model_type` reads it, the first of these where it names none.
+
+    A spec that no config was read for is written as the family that `told` names from its parts.
+    """
+
+    key, into = "text_config", "text"
+
+    def __init__(self, *families: Family, told: Callable[[Parts], str]) -> None:
+        self.texts = {family.name: Text(family) for family in families}
+        self.told = told
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the text; raises InputError for another `model_type`, and as the family does."""
+        inner, usual = reader.nested(self.key), next(iter(self.texts))
+        kind = usual if inner is None else inner.config.get("model_type", usual)
+        if kind not in self.texts:
+            assert inner is not None
+            raise inner.error("model_type", value=kind, allowed=" or ".join(self.texts))
+        self.texts[kind].read(reader, values)
+        reader.carried[self.key] = {**reader.carried[self.key], "model_type": kind}
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the text's own config."""
+        kind = parts.carried.get(self.key, {}).get("model_type", self.told(parts))
+        return self.texts[kind].write(parts)
 
 
 # The text's own config says too whether the head is tied.

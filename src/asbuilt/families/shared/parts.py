@@ -121,11 +121,10 @@ class Parts:
     def head(self) -> Head | TiedHead:
         """The language model's head."""
         self.asks_head = True
-        if self.model.language_head is None:
-            raise InputError(
-                f"{self.family} needs a language model's head here", field="head", value=repr(self.model.head)
-            )
-        return self.model.language_head
+        found = self.model.head
+        if not isinstance(found, Head | TiedHead):
+            raise InputError(f"{self.family} needs a language model's head here", field="head", value=repr(found))
+        return found
 
     @property
     def transform(self) -> HeadTransform:

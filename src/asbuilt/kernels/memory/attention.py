@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
@@ -60,7 +61,8 @@ class AttentionMemory(MappedMemory[Attention]):
         yield Saved(name=f"{positions} rows", size=run.tokens * part.keys(run), width="int64", shared=True)
         heads = {"queries": ("k", positions.to_keys), "keys": ("q", positions.to_queries)}
         for name, map_name in ((name, one) for name, (one, multiplied) in heads.items() if multiplied):
-            yield from of_map(part.maps[map_name]).keeps(f"{name} met by", positions.n_rows)
+            again = of_map(part.maps[map_name]).keeps(f"{name} met by", positions.n_rows)
+            yield from (saved for saved in again if not saved.name.endswith(" bounds"))  # kept once for both uses
             yield Saved(name=name, size=run.rows * part.d_query, divided="width")
             yield Saved(name=f"{name} met", size=positions.n_rows * part.d_query, divided="width")
             yield Saved(name=f"{name} by distance", size=run.rows * part.n_heads * positions.n_rows, divided="width")
@@ -99,7 +101,10 @@ class AttentionMemory(MappedMemory[Attention]):
         """
         part = self.part
         kind, pairs = self._mask(run), self._masked(run)
-        name = f"{part.causal} {part.window} {part.chunk} {part.positions if kind == 'added' else ''}"
+        positions = part.positions
+        if isinstance(positions, RelativeProjection):
+            positions = replace(positions, biases=None)  # whose they are changes no mask
+        name = f"{part.causal} {part.window} {part.chunk} {positions if kind == 'added' else ''}"
         if kind == "added":
             each = part.n_heads * pairs
             if isinstance(part.positions, RelativeBuckets):
@@ -116,7 +121,8 @@ class AttentionMemory(MappedMemory[Attention]):
 
     def _projected(self, run: Pass) -> int:
         """Returns the bytes of the projections of q, k and v."""
-        return run.rows * sum(self.part.maps[name].plain.d_out for name in self.part.inward) * run.width
+        part = self.part
+        return sum(part.map_rows(name, run) * part.maps[name].plain.d_out for name in part.inward) * run.width
 
     def _buckets_work(self, buckets: RelativeBuckets, run: Pass) -> int:
         """Returns the bytes while distances become buckets (both int64 and float32), or buckets become biases."""
@@ -184,6 +190,8 @@ class AttentionMemory(MappedMemory[Attention]):
         apart = any(normed)  # otherwise RoPE is applied to q and k at once
         values = run.rows * part.n_kv_heads * part.value_width * run.width * self._new_values
         turned = (query + kv if rotary or apart else 0) + values
+        if isinstance(part.positions, RelativeProjection) and part.positions.biases is not None:
+            turned += 2 * query
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
         attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width)

@@ -15,11 +15,13 @@ class RelativeProjectionMemory(Memory[RelativeProjection]):
         """Sinusoids, distances of pairs and the mask, for all layers; queries, W s(d), and their product."""
         part = self.part
         length, query = run.past + run.tokens, run.rows * part.n_heads * part.d_head
-        pairs = run.tokens * length
+        pairs, length = run.tokens * length, part.n_distances(length)
+        fewer = "" if length == run.past + run.tokens else f" of {length}"
+        at = f" {part.window, part.max_distance}" if part.most_distances is not None else ""
         return (
-            Saved(name=f"sinusoids {part.d_model}", size=length * part.d_model, shared=True),
-            Saved(name="distances", size=pairs, width="int64", shared=True),
-            Saved(name="ahead", size=pairs, width="bool", shared=True),
+            Saved(name=f"sinusoids {part.d_model}{fewer}", size=length * part.d_model, shared=True),
+            Saved(name=f"distances{at}", size=pairs, width="int64", shared=True),
+            Saved(name=f"ahead{at}", size=pairs, width="bool", shared=True),
             Saved(name="queries", size=query, divided="width"),
             Saved(name="projected", size=length * part.n_heads * part.d_head, divided="width"),
             Saved(name="by distance", size=run.rows * part.n_heads * length, divided="width"),

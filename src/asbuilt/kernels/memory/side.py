@@ -35,17 +35,23 @@ class SideTransformerMemory(MappedMemory[SideTransformer]):
     """Memory of the maps of one depth, and of what they stand beside."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The inputs of project and of the second low-rank maps; the first reads what the feed-forward saves."""
-        part = self.part
-        low = () if part.rank is None else (Saved(name="low-rank", size=run.rows * part.rank),)
+        """The inputs of project and of the second low-rank maps; the first read what is saved beside them."""
+        part, names = self.part, ()
+        if part.rank is not None:
+            names = (("low-rank", part.rank),)
+        if part.attention_rank is not None:
+            names = (*names, *((f"low-rank {name}", part.attention_rank) for name in part.shared.attention.inward))
+        low = (Saved(name=name, size=run.rows * rank) for name, rank in names)
         return (Saved(name="transformed", size=run.rows * part.d_model), *low, *self.maps_keep(run))
 
     def peak_bytes(self, run: Pass) -> int:
-        """The shared transformer's; with low-rank maps gate and up beside what is added to them, and their sums."""
+        """The shared transformer's; with low-rank maps gate and up, or q, k and v, beside what is added to them."""
         part, shared = self.part, SharedTransformerMemory(self.part.shared)
-        row = run.rows * run.width
+        row, attention = run.rows * run.width, part.shared.attention
         beside = 0 if part.rank is None else row * (part.d_model + 4 * part.shared.ffn.d_ff + part.rank)
-        return max(shared.peak_bytes(run), beside + self.peak_beside(run), 2 * row * part.d_model)
+        heads = attention.d_query + attention.n_kv_heads * (attention.d_head + attention.value_width)
+        also = 0 if part.attention_rank is None else row * (part.d_model + attention.input_width + 3 * heads)
+        return max(shared.peak_bytes(run), max(beside, also) + self.peak_beside(run), 2 * row * part.d_model)
 
 
 def _peak(part: Part | None, run: Pass) -> int:

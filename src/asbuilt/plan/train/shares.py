@@ -389,7 +389,9 @@ class _Fold:
                     continue
                 frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
                 ways = 1 if _splits(held, product.weight) else self.at.by_tokens
-                done["frozen" if frozen or product.one_gradient else "trained"] += times * split(product.flops, ways)
+                flops = times * split(product.flops, ways)
+                done["frozen" if frozen or product.one_gradient else "trained"] += flops
+                done["recomputed"] += flops * product.recomputed
         return Work(**{name: split(flops, self.at.cp) for name, flops in done.items()})
 
     def _sent(self, node: Node) -> int:
