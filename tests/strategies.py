@@ -133,6 +133,10 @@ from asbuilt.spec import (
     StreamMerge,
     TextEncoder,
     TiedHead,
+    TiledVision,
+    TileEmbedding,
+    TilePatches,
+    TilePositions,
     TimeMixing,
     TokenCluster,
     TokenEmbedding,
@@ -817,6 +821,7 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         sum_norm=maybe_norms(d_model),
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
+        gated=st.booleans(),
         stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
         beside=st.none() | st.none() | laurels(d_model),
     )
@@ -1019,8 +1024,9 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         softcap=draw(st.none() | st.just(2.0)),
         shift=draw(st.booleans()),
     )
+    extra = draw(st.integers(0, 2)) if kind is Head else 0
     embedding: TokenEmbedding | AdaptiveEmbedding
-    embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table)
+    embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table, extra=extra)
     if draw(st.integers(0, 3)) == 0:
         embedding, head = draw(adaptive(d_model, n_vocab))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
@@ -1196,19 +1202,25 @@ def stacks(
 
 
 @cache
-def crossings(name: str, d_model: int, d_source: int) -> SearchStrategy[Branch]:
+@st.composite
+def crossings(draw: DrawFn, name: str, d_model: int, d_source: int, n_source: int | None = None) -> Branch:
     """A branch of cross-attention."""
-    body = st.builds(
-        CrossAttention,
-        d_model=st.just(d_model),
-        d_source=st.just(d_source),
-        n_heads=st.integers(1, 3),
-        d_head=st.integers(1, 7),
-        bias=st.booleans(),
-        output_bias=st.booleans(),
-        scale=st.none() | st.just(0.7),
+    d_head, n_kv_heads = draw(st.integers(1, 7)), draw(st.integers(1, 3))
+    as_many = draw(st.booleans())
+    body = CrossAttention(
+        d_model=d_model,
+        d_source=d_source,
+        n_heads=n_kv_heads if as_many else n_kv_heads * draw(st.integers(1, 3)),
+        n_kv_heads=None if as_many else n_kv_heads,
+        d_head=d_head,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        scale=draw(st.none() | st.just(0.7)),
+        n_source=n_source,
     )
-    return st.builds(Branch, name=st.just(name), body=body, norm=maybe_norms(d_model), post_norm=maybe_norms(d_model))
+    return Branch(name=name, body=body, norm=draw(maybe_norms(d_model)), post_norm=draw(maybe_norms(d_model)))
 
 
 @st.composite
@@ -1567,6 +1579,74 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         prefix=both_ways and inside == "prefix",
     )
     return VisionLanguageModel.of(text.without_extras, vision)
+
+
+@st.composite
+def tiled_towers(draw: DrawFn) -> ImageEncoder:
+    """A model of patches of images cut into tiles, to whose normed stream vectors of tiles are added before a block."""
+    d_model, patch = draw(st.integers(2, 7)), draw(st.integers(1, 2))
+    tilings = tuple(draw(st.permutations([(1, 1), (1, 2), (2, 1), (3, 1)])))
+    n_tiles, image_size = draw(st.integers(3, 4)), patch * draw(st.integers(1, 2))
+    tiles = TileEmbedding(d_model=d_model, n_tilings=len(tilings), n_tiles=n_tiles)
+    n_places = (image_size // patch) ** 2 + 1
+    embedding = TilePatches(
+        image_size=image_size,
+        patch_size=patch,
+        channels=draw(st.integers(1, 3)),
+        d_model=d_model,
+        bias=draw(st.booleans()),
+        centred=draw(st.booleans()),
+        class_token="first",
+        tilings=tilings,
+        n_tiles=n_tiles,
+        multiple=draw(st.integers(1, 4)),
+        tiles=tiles,
+        positions=TilePositions(d_model=d_model, n_positions=n_places, n_tilings=len(tilings), n_tiles=n_tiles),
+        norm=draw(norms(d_model)),
+    )
+    attending = attentions(d_model, (False,)).map(
+        lambda one: replace(one, window=None, positions=None, rotate_first=False)
+    )
+    bodies = {"attention": attending, "ffn": dense(d_model)}
+    middle = Branch(name="tiles", norm=draw(norms(d_model)), normed=True, body=tiles)
+
+    def block(*before: Branch) -> Block:
+        own = [
+            Branch(name=name, norm=draw(maybe_norms(d_model)), body=draw(body), gated=draw(st.booleans()))
+            for name, body in bodies.items()
+        ]
+        return Block(branches=(*before, *own))
+
+    return ImageEncoder(
+        embedding=embedding,
+        blocks=(block(), block(middle)),
+        norm=draw(maybe_norms(d_model)),
+        head=None,
+        max_positions=embedding.n_tokens,
+    )
+
+
+@st.composite
+def tiled_seers(draw: DrawFn) -> VisionLanguageModel:
+    """A model of texts that read an image in tiles by cross-attention."""
+    text = draw(specs(max_blocks=2).filter(lambda one: one.streams is None and one.per_layer is None)).without_extras
+    if any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(text)):
+        text = text.replace_where(Rotary, scaling=None)
+    tower = draw(tiled_towers())
+    assert isinstance(tower.embedding, TilePatches)
+    n_source = tower.embedding.n_tiles * tower.embedding.n_places
+    taps = draw(st.lists(st.integers(0, tower.n_layers - 1), max_size=3))
+    cross = replace(draw(crossings("cross", text.d_model, text.d_model, n_source)), gated=draw(st.booleans()))
+    ffn = replace(draw(branches("ffn", text.d_model)), after_source=draw(st.booleans()))
+    at = draw(st.integers(0, text.n_layers))
+    blocks = (*text.blocks[:at], Block(branches=(cross, ffn)), *text.blocks[at:])
+    vision = TiledVision(
+        tower=tower,
+        projector=draw(mergers((1 + len(taps)) * tower.d_model, text.d_model, 1).map(lambda x: replace(x, norm=None))),
+        placeholder=draw(st.integers(0, text.n_rows - 1)),
+        taps=tuple(taps),
+    )
+    return VisionLanguageModel.of(replace(text, blocks=blocks, d_source=text.d_model), vision)
 
 
 @st.composite

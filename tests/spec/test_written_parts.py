@@ -10,6 +10,7 @@ import pytest
 from small_grids import seer
 from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, FUSED, LATENT
 from small_sounds import HEARER, HEARING
+from small_tiles import tiled_seer
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
@@ -25,10 +26,12 @@ def examples() -> dict[str, Part]:
     for part in (*(part for part, *_ in REFUSED), *(altered(part, changed) for part, changed in TAKEN)):
         for _, inner in walk_stored(part):
             found.setdefault(type(inner).__name__, inner)
-    for _, inner in walk_stored(seer()):
+    for _, inner in (*walk_stored(seer()), *walk_stored(tiled_seer())):
         found.setdefault(type(inner).__name__, inner)
     # without taps, which mergers belong to: either may be left out
     found["GridVision"] = replace(found["GridVision"], taps=(), mergers=())  # type: ignore[type-var]
+    alone = spec.MLPProjector(widths=(6, 8), activation="gelu")
+    found["TiledVision"] = replace(found["TiledVision"], taps=(), projector=alone)  # type: ignore[call-arg]
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["Proportional"] = spec.Proportional(n_pairs=2)
     vectors = spec.PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=spec.RMSNorm(d=2))

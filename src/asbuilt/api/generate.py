@@ -22,6 +22,7 @@ from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import AudioLanguageModel
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -72,7 +73,7 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -89,7 +90,7 @@ def generate(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -186,9 +187,11 @@ def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
     return {"audio": mels.of(read_sound(audio, rate=mels.rate, seconds=mels.seconds))}
 
 
-def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | None) -> dict[str, Tensor | Patches]:
+def _seen(
+    source: Source, images: Sequence[Picture] | Tensor | Patches | Tiles | None
+) -> dict[str, Tensor | Patches | Tiles]:
     """Returns the option `images` as the model reads them, prepared as the folder says if they are files."""
-    if images is None or isinstance(images, Tensor | Patches):
+    if images is None or isinstance(images, Tensor | Patches | Tiles):
         return {} if images is None else {"images": images}
     if "images" not in source.spec.reads:
         raise InputError("the model reads no images", field="images", value=len(images))
@@ -202,7 +205,7 @@ def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | None) -
 
 
 def _placed(
-    source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches
+    source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches | Tiles
 ) -> list[int]:
     """Returns the prompt with placeholders of images or sounds; a text without any begins with them."""
     carried, n_vocab = source.reading.carried, source.spec.n_vocab

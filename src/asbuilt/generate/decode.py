@@ -21,6 +21,7 @@ from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 from asbuilt.spec.positions import DynamicNTK, LongRope, read_again, rotaries_by_length
@@ -37,7 +38,7 @@ def generate(
     eos_ids: Sequence[int] = (),
     start: Sequence[int] = (),
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
     draft: Drafter | None = None,
@@ -99,7 +100,7 @@ class _Rows:
     begun: list[list[int]]
     sources: list[list[int]] | None = None
     audio: Tensor | None = None
-    images: Tensor | Patches | None = None
+    images: Tensor | Patches | Tiles | None = None
     placed: bool = False  # whether sounds stand in the texts, in order, as images do
 
     def keep(self, rows: list[int]) -> _Rows:
@@ -156,7 +157,7 @@ def check_audio(model: spec.Model, audio: Tensor | None, rows: int) -> None:
 
 
 def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str) -> None:
-    n_vocab = stack.n_vocab
+    n_rows = stack.n_rows
     if len(tokens) == 0:
         raise InputError(f"empty: {why}", field=field, allowed="at least one token")
     if len(tokens) > stack.max_positions:
@@ -168,9 +169,9 @@ def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str
             fix="shorten it",
         )
     for token in tokens:
-        if type(token) is not int or not 0 <= token < n_vocab:
+        if type(token) is not int or not 0 <= token < n_rows:
             raise InputError(
-                "not a token id of this model", field=field, value=token, allowed=f"a whole number below {n_vocab}"
+                "not a token id of this model", field=field, value=token, allowed=f"a whole number below {n_rows}"
             )
 
 
@@ -363,7 +364,7 @@ def prefill(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Tensor:

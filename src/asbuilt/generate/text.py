@@ -13,6 +13,7 @@ from asbuilt.generate.draft import Drafter
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
 from asbuilt.text.tokenizer import Tokenizer
@@ -121,7 +122,7 @@ def complete(
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
     draft: Drafter | None = None,

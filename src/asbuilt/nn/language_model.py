@@ -77,3 +77,8 @@ class LanguageModel(Model):
             self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         return self.run(tokens_BT, step, last)
+
+    def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M): the embedding of a text alone, which has no source."""
+        step.sourceless = True
+        return super().looked_up(tokens_BT, step)

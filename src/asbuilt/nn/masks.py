@@ -52,6 +52,8 @@ def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) 
 
 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
+    if step.padding_BT is not None:
+        return ~(step.padding_BT[:, None, :, None] & step.padding_BT[:, None, None, :])
     near = pattern.reach is None or step.tokens <= pattern.reach
     distant = pattern.alibi is not None or pattern.relative is not None
     ahead = _ends(step, pattern) is not None and pattern.causal

@@ -5,7 +5,7 @@ Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +72,9 @@ class PatchEmbedding(PartModule):
     def grid(self, pixels_NCHW: Tensor) -> tuple[int, int]:
         """Returns the rows and columns of patches of images."""
         return self.part.n_side, self.part.n_side
+
+    def show(self, images: Any, step: Step) -> None:  # noqa: ANN401  # as given to the model
+        """Tells a pass over images what else it must know of them: of plain ones nothing."""
 
     def images(self, pixels: Tensor) -> Tensor:
         """Returns images (N, C, H, W) or (B, n, C, H, W) as (N, C, H, W); raises InputError for other shapes."""

@@ -108,6 +108,8 @@ from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.side import SharedTransformer, SideTransformer
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
+from asbuilt.spec.tile_embedding import TileEmbedding
+from asbuilt.spec.tiles import TiledVision, TilePatches, TilePositions
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
 from asbuilt.spec.vision import (
     Contrast,
@@ -260,6 +262,10 @@ __all__ = [
     "StreamMerge",
     "TextEncoder",
     "TiedHead",
+    "TileEmbedding",
+    "TilePatches",
+    "TilePositions",
+    "TiledVision",
     "TimeMixing",
     "TokenCluster",
     "TokenEmbedding",

@@ -311,6 +311,11 @@ class Attention(Mixer):
         return self.indexer is not None and self.indexer.chooses(run)
 
     @property
+    def plain_pattern(self) -> bool:
+        """Whether it has neither a window or chunks nor positions that are added to scores."""
+        return self.reach is None and isinstance(self.positions, Rotary | None)
+
+    @property
     def buckets(self) -> tuple[int, int] | None:
         """Those of its relative positions."""
         asked = isinstance(self.positions, RelativeBuckets)

@@ -32,6 +32,7 @@ from asbuilt.spec.positions import BiasTable, GridPositions, LearnedPositions, S
 from asbuilt.spec.relative import DistanceTable
 from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
+from asbuilt.spec.tile_embedding import TileEmbedding
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
 Embedding = TokenEmbedding | AdaptiveEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
@@ -119,6 +120,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_number_of("blocks", 1)
         self._require_one_width()
         self._require_head()
+        self._require_tiles()
         if isinstance(self.positions, LearnedPositions | Sinusoids):
             enough = self.positions.n_positions >= self.max_positions
             require(self, "max_positions", enough, f"at most the {self.positions.n_positions} positions of the table")
@@ -139,6 +141,15 @@ class Model(Part, metaclass=_Chosen):
             n, allowed = len(found) if isinstance(found, tuple) else found, f"{least or 'none'} to {MOST_BLOCKS}"
             raise InputError(field=f"{type(self).__name__}.{field}", value=n, allowed=allowed)
 
+    def _require_tiles(self) -> None:
+        """Requires an image across which cross-attention reads, or tiles, for branches that know of them."""
+        branches = [branch for block in {id(b): b for b in self.blocks}.values() for branch in block.branches]
+        late = any(branch.after_source for branch in branches)
+        require(self, "blocks", not late or self.crosses, "branches without after_source: no image is read across")
+        tiles = {branch.body for branch in branches if isinstance(branch.body, TileEmbedding)}
+        own = getattr(self.embedding, "tiles", None)
+        require(self, "blocks", tiles <= {own}, "embeddings of tiles as that of the patches")
+
     def _require_head(self) -> None:
         """Requires a language head to match the embedding's vocabulary."""
         if isinstance(self.head, Head | TiedHead | AdaptiveHead):
@@ -154,6 +165,7 @@ class Model(Part, metaclass=_Chosen):
             require(self, "head", self.head.width == wide, f"a head whose d_table is the embedding's width, {wide}")
             held = getattr(self.embedding, "format", None)
             require(self, "head", self.head.format == held, f"a head of the embedding's format = {held}")
+            require(self, "head", not getattr(self.embedding, "extra", 0), "its own table, beside extra rows")
 
     @property
     def mixers(self) -> Iterator[Mixer]:
@@ -311,7 +323,13 @@ class Model(Part, metaclass=_Chosen):
         kind, _, number = name.partition(".")
         if run.depth is not None:
             above = kind in ("streams", "predictors", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
-            return None if above else replace(run, depth=None)
+            if above:
+                return None
+            run = replace(run, depth=None)
+        if kind == "blocks" and self.passes_over(self.blocks[int(number)], run):
+            return None
+        if kind == "blocks":
+            return run
         if name in ("head", "pooler") and (name == "pooler") != (run.logits == "pooled"):
             return None
         return self._above(run, name) if name in ABOVE else run
@@ -378,6 +396,20 @@ class Model(Part, metaclass=_Chosen):
     def without_extras(self) -> Self:
         """Returns this model without parts that no pass uses."""
         return self
+
+    def passes_over(self, block: Block, run: Pass) -> bool:
+        """Returns whether a block leaves the stream as it is in a pass, since it would read an image, and has none."""
+        return False
+
+    @property
+    def crosses(self) -> bool:
+        """Whether images are read by cross-attention."""
+        return False
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the embedding's table: the tokens that can be read."""
+        return getattr(self.embedding, "n_rows", self.n_vocab)
 
     @property
     def d_model(self) -> int:

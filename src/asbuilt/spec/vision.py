@@ -48,6 +48,7 @@ class PatchEmbedding(Part):
 
     kind = "embedding"
     any_size: ClassVar[bool] = False
+    tiled: ClassVar[bool] = False
     image_size: int
     """Pixels per side of the image."""
     patch_size: int
@@ -381,6 +382,7 @@ class Vision(Part):
     elsewhere; with `prefix` it is so within all of a text that comes with images, up to what continues it.
     """
 
+    crosses: ClassVar[bool] = False
     tower: ImageEncoder
     """The image encoder."""
     projector: Projector
@@ -416,10 +418,16 @@ class Vision(Part):
         require(self, "prefix", not (self.prefix and self.in_windows), "false beside in_windows")
         has = embedding.class_token != "none"
         require(self, "keep_class", has or not self.keep_class, "false if the tower has no class token")
-        same = self.projector.d_in == self.tower.d_model
-        require(self, "projector", same, f"d_in = {self.tower.d_model} as in the tower")
+        require(self, "tower", not embedding.tiled or self.crosses, "a model without tiles")
+        same = self.projector.d_in == self.d_seen
+        require(self, "projector", same, f"d_in = {self.d_seen} as in the tower")
         fits = self.projector.fits(self.n_selected, embedding.n_side)
         require(self, "projector", fits, f"one for {self.n_selected} tokens, {embedding.n_side} patches per side")
+
+    @property
+    def d_seen(self) -> int:
+        """Width of what the projector reads: of the tower."""
+        return self.tower.d_model
 
     @property
     def n_selected(self) -> int:
@@ -436,6 +444,11 @@ class Vision(Part):
     def n_vectors(self) -> int:
         """Vectors per placeholder: the one that replaces it."""
         return 1
+
+    @property
+    def n_made(self) -> int:
+        """Vectors per image."""
+        return self.n_tokens * self.n_vectors
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """The tower runs to the requested depth; the projector processes the selected tokens."""

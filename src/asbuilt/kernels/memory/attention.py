@@ -99,7 +99,8 @@ class AttentionMemory(MappedMemory[Attention]):
             return "bool"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run) or part.sparse:
+        ahead = part.sees_ahead(run) or run.padded
+        if (part.reach is not None and run.tokens > part.reach) or ahead or part.sparse:
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
             return "none"
@@ -128,6 +129,8 @@ class AttentionMemory(MappedMemory[Attention]):
             else:
                 made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
             return name, each * run.width, self._projected(run) + made
+        if run.padded:
+            return name, pairs, pairs
         # distances in int64, absolute ones or remainders beside them, and two of bool
         making = (9 if part.causal and not part.sparse else 17) * pairs
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
@@ -163,7 +166,8 @@ class AttentionMemory(MappedMemory[Attention]):
         """
         if self.part.chooses(run):
             return run.rows * self.part.keys(run) * self.part.n_kv_heads
-        return run.tokens * self.part.keys(run) * (run.batch if self.part.sees_ahead(run) else 1)
+        apart = run.padded or self.part.sees_ahead(run)
+        return run.tokens * self.part.keys(run) * (run.batch if apart else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part

@@ -35,7 +35,7 @@ class ModelMemory(Memory[M]):
         model = self.part
         run = model._own(run)
         stream = run.rows * model.stream_width * run.width
-        blocks = model.blocks[: run.depth]
+        blocks = tuple(block for block in model.blocks[: run.depth] if not model.passes_over(block, run))
         tables, making = self._tables(blocks, run)
         above, norm = model._above(run, "head"), model._above(run, "norm")
         normed = norm.rows * model.d_model * run.width if model.norm is not None else 0
