@@ -67,7 +67,9 @@ def build(
     """
     sizes = [end - begin for begin, end in zip((0, *cutoffs), (*cutoffs, n_vocab), strict=True)]
     widths = [d_embedding // divisor**i for i in range(len(sizes))]
-    tables = [{"n_vocab": n, "d_model": d_model, "d_table": width} for n, width in zip(sizes, widths, strict=True)]
+    tables: list[dict[str, Any]] = [
+        {"n_vocab": n, "d_model": d_model, "d_table": width} for n, width in zip(sizes, widths, strict=True)
+    ]
     heads = (
         ClusterHead(cluster=i, tied=tied, tied_map=tied_maps and i > 0, n_clusters=0 if i else len(cutoffs), **table)
         for i, table in enumerate(tables)
@@ -75,10 +77,10 @@ def build(
     positions = RelativeProjection(
         d_model=d_model, n_heads=n_heads, d_head=d_head, window=window, max_distance=max_distance
     )
-    norm = {"norm" if pre_norm else "sum_norm": LayerNorm(d=d_model, eps=eps)}
+    norm: dict[str, Any] = {"norm" if pre_norm else "sum_norm": LayerNorm(d=d_model, eps=eps)}
     ffn = Branch(name="ffn", body=MLP(d_model=d_model, d_ff=d_ff, activation="relu", bias=True), **norm)
 
-    def block(**names: str) -> Block:
+    def block(**names: Any) -> Block:  # noqa: ANN401  # whose u and v these are
         attention = Attention(
             d_model=d_model,
             n_heads=n_heads,

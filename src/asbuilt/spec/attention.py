@@ -162,19 +162,7 @@ class Attention(Mixer):
         for name in ("softcap", "scale"):
             if getattr(self, name) is not None:
                 require_number(self, name)
-        if isinstance(self.positions, Rotary):
-            fits = self.positions.d_rotary <= self.d_head
-            require(self, "positions", fits, f"at most d_head = {self.d_head} rotated numbers")
-        if isinstance(self.positions, Alibi):
-            same = self.positions.n_heads == self.n_heads
-            require(self, "positions", same, f"slopes for n_heads = {self.n_heads}")
-        if isinstance(self.positions, RelativeProjection):
-            same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
-            require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
-            whole = self.causal and self.chunk is None and not self.sparse
-            require(self, "positions", whole, "no projection of distances with chunks or bidirectional attention")
-            same = self.positions.window == self.window
-            require(self, "positions", same, f"a projection of distances with the attention's window, {self.window}")
+        self._require_positions()
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
             norm = getattr(self, name)
             if isinstance(norm, HeadNorm):
@@ -216,6 +204,22 @@ class Attention(Mixer):
             require_sizes(self, "summary")
             allowed = "none without chunks" if self.chunk is None else f"fewer than the chunk's {self.chunk} tokens"
             require(self, "summary", self.chunk is not None and self.summary < self.chunk, allowed)
+
+    def _require_positions(self) -> None:
+        """Requires positions to match the heads, and their window that of the layer."""
+        if isinstance(self.positions, Rotary):
+            fits = self.positions.d_rotary <= self.d_head
+            require(self, "positions", fits, f"at most d_head = {self.d_head} rotated numbers")
+        if isinstance(self.positions, Alibi):
+            same = self.positions.n_heads == self.n_heads
+            require(self, "positions", same, f"slopes for n_heads = {self.n_heads}")
+        if isinstance(self.positions, RelativeProjection):
+            same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
+            require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
+            whole = self.causal and self.chunk is None and not self.sparse
+            require(self, "positions", whole, "no projection of distances with chunks or bidirectional attention")
+            same = self.positions.window == self.window
+            require(self, "positions", same, f"a projection of distances with the attention's window, {self.window}")
 
     def _require_plain(self) -> None:
         """Requires nothing between the maps and the scores, and all tokens at once, of a layer that embeds distances.
