@@ -10,6 +10,7 @@ from asbuilt.spec import (
     Branch,
     CrossAttention,
     DeltaTimeMixing,
+    FusedPredictor,
     GatedDeltaNet,
     GatedMLP,
     Head,
@@ -48,6 +49,17 @@ DELTA_TIME = DeltaTimeMixing(
     decay_rank=4,
     rate_rank=6,
     gate_rank=7,
+)
+FUSED = FusedPredictor(
+    embedding=TokenEmbedding(n_vocab=17, d_model=11),
+    d_target=7,
+    token_norm=RMSNorm(d=11),
+    stream_norm=RMSNorm(d=11),
+    attention=Attention(d_model=11, d_input=22, n_heads=6, n_kv_heads=2, d_head=5),
+    ffn_norm=RMSNorm(d=11),
+    ffn=GatedMLP(d_model=11, d_ff=13, activation="silu"),
+    norm=RMSNorm(d=11),
+    head=Head(d_model=11, n_vocab=3),
 )
 ROUTER = Router(d_model=5, n_experts=8, top_k=3)
 EXPERTS = MixtureOfExperts(d_model=5, d_ff=13, n_experts=8, activation="silu", router=ROUTER)

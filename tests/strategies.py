@@ -37,6 +37,7 @@ from asbuilt.spec import (
     AdaptiveEmbedding,
     AdaptiveHead,
     Alibi,
+    AlternatingUpdates,
     Attention,
     AttentionPooling,
     AudioEncoder,
@@ -44,6 +45,7 @@ from asbuilt.spec import (
     AxialPositions,
     BiasTable,
     Block,
+    BlockIndexer,
     Branch,
     CausalConvolution,
     ChannelMixing,
@@ -53,6 +55,7 @@ from asbuilt.spec import (
     CompressedAttention,
     Compressor,
     Contrast,
+    ConvolvedProjector,
     CrossAttention,
     DeltaTimeMixing,
     DiagonalStateSpace,
@@ -82,6 +85,7 @@ from asbuilt.spec import (
     Labelled,
     LanguageModel,
     LatentAttention,
+    Laurel,
     LayerNorm,
     LearnedPositions,
     LightningAttention,
@@ -106,6 +110,7 @@ from asbuilt.spec import (
     PooledProjector,
     Pooler,
     Predictor,
+    ProjectedStreams,
     Projection,
     Projector,
     Proportional,
@@ -202,6 +207,7 @@ def scalings(d_rotary: int) -> SearchStrategy[Scaling | None]:
         long_factors=own,
         original_context=originals,
         attention_factor=st.sampled_from((1.0, 1.3)),
+        long_attention_factor=st.sampled_from((None, 0.8)),
     )
     some = st.builds(Proportional, n_pairs=st.integers(1, d_rotary // 2), factor=st.sampled_from((1.0, 2.0)))
     kinds = [st.none(), st.builds(LinearScaling, factor=factors), yarn, llama3, stored, long, some]
@@ -234,6 +240,7 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
         plane = (
             st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
         )
+        plane |= st.just(Plane(timed=True)) if d_rotary % 6 == 0 else st.nothing()
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
@@ -271,11 +278,14 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
+    v_norm = draw((norms if as_keys else maybe_norms)(d_value or d_head))
     twice = RMSNorm(d=2 * (d_value or d_head), eps=draw(EPS), gain=draw(st.sampled_from(("weight", "none"))))
     start = draw(st.sampled_from((0.2, 0.7)))
     pairs = n_kv_heads % 2 == 0 and not isinstance(positions, RelativeProjection) and draw(st.booleans())
-    v_norm = draw((norms if as_keys else maybe_norms)(d_value or d_head))
-    repeats = causal and not isinstance(positions, Rotary) and k_norm is None and v_norm is None
+    stride = draw(st.none() | st.integers(2, 5)) if strided else None
+    summary = draw(st.none() | st.integers(1, chunk - 1)) if chunk and chunk > 1 else None
+    turned = isinstance(positions, Rotary)
+    repeats = causal and not turned and k_norm is None and v_norm is None and stride is None and summary is None
     return Attention(
         d_model=d_model,
         n_heads=heads,
@@ -295,8 +305,8 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         rotate_first=orders and draw(st.booleans()),
         window=window,
         chunk=chunk,
-        stride=draw(st.none() | st.integers(2, 5)) if strided else None,
-        summary=draw(st.none() | st.integers(1, chunk - 1)) if chunk and chunk > 1 else None,
+        stride=stride,
+        summary=summary,
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
@@ -306,6 +316,17 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
             st.none() | st.builds(QueryTemperature, scale=st.just(0.3), floor=st.just(3), from_zero=st.booleans())
         ),
     )
+
+
+@cache
+@st.composite
+def choosing(draw: DrawFn, d_model: int) -> Attention:
+    """Attention to chosen blocks of keys."""
+    none = {"window": None, "chunk": None, "stride": None, "summary": None, "differential": None}
+    whole = replace(draw(attentions(d_model)), **none, sinks=False, caches_input=False)  # type: ignore[arg-type]  # pyright: ignore
+    if not isinstance(whole.positions, Rotary | None):
+        whole = replace(whole, positions=None)
+    return replace(whole, indexer=draw(block_indexers(d_model, whole.n_kv_heads)))
 
 
 @cache
@@ -379,6 +400,26 @@ def compressed(draw: DrawFn, d_model: int) -> CompressedAttention:
 
 @cache
 @st.composite
+def block_indexers(draw: DrawFn, d_model: int, n_heads: int) -> BlockIndexer:
+    """One that chooses few blocks, of a key or more. RoPE tells equal tokens apart, whose scores would be equal."""
+    d_head, top_k = 4 * draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return BlockIndexer(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_head,
+        block=draw(st.integers(1, 4)),
+        top_k=top_k,
+        local=draw(st.integers(1, top_k)),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        positions=Rotary(
+            d_rotary=draw(st.sampled_from((4, d_head))), pairing=draw(st.sampled_from(PAIRINGS)), theta=10.0
+        ),
+    )
+
+
+@cache
+@st.composite
 def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
     """One that chooses few keys. RoPE tells equal tokens apart, whose scores would else be equal but for rounding."""
     d_head = 4 * draw(st.integers(1, 2))
@@ -398,7 +439,9 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    usual = (
+        attentions(d_model) | choosing(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    )
     return (
         usual
         | lightnings(d_model)
@@ -655,7 +698,11 @@ def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
 def clamps() -> SearchStrategy[ClampedGate]:
     """Clamps within what they are given."""
     return st.builds(
-        ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)), shift=st.booleans()
+        ClampedGate,
+        alpha=st.sampled_from((1.0, 1.7)),
+        limit=st.sampled_from((0.3, 2.0)),
+        shift=st.booleans(),
+        activated=st.booleans(),
     )
 
 
@@ -671,7 +718,8 @@ def dense(d_model: int) -> SearchStrategy[MLP | GatedMLP]:
     learned = fields | {"activation": st.just(XIELU())}
     clamped: dict[str, Any] = fields | {"activation": st.just("silu"), "clamp": clamps()}
     scaled = fields | {"gate_scale": st.sampled_from((1.0, 0.6))}
-    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped)
+    sparse = fields | {"sparsity": st.sampled_from((0.3, 0.9))}
+    gated = st.builds(GatedMLP, **scaled) | st.builds(GatedMLP, **clamped) | st.builds(GatedMLP, **sparse)
     return st.builds(MLP, **fields) | gated | st.builds(MLP, **learned)
 
 
@@ -690,6 +738,8 @@ def routers(draw: DrawFn, d_model: int) -> Router:
     """A router to few or many experts, chosen in every way."""
     groups, size = draw(st.tuples(st.none(), st.integers(1, 6)) | groupings())
     renormalise = draw(st.booleans())
+    if groups is None and draw(st.booleans()):
+        return draw(near_routers(d_model, size))
     return Router(
         d_model=d_model,
         n_experts=size if groups is None else size * groups.n_groups,
@@ -704,6 +754,23 @@ def routers(draw: DrawFn, d_model: int) -> Router:
         norm=draw(maybe_norms(d_model)),
         logit_scale=draw(st.sampled_from((1.0, 0.6))),
         expert_scale=draw(st.booleans()),
+    )
+
+
+@cache
+def near_routers(d_model: int, n_experts: int) -> SearchStrategy[Router]:
+    """A router whose experts are chosen one after the other."""
+    return st.builds(
+        Router,
+        d_model=st.just(d_model),
+        n_experts=st.just(n_experts),
+        top_k=st.integers(1, n_experts),
+        nearness=st.sampled_from((0.02, 0.5, 2.0)),
+        bias=st.booleans(),
+        scale=st.sampled_from((1.0, 2.5)),
+        norm=maybe_norms(d_model),
+        logit_scale=st.sampled_from((1.0, 0.6)),
+        expert_scale=st.booleans(),
     )
 
 
@@ -751,10 +818,17 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
         stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
+        beside=st.none() | st.none() | laurels(d_model),
     )
     return st.tuples(drawn, st.booleans()).map(
         lambda found: replace(found[0], normed=found[1] and found[0].norm is not None)
     )
+
+
+@cache
+def laurels(d_model: int) -> SearchStrategy[Laurel]:
+    """A low-rank residual."""
+    return st.builds(Laurel, d_model=st.just(d_model), rank=st.integers(1, 4), norm=maybe_norms(d_model))
 
 
 @cache
@@ -800,7 +874,9 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
         (i, branch)
         for i, block in enumerate(drawn)
         for branch in block.branches
-        if isinstance(branch.body, Attention) and not isinstance(branch.body.positions, RelativeProjection)
+        if isinstance(branch.body, Attention)
+        and not isinstance(branch.body.positions, RelativeProjection)
+        and branch.body.indexer is None
     ]
     if not found or not draw(st.booleans()):
         return tuple(drawn)
@@ -820,23 +896,6 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
 
 
 @st.composite
-def moving(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The blocks, or those and one more, whose values move towards those of one of theirs."""
-    branches = [branch for block in drawn for branch in block.branches]
-    found = [branch for branch in branches if isinstance(branch.body, DeltaTimeMixing)]
-    if not found or not draw(st.booleans()):
-        return drawn
-    first = found[0]
-    assert isinstance(first.body, DeltaTimeMixing)
-    lender = replace(first, body=replace(first.body, value_name="early"))
-    named = (replace(b, branches=tuple(lender if x is first else x for x in b.branches)) for b in drawn)
-    later = draw(delta_time_mixings(first.body.d_model))
-    sizes = {"n_heads": first.body.n_heads, "d_value": first.body.d_value, "norm": first.body.norm}
-    reader = replace(later, **sizes, move_rank=draw(st.integers(1, 3)), value_from="early")
-    return (*named, Block(branches=(replace(first, parallel=False, body=reader),)))
-
-
-@st.composite
 def biased(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
     """The blocks, or those and one more, whose queries get the vectors that those of one of theirs get."""
     for i, block in enumerate(drawn):
@@ -852,6 +911,23 @@ def biased(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
                 again = Block(branches=(replace(later, parallel=False),))
                 return (*drawn[:i], replace(block, branches=own), *drawn[i + 1 :], again)
     return drawn
+
+
+@st.composite
+def moving(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks, or those and one more, whose values move towards those of one of theirs."""
+    branches = [branch for block in drawn for branch in block.branches]
+    found = [branch for branch in branches if isinstance(branch.body, DeltaTimeMixing)]
+    if not found or not draw(st.booleans()):
+        return drawn
+    first = found[0]
+    assert isinstance(first.body, DeltaTimeMixing)
+    lender = replace(first, body=replace(first.body, value_name="early"))
+    named = (replace(b, branches=tuple(lender if x is first else x for x in b.branches)) for b in drawn)
+    later = draw(delta_time_mixings(first.body.d_model))
+    sizes = {"n_heads": first.body.n_heads, "d_value": first.body.d_value, "norm": first.body.norm}
+    reader = replace(later, **sizes, move_rank=draw(st.integers(1, 3)), value_from="early")
+    return (*named, Block(branches=(replace(first, parallel=False, body=reader),)))
 
 
 @cache
@@ -954,11 +1030,15 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(biased(draw(lending(drawn)))) for one in (block, *sharing(block)))
     all_blocks, vectors = draw(reading(draw(moving(all_blocks)), d_model))
-    streams = draw(st.none() | merges(d_model))
+    streams = draw(st.none() | merges(d_model) | projections(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
+    if isinstance(streams, ProjectedStreams):
+        all_blocks = draw(updated(all_blocks, streams, vectors))
     return LanguageModel(
         embedding=embedding,
-        blocks=all_blocks if streams is None else tuple(connected(block, streams) for block in all_blocks),
+        blocks=tuple(connected(block, streams) for block in all_blocks)
+        if isinstance(streams, StreamMerge)
+        else all_blocks,
         per_layer=vectors,
         streams=streams,
         embedding_norm=draw(maybe_norms(d_model)),
@@ -994,6 +1074,35 @@ def merges(d_model: int) -> SearchStrategy[StreamMerge]:
     )
 
 
+@cache
+def projections(d_model: int) -> SearchStrategy[ProjectedStreams]:
+    """Two or three residual streams, projected."""
+    return st.builds(
+        ProjectedStreams, n_streams=st.integers(2, 3), d_model=st.just(d_model), eps=st.sampled_from((1e-5, 0.1))
+    )
+
+
+@st.composite
+def updated(
+    draw: DrawFn, drawn: tuple[Block, ...], streams: ProjectedStreams, vectors: PerLayerEmbedding | None
+) -> tuple[Block, ...]:
+    """The blocks on one of as many streams, which they predict and correct; some read a per-layer embedding after."""
+    d_model, made = streams.d_model, []
+    for block in drawn:
+        vector = None
+        if vectors is not None and draw(st.booleans()):
+            vector = PerLayerInput(d_model=d_model, d=vectors.d, activation=draw(st.sampled_from(ACTIVATIONS)))
+        updates = AlternatingUpdates(
+            n_streams=streams.n_streams,
+            d_model=d_model,
+            norm=draw(norms(d_model)),
+            vector=vector,
+            vector_norm=None if vector is None else draw(maybe_norms(d_model)),
+        )
+        made.append(replace(block, updates=updates))
+    return tuple(made)
+
+
 def connected(block: Block, merge: StreamMerge) -> Block:
     """The block with hyper-connections to as many streams."""
     own = HyperConnection(n_streams=merge.n_streams, d_model=merge.d_model, iterations=merge.n_streams)
@@ -1003,7 +1112,7 @@ def connected(block: Block, merge: StreamMerge) -> Block:
 
 def hashing(block: Block, n_vocab: int) -> Block:
     """The block with tables for those of its routers that choose by scores alone."""
-    plain = lambda part: isinstance(part, Router) and not part.correction and part.groups is None  # noqa: E731
+    plain = lambda part: isinstance(part, Router) and not (part.correction or part.groups or part.nearness)  # noqa: E731
     if not any(plain(part) for _, part in walk(block)):
         return block
     return block.replace_where(lambda _, part: plain(part), table=n_vocab)
@@ -1387,6 +1496,9 @@ def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -
             scale=draw(st.sampled_from((1.0, 2.0))),
             standardised=draw(st.booleans()),
         )
+    if square and draw(st.booleans()):
+        sizes = {"d_in": d_in, "d_out": d_out, "n_side": n_side}
+        return ConvolvedProjector(**sizes, steps=draw(st.integers(1, 2)), bias=draw(st.booleans()))
     merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
     return draw(mergers(d_in, d_out, merge))
 
@@ -1399,7 +1511,13 @@ def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = Fals
     What `copies` first saves no tensor that another part saves too.
     """
     between = draw(st.lists(st.integers(1, 6), max_size=2))
+    first = None
+    if not copies and draw(st.booleans()):
+        wide = draw(st.integers(1, 6))
+        first = draw(mergers(d_in, wide, 1, copies=True))
+        d_in = wide
     return MLPProjector(
+        first=first,
         widths=(d_in * merge**2, *between, d_out),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),

@@ -42,6 +42,7 @@ TEXT: dict[str, Any] = {
 VIT = TOWER | {"model_type": "vit", "num_labels": 3}
 SIGLIP = {"model_type": "siglip", "text_config": TEXT, "vision_config": TOWER}
 DINOV2 = {name: size for name, size in TOWER.items() if name != "intermediate_size"} | {"model_type": "dinov2"}
+PIXTRAL = TOWER | {"model_type": "pixtral"}
 CLIP = {"model_type": "clip", "text_config": TEXT, "vision_config": TOWER}
 LLAVA = {"model_type": "llava", "image_token_index": 7, "text_config": TEXT, "vision_config": TOWER}
 GEMMA3 = {
@@ -76,6 +77,7 @@ CONFIGS = {
     "clip": CLIP,
     "siglip": SIGLIP,
     "dinov2": DINOV2,
+    "pixtral": PIXTRAL,
     "llava": LLAVA,
     "gemma3": GEMMA3,
     "paligemma": PALIGEMMA,
@@ -119,6 +121,12 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
         ("clip", "text_config", {"rope_theta": 1.0}),
         ("clip", "projection_dim", 0),
         ("dinov2", "mlp_ratio", 0),
+        ("pixtral", "patch_size", 5),
+        ("pixtral", "head_dim", 8),
+        ("pixtral", "architectures", ["PixtralModel"]),
+        ("pixtral", "rope_parameters", {"rope_type": "linear"}),
+        ("pixtral", "num_attention_heads", 4),
+        ("pixtral", "layer_norm_eps", 1e-5),
         ("dinov2", "architectures", ["Dinov2ForImageClassification"]),
         ("dinov2", "intermediate_size", 6),
         ("siglip", "text_config", {"projection_size": 7}),

@@ -63,6 +63,8 @@ def one_row(built: Module, x: Tensor) -> Tensor:
         "sqrt_softplus": (1 + logits.exp()).log().sqrt(),
     }[router.scoring]
     chosen = chosen_by(built, scores.detach())
+    if router.nearness is not None:
+        scores = in_turn(logits, chosen, router.nearness)
     total = sum(scores[e] for e in chosen) + router.eps if router.renormalise else 1.0
     given = normed(built.norm, x)
     given = given if part.d_latent is None else latent(built, "into_latent", given)
@@ -75,6 +77,16 @@ def one_row(built: Module, x: Tensor) -> Tensor:
         shared = normed(built.shared_post_norm, run_shared(built, normed(built.shared_norm, x)))
         y = y + (torch.sigmoid(built.shared_gate.weight @ x) * shared if part.shared_gate else shared)
     return y
+
+
+def in_turn(logits: Tensor, chosen: list[int], nearness: float) -> dict[int, Tensor]:
+    """The weight of each chosen expert: its part of the exponentials of those left that are near it."""
+    left, said, weights = set(range(len(logits))), logits.tolist(), {}
+    for e in chosen:
+        near = [i for i in left if (said[e] - said[i]) / max(abs(said[i]), said[e]) <= nearness]
+        weights[e] = logits[e].exp() / sum((logits[i].exp() for i in near), torch.zeros(()))
+        left.remove(e)
+    return weights
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:  # noqa: ANN401  # a norm's module, or None
@@ -217,6 +229,7 @@ BAD: dict[str, Callable[[], object]] = {
     "shared_gate": lambda: mixture(2, 1, shared_gate=True),
     "eps": lambda: Router(d_model=4, n_experts=2, top_k=1, eps=1e-20),
     "scale": lambda: Router(d_model=4, n_experts=2, top_k=1, scale=0.0),
+    "nearness": lambda: Router(d_model=4, n_experts=2, top_k=1, nearness=0.1, renormalise=True),
     "groups": lambda: Router(d_model=4, n_experts=5, top_k=1, groups=ExpertGroups(n_groups=2, top_groups=1)),
     "top_groups": lambda: ExpertGroups(n_groups=2, top_groups=2),
     "score": lambda: ExpertGroups(n_groups=2, top_groups=1, score="worst"),  # type: ignore[arg-type]

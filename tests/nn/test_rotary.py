@@ -83,6 +83,25 @@ def test_the_attention_factor_is_on_cos_and_on_sin() -> None:
     torch.testing.assert_close(made.sin, 1.3 * bare.sin)
 
 
+def test_a_long_text_has_a_factor_of_its_own_on_cos_and_on_sin() -> None:
+    """By hand: 1.5 up to 5 tokens and 0.5 beyond, in one batch and alone."""
+    scaling = LongRope(
+        short_factors=(1.0,),
+        long_factors=(1.0,),
+        original_context=5,
+        attention_factor=1.5,
+        long_attention_factor=0.5,
+    )
+    rotary = Rotary(d_rotary=2, scaling=scaling)
+    assert [rotary.factor_at(length) for length in (0, 5, 6)] == [1.5, 1.5, 0.5]
+    assert rotary.stretches
+    made = tables(rotary, torch.tensor([[2]]), (5, 6), torch.float64)
+    for found, plain in ((made.cos, math.cos(2)), (made.sin[..., 1:], math.sin(2))):
+        torch.testing.assert_close(found[:, 0, 0, 0], torch.tensor([1.5 * plain, 0.5 * plain], dtype=torch.float64))
+    alone = tables(rotary, torch.tensor([[2]]), (6,), torch.float64)
+    torch.testing.assert_close(alone.cos, made.cos[1:])
+
+
 def test_two_rows_of_two_lengths_have_tables_of_their_own() -> None:
     """By hand: pair 0 turns by 1 / 1.0 a token in the short text, by 1 / 4.0 in the long one."""
     scaling = LongRope(short_factors=(1.0, 2.0), long_factors=(4.0, 8.0), original_context=5, attention_factor=1.0)

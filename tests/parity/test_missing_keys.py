@@ -110,7 +110,8 @@ def _both(case: ParityCase, folder: Path) -> tuple[BuiltModel | None, PreTrained
         mine = None
     try:
         other = transformers_loads(folder, kind=case.kind)
-        other(torch.zeros(1, 1, dtype=torch.long))  # some refuse only as they run
+        if other.main_input_name == "input_ids":
+            other(torch.zeros(1, 1, dtype=torch.long))  # some refuse only as they run
     except Exception:  # whatever its validation, or a table, runs into
         other = None
     return mine, other
@@ -132,6 +133,7 @@ def _completed(config: Config, folder: Path) -> Config | None:
 
 def _foreign(config: Config, usual: object) -> bool:
     """Whether a size is refused since the class's default is another model's; it says the default, `usual`."""
+    usual = usual[0] if isinstance(usual, list) and usual else usual  # the same for each layer
     try:
         read_config(config, "model")
     except InputError as error:

@@ -239,6 +239,8 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     ),
     (LONG, {"original_context": 0}, "original_context"),
     (LONG, {"attention_factor": 0.0}, "attention_factor"),
+    (LONG, {"long_attention_factor": 0.0}, "long_attention_factor"),
+    (LONG, {"long_attention_factor": 1.0}, "long_attention_factor"),
     (Rotary(d_rotary=4), {"d_rotary": 3}, "d_rotary"),
     (Rotary(d_rotary=4), {"theta": 0.0}, "theta"),
     (Rotary(d_rotary=4), {"pairing": "interleaved"}, "pairing"),

@@ -605,6 +605,8 @@ def test_a_router() -> None:
     common = {"input": 105, "scores": (168, "wide"), "chosen": (63, "int64"), "weights": 63}
     assert kept(ROUTER) == common
     assert kept(replace(ROUTER, renormalise=True)) == common | {"chosen scores": (63, "wide"), "sums": (21, "wide")}
+    in_turn = {"scores": (3 * 168, "wide"), "closed": (3 * 168, "bool")}
+    assert kept(replace(ROUTER, nearness=0.5)) == common | in_turn
 
 
 def test_experts() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET, DELTA_TIME
+from small_parts import DELTA_NET, DELTA_TIME, FUSED
 from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
@@ -22,13 +22,16 @@ from asbuilt.kernels.memory import memory
 from asbuilt.spec import (
     RGLRU,
     XIELU,
+    AlternatingUpdates,
     Attention,
     AudioLanguageModel,
     AxialPositions,
+    BlockIndexer,
     CausalConvolution,
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    ConvolvedProjector,
     DeltaTimeMixing,
     DiagonalStateSpace,
     Differential,
@@ -37,11 +40,13 @@ from asbuilt.spec import (
     DynamicNTK,
     EmbeddingProjection,
     EntryIndexer,
+    FusedPredictor,
     GatedConvolution,
     GatedDeltaNet,
     HeadNorm,
     Hearing,
     HyperConnection,
+    Laurel,
     LayerNorm,
     LightningAttention,
     Linear,
@@ -57,6 +62,7 @@ from asbuilt.spec import (
     PerLayerEmbedding,
     PerLayerInput,
     Predictor,
+    ProjectedStreams,
     Proportional,
     Recurrent,
     RMSNorm,
@@ -90,12 +96,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
+    "BlockIndexer": {"local": 1},
     "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
     "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
-    "ClampedGate": {"shift": True},
+    "ClampedGate": {"shift": True, "activated": False},
     "ClusterHead": {"tied": False, "tied_map": False, "n_clusters": 0},
     "Contrast": {"bias": False},
+    "ConvolvedProjector": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
@@ -109,6 +117,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "HeadNorm": {"eps": 1e-5, "bias": False},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
+    "ProjectedStreams": {"eps": 1e-5},
     "HeadTransform": {"eps": 1e-12, "bias": True, "norm_bias": True},
     "LatentAttention": {"bias": False, "output_bias": False},
     "LayerNorm": {"eps": 1e-5, "gain": True, "bias": True},
@@ -136,6 +145,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
+    "FusedPredictor": {"normed": False},
     "GatedConvolution": {"bias": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
@@ -157,7 +167,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "GridPositions": {"interpolation": "corners"},
     "Parallel": {"input_scales": (1.0, 1.0), "output_scales": (1.0, 1.0)},
-    "Plane": {"alternating": False, "staggered": False},
+    "Plane": {"alternating": False, "staggered": False, "timed": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
@@ -225,15 +235,20 @@ def examples() -> dict[type[Part], Part]:
     found[Disentangled] = Disentangled(span=4)
     found[DistanceTable] = DistanceTable(n_rows=8, d_model=6)
     found[EmbeddingProjection] = EmbeddingProjection(d_embedding=3, d_model=6)
+    found[BlockIndexer] = BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found[ConvolvedProjector] = ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found[CompressedAttention] = CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
     found[HeadNorm] = HeadNorm(d=3, n_heads=2)
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
+    found[AlternatingUpdates] = AlternatingUpdates(n_streams=2, d_model=6, norm=RMSNorm(d=6))
+    found[ProjectedStreams] = ProjectedStreams(n_streams=2, d_model=6)
+    found[Laurel] = Laurel(d_model=6, rank=2)
     found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)
     found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
     found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
@@ -249,6 +264,7 @@ def examples() -> dict[type[Part], Part]:
     found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
+    found[FusedPredictor] = FUSED
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found
 
@@ -302,7 +318,10 @@ KEPT = {
     "capped",
     "chosen",
     "chosen scores",
+    "closed",
     "convolved",
+    "convolved 0",
+    "convolved 1",
     "d",
     "decay",
     "decays",
@@ -343,6 +362,7 @@ KEPT = {
     "mix weights",
     "mixed",
     "mixed and zeros",
+    "mixed by key head",
     "mixing",
     "moved",
     "narrow",
@@ -383,12 +403,16 @@ KEPT = {
     "start",
     "states",
     "steps",
+    "sizes",
     "steps before",
     "steps before limits",
     "steps' vector",
     "sums",
     "tokens",
     "transformed",
+    "spread",
+    "streams",
+    "uncut",
     "types",
     "u",
     "up",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from small_grids import seer
-from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, LATENT
+from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, FUSED, LATENT
 from small_sounds import HEARER, HEARING
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
@@ -54,10 +54,15 @@ def examples() -> dict[str, Part]:
     found["AudioLanguageModel"], found["Hearing"] = HEARER, HEARING
     found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
     found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
+    found["AlternatingUpdates"] = spec.AlternatingUpdates(n_streams=2, d_model=6, norm=spec.RMSNorm(d=6))
+    found["ProjectedStreams"] = spec.ProjectedStreams(n_streams=2, d_model=6)
+    found["Laurel"] = spec.Laurel(d_model=6, rank=2)
     found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)
+    found["BlockIndexer"] = spec.BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = spec.Compressor(d_model=6, d_head=4, ratio=2)
     found["Compressor"] = entries
     found["EntryIndexer"] = spec.EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found["ConvolvedProjector"] = spec.ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found["CompressedAttention"] = spec.CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
@@ -85,6 +90,7 @@ def examples() -> dict[str, Part]:
     found.setdefault("GatedMLP", spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
     both = spec.Attention(d_model=4, d_input=8, n_heads=1, n_kv_heads=1, d_head=2)
     shared = spec.SharedTransformer(attention=both, ffn=spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
+    found["FusedPredictor"] = FUSED
     found["SharedTransformer"], found["SideTransformer"] = shared, spec.SideTransformer(shared=shared, rank=2)
     return found
 

@@ -1307,21 +1307,6 @@ ROWS["rwkv-4-169m"] = Entry(
         n_vocab=50277, d_model=768, n_layers=12, max_positions=1024, eps=1e-5, d_ff=3072, name="rwkv-4-169m"
     ),
 )
-
-
-def _rwkv7(name: str, layers: int, d_model: int, decay: int, move: int, gate: int) -> None:
-    # contexts as the weights' names on the hub have them, -ctx4096
-    sizes = {"n_vocab": 65536, "d_model": d_model, "n_layers": layers, "d_ff": 4 * d_model, "max_positions": 4096}
-    ranks = {"decay_rank": decay, "rate_rank": decay, "move_rank": move, "gate_rank": gate}
-    source = "Peng et al. 2025, arXiv 2503.14456; widths and ranks of fla-hub's rwkv7-*-world"
-    make = lambda: rwkv7.build(**sizes, **ranks, name=name)  # noqa: E731  # type: ignore[arg-type]
-    ROWS[name] = Entry(name=name, family="rwkv7", source=source, dtype="bfloat16", make=make)
-
-
-_rwkv7("rwkv7-0.1b-world", layers=12, d_model=768, decay=64, move=32, gate=128)
-_rwkv7("rwkv7-0.4b-world", layers=24, d_model=1024, decay=64, move=32, gate=128)
-_rwkv7("rwkv7-1.5b-world", layers=24, d_model=2048, decay=96, move=64, gate=256)
-_rwkv7("rwkv7-2.9b-world", layers=32, d_model=2560, decay=96, move=64, gate=320)
 ROWS["transfo-xl-wt103"] = Entry(
     name="transfo-xl-wt103",
     family="transfo-xl",
@@ -1342,6 +1327,21 @@ ROWS["transfo-xl-wt103"] = Entry(
         name="transfo-xl-wt103",
     ),
 )
+
+
+def _rwkv7(name: str, layers: int, d_model: int, decay: int, move: int, gate: int) -> None:
+    # contexts as the weights' names on the hub have them, -ctx4096
+    sizes = {"n_vocab": 65536, "d_model": d_model, "n_layers": layers, "d_ff": 4 * d_model, "max_positions": 4096}
+    ranks = {"decay_rank": decay, "rate_rank": decay, "move_rank": move, "gate_rank": gate}
+    source = "Peng et al. 2025, arXiv 2503.14456; widths and ranks of fla-hub's rwkv7-*-world"
+    make = lambda: rwkv7.build(**sizes, **ranks, name=name)  # noqa: E731  # type: ignore[arg-type]
+    ROWS[name] = Entry(name=name, family="rwkv7", source=source, dtype="bfloat16", make=make)
+
+
+_rwkv7("rwkv7-0.1b-world", layers=12, d_model=768, decay=64, move=32, gate=128)
+_rwkv7("rwkv7-0.4b-world", layers=24, d_model=1024, decay=64, move=32, gate=128)
+_rwkv7("rwkv7-1.5b-world", layers=24, d_model=2048, decay=96, move=64, gate=256)
+_rwkv7("rwkv7-2.9b-world", layers=32, d_model=2560, decay=96, move=64, gate=320)
 ROWS["recurrentgemma-2b"] = Entry(
     name="recurrentgemma-2b",
     family="recurrent_gemma",

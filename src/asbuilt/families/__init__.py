@@ -59,6 +59,8 @@ def _instead(family: object) -> str:
     """What can be done without a family: a slip corrected, its kin tried, a plan by size, the model described."""
     if not isinstance(family, str):
         return ""
+    if f"{family}_text" in FAMILIES:
+        return f"its text alone is read: put its text_config into a config.json, with model_type {family}_text"
     others = [name for name in FAMILIES if _unnumbered(name) != _unnumbered(family)]  # gemma7 is no slip of gemma
     if slip := near(family[:80], others, cutoff=SLIP):
         return slip

@@ -97,19 +97,19 @@ def build(
             branches.append(Branch(name="vector", body=body, post_norm=norm))
         return Block(branches=tuple(branches), scaled=True)
 
-    layers = [*zip(windows, _roles(windows, n_readers), strict=True)]
+    layers = [*zip(windows, roles(windows, n_readers), strict=True)]
     kinds = {layer: block(*layer) for layer in dict.fromkeys(layers)}
-    vectors = _vectors(made, eps, d_vector, n_vectors) if d_vector else None
+    embedded = vectors(made, eps, d_vector, n_vectors) if d_vector else None
     return made.model(
         tuple(map(kinds.__getitem__, layers)),
         norm,
         embedding_scale=made.d_model**0.5,
         logit_softcap=logit_softcap,
-        per_layer=vectors,
+        per_layer=embedded,
     )
 
 
-def _roles(windows: Sequence[int | None], n_readers: int) -> list[Role]:
+def roles(windows: Sequence[int | None], n_readers: int) -> list[Role]:
     """Returns each layer's role: the last layer of a kind before the readers lends to those of its kind."""
     first = len(windows) - n_readers
     lenders = {max(i for i in range(first) if windows[i] == window) for window in {*windows[first:]}}
@@ -141,7 +141,8 @@ def _feed_forward(made: Dimensions, norm: RMSNorm, experts: tuple[int, int, int]
     return Branch(name="ffn", body=body, post_norm=norm)
 
 
-def _vectors(made: Dimensions, eps: float, width: int, rows: int) -> PerLayerEmbedding:
+def vectors(made: Dimensions, eps: float, width: int, rows: int) -> PerLayerEmbedding:
+    """Returns the embedding of which each block reads a vector `width` wide, a table of as many `rows`."""
     return PerLayerEmbedding(
         n_vocab=rows,
         n_layers=made.n_layers,
@@ -186,13 +187,16 @@ def _stacked(part: MixtureOfExperts) -> list[Entry]:
     ]
 
 
-def _names(spec: Model, family: str) -> TensorTable:
-    """Returns the table; files also hold keys and values of layers that read those of others."""
+def ignored(spec: Model) -> dict[str, str]:
+    """Returns what files hold beside the model: keys and values of layers that read those of others."""
     bodies = ((i, branch.body) for i, block in enumerate(spec.blocks) for branch in block.branches)
     readers = "|".join(str(i) for i, body in bodies if isinstance(body, Attention) and body.kv_from is not None)
     unused = rf"(.*\.)?layers\.({readers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
-    ignored = NO_BUFFERS | ({unused: "this layer reads the keys and values of another"} if readers else {})
-    return Names(stems=STEMS, outside=WHOLE, stacked=_stacked, ignored=ignored)(spec, family)
+    return NO_BUFFERS | ({unused: "this layer reads the keys and values of another"} if readers else {})
+
+
+def _names(spec: Model, family: str) -> TensorTable:
+    return Names(stems=STEMS, outside=WHOLE, stacked=_stacked, ignored=ignored(spec))(spec, family)
 
 
 FAMILY = Family(

@@ -179,7 +179,7 @@ def build(text: LanguageModel, images: dict[str, Any], placeholder: int, eps: fl
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     tower, text = whole.vision.tower, deepseek_v3.FAMILY.table(whole.text)
-    layouts: dict[str, Any] = {"embedding.weight": row_towers.patches(whole, family)}
+    layouts: dict[str, Any] = {"embedding.weight": row_towers.patches(whole.vision.tower, family, "vision.tower.")}
     if isinstance(tower.positions, GridPositions):
         n, d = tower.positions.n_side, tower.d_model
         layouts["positions.weight"] = Reshaped((n * n, d), (n, n, d))

@@ -80,7 +80,7 @@ def build(
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     text = lfm2.FAMILY.table(whole.text)
-    row_towers.patches(whole, family)  # of one frame
+    row_towers.patches(whole.vision.tower, family, "vision.tower.")  # of one frame
     embedding = expect(whole.vision.tower.embedding, GridPatches, "vision.tower.embedding", family)
     names: Names = replace(NAMES, layouts={"embedding.weight": PixelsLast(embedding.holds()["weight"].shape[1:])})
     entries = (

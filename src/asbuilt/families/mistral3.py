@@ -9,32 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import ministral3, mistral
+from asbuilt.families import ministral3, mistral, pixtral
 from asbuilt.families.shared import row_towers
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.image_grid import TowerRope, projector_entries
-from asbuilt.families.shared.key import (
-    Flag,
-    Irrelevant,
-    Only,
-    Size,
-    activation,
-    defaults,
-    depth,
-    tied,
-)
+from asbuilt.families.shared.image_grid import projector_entries
+from asbuilt.families.shared.key import Flag, Irrelevant, Only, Size, activation, defaults, tied
 from asbuilt.families.shared.multimodal import SAME_TIE, SPELLINGS, TEXT, TextOf, placeholder
-from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import expect_whole
 from asbuilt.families.shared.table import ChannelsFirst, TensorTable, respelled
-from asbuilt.families.shared.towers import Nested, Pixels
+from asbuilt.families.shared.towers import Nested
 from asbuilt.spec import (
     Activation,
     GridVision,
     LanguageModel,
     MLPProjector,
     Model,
-    Plane,
     RMSNorm,
     VisionLanguageModel,
 )
@@ -57,40 +46,15 @@ USUAL_TEXT = {
     "vocab_size": 131072,
 }
 PROJECTOR = {"norm": "norm", "layers_0": "patch_merger.merging_layer", "layers_1": "linear_1", "layers_2": "linear_2"}
-STEMS = {
-    "attention.norm": "attention_norm",
-    "ffn.norm": "ffn_norm",
-    **{f"attention.body.{part}": f"attention.{part}_proj" for part in "qkvo"},
-    **{f"ffn.body.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-}
-NAMES = Names(stems=STEMS, outside={"embedding": "patch_conv", "embedding_norm": "ln_pre"}, layers="transformer.layers")
-
-
-TOWER = (  # defaults as in transformers' PixtralVisionConfig
-    Size("hidden_size", "d_model", default=1024),
-    Size("num_attention_heads", "n_heads", default=16, divides="d_model"),
-    depth("num_hidden_layers", 24),
-    Size("intermediate_size", "d_ff", default=4096),
-    activation(default="gelu"),
-    Size("num_channels", "channels", default=3, at="model.embedding.channels"),
-    Pixels("patch_size", "patch_size", default=16, most=2**10, at="model.embedding.patch_size"),
-    Only("head_dim", lambda values: values["d_model"] // values["n_heads"], reason="heads are that wide"),
-    TowerRope(),
-    Irrelevant("the largest image that the processor makes", "image_size"),
-    Irrelevant("a tower of patches has none; left over in older configs", "vocab_size"),
-)
+# a tower within a whole: images have the size that comes
+TOWER = (*pixtral.BLOCKS, pixtral.PATCH, Irrelevant("the largest image that the processor makes", "image_size"))
 
 
 def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Returns the config with RoPE of the tower in its newer spelling, and ties said in both places."""
     images = config.get("vision_config")
     if isinstance(images, dict):
-        images, rope = dict(images), images.get("rope_parameters")
-        if rope is None and "rope_theta" in images:
-            images["rope_parameters"] = {"rope_theta": images.pop("rope_theta")}
-        elif isinstance(rope, dict) and rope.get("rope_type") == "default":  # the same frequencies by an older name
-            images["rope_parameters"] = rope | {"rope_type": "axial"}
-        config = config | {"vision_config": images}
+        config = config | {"vision_config": pixtral.axial(images)}
     if config.get("text_config") is None:
         config = config | {"text_config": USUAL_TEXT}
     return row_towers.tied_as_whole(config)
@@ -101,9 +65,6 @@ def build(
 ) -> Model:
     """Returns the text with images in it, of a tower of these sizes."""
     d_model, eps = images["d_model"], row_towers.EPS if text.norm is None else text.norm.eps
-    norm = RMSNorm(d=d_model, eps=row_towers.EPS)
-    plane = Plane(staggered=True)
-    tower = row_towers.tower({**images, "merge": merge}, norm, plane, gated=True, embedding_norm=norm)
     projector = MLPProjector(
         widths=(d_model * merge**2, d_model, text.d_model, text.d_model),
         activation=activation,
@@ -112,13 +73,14 @@ def build(
         merging=True,
         norm=RMSNorm(d=d_model, eps=eps),
     )
+    tower = pixtral.tower({**images, "merge": merge})
     return VisionLanguageModel.of(text, GridVision(tower=tower, projector=projector, placeholder=placeholder))
 
 
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     tower, text = whole.vision.tower, mistral.FAMILY.table(whole.text)
-    names = replace(NAMES, layouts={"embedding.weight": row_towers.patches(whole, family)})
+    names = replace(pixtral.NAMES, layouts={"embedding.weight": row_towers.patches(tower, family, "vision.tower.")})
     merging, turned = "vision.projector.layers_0.weight", ChannelsFirst(tower.d_model)
     projector = projector_entries(whole, "vision.projector", PROJECTOR, "multi_modal_projector", family)
     again = {f"language_model.{name}": path for name, path in text.duplicates.items()}

@@ -42,8 +42,13 @@ def diff_transformers(model: Model, folder: Path, family: str, tokens_BT: Tensor
 
 
 def _as_wide(other: Tensor, x: Tensor) -> Tensor:
-    """Returns transformers' activations with all residual streams of a token in one vector, as asbuilt's are."""
-    return other.flatten(2) if other.dim() == 4 and x.dim() == 3 else other
+    """Returns transformers' activations with all residual streams of a token in one vector, as asbuilt's are.
+
+    Streams are its third dimension, or its first.
+    """
+    if other.dim() != 4 or x.dim() != 3:
+        return other
+    return (other if other.shape[:2] == x.shape[:2] else other.permute(1, 2, 0, 3)).flatten(2)
 
 
 def first_divergence(found: list[Difference], tolerance: float) -> Difference | None:

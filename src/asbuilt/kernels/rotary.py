@@ -36,6 +36,7 @@ def tables(
     """
     asked = lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
     rows = [rotary.inverse_frequencies(length) for length in asked]
+    factors = [rotary.factor_at(length) for length in asked]
     inverse = torch.tensor(rows, dtype=widest(positions_BT.device), device=positions_BT.device)
     places = positions_BT[:, :, None]
     if rotary.grid is not None:
@@ -43,7 +44,8 @@ def tables(
     elif rotary.axes is not None and coordinates_3BT is not None:
         places = _by_axis(rotary, coordinates_3BT)
     angle = places.to(inverse.dtype) * inverse[:, None, :]
-    cos, sin = angle.cos() * rotary.attention_factor, angle.sin() * rotary.attention_factor
+    factor = factors[0] if len(set(factors)) == 1 else inverse.new_tensor(factors)[:, None, None]
+    cos, sin = angle.cos() * factor, angle.sin() * factor
     if rotary.pairing == "halves":
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:

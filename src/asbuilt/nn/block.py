@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asbuilt.nn.altup import AlternatingUpdates
+from asbuilt.nn.laurel import Laurel
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
@@ -52,6 +54,7 @@ class Branch(PartModule):
         self.streams = None if part.streams is None else HyperConnection(part.streams, f"{path}.streams")
         self.body = module(part.body, f"{path}.body")
         self.post_norm = optional(part.post_norm, f"{path}.post_norm")
+        self.beside = None if part.beside is None else Laurel(part.beside, f"{path}.beside")
         self.sum_norm = optional(part.sum_norm, f"{path}.sum_norm")
         self.scale, self.parallel = part.scale, part.parallel
         self.stream_scale, self.normed = part.stream_scale, part.normed
@@ -63,7 +66,7 @@ class Branch(PartModule):
             return self.streams.write(stream_BTM, self.output(read_BTM, step), post, mix)
         if self.normed and self.norm is not None:
             stream_BTM = self.norm(x_BTM)
-            y = self.after(self.body(stream_BTM, step))
+            y = self.of(stream_BTM, step)
         else:
             y = self.output(x_BTM, step)
         stream_BTM = stream_BTM if self.stream_scale == 1.0 else stream_BTM * self.stream_scale
@@ -73,7 +76,12 @@ class Branch(PartModule):
     def output(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns g * post_norm(body(norm(x))), or of x and what the side gives."""
         x_BTM = x_BTM if self.side is None else x_BTM + self.side(x_BTM, step)
-        return self.after(self.body(x_BTM if self.norm is None else self.norm(x_BTM), step))
+        return self.of(x_BTM if self.norm is None else self.norm(x_BTM), step)
+
+    def of(self, read_BTM: Tensor, step: Step) -> Tensor:
+        """Returns g * post_norm(body(x)) of what the body reads, with what is beside it."""
+        y = self.after(self.body(read_BTM, step))
+        return y if self.beside is None else y + self.beside(read_BTM)
 
     def after(self, y_BTM: Tensor) -> Tensor:
         """Returns g * post_norm(y)."""
@@ -96,6 +104,8 @@ class Block(PartModule):
         self.part, self.scaled = part, part.scaled
         for branch in part.branches if own else ():
             self.add_module(branch.name, Branch(branch, f"{path}.{branch.name}"))
+        has = own and part.updates is not None
+        self.updates = AlternatingUpdates(part.updates, f"{path}.updates") if has else None  # type: ignore[arg-type]
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns the stream with every branch added."""
@@ -113,10 +123,20 @@ class Block(PartModule):
             step.cache = cache
 
     def added(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns the stream with every branch added, by the modules of this block."""
+        """Returns the stream, or all streams, with every branch added, by the modules of this block."""
+        if self.updates is None:
+            stream_BTM = self.branched(x_BTM, step)
+        else:
+            predicted_RNM, read_BTM = self.updates.predict(x_BTM)
+            stream_BTM = self.updates.correct(predicted_RNM, read_BTM, self.branched(read_BTM, step), step)
+        return stream_BTM * self.scale.to(stream_BTM.dtype) if self.scaled else stream_BTM
+
+    def branched(self, x_BTM: Tensor, step: Step) -> Tensor:
+        """Returns what the branches make of one stream, or of all where each has streams of its own."""
         stream_BTM = x_BTM
-        for branch in self._modules.values():
+        for name in (branch.name for branch in self.part.branches):
+            branch = self._modules[name]
             if not branch.parallel:  # type: ignore[union-attr]
                 x_BTM = stream_BTM
             stream_BTM = branch(x_BTM, stream_BTM, step)  # type: ignore[misc]
-        return stream_BTM * self.scale.to(stream_BTM.dtype) if self.scaled else stream_BTM
+        return stream_BTM

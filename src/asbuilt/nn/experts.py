@@ -55,6 +55,9 @@ class Router(PartModule):
         if part.logit_scale != 1.0:
             logits_NE = logits_NE * part.logit_scale
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
+        if part.nearness is not None:
+            weights_Nk, chosen_Nk = self.in_turn(logits_NE.to(wide), part.nearness)
+            return self.scaled(weights_Nk, chosen_Nk).to(x_NM.dtype), chosen_Nk
         soft = part.scoring == "softmax"
         scores_NE = SCORES[part.scoring](logits_NE.to(wide) if not soft else logits_NE)
         # the logits order large values that sigmoid rounds to 1; corrections and group scores need the sigmoids
@@ -67,11 +70,29 @@ class Router(PartModule):
         weights_Nk = scores_NE.gather(-1, chosen_Nk)
         if part.renormalise:
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + part.eps)
-        if part.scale != 1.0:
-            weights_Nk = weights_Nk * part.scale
-        if part.expert_scale:
-            weights_Nk = weights_Nk * self.expert_scale[chosen_Nk].to(wide)
-        return weights_Nk.to(x_NM.dtype), chosen_Nk
+        return self.scaled(weights_Nk, chosen_Nk).to(x_NM.dtype), chosen_Nk
+
+    def scaled(self, weights_Nk: Tensor, chosen_Nk: Tensor) -> Tensor:
+        """Returns the weights with the factor of all experts and those of single ones."""
+        if self.part.scale != 1.0:
+            weights_Nk = weights_Nk * self.part.scale
+        if self.part.expert_scale:
+            weights_Nk = weights_Nk * self.expert_scale[chosen_Nk].to(weights_Nk.dtype)
+        return weights_Nk
+
+    def in_turn(self, logits_NE: Tensor, nearness: float) -> tuple[Tensor, Tensor]:
+        """Returns weights and experts, (N, k), chosen one after the other: a softmax over those near the best left."""
+        fixed_NE = logits_NE.detach()
+        best_Nk, chosen_Nk = fixed_NE.topk(self.part.top_k, dim=-1)
+        taken_NE = torch.zeros_like(fixed_NE, dtype=torch.bool)
+        weights = []
+        for best_N1, chosen_N1 in zip(best_Nk.split(1, -1), chosen_Nk.split(1, -1), strict=True):
+            apart_NE = (best_N1 - fixed_NE).div_(fixed_NE.abs().clamp_(min=best_N1))
+            closed_NE = (apart_NE > nearness).logical_or_(taken_NE)
+            del apart_NE  # before the softmax needs as much
+            weights.append(logits_NE.masked_fill(closed_NE, -torch.inf).softmax(-1).gather(-1, chosen_N1))
+            taken_NE.scatter_(-1, chosen_N1, True)
+        return torch.cat(weights, -1), chosen_Nk
 
     def choose(self, scores_NE: Tensor) -> Tensor:
         """Returns the experts (N, k) of the largest corrected scores, in the best groups only."""

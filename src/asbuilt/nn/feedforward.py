@@ -6,6 +6,7 @@ Shapes: batch B, new tokens T, model width M.
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +78,7 @@ class GatedMLP(PartModule):
     def __init__(self, part: spec.GatedMLP, path: str) -> None:
         super().__init__(part, path)
         self.activation, self.clamp, self.gate_scale = ACTIVATIONS[part.activation], part.clamp, part.gate_scale
+        self.deviations = None if part.sparsity is None else NormalDist().inv_cdf(part.sparsity)
         self.gate_up = self.fused(self.gate, self.up)
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
@@ -87,17 +89,28 @@ class GatedMLP(PartModule):
         """Returns (B, T, M) of what the gate and up maps give."""
         if self.clamp is not None:
             return self.down(clamped(gate, up, self.clamp))
+        if self.deviations is not None:
+            gate = above(gate, self.deviations)
         hidden = self.activation(gate if self.gate_scale == 1.0 else gate * self.gate_scale)
         # autograd saves the factors; without it the product can be in place
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 
 
+def above(x: Tensor, deviations: float) -> Tensor:
+    """Returns what each number of the last dimension has above mean + `deviations` standard deviations, 0 at least."""
+    std, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
+    return F.relu(x - (mean + std * deviations))
+
+
 def clamped(gate: Tensor, up: Tensor, part: spec.ClampedGate) -> Tensor:
     """Returns (up + 1) * gate * sigmoid(alpha gate), with the gate clamped above the limit, up on both sides.
 
-    Without `shift` up is not increased.
+    Without `shift` up is not increased; with `activated` the gate's activation is clamped, not the gate.
     """
-    opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
+    if part.activated:
+        opened = (F.silu(gate * part.alpha) / part.alpha).clamp(max=part.limit)
+    else:
+        opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
     cut = up.clamp(-part.limit, part.limit)
     if part.shift:
         cut = cut + 1

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asbuilt.errors import InputError
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.adaptive import AdaptiveHead
+from asbuilt.nn.altup import ProjectedStreams
 from asbuilt.nn.attention_pooling import AttentionPooling
 from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
@@ -50,7 +51,7 @@ class Model(nn.Module):
     per_layer: PerLayerEmbedding | None
     relative: nn.Module | None
     blocks: nn.ModuleList
-    streams: StreamMerge | None
+    streams: StreamMerge | ProjectedStreams | None
     norm: nn.Module | None
     head: nn.Module | None
 
@@ -121,7 +122,7 @@ class Model(nn.Module):
         step.entered_BTM = x_BTM if self.sides else None  # it stays allocated for the whole pass
         vectors = None if self.per_layer is None else self.per_layer(self.known(tokens_BT), x_BTM, step)
         if self.streams is not None:
-            x_BTM = x_BTM.repeat(1, 1, self.streams.part.n_streams)
+            x_BTM = self.streams.split(x_BTM)
         for i, block in enumerate(self.blocks if depth is None else self.blocks[:depth]):
             if vectors is not None:
                 step.per_layer_BTP = vectors[:, :, i]

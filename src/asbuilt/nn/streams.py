@@ -71,7 +71,11 @@ class HyperConnection(_Streams):
 
 @computes(spec.StreamMerge)
 class StreamMerge(_Streams):
-    """The streams as one."""
+    """One stream as several, which are the same at first, and those as one."""
+
+    def split(self, x_BTM: Tensor) -> Tensor:
+        """Returns (B, T, N*M)."""
+        return x_BTM.repeat(1, 1, self.part.n_streams)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns (B, T, M)."""

@@ -2,6 +2,7 @@
 
 from asbuilt.spec.adapters import adapted, without_adapters
 from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead, ClusterHead, TokenCluster
+from asbuilt.spec.altup import AlternatingUpdates, ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -42,15 +43,17 @@ from asbuilt.spec.experts import (
     Scoring,
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
+from asbuilt.spec.fused_predictor import FusedPredictor
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
-from asbuilt.spec.indexer import Indexer, SharedChoice
+from asbuilt.spec.indexer import BlockIndexer, Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
+from asbuilt.spec.laurel import Laurel
 from asbuilt.spec.lightning import LightningAttention
 from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
@@ -108,6 +111,7 @@ from asbuilt.spec.text_encoder import TextEncoder
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
 from asbuilt.spec.vision import (
     Contrast,
+    ConvolvedProjector,
     MLPProjector,
     PatchEmbedding,
     PooledProjector,
@@ -139,6 +143,7 @@ __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveHead",
     "Alibi",
+    "AlternatingUpdates",
     "AnyHead",
     "Attention",
     "AttentionPooling",
@@ -147,6 +152,7 @@ __all__ = [
     "AxialPositions",
     "BiasTable",
     "Block",
+    "BlockIndexer",
     "Body",
     "Branch",
     "CausalConvolution",
@@ -158,6 +164,7 @@ __all__ = [
     "CompressedAttention",
     "Compressor",
     "Contrast",
+    "ConvolvedProjector",
     "CrossAttention",
     "DeltaTimeMixing",
     "DiagonalStateSpace",
@@ -173,6 +180,7 @@ __all__ = [
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
+    "FusedPredictor",
     "Gain",
     "GatedConvolution",
     "GatedDeltaNet",
@@ -193,6 +201,7 @@ __all__ = [
     "Labelled",
     "LanguageModel",
     "LatentAttention",
+    "Laurel",
     "LayerNorm",
     "LearnedPositions",
     "LightningAttention",
@@ -225,6 +234,7 @@ __all__ = [
     "PoolerActivation",
     "Predictor",
     "Product",
+    "ProjectedStreams",
     "Projection",
     "Projector",
     "Proportional",

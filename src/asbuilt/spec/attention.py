@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from asbuilt.spec.differential import Differential
+from asbuilt.spec.indexer import BlockIndexer
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm
@@ -49,6 +50,9 @@ class Attention(Mixer):
     reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating`
     each channel or head of the sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
     With `differential` heads are in pairs, see Differential; a gate per head is then one for half a pair's sums.
+
+    With an `indexer` the heads of a group attend only to the blocks of keys that it chooses for their key head: a
+    single token after cached ones gathers them, in all other passes the others are masked.
     """
 
     d_model: int
@@ -113,6 +117,8 @@ class Attention(Mixer):
     """What of the weighted sums has a gate of its own, a sigmoid of a map of the input; None for no gates."""
     differential: Differential | None = None
     """Makes of the sums of two heads one, their scaled difference; None for all as they are."""
+    indexer: BlockIndexer | None = None
+    """Chooses the blocks of keys that a token attends to; None for all of them."""
     q: Map | None = None
     """Replaces the plain map to queries, if given."""
     k: Map | None = None
@@ -166,7 +172,7 @@ class Attention(Mixer):
             same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
             require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
             whole = self.causal and self.chunk is None and not self.sparse
-            require(self, "positions", whole, "no projection of distances with chunks, strides or both directions")
+            require(self, "positions", whole, "no projection of distances with chunks or bidirectional attention")
             same = self.positions.window == self.window
             require(self, "positions", same, f"a projection of distances with the attention's window, {self.window}")
         for name, whole in (("q_norm", self.d_query), ("k_norm", self.d_kv)):
@@ -180,6 +186,7 @@ class Attention(Mixer):
         self._require_values()
         self._require_pairs()
         self._require_source()
+        self._require_indexer()
         if self.caches_input:
             self._require_repeatable()
         if isinstance(self.positions, Disentangled):
@@ -229,6 +236,7 @@ class Attention(Mixer):
         for name in ("k_norm", "v_norm", "kv_name", "kv_from"):
             require(self, name, getattr(self, name) is None, "none, if the input is cached")
         require(self, "values_are_keys", not self.values_are_keys, "false, if the input is cached")
+        require(self, "caches_input", not self.sparse, "false, beside a stride or a summary")
 
     def _require_values(self) -> None:
         width = self.value_width
@@ -255,6 +263,21 @@ class Attention(Mixer):
         plain = not isinstance(self.positions, RelativeProjection)
         require(self, "positions", plain, "no projection of distances: it reads another layer's keys and values")
 
+    def _require_indexer(self) -> None:
+        """Requires a layer that chooses keys to have all of its own, and scores that the choice alone masks."""
+        if self.indexer is None:
+            return
+        ok = isinstance(self.indexer, BlockIndexer)
+        ok = ok and (self.indexer.d_model, self.indexer.n_heads) == (self.input_width, self.n_kv_heads)
+        allowed = f"a BlockIndexer of d_model = {self.input_width} and n_heads = {self.n_kv_heads}, or none"
+        require(self, "indexer", ok, allowed)
+        whole = self.decodes and self.reach is None and not self.sinks and not self.caches_input
+        whole = whole and self.kv_name is self.kv_from is None
+        whole = whole and not self.sparse and self.differential is None
+        plain = isinstance(self.positions, Rotary | None)
+        allowed = "none unless attention is causal, cached, without patterns, sinks, pairs, distances or shared keys"
+        require(self, "indexer", whole and plain, allowed)
+
     def children(self) -> Iterator[tuple[str, Part]]:
         """In order of computation: maps, norms of q and k, then positions, or positions before the norms."""
         children = super().children()
@@ -271,7 +294,21 @@ class Attention(Mixer):
     def sees_images(self) -> bool:
         """True if attention is causal, with or without a window, not sparse, and scores have no distance term."""
         distant = isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection)
-        return self.causal and self.chunk is None and not self.sparse and not distant
+        return self.causal and self.chunk is None and not self.sparse and not distant and self.indexer is None
+
+    @property
+    def choice(self) -> tuple[bool, int] | None:
+        """That of its indexer."""
+        return None if self.indexer is None else (True, self.indexer.most_keys)
+
+    @property
+    def lends_choice(self) -> bool:
+        """False: each key head has a choice of its own."""
+        return False
+
+    def chooses(self, run: Pass) -> bool:
+        """Returns whether a token of the pass attends only to chosen keys."""
+        return self.indexer is not None and self.indexer.chooses(run)
 
     @property
     def buckets(self) -> tuple[int, int] | None:
@@ -369,7 +406,9 @@ class Attention(Mixer):
         if isinstance(positions, RelativeProjection):
             positions = positions.shard(tensor)
         pairs = self.differential and replace(self.differential, n_heads=heads)
-        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, differential=pairs, **norms)
+        indexer = None if self.indexer is None else self.indexer.of_heads(kv_heads)
+        made = {"positions": positions, "differential": pairs, "indexer": indexer, **norms}
+        return self.resized(n_heads=heads, n_kv_heads=kv_heads, **made)
 
     def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
         if isinstance(norm, HeadNorm):
@@ -395,9 +434,11 @@ class Attention(Mixer):
 
         A layer with a window or chunks caches that many tokens; several new tokens are appended to them, a single one
         takes its slot. Without causality all tokens come at once, and each is multiplied with those of its window on
-        either side.
+        either side. A single token that chooses keys is multiplied with those alone.
         """
         if self.reach is None:
+            if self.indexer is not None and run.tokens == 1 and self.indexer.chooses(run):
+                return self.indexer.most_keys
             return run.past + run.tokens
         if not self.causal:
             return min(run.past + 1, 2 * self.reach - 1) if run.tokens == 1 else run.past + run.tokens
@@ -410,6 +451,8 @@ class Attention(Mixer):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
+        if self.indexer is not None:
+            return self.indexer.pairs(run)
         pairs = self._pairs_before(run, seen)
         if not self.sees_ahead(run):
             return pairs
@@ -473,7 +516,9 @@ class Attention(Mixer):
         return run.batch * self.keys(run) if again else super().map_rows(name, run)
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """A norm per head has one row per head and token."""
+        """A norm per head has one row per head and token; keys are chosen without gradients."""
+        if name == "indexer":
+            return replace(run, gradients=False)
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads, "v_norm": self.n_kv_heads}
         norm = getattr(self, name)
         per_head = name == "v_norm" or (name in heads and norm.d == self.d_head)
@@ -490,8 +535,10 @@ class Attention(Mixer):
             made = max(self.input_width, self.n_kv_heads * (self.d_head + self.value_width))
             return (Remembered(name="input", shape=(1, self.input_width), window=self.reach, stands_for=made),)
         widths = {"k": self.d_head, "v": self.value_width}
+        most = None if self.indexer is None else self.indexer.most_keys
         return tuple(
-            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach) for name, width in widths.items()
+            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach, reads=most)
+            for name, width in widths.items()
         )
 
     def serves(self, reader: Attention) -> bool:
@@ -522,7 +569,7 @@ def order_matters(norm: Norm | HeadNorm | None, rotary: Rotary | None = None) ->
     RoPE preserves a head's length, which is all that an RMSNorm without gains depends on, unless a scaling multiplies
     its cosines and sines.
     """
-    stretched = rotary is not None and rotary.attention_factor != 1.0
+    stretched = rotary is not None and rotary.stretches
     return norm is not None and (stretched or not (isinstance(norm, RMSNorm) and norm.gain == "none"))
 
 

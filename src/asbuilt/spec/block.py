@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from asbuilt.spec.altup import AlternatingUpdates
 from asbuilt.spec.experts import FeedForward
+from asbuilt.spec.laurel import Laurel
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import Part, Weight, is_finite, require, require_flags, require_number
@@ -59,11 +61,12 @@ def reads_stream(body: Body) -> bool:
 class Branch(Part):
     """One residual branch: sum_norm(r + scale * g * post_norm(body(norm(x)))), where each norm and g may be absent.
 
-    The residual r is stream_scale * x, or stream_scale * norm(x) where the stream is `normed`. With a `side`
-    transformer the body reads norm(x + side(x)) instead; the stream itself stays x. A `parallel` branch has the same
-    input as the branch before it, and is added to that branch's sum. With `streams` x is read from several residual
-    streams, and the output written to all of them. g is a `layer_scale`, one learned factor for each number of the
-    stream (Touvron et al. 2021, arXiv 2103.17239).
+    The residual r is stream_scale * x, or stream_scale * norm(x) where the stream is `normed`. What is `beside` the
+    body reads norm(x) too, and is added to g * post_norm(...) before the scale. With a `side` transformer the body
+    reads norm(x + side(x)) instead; the stream itself stays x. A `parallel` branch has the same input as the branch
+    before it, and is added to that branch's sum. With `streams` x is read from several residual streams, and the output
+    written to all of them. g is a `layer_scale`, one learned factor for each number of the stream (Touvron et al. 2021,
+    arXiv 2103.17239).
     """
 
     name: str
@@ -78,6 +81,8 @@ class Branch(Part):
     """The mixer or feed-forward."""
     post_norm: Norm | None = None
     """Norm of the body's output."""
+    beside: Laurel | None = None
+    """A low-rank residual of the body's input, which is added to its output."""
     sum_norm: Norm | None = None
     """Norm of the stream after the branch is added."""
     scale: float = 1.0
@@ -102,6 +107,8 @@ class Branch(Part):
             fits = norm is None or norm.d == self.body.d_model
             require(self, field, fits, f"a norm over d_model = {self.body.d_model}")
         require(self, "body", reads_stream(self.body), "one that reads no more than the stream")
+        fits = self.beside is None or self.beside.d_model == self.body.d_model
+        require(self, "beside", fits, f"one of d_model = {self.body.d_model}")
         fits = self.side is None or self.side.d_model == self.body.d_model
         require(self, "side", fits, f"one of d_model = {self.body.d_model}")
         if self.streams is not None:
@@ -124,6 +131,9 @@ class Block(Part):
 
     One set of weights may serve at several depths (ALBERT, Lan et al. 2019, arXiv 1909.11942, section 3.1): the first
     block lends them under the name `weights_name`, and equal later ones are those of `weights_from`.
+
+    With `updates` the branches run on one of several residual streams, which are all predicted before and corrected
+    after.
     """
 
     branches: tuple[Branch, ...]
@@ -134,6 +144,8 @@ class Block(Part):
     """Name under which later blocks use these weights; None if none does."""
     weights_from: str | None = None
     """Name of the earlier block whose weights these are; None for its own."""
+    updates: AlternatingUpdates | None = None
+    """How several residual streams are read and written by all branches together; None for one."""
 
     def __post_init__(self) -> None:
         names = [branch.name for branch in self.branches]
@@ -146,6 +158,16 @@ class Block(Part):
             require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
         both = self.weights_name is not None and self.weights_from is not None
         require(self, "weights_name", not both, "none: its weights are another's")
+        if self.updates is not None:
+            self._require_updates(self.updates)
+
+    def _require_updates(self, updates: AlternatingUpdates) -> None:
+        d_model = self.branches[0].body.d_model
+        require(self, "updates", updates.d_model == d_model, f"updates of streams of d_model = {d_model}")
+        own = any(branch.streams is not None for branch in self.branches)
+        require(self, "updates", not own, "none beside branches with streams of their own")
+        taken = any(branch.name == "updates" for branch in self.branches)
+        require(self, "branches", not taken, "none named updates, which is what predicts and corrects streams")
 
     @property
     def lends(self) -> str | None:
@@ -164,8 +186,13 @@ class Block(Part):
     @property
     def stream_width(self) -> int:
         """Width of its input: of all residual streams together."""
-        first = self.branches[0]
-        return first.body.d_model * (1 if first.streams is None else first.streams.n_streams)
+        return self.branches[0].body.d_model * (self.n_streams or 1)
+
+    @property
+    def n_streams(self) -> int | None:
+        """Residual streams that it reads and writes; None for one, which is the stream."""
+        found = self.updates or self.branches[0].streams
+        return None if found is None else found.n_streams
 
     @property
     def billed(self) -> Block:
@@ -173,5 +200,7 @@ class Block(Part):
         return replace(self, branches=tuple(replace(one, body=one.body.billed) for one in self.branches))
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        """Yields the branches under their own names."""
-        return ((branch.name, branch) for branch in self.branches)
+        """Yields the branches under their own names, then what updates their streams."""
+        yield from ((branch.name, branch) for branch in self.branches)
+        if self.updates is not None:
+            yield "updates", self.updates

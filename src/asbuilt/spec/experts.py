@@ -67,6 +67,10 @@ class Router(Part):
     are computed in float32 or wider; sqrt_softplus is sqrt(ln(1 + e^x)).
     A `norm` is of the router's input alone; `expert_scale` is one learned factor per expert, on the weights. Softmax
     over only the chosen experts equals softmax over all of them, renormalised, and is expressed as such.
+
+    With a `nearness` experts are chosen one after the other, and the weight of each is its share in the softmax over
+    those left whose logits s are near the largest left, m: (m - s) / max(|s|, m) <= nearness. What is far, and what was
+    chosen before, has no share (SparseMixer as it infers: Liu et al. 2024, arXiv 2409.12136).
     """
 
     kind = "router"
@@ -98,6 +102,8 @@ class Router(Part):
     """Factor on the logits."""
     expert_scale: bool = False
     """Whether each expert's weights are multiplied by a learned factor of its own."""
+    nearness: float | None = None
+    """How near to the largest left, relatively, a logit shares in a choice's softmax; None for one softmax of all."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_experts", "top_k")
@@ -117,6 +123,14 @@ class Router(Part):
             require_sizes(self, "table")
             chosen = self.correction or self.groups is not None
             require(self, "table", not chosen, "none beside a correction or groups, which change the choice")
+        if self.nearness is not None:
+            self._require_plain_choice()
+
+    def _require_plain_choice(self) -> None:
+        require_number(self, "nearness")
+        plain = self.scoring == "softmax" and not self.renormalise and not self.correction
+        plain = plain and self.groups is None and self.table is None
+        require(self, "nearness", plain, "none unless softmax scores alone choose, and are not divided by their sum")
 
     def _require_groups(self, groups: ExpertGroups) -> None:
         size, rest = divmod(self.n_experts, groups.n_groups)

@@ -96,7 +96,8 @@ class MLP(_FeedForward):
 class ClampedGate(Part):
     """(u + 1) * g * sigmoid(alpha g), where g is the gate clamped above at `limit` and u is up clamped to +-limit.
 
-    As in gpt-oss (arXiv 2508.10925). Without `shift` u is not increased by 1: SwiGLU with clamps, if alpha is 1.
+    As in gpt-oss (arXiv 2508.10925). Without `shift` u is not increased by 1: SwiGLU with clamps, if alpha is 1. If it
+    is `activated`, the clamp above is that of g * sigmoid(alpha g), and the gate itself is not clamped.
     """
 
     alpha: float
@@ -105,18 +106,22 @@ class ClampedGate(Part):
     """Clamp of gate and up."""
     shift: bool = True
     """Whether 1 is added to u."""
+    activated: bool = False
+    """Whether the gate is clamped after its activation rather than before."""
 
     def __post_init__(self) -> None:
         require_number(self, "alpha")
         require_number(self, "limit")
-        require_flags(self, "shift")
+        require_flags(self, "shift", "activated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLP(_FeedForward):
     """down(activation(c gate(x)) * up(x)), three maps; with silu it is SwiGLU. A clamp replaces activation and product.
 
-    See ClampedGate.
+    See ClampedGate. With a `sparsity` of s, relu(g - (mean(g) + z std(g))) stands in the place of the gate g, z being
+    where the normal distribution function is s: of numbers distributed so, a share s is cut (Gemma 3n's published
+    code).
     """
 
     activation: Activation
@@ -125,6 +130,8 @@ class GatedMLP(_FeedForward):
     """Clamps gate and up, if given."""
     gate_scale: float = 1.0
     """Factor on the gate before the activation, c."""
+    sparsity: float | None = None
+    """Share of the gate's numbers that are cut, were they distributed normally; None for none."""
     gate: Map | None = None
     """Replaces the plain gate map, if given."""
 
@@ -135,6 +142,10 @@ class GatedMLP(_FeedForward):
         require(self, "activation", silu, "silu, which a clamped gate generalises by alpha")
         require_number(self, "gate_scale")
         require(self, "gate_scale", self.clamp is None or self.gate_scale == 1.0, "1 with a clamp")
+        if self.sparsity is not None:
+            require_number(self, "sparsity")
+            plain = self.clamp is None and self.gate_scale == 1.0
+            require(self, "sparsity", self.sparsity < 1 and plain, "below 1, and none with a clamp or a scaled gate")
 
     def plain_maps(self) -> dict[str, Linear]:
         """gate and up (d_model to d_ff), down (d_ff to d_model)."""

@@ -21,7 +21,9 @@ class Predictor(Mapped):
     """An extra layer that reads the stream at a token and the next token, and predicts the one after that.
 
     head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with its own embedding and head as
-    stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction.
+    stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction. The first predictor reads the model's
+    stream after the final norm, as vLLM and SGLang do; each further one that of the predictor before it, after its norm
+    (SGLang; vLLM omits it), at the same position, with the token one further on.
     """
 
     embedding: TokenEmbedding
@@ -58,6 +60,10 @@ class Predictor(Mapped):
         """The map that joins both halves, 2 d_model to d_model."""
         return {"join": Linear(d_in=2 * self.d_model, d_out=self.d_model)}
 
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The head processes only the requested positions; the norm all, since the next predictor may read them."""
+        return replace(run, tokens=1) if name == "head" and run.logits != "all" else run
+
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """The map, in addition to the products of the block and the head."""
         return self.map_products(run, "join")
@@ -67,7 +73,8 @@ class Predictor(Mapped):
 class LanguageModel(Model):
     """Tokens to logits over the vocabulary: GPT, Llama and similar models.
 
-    `predictors` are stored, loaded and saved with the model, but not part of its passes and costs.
+    `predictors` are stored, loaded and saved with the model. They run, and cost, only where a decoder drafts with them
+    (`Pass.predictors`).
     """
 
     embedding: TokenEmbedding | AdaptiveEmbedding
@@ -75,7 +82,7 @@ class LanguageModel(Model):
     head: Head | TiedHead | AdaptiveHead
     """The language head."""
     predictors: tuple[Predictor, ...] = ()
-    """Layers for multi-token prediction; stored, but not part of any pass."""
+    """Layers for multi-token prediction, which run only to draft tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asbuilt.errors import InputError
 from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
+from asbuilt.spec.altup import ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.audio import MelEmbedding
@@ -100,8 +101,8 @@ class Model(Part, metaclass=_Chosen):
     """Bias table shared by all layers with relative buckets, or table of distances of those that embed them."""
     blocks: tuple[Block, ...]
     """The blocks."""
-    streams: StreamMerge | None = None
-    """How the last block's residual streams become one, each of them the embedding at first; None if there is one."""
+    streams: StreamMerge | ProjectedStreams | None = None
+    """How the last block's residual streams become one, and the embedding several; None if there is one."""
     norm: Norm | None = None
     """Norm after the last block."""
     head: AnyHead | None
@@ -238,7 +239,8 @@ class Model(Part, metaclass=_Chosen):
     def _require_per_layer(self) -> None:
         """Requires branches that read per-layer vectors to match the stack's embedding of them."""
         found, blocks = self.per_layer, {id(block): block for block in self.blocks}.values()
-        bodies = (branch.body for block in blocks for branch in block.branches)
+        bodies = [branch.body for block in blocks for branch in block.branches]
+        bodies += [block.updates.vector for block in blocks if block.updates is not None and block.updates.vector]
         read = {body.d for body in bodies if isinstance(body, PerLayerInput)}
         made = set() if found is None else {found.d}
         allowed = f"an embedding of the width that blocks read: {sorted(read) or 'none'}"
@@ -250,21 +252,24 @@ class Model(Part, metaclass=_Chosen):
 
     def _require_choices(self) -> None:
         """Requires layers that reuse a choice of keys to come after one that chooses as many."""
-        choices: dict[int, list[tuple[bool, int]]] = {}
+        choices: dict[int, list[tuple[bool, int, bool]]] = {}
         last = None
         for block in self.blocks:
             if id(block) not in choices:
                 mixers = (part for _, part in walk(block) if isinstance(part, Mixer))
-                choices[id(block)] = [mixer.choice for mixer in mixers if mixer.choice is not None]
-            for chooses, top_k in choices[id(block)]:
+                found = ((mixer.choice, mixer.lends_choice) for mixer in mixers)
+                choices[id(block)] = [(*choice, lends) for choice, lends in found if choice is not None]
+            for chooses, top_k, lends in choices[id(block)]:
                 allowed = f"a layer that chooses {top_k} keys before those that reuse its choice"
                 require(self, "blocks", chooses or top_k == last, allowed)
-                last = top_k
+                last = top_k if lends else None
 
     def _require_streams(self) -> None:
-        """Requires all branches to have as many residual streams."""
-        branches = (branch for block in self.blocks for branch in block.branches)
-        found = {None if branch.streams is None else branch.streams.n_streams for branch in branches}
+        """Requires all branches, or the blocks around them, to have as many residual streams."""
+        unlike = {id(block): block for block in self.blocks}.values()
+        plain = [block for block in unlike if block.updates is None]
+        found = {None if one.streams is None else one.streams.n_streams for block in plain for one in block.branches}
+        found |= {block.updates.n_streams for block in unlike if block.updates is not None}
         wanted = None if self.streams is None else self.streams.n_streams
         require(self, "streams", found == {wanted}, f"a merge of the blocks' streams, {sorted(found, key=str)}")
         fits = self.streams is None or self.streams.d_model == self.d_model
@@ -305,7 +310,7 @@ class Model(Part, metaclass=_Chosen):
         run = self._own(run)
         kind, _, number = name.partition(".")
         if run.depth is not None:
-            above = kind in ("streams", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
+            above = kind in ("streams", "predictors", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
             return None if above else replace(run, depth=None)
         if name in ("head", "pooler") and (name == "pooler") != (run.logits == "pooled"):
             return None

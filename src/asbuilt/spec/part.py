@@ -87,7 +87,7 @@ class Pass:
     layers with a window alone. Without `gradients` nothing is saved for the backward pass, whatever is done with the
     rest of the model. `depth` is the number of blocks that run, None for all and the parts after them. `logits` tells
     for which positions the head is computed, or the pooler instead; `kernel` which attention runs; `width` is the bytes
-    of one activation.
+    of one activation. With `predictors` the model's own predictors run too, each over the pass's tokens.
     """
 
     tokens: int
@@ -102,6 +102,7 @@ class Pass:
     logits: Literal["all", "last", "pooled"] = "all"
     kernel: Kernel = "fused"
     width: int = 2
+    predictors: bool = False
 
     @property
     def rows(self) -> int:
@@ -362,9 +363,9 @@ class Part:
         return found
 
     def extras(self) -> Iterator[tuple[str, Part]]:
-        """Yields (name, part) for parts that a checkpoint stores with this one, but no pass uses.
+        """Yields (name, part) for parts that are stored with this one, but run only in a pass with `predictors`.
 
-        They are built, loaded and saved like children, but count only as stored.
+        They are built, loaded and saved like children, but in all other costs count only as stored.
         """
         return iter(())
 
@@ -395,7 +396,7 @@ def walk_held(part: Part, path: str = "", *, extras: bool = False) -> Iterator[t
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
     """Yields (path, part, the pass as that part sees it), in the order of `walk`, without parts that do not run."""
     yield path, part, run
-    for name, child in part.children():
+    for name, child in (*part.children(), *(part.extras() if run.predictors else ())):
         seen = part.child_run(name, run)
         if seen is not None:
             yield from runs(child, seen, f"{path}.{name}" if path else name)

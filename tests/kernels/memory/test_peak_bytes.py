@@ -287,6 +287,16 @@ def test_peak_bytes_of_a_capacity_is_the_peak() -> None:
     assert 0.95 < memory(spec).peak_bytes(run) / peak(spec, "fused") < 1.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_peak_bytes_of_experts_chosen_in_turn_is_the_peak(dtype: torch.dtype) -> None:
+    """The logits of 4096 experts, a softmax and its input, and two masks outweigh the experts."""
+    skip_repacked(dtype)
+    router = Router(d_model=WIDTH, n_experts=4096, top_k=2, nearness=0.1)
+    spec = model(mixture(router=router, n_experts=4096, d_ff=1))
+    run = Pass(tokens=TOKENS, batch=BATCH, width=dtype.itemsize, logits="last")
+    assert 0.95 < memory(spec).peak_bytes(run) / peak(spec, "fused", dtype=dtype) < 1.05
+
+
 @pytest.mark.parametrize(
     "head",
     [

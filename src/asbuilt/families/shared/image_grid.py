@@ -113,7 +113,8 @@ class TowerRope:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the object."""
-        rotary = parts.expect(_attention(parts).positions, Rotary, "vision.tower.blocks.0.attention.body.positions")
+        path = "" if parts.around is parts else "vision.tower."
+        rotary = parts.expect(_attention(parts).positions, Rotary, f"{path}blocks.0.attention.body.positions")
         return {self.key: {"rope_type": "axial", "rope_theta": float(rotary.theta)}}
 
 

@@ -34,11 +34,12 @@ def tower(
 ) -> ImageEncoder:
     """Returns the tower of the sizes `images`, whose blocks have `norm`; `ends` are fields of `ImageEncoder`.
 
-    Without a `plane` its attention has no positions.
+    Without a `plane` its attention has no positions. Images whose costs are declared are `image_size` wide and high,
+    where the sizes say, or 32 patches and as many as make whole squares of `merge`.
     """
     made = sized({name: images[name] for name in SIZES}, n_vocab=0, max_positions=1)
     embedding = GridPatches(
-        image_size=-(-USUAL_SIDE // images["merge"]) * images["merge"] * images["patch_size"],
+        image_size=images.get("image_size") or _usual(images["merge"]) * images["patch_size"],
         patch_size=images["patch_size"],
         channels=images["channels"],
         d_model=made.d_model,
@@ -53,6 +54,11 @@ def tower(
     return ImageEncoder(name="tower", embedding=embedding, blocks=blocks, max_positions=n, **ends)
 
 
+def _usual(merge: int) -> int:
+    """Returns how many patches a side has, of images whose costs are declared: whole squares of `merge`."""
+    return -(-USUAL_SIDE // merge) * merge
+
+
 def tied_as_whole(config: dict[str, Any]) -> dict[str, Any]:
     """Returns a config whose text says what the whole does of tied embeddings, which decides; they are unless said."""
     inner = config.get("text_config")
@@ -60,11 +66,11 @@ def tied_as_whole(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"text_config": inner | said} if isinstance(inner, dict) else config
 
 
-def patches(spec: VisionLanguageModel, family: str) -> Reshaped:
-    """Returns the layout of the patches' convolution, which files have without a dimension for frames."""
-    embedding = expect(spec.vision.tower.embedding, GridPatches, "vision.tower.embedding", family)
+def patches(tower: ImageEncoder, family: str, path: str = "") -> Reshaped:
+    """Returns the layout of the patches' convolution of the tower at `path`, stored without a dimension for frames."""
+    embedding = expect(tower.embedding, GridPatches, f"{path}embedding", family)
     if embedding.frames != 1:
-        field = "vision.tower.embedding.frames"
+        field = f"{path}embedding.frames"
         raise InputError(f"{family} files have patches of one frame", field=field, value=embedding.frames, allowed="1")
     shape = embedding.holds()["weight"].shape
     return Reshaped(shape, (*shape[:2], *shape[3:]))

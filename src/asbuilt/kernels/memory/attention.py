@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Saved, memory, memory_of
+from asbuilt.kernels.memory.registry import Divided, Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
@@ -48,8 +48,16 @@ class AttentionMemory(MappedMemory[Attention]):
         if part.gating is not None:
             yield Saved(name="gates", size=run.rows * part.d_gate, divided="width")
             yield Saved(name="gated", size=run.rows * part.d_mixed, divided="width")
+        if self._mixes_by_key_head(run, padded):
+            yield Saved(name="mixed by key head", size=run.rows * part.d_mixed, divided="width")
         if padded["v"] > part.mixed_width:
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
+
+    def _mixes_by_key_head(self, run: Pass, padded: dict[str, int]) -> bool:
+        """Whether the fused kernel's output has another order than o's input: its own is that of the queries."""
+        part = self.part
+        apart = part.chooses(run) and part.n_kv_heads > 1 and not self._uses_reference(run)
+        return apart and padded["v"] == part.value_width and (run.batch > 1 or padded["q"] > part.d_head)
 
     def _saves_distances(self, run: Pass) -> Iterator[Saved]:
         """Yields what embedded distances save: copies of queries and keys, what they meet, and all of the products.
@@ -87,6 +95,8 @@ class AttentionMemory(MappedMemory[Attention]):
         part = self.part
         if run.kernel == "engine":
             return "none"
+        if part.chooses(run):
+            return "bool"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
         if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run) or part.sparse:
@@ -98,9 +108,12 @@ class AttentionMemory(MappedMemory[Attention]):
     def mask_peak(self, run: Pass) -> tuple[str, int, int]:
         """Returns the mask's name, its bytes for the whole pass, and the extra bytes of building it.
 
-        It is built by the first layer with this attention pattern, after q, k and v, and shared by the others.
+        It is built by the first layer with this attention pattern, after q, k and v, and shared by the others; but
+        that of chosen keys by each layer, as part of its peak.
         """
         part = self.part
+        if part.chooses(run):
+            return "chosen", 0, 0
         kind, pairs = self._mask(run), self._masked(run)
         positions = part.positions
         if isinstance(positions, RelativeProjection):
@@ -144,14 +157,19 @@ class AttentionMemory(MappedMemory[Attention]):
         return self._masked(run) * max(seeing, part.n_heads * 4 + 13, cast)
 
     def _masked(self, run: Pass) -> int:
-        """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently."""
+        """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently.
+
+        One of chosen keys has one per pair, sequence and key head.
+        """
+        if self.part.chooses(run):
+            return run.rows * self.part.keys(run) * self.part.n_kv_heads
         return run.tokens * self.part.keys(run) * (run.batch if self.part.sees_ahead(run) else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
         pairs = self._masked(run)
         masks = {
-            "bool": (Saved(name="mask", size=pairs, divided="none"),),
+            "bool": (Saved(name="mask", size=pairs, divided="width" if part.chooses(run) else "none"),),
             "added": (Saved(name=f"{part.positions} {self._pattern}", size=part.n_heads * pairs, shared=True),),
         }
         return (
@@ -164,7 +182,8 @@ class AttentionMemory(MappedMemory[Attention]):
         pairs = run.tokens * part.keys(run)
         size = run.batch * part.n_heads * pairs
         masked = self._mask(run) in ("causal", "bool")
-        mask = (Saved(name="mask", size=self._masked(run), width="bool", divided="none"),) if masked else ()
+        divided: Divided = "width" if part.chooses(run) else "none"
+        mask = (Saved(name="mask", size=self._masked(run), width="bool", divided=divided),) if masked else ()
         mask += self._saves_buckets(run) if isinstance(part.positions, RelativeBuckets) else ()
         capped = () if part.softcap is None else (Saved(name="capped", size=size, divided="width"),)
         sinks = run.rows * part.n_heads if part.sinks else 0
@@ -212,7 +231,11 @@ class AttentionMemory(MappedMemory[Attention]):
         if part.differential is not None:
             attending = max(attending, 2 * mixed + memory(part.differential).peak_bytes(run))
         ending = mixed + max(result, 0 if part.gating is None else mixed + 2 * run.rows * part.d_gate * run.width)
-        return projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
+        whole = projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
+        if part.indexer is None:
+            return whole
+        chosen = turned + mixed + self._masked(run) if part.chooses(run) else 0  # heads in other order, and the mask
+        return max(memory(part.indexer).peak_bytes(run), whole + chosen)
 
     def _distances_peak(self, run: Pass, positions: Disentangled, pairs: int) -> int:
         """Returns the bytes while embedded distances become scores: the second term's products beside the first term.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asbuilt.kernels.memory.altup import AlternatingUpdatesMemory
 from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.block import Block, Branch, Parallel
 from asbuilt.spec.part import Pass
@@ -32,11 +33,30 @@ class BranchMemory(Memory[Branch]):
         """What learned factors multiply, if any."""
         return (Saved(name="unscaled", size=run.rows * self.part.body.d_model),) if self.part.layer_scale else ()
 
+    def same_input(self) -> tuple[tuple[str, str], ...]:
+        """What is beside the body reads the same as the body, unless both of a pair read it scaled."""
+        read = self._read
+        return () if self.part.beside is None or read is None else (("beside", read),)
+
+    @property
+    def _read(self) -> str | None:
+        """Returns the path of what reads the body's input as it is; None where it is scaled first."""
+        body = self.part.body
+        if not isinstance(body, Parallel):
+            return "body"
+        names = zip(("attention", "ffn"), body.input_scales, strict=True)
+        return next((f"body.{name}" for name, scale in names if scale == 1.0), None)
+
     def recomputes(self) -> tuple[str, ...]:
         """The normalised input, from the stream that the norm saves."""
         part = self.part
         if part.norm is None:
             return ()
+        more = ("beside:input",) if part.beside is not None and self._read is None else ()
+        return (*self._of_body(part), *more)
+
+    @staticmethod
+    def _of_body(part: Branch) -> tuple[str, ...]:
         if not isinstance(part.body, Parallel):
             return ("body:input",)
         beside = () if part.body.input_scales == (1.0, 1.0) else ("body.ffn:input",)
@@ -57,6 +77,8 @@ class BranchMemory(Memory[Branch]):
         beside = 0 if part.side is None else stream  # the sum of the input and what the side gives
         side = 0 if part.side is None else memory(part.side).peak_bytes(run)
         after = [stream + memory(norm).peak_bytes(run) for norm in (part.post_norm, part.sum_norm) if norm is not None]
+        if part.beside is not None:  # beside the body's input and output
+            after.append(normed + stream + max(memory(part.beside).peak_bytes(run), 2 * stream))
         summing = 2 * stream + (stream if part.normed else 0) + (stream if part.stream_scale != 1.0 else 0)
         most = max(normed + memory(part.body).peak_bytes(run), summing, *norms, *after)
         return max(side, beside + most)
@@ -73,8 +95,17 @@ class BlockMemory(Memory[Block]):
     def peak_bytes(self, run: Pass) -> int:
         """The branch with the highest peak; from the second on, its input is allocated beside the block's."""
         part = self.part
+        if part.updates is not None:
+            return self._updating(AlternatingUpdatesMemory(part.updates), run)
         stream = run.rows * part.stream_width * run.width
         return max(memory(branch).peak_bytes(run) + (stream if i else 0) for i, branch in enumerate(part.branches))
+
+    def _updating(self, updates: AlternatingUpdatesMemory, run: Pass) -> int:
+        """Returns the peak of branches beside the predicted streams, or of what comes before and after them."""
+        branches = self.part.branches
+        stream = run.rows * branches[0].body.d_model * run.width
+        inside = max(memory(branch).peak_bytes(run) + (stream if i else 0) for i, branch in enumerate(branches))
+        return max(updates.peak_bytes(run), updates.read(run) + inside)
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """A parallel branch has the same input as the branch before it."""

@@ -18,12 +18,15 @@ class RouterMemory(Memory[Router]):
         """The input, all scores, the chosen experts, the divisor, and the resulting weights."""
         part = self.part
         picked = run.rows * part.top_k
+        softmaxes = 1 if part.nearness is None else part.top_k
         common = (
             Saved(name="input", size=run.rows * part.d_model),
-            Saved(name="scores", size=run.rows * part.n_experts, width="wide"),
+            Saved(name="scores", size=run.rows * part.n_experts * softmaxes, width="wide"),
             Saved(name="chosen", size=picked, width="int64"),
             Saved(name="weights", size=picked),
         )
+        if part.nearness is not None:
+            common = (*common, Saved(name="closed", size=run.rows * part.n_experts * softmaxes, width="bool"))
         if part.scoring == "sqrt_softplus":
             common = (*common, Saved(name="logits", size=run.rows * part.n_experts, width="wide"))
         if part.expert_scale:
@@ -42,6 +45,10 @@ class RouterMemory(Memory[Router]):
         wide = max(4, run.width)
         choosing = wide * (part.correction + (part.groups is not None))
         normed = 0 if part.norm is None else part.d_model * run.width
+        if part.nearness is not None:
+            widened = wide if run.width < wide else 0
+            each = run.width + widened + 2 * wide + 2  # logits, a softmax and its input, and two masks
+            return run.rows * (normed + part.n_experts * each + part.top_k * (2 * wide + 8))
         return run.rows * (normed + part.n_experts * (run.width + wide + choosing) + part.top_k * (wide + 8))
 
 

@@ -9,6 +9,8 @@ from asbuilt.spec.part import Pass
 
 # What a clamped gate saves, each as wide as the hidden width: the maps' results, and what follows from them.
 CLAMPED = ("gate", "up", "gate cut", "up cut", "opened", "hidden")
+# Activations that save what they read.
+SMOOTH = ("gelu", "gelu_tanh", "silu")
 # What xIELU saves beside its input, each as wide: x^2, e^x - 1, and the difference from x.
 LEARNED = ("squared", "exponential", "below")
 
@@ -64,9 +66,15 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         wide = run.rows * part.d_ff
         before = () if part.activation == "relu" else ("gate",)
         names = (*before, "activated", "up", "hidden") if part.clamp is None else CLAMPED
+        spread = ()
+        if part.sparsity is not None:
+            # the activation reads what is left of the gate; some keep another tensor
+            names += ("uncut",) if part.activation in SMOOTH else ("uncut", "cut")
+            spread = (Saved(name="spread", size=run.rows),)
         return (
             Saved(name="input", size=run.rows * part.d_model),
             *(Saved(name=name, size=wide, divided="width") for name in names),
+            *spread,
             *self.maps_keep(run),
         )
 
@@ -80,6 +88,7 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         """gate and up, their product and the result, or the scaled gate beside what is activated."""
         part = self.part
         between = 3 if part.clamp is None else 5
+        between += part.sparsity is not None
         scaled = 4 if part.gate_scale != 1.0 else 0
         return run.rows * run.width * max(between * part.d_ff + part.d_model, scaled * part.d_ff) + self.peak_beside(
             run

@@ -7,6 +7,7 @@ from typing import TypeVar
 from asbuilt.kernels.memory.block import reader
 from asbuilt.kernels.memory.per_layer import PerLayerEmbeddingMemory
 from asbuilt.kernels.memory.registry import Memory, memory, memory_of
+from asbuilt.spec.altup import ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
 from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
@@ -22,8 +23,10 @@ class ModelMemory(Memory[M]):
     """Memory of a pass through the whole stack."""
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
-        """Per-layer embeddings project what the first block reads, unless that is several streams."""
+        """Per-layer embeddings project what the first block reads, or of several streams what projects them."""
         part, first = self.part, self.part.blocks[0].branches[0]
+        if part.per_layer is not None and isinstance(part.streams, ProjectedStreams):
+            return (("per_layer", "streams"),)
         alone = part.per_layer is None or part.streams is not None
         return () if alone else (("per_layer", f"blocks.0.{reader(first)}"),)
 
