@@ -9,9 +9,12 @@ from asbuilt.spec import (
     Block,
     Branch,
     CrossAttention,
+    DeltaTimeMixing,
+    FusedPredictor,
     GatedDeltaNet,
     GatedMLP,
     Head,
+    HeadNorm,
     ImageEncoder,
     LanguageModel,
     LatentAttention,
@@ -21,6 +24,7 @@ from asbuilt.spec import (
     Router,
     ShortConvolution,
     TokenEmbedding,
+    TokenShift,
 )
 
 ATTENTION = Attention(d_model=11, n_heads=6, n_kv_heads=2, d_head=5)
@@ -34,6 +38,28 @@ DELTA_NET = GatedDeltaNet(
     d_value=5,
     conv=ShortConvolution(channels=42, kernel=4),
     norm=RMSNorm(d=5),
+)
+DELTA_TIME = DeltaTimeMixing(
+    d_model=11,
+    n_heads=2,
+    d_key=3,
+    d_value=5,
+    shift=TokenShift(d_model=11, targets=("r", "decay", "k", "v", "rate", "gate")),
+    norm=HeadNorm(d=5, n_heads=2),
+    decay_rank=4,
+    rate_rank=6,
+    gate_rank=7,
+)
+FUSED = FusedPredictor(
+    embedding=TokenEmbedding(n_vocab=17, d_model=11),
+    d_target=7,
+    token_norm=RMSNorm(d=11),
+    stream_norm=RMSNorm(d=11),
+    attention=Attention(d_model=11, d_input=22, n_heads=6, n_kv_heads=2, d_head=5),
+    ffn_norm=RMSNorm(d=11),
+    ffn=GatedMLP(d_model=11, d_ff=13, activation="silu"),
+    norm=RMSNorm(d=11),
+    head=Head(d_model=11, n_vocab=3),
 )
 ROUTER = Router(d_model=5, n_experts=8, top_k=3)
 EXPERTS = MixtureOfExperts(d_model=5, d_ff=13, n_experts=8, activation="silu", router=ROUTER)

@@ -45,6 +45,7 @@ from asbuilt.spec import (
     AxialPositions,
     BiasTable,
     Block,
+    BlockIndexer,
     Branch,
     CausalConvolution,
     ChannelMixing,
@@ -54,8 +55,11 @@ from asbuilt.spec import (
     CompressedAttention,
     Compressor,
     Contrast,
+    ConvolvedProjector,
     CrossAttention,
+    DeltaTimeMixing,
     DiagonalStateSpace,
+    Differential,
     Disentangled,
     DistanceTable,
     DynamicNTK,
@@ -129,6 +133,10 @@ from asbuilt.spec import (
     StreamMerge,
     TextEncoder,
     TiedHead,
+    TiledVision,
+    TileEmbedding,
+    TilePatches,
+    TilePositions,
     TimeMixing,
     TokenCluster,
     TokenEmbedding,
@@ -143,6 +151,7 @@ from asbuilt.spec import (
 )
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
+from asbuilt.spec.delta_time_mixing import TARGETS as DELTA_TIME_TARGETS
 from asbuilt.spec.linear import Map, Mapped
 from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
@@ -170,7 +179,7 @@ def maybe_norms(d: int) -> SearchStrategy[Norm | None]:
 @cache
 def norms_of_heads(d: int, n: int) -> SearchStrategy[Norm | HeadNorm | None]:
     """A norm of n heads of `d` numbers: of each, of all together, or of each with gains of its own; or none."""
-    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS)
+    own = st.builds(HeadNorm, d=st.just(d), n_heads=st.just(n), eps=EPS, bias=st.booleans())
     return maybe_norms(d) | maybe_norms(n * d) | own
 
 
@@ -235,6 +244,7 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
         plane = (
             st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
         )
+        plane |= st.just(Plane(timed=True)) if d_rotary % 6 == 0 else st.nothing()
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
@@ -257,7 +267,7 @@ def projected_distances(draw: DrawFn, n_heads: int, d_head: int, window: int | N
 @st.composite
 def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) -> Attention:
     """MHA, GQA and MQA with whatever else attention can have."""
-    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (1, 4), (3, 2))))
+    n_kv_heads, group = draw(st.sampled_from(((1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1), (1, 4), (3, 2))))
     d_head = draw(st.integers(1, 7))
     heads, causal = n_kv_heads * group, draw(st.sampled_from(causals))
     window = draw(st.none() | st.integers(1, 7))
@@ -266,12 +276,20 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     far = st.just(draw(projected_distances(heads, d_head, window)))
     positions = draw(st.none() | turned | alibi | (far if causal else st.nothing()))
     chunks = window is None and causal and not isinstance(positions, RelativeProjection)
+    chunk = draw(st.none() | st.integers(1, 7)) if chunks else None
+    strided = causal and chunk is None and not isinstance(positions, RelativeProjection)
     q_norm, k_norm = draw(norms_of_heads(d_head, heads)), draw(norms_of_heads(d_head, n_kv_heads))
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
     v_norm = draw((norms if as_keys else maybe_norms)(d_value or d_head))
-    repeats = causal and not isinstance(positions, Rotary) and k_norm is None and v_norm is None
+    twice = RMSNorm(d=2 * (d_value or d_head), eps=draw(EPS), gain=draw(st.sampled_from(("weight", "none"))))
+    start = draw(st.sampled_from((0.2, 0.7)))
+    pairs = n_kv_heads % 2 == 0 and not isinstance(positions, RelativeProjection) and draw(st.booleans())
+    stride = draw(st.none() | st.integers(2, 5)) if strided else None
+    summary = draw(st.none() | st.integers(1, chunk - 1)) if chunk and chunk > 1 else None
+    turned = isinstance(positions, Rotary)
+    repeats = causal and not turned and k_norm is None and v_norm is None and stride is None and summary is None
     return Attention(
         d_model=d_model,
         n_heads=heads,
@@ -290,15 +308,29 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
         k_norm=k_norm,
         rotate_first=orders and draw(st.booleans()),
         window=window,
-        chunk=draw(st.none() | st.integers(1, 7)) if chunks else None,
+        chunk=chunk,
+        stride=stride,
+        summary=summary,
         softcap=draw(st.none() | st.sampled_from((1.0, 5.0))),
         sinks=draw(st.booleans()),
         scale=draw(st.none() | st.just(0.7)),
         gating=draw(st.sampled_from((None, None, "channel", "head"))),
+        differential=Differential(n_heads=heads, d_head=d_head, norm=twice, start=start) if pairs else None,
         temperature=draw(
             st.none() | st.builds(QueryTemperature, scale=st.just(0.3), floor=st.just(3), from_zero=st.booleans())
         ),
     )
+
+
+@cache
+@st.composite
+def choosing(draw: DrawFn, d_model: int) -> Attention:
+    """Attention to chosen blocks of keys."""
+    none = {"window": None, "chunk": None, "stride": None, "summary": None, "differential": None}
+    whole = replace(draw(attentions(d_model)), **none, sinks=False, caches_input=False)  # type: ignore[arg-type]  # pyright: ignore
+    if not isinstance(whole.positions, Rotary | None):
+        whole = replace(whole, positions=None)
+    return replace(whole, indexer=draw(block_indexers(d_model, whole.n_kv_heads)))
 
 
 @cache
@@ -372,6 +404,26 @@ def compressed(draw: DrawFn, d_model: int) -> CompressedAttention:
 
 @cache
 @st.composite
+def block_indexers(draw: DrawFn, d_model: int, n_heads: int) -> BlockIndexer:
+    """One that chooses few blocks, of a key or more. RoPE tells equal tokens apart, whose scores would be equal."""
+    d_head, top_k = 4 * draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return BlockIndexer(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_head,
+        block=draw(st.integers(1, 4)),
+        top_k=top_k,
+        local=draw(st.integers(1, top_k)),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        positions=Rotary(
+            d_rotary=draw(st.sampled_from((4, d_head))), pairing=draw(st.sampled_from(PAIRINGS)), theta=10.0
+        ),
+    )
+
+
+@cache
+@st.composite
 def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
     """One that chooses few keys. RoPE tells equal tokens apart, whose scores would else be equal but for rounding."""
     d_head = 4 * draw(st.integers(1, 2))
@@ -391,7 +443,9 @@ def indexers(draw: DrawFn, d_model: int, q_rank: int) -> Indexer:
 @cache
 def mixers(d_model: int) -> SearchStrategy[Mixer]:
     """Any causal mixer, whatever it remembers."""
-    usual = attentions(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    usual = (
+        attentions(d_model) | choosing(d_model) | latents(d_model) | linear_attentions(d_model) | compressed(d_model)
+    )
     return (
         usual
         | lightnings(d_model)
@@ -472,17 +526,55 @@ def recurrences(d_model: int) -> SearchStrategy[Mixer]:
 
 @cache
 def time_mixings(d_model: int) -> SearchStrategy[Mixer]:
-    """RWKV-4's mixers."""
+    """RWKV's mixers."""
+    return (
+        st.builds(
+            TimeMixing,
+            d_model=st.just(d_model),
+            d_state=st.integers(1, 9),
+            shift=token_shifts(d_model, "k", "v", "r"),
+        )
+        | channel_mixings(d_model, receptance=True)
+        | channel_mixings(d_model, receptance=False)
+        | delta_time_mixings(d_model)
+    )
+
+
+@cache
+def token_shifts(d_model: int, *targets: str) -> SearchStrategy[TokenShift]:
+    """What mixes tokens with those before them."""
+    return st.builds(TokenShift, d_model=st.just(d_model), targets=st.just(targets), of_past=st.booleans())
+
+
+@cache
+def channel_mixings(d_model: int, receptance: bool) -> SearchStrategy[ChannelMixing]:
+    """A feed-forward of shifted tokens."""
+    targets = ("up", "r") if receptance else ("up",)
     return st.builds(
-        TimeMixing,
-        d_model=st.just(d_model),
-        d_state=st.integers(1, 9),
-        shift=st.just(TokenShift(d_model=d_model, targets=("k", "v", "r"))),
-    ) | st.builds(
         ChannelMixing,
         d_model=st.just(d_model),
         d_ff=st.integers(1, 9),
-        shift=st.just(TokenShift(d_model=d_model, targets=("up", "r"))),
+        receptance=st.just(receptance),
+        shift=token_shifts(d_model, *targets),
+    )
+
+
+@cache
+@st.composite
+def delta_time_mixings(draw: DrawFn, d_model: int) -> DeltaTimeMixing:
+    """RWKV-7's time mixing, of values of its own."""
+    n_heads, d_value, ranks = draw(st.integers(1, 3)), draw(st.integers(2, 5)), st.integers(1, 4)
+    return DeltaTimeMixing(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_key=draw(st.integers(1, 5)),
+        d_value=d_value,
+        shift=draw(token_shifts(d_model, *DELTA_TIME_TARGETS)),
+        norm=HeadNorm(d=d_value, n_heads=n_heads, eps=draw(EPS), bias=draw(st.booleans())),
+        decay_rank=draw(ranks),
+        rate_rank=draw(ranks),
+        gate_rank=draw(ranks),
+        length_eps=draw(st.sampled_from((1e-12, 0.1))),
     )
 
 
@@ -610,7 +702,11 @@ def feedforwards(d_model: int) -> SearchStrategy[FeedForward]:
 def clamps() -> SearchStrategy[ClampedGate]:
     """Clamps within what they are given."""
     return st.builds(
-        ClampedGate, alpha=st.sampled_from((1.0, 1.7)), limit=st.sampled_from((0.3, 2.0)), shift=st.booleans()
+        ClampedGate,
+        alpha=st.sampled_from((1.0, 1.7)),
+        limit=st.sampled_from((0.3, 2.0)),
+        shift=st.booleans(),
+        activated=st.booleans(),
     )
 
 
@@ -725,6 +821,7 @@ def branches(name: str, d_model: int) -> SearchStrategy[Branch]:
         sum_norm=maybe_norms(d_model),
         scale=st.sampled_from((1.0, 0.5)),
         layer_scale=st.booleans(),
+        gated=st.booleans(),
         stream_scale=st.sampled_from((1.0, 1.0, 1.5)),
         beside=st.none() | st.none() | laurels(d_model),
     )
@@ -782,7 +879,9 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
         (i, branch)
         for i, block in enumerate(drawn)
         for branch in block.branches
-        if isinstance(branch.body, Attention) and not isinstance(branch.body.positions, RelativeProjection)
+        if isinstance(branch.body, Attention)
+        and not isinstance(branch.body.positions, RelativeProjection)
+        and branch.body.indexer is None
     ]
     if not found or not draw(st.booleans()):
         return tuple(drawn)
@@ -795,7 +894,8 @@ def lending(draw: DrawFn, drawn: list[Block]) -> tuple[Block, ...]:
     own["key_bias"] = True
     n_heads = draw(st.integers(1, 2)) * body.n_kv_heads
     positions = body.positions
-    heads = {} if isinstance(positions, Alibi | RelativeBuckets) else {"n_heads": n_heads, "q_norm": None}
+    kept = isinstance(positions, Alibi | RelativeBuckets) or body.differential is not None
+    heads = {} if kept else {"n_heads": n_heads, "q_norm": None}
     reader = replace(branch, parallel=False, body=replace(body, **own, **heads, kv_from="lent"))
     return (*drawn[:i], named, *drawn[i + 1 :], Block(branches=(reader,)))
 
@@ -816,6 +916,23 @@ def biased(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
                 again = Block(branches=(replace(later, parallel=False),))
                 return (*drawn[:i], replace(block, branches=own), *drawn[i + 1 :], again)
     return drawn
+
+
+@st.composite
+def moving(draw: DrawFn, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks, or those and one more, whose values move towards those of one of theirs."""
+    branches = [branch for block in drawn for branch in block.branches]
+    found = [branch for branch in branches if isinstance(branch.body, DeltaTimeMixing)]
+    if not found or not draw(st.booleans()):
+        return drawn
+    first = found[0]
+    assert isinstance(first.body, DeltaTimeMixing)
+    lender = replace(first, body=replace(first.body, value_name="early"))
+    named = (replace(b, branches=tuple(lender if x is first else x for x in b.branches)) for b in drawn)
+    later = draw(delta_time_mixings(first.body.d_model))
+    sizes = {"n_heads": first.body.n_heads, "d_value": first.body.d_value, "norm": first.body.norm}
+    reader = replace(later, **sizes, move_rank=draw(st.integers(1, 3)), value_from="early")
+    return (*named, Block(branches=(replace(first, parallel=False, body=reader),)))
 
 
 @cache
@@ -864,6 +981,8 @@ def shares(part: Part) -> bool:
         return True
     if isinstance(part, Attention) and (part.kv_name or part.kv_from):
         return True
+    if isinstance(part, DeltaTimeMixing) and (part.value_name or part.value_from):
+        return True
     return bool(part.lends or part.borrows) or (isinstance(part, Mixer) and part.choice is not None)
 
 
@@ -905,8 +1024,9 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         softcap=draw(st.none() | st.just(2.0)),
         shift=draw(st.booleans()),
     )
+    extra = draw(st.integers(0, 2)) if kind is Head else 0
     embedding: TokenEmbedding | AdaptiveEmbedding
-    embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table)
+    embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table, extra=extra)
     if draw(st.integers(0, 3)) == 0:
         embedding, head = draw(adaptive(d_model, n_vocab))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
@@ -915,7 +1035,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     if draw(st.booleans()):
         drawn = [hashing(block, n_vocab) for block in drawn]
     all_blocks = tuple(one for block in draw(biased(draw(lending(drawn)))) for one in (block, *sharing(block)))
-    all_blocks, vectors = draw(reading(all_blocks, d_model))
+    all_blocks, vectors = draw(reading(draw(moving(all_blocks)), d_model))
     streams = draw(st.none() | merges(d_model) | projections(d_model))
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
     if isinstance(streams, ProjectedStreams):
@@ -1058,7 +1178,9 @@ def stacks(
         own, drawn = draw(branches("attention", d_model)), draw(attentions(d_model))
         if isinstance(drawn.positions, RelativeProjection):  # looks back alone
             drawn = replace(drawn, positions=None)
-        kept = {"chunk": drawn.chunk if causal else None, "caches_input": drawn.caches_input and causal}
+        kept: dict[str, Any] = {"caches_input": drawn.caches_input and causal}
+        kept |= {name: getattr(drawn, name) if causal else None for name in ("chunk", "stride", "summary")}
+        kept |= {"differential": drawn.differential if table is None else None}
         body = replace(drawn, causal=causal, **kept)
         if isinstance(table, DistanceTable):
             body = draw(embedding_distances(body, table))
@@ -1080,19 +1202,25 @@ def stacks(
 
 
 @cache
-def crossings(name: str, d_model: int, d_source: int) -> SearchStrategy[Branch]:
+@st.composite
+def crossings(draw: DrawFn, name: str, d_model: int, d_source: int, n_source: int | None = None) -> Branch:
     """A branch of cross-attention."""
-    body = st.builds(
-        CrossAttention,
-        d_model=st.just(d_model),
-        d_source=st.just(d_source),
-        n_heads=st.integers(1, 3),
-        d_head=st.integers(1, 7),
-        bias=st.booleans(),
-        output_bias=st.booleans(),
-        scale=st.none() | st.just(0.7),
+    d_head, n_kv_heads = draw(st.integers(1, 7)), draw(st.integers(1, 3))
+    as_many = draw(st.booleans())
+    body = CrossAttention(
+        d_model=d_model,
+        d_source=d_source,
+        n_heads=n_kv_heads if as_many else n_kv_heads * draw(st.integers(1, 3)),
+        n_kv_heads=None if as_many else n_kv_heads,
+        d_head=d_head,
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        q_norm=draw(maybe_norms(d_head)),
+        k_norm=draw(maybe_norms(d_head)),
+        scale=draw(st.none() | st.just(0.7)),
+        n_source=n_source,
     )
-    return st.builds(Branch, name=st.just(name), body=body, norm=maybe_norms(d_model), post_norm=maybe_norms(d_model))
+    return Branch(name=name, body=body, norm=draw(maybe_norms(d_model)), post_norm=draw(maybe_norms(d_model)))
 
 
 @st.composite
@@ -1380,6 +1508,9 @@ def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -
             scale=draw(st.sampled_from((1.0, 2.0))),
             standardised=draw(st.booleans()),
         )
+    if square and draw(st.booleans()):
+        sizes = {"d_in": d_in, "d_out": d_out, "n_side": n_side}
+        return ConvolvedProjector(**sizes, steps=draw(st.integers(1, 2)), bias=draw(st.booleans()))
     merge = draw(st.sampled_from([m for m in range(1, n_side + 1) if n_side % m == 0])) if square else 1
     return draw(mergers(d_in, d_out, merge))
 
@@ -1392,7 +1523,13 @@ def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = Fals
     What `copies` first saves no tensor that another part saves too.
     """
     between = draw(st.lists(st.integers(1, 6), max_size=2))
+    first = None
+    if not copies and draw(st.booleans()):
+        wide = draw(st.integers(1, 6))
+        first = draw(mergers(d_in, wide, 1, copies=True))
+        d_in = wide
     return MLPProjector(
+        first=first,
         widths=(d_in * merge**2, *between, d_out),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
@@ -1442,6 +1579,74 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         prefix=both_ways and inside == "prefix",
     )
     return VisionLanguageModel.of(text.without_extras, vision)
+
+
+@st.composite
+def tiled_towers(draw: DrawFn) -> ImageEncoder:
+    """A model of patches of images cut into tiles, to whose normed stream vectors of tiles are added before a block."""
+    d_model, patch = draw(st.integers(2, 7)), draw(st.integers(1, 2))
+    tilings = tuple(draw(st.permutations([(1, 1), (1, 2), (2, 1), (3, 1)])))
+    n_tiles, image_size = draw(st.integers(3, 4)), patch * draw(st.integers(1, 2))
+    tiles = TileEmbedding(d_model=d_model, n_tilings=len(tilings), n_tiles=n_tiles)
+    n_places = (image_size // patch) ** 2 + 1
+    embedding = TilePatches(
+        image_size=image_size,
+        patch_size=patch,
+        channels=draw(st.integers(1, 3)),
+        d_model=d_model,
+        bias=draw(st.booleans()),
+        centred=draw(st.booleans()),
+        class_token="first",
+        tilings=tilings,
+        n_tiles=n_tiles,
+        multiple=draw(st.integers(1, 4)),
+        tiles=tiles,
+        positions=TilePositions(d_model=d_model, n_positions=n_places, n_tilings=len(tilings), n_tiles=n_tiles),
+        norm=draw(norms(d_model)),
+    )
+    attending = attentions(d_model, (False,)).map(
+        lambda one: replace(one, window=None, positions=None, rotate_first=False)
+    )
+    bodies = {"attention": attending, "ffn": dense(d_model)}
+    middle = Branch(name="tiles", norm=draw(norms(d_model)), normed=True, body=tiles)
+
+    def block(*before: Branch) -> Block:
+        own = [
+            Branch(name=name, norm=draw(maybe_norms(d_model)), body=draw(body), gated=draw(st.booleans()))
+            for name, body in bodies.items()
+        ]
+        return Block(branches=(*before, *own))
+
+    return ImageEncoder(
+        embedding=embedding,
+        blocks=(block(), block(middle)),
+        norm=draw(maybe_norms(d_model)),
+        head=None,
+        max_positions=embedding.n_tokens,
+    )
+
+
+@st.composite
+def tiled_seers(draw: DrawFn) -> VisionLanguageModel:
+    """A model of texts that read an image in tiles by cross-attention."""
+    text = draw(specs(max_blocks=2).filter(lambda one: one.streams is None and one.per_layer is None)).without_extras
+    if any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(text)):
+        text = text.replace_where(Rotary, scaling=None)
+    tower = draw(tiled_towers())
+    assert isinstance(tower.embedding, TilePatches)
+    n_source = tower.embedding.n_tiles * tower.embedding.n_places
+    taps = draw(st.lists(st.integers(0, tower.n_layers - 1), max_size=3))
+    cross = replace(draw(crossings("cross", text.d_model, text.d_model, n_source)), gated=draw(st.booleans()))
+    ffn = replace(draw(branches("ffn", text.d_model)), after_source=draw(st.booleans()))
+    at = draw(st.integers(0, text.n_layers))
+    blocks = (*text.blocks[:at], Block(branches=(cross, ffn)), *text.blocks[at:])
+    vision = TiledVision(
+        tower=tower,
+        projector=draw(mergers((1 + len(taps)) * tower.d_model, text.d_model, 1).map(lambda x: replace(x, norm=None))),
+        placeholder=draw(st.integers(0, text.n_rows - 1)),
+        taps=tuple(taps),
+    )
+    return VisionLanguageModel.of(replace(text, blocks=blocks, d_source=text.d_model), vision)
 
 
 @st.composite

@@ -54,4 +54,4 @@ def test_a_published_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / FILE).symlink_to(file)
     assert file.name == FILE
     page = PAGE.read_text(encoding="utf-8").partition(PUBLISHED)[2]
-    assert run(page, {"asbuilt": asbuilt, "torch": torch}) == page.count("```text") == 2
+    assert run(page, {"asbuilt": asbuilt, "torch": torch}) == page.count("```text") == 3

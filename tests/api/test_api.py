@@ -20,6 +20,7 @@ from asbuilt.api.generate import MOST
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
+from asbuilt.generate.draft import PromptLookup
 from asbuilt.measure import Calibration, Report, Row
 from asbuilt.measure.calibrate import machine
 from asbuilt.plan import ServePlan, TrainPlan
@@ -139,6 +140,26 @@ def test_token_ids_for_token_ids(spec: Model, checkpoint: Path) -> None:
     assert asbuilt.generate(built, ids, max_new_tokens=1) == [int(logits.argmax())] == with_one[:1]
     (checkpoint / "tokenizer.json").unlink()
     assert asbuilt.generate(checkpoint, ids, max_new_tokens=9, dtype="fp32") == with_one
+
+
+def test_drafts_by_name_model_or_path(spec: Model, checkpoint: Path) -> None:
+    """A path, a built model, a word and what drafts; of a path and of a built model."""
+    built, ids = asbuilt.load(checkpoint), [1, 2, 3, 250]
+    want = asbuilt.generate(built, ids, max_new_tokens=9)
+    for model in (built, checkpoint):
+        for draft in (checkpoint, str(checkpoint), built, "prompt", PromptLookup(2)):
+            assert asbuilt.generate(model, ids, max_new_tokens=9, draft=draft) == want
+    assert asbuilt.generate(checkpoint, ids, max_new_tokens=9, draft=built, draft_tokens=2) == want
+    (checkpoint / "tokenizer.json").unlink()
+    assert asbuilt.generate(checkpoint, ids, max_new_tokens=9, dtype="fp32", draft=checkpoint) == want
+    with pytest.raises(InputError, match="draft_tokens: nothing drafts"):
+        asbuilt.generate(built, ids, draft_tokens=2)
+    with pytest.raises(InputError, match="draft_tokens: said by what drafts"):
+        asbuilt.generate(built, ids, draft=PromptLookup(2), draft_tokens=2)
+    with pytest.raises(InputError, match="draft_tokens: must be a whole number"):
+        asbuilt.generate(built, ids, draft=checkpoint, draft_tokens=0)
+    with pytest.raises(InputError, match="draft: must be a model"):
+        asbuilt.generate(built, ids, draft=torch.nn.Linear(2, 2))  # type: ignore[call-overload]
 
 
 def test_what_generate_refuses(spec: Model, checkpoint: Path) -> None:

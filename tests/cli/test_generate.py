@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.text import Completion, complete
 from asbuilt.kernels import speed
 from asbuilt.nn import build, stored_tensors
-from asbuilt.spec import adapted
+from asbuilt.spec import Head, LanguageModel, Predictor, RMSNorm, TokenEmbedding, adapted
 
 Run = Callable[..., Result]
 PROMPT = "An as-built drawing"
@@ -344,3 +345,58 @@ def test_an_adapter_beside_the_model(run: Run, checkpoint: Path, tmp_path: Path)
         refused = run("generate", checkpoint, PROMPT, wrong)
         assert refused.exit_code == 2
         assert named in refused.stderr
+
+
+def test_drafts_change_no_greedy_text(run: Run, checkpoint: Path) -> None:
+    words = ("generate", checkpoint, PROMPT, "--max-new-tokens", 12)
+    want = document(run(*words, "--json"))
+    for draft in ("prompt", checkpoint):
+        said = document(run(*words, "--draft", draft, "--draft-tokens", 3, "--json"))
+        assert said["tokens"] == want["tokens"]
+        counts = said["draft"]
+        assert 0 <= counts["accepted"] <= counts["proposed"]
+        assert counts["acceptance"] == (counts["accepted"] / counts["proposed"] if counts["proposed"] else None)
+    assert counts == {"passes": 4, "proposed": 8, "accepted": 8, "acceptance": 1.0}  # itself: 1, then 4 + 4 + 3 tokens
+    shown = run(*words, "--draft", checkpoint, "--draft-tokens", 3)
+    assert shown.stdout == want["text"] + "\n"
+    assert "[accepted 8 of 8 drafted tokens (100%), in 4 passes of the model]" in shown.stderr
+    assert "draft" not in want
+
+
+def test_own_predictors_draft(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    spec = open_model(checkpoint).spec
+    assert isinstance(spec, LanguageModel)
+    assert isinstance(spec.embedding, TokenEmbedding)
+    norm = RMSNorm(d=32)
+    one = Predictor(
+        embedding=spec.embedding,
+        token_norm=norm,
+        stream_norm=norm,
+        block=spec.blocks[0],
+        norm=norm,
+        head=Head(d_model=32, n_vocab=spec.n_vocab),
+    )
+    folder = tmp_path / "predicts"
+    save(build(replace(spec, predictors=(one,)), seed=1), folder)
+    shutil.copy(checkpoint / "tokenizer.json", folder)
+    words = ("generate", folder, PROMPT, "--max-new-tokens", 12, "--json")
+    said = document(run(*words, "--draft", "own"))
+    assert said["tokens"] == document(run(*words))["tokens"]
+    assert said["draft"]["proposed"] > 0
+
+
+def test_drafts_that_are_refused(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    spec = open_model(checkpoint).spec
+    wider = spec.changed(embedding=replace(spec.embedding, n_vocab=300), head=Head(d_model=32, n_vocab=300))
+    save(build(wider), other)
+    for words, why in (
+        (("--draft", "own"), "no predictors of its own"),
+        (("--draft", other), "another vocabulary"),
+        (("--draft", tmp_path / "missing"), "missing"),
+        (("--draft-tokens", 3), "--draft-tokens needs --draft"),
+        (("--draft", "prompt", "--draft-tokens", 0), "not in the range"),
+    ):
+        result = run("generate", checkpoint, PROMPT, *words)
+        assert result.exit_code == 2, why
+        assert why in result.stderr

@@ -29,9 +29,9 @@ from asbuilt.spec import (
 )
 
 BATCH, TOKENS, IMAGES = st.integers(1, 3), st.integers(1, 12), st.integers(0, 2)
-SEERS = strategies.seers() | strategies.grid_seers()
+SEERS = strategies.seers() | strategies.grid_seers() | strategies.tiled_seers()
 IN_TEXTS = SEERS | strategies.listeners()
-SPECS = strategies.towers() | strategies.grid_towers() | IN_TEXTS | strategies.pairs()
+SPECS = strategies.towers() | strategies.grid_towers() | strategies.tiled_towers() | IN_TEXTS | strategies.pairs()
 KERNELS = st.sampled_from(("reference", "fused"))
 some = settings(max_examples=10)
 
@@ -40,6 +40,7 @@ def a_pass(spec: Model, tokens: int, images: int, **more: object) -> Pass:
     """A pass whose text has room for its images, a multiple of what one image takes for a model of images alone."""
     if isinstance(spec, ImageEncoder):
         return Pass(tokens=spec.embedding.n_tokens, **more)  # type: ignore[arg-type]
+    assume(images <= 1 or not spec.crosses)
     room = images * spec.image_tokens
     assume(room + tokens <= strategies.CONTEXT)
     return Pass(tokens=room + tokens, images=images, **more)  # type: ignore[arg-type]

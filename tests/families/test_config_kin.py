@@ -54,6 +54,7 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "shared_expert_intermediate_size": st.integers(1, 9),
     },
     "cohere2": {"layer_types": KINDS, "sliding_window_pattern": st.integers(1, 4), "attention_bias": BOOL},
+    "diffllama": {"head_dim": st.sampled_from([None, 8]), "attention_bias": BOOL},
     "seed_oss": {
         "head_dim": st.sampled_from([None, 8]),
         "attention_bias": BOOL,

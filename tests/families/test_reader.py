@@ -182,7 +182,7 @@ def test_what_can_be_done_without_a_family() -> None:
         return str(refused.value)
 
     assert said("lama").endswith("did you mean 'llama'?")
-    for kind in ("qwen4_exp", "rwkv7", "xlnet"):
+    for kind in ("qwen4_exp", "rwkv8", "xlnet"):
         text = said(kind)
         assert "did you mean" not in text
         for way in ("spec JSON", "--parameters", "--allow-unread passes over keys, not families"):

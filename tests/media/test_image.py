@@ -18,20 +18,28 @@ from PIL import Image
 from asbuilt.errors import InputError
 from asbuilt.media.image import Preparation, opened
 from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.tiles import Tiles
 
 CLASSES = {
     "CLIPImageProcessor": "clip",
     "SiglipImageProcessor": "siglip",
     "ViTImageProcessor": "vit",
     "Qwen2VLImageProcessor": "qwen2_vl",
+    "MllamaImageProcessor": "mllama",
 }
-SIZES = [(30, 41), (64, 64), (300, 20), (57, 131)]
+SIZES = [(30, 41), (64, 64), (300, 20), (57, 131), (131, 57), (9, 40)]
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {}),
     ("CLIPImageProcessor", {"size": 40, "crop_size": 36, "resample": 2, "image_mean": [0.1, 0.2, 0.3]}),
     ("CLIPImageProcessor", {"size": {"height": 20, "width": 30}, "do_center_crop": False, "do_normalize": False}),
     ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False}),
     ("ViTImageProcessor", {"size": {"height": 24, "width": 28}, "rescale_factor": 0.01}),
+    ("MllamaImageProcessor", {}),
+    (
+        "MllamaImageProcessor",
+        {"size": {"height": 28, "width": 28}, "max_image_tiles": 4, "image_mean": [0.4, 0.5, 0.3]},
+    ),
+    ("MllamaImageProcessor", {"size": {"height": 20, "width": 20}, "max_image_tiles": 7, "resample": 3}),
     ("Qwen2VLImageProcessor", {}),
     ("Qwen2VLImageProcessor", {"min_pixels": 800, "max_pixels": 2000, "patch_size": 4, "temporal_patch_size": 1}),
     ("Qwen2VLImageProcessor", {"size": {"shortest_edge": 900, "longest_edge": 5000}, "patch_size": 5, "merge_size": 3}),
@@ -63,6 +71,10 @@ def test_images_are_prepared_as_transformers_does(kind: str, settings: dict[str,
         if isinstance(have, Patches):
             assert have.grids == tuple(map(tuple, want["image_grid_thw"].tolist()))
             have = have.values
+        if isinstance(have, Tiles):
+            known = [(a, b) for a in range(1, 9) for b in range(1, 9) if a * b <= have.values.shape[1]]
+            assert [known.index(tiling) + 1 for tiling in have.tilings] == want["aspect_ratio_ids"][0].tolist()
+            have = have.values[:, None]
         torch.testing.assert_close(have, want["pixel_values"].float(), rtol=0, atol=1e-5)
 
 
@@ -129,6 +141,11 @@ def test_hostile_files_are_refused(data: bytes, named: str, tmp_path: Path) -> N
         ("CLIPImageProcessor", {"do_pad": True}, "do_pad"),
         ("CLIPImageProcessor", {"colour": 1}, "colour"),
         ("Gemma3ImageProcessor", {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("MllamaImageProcessor", {"do_pad": False}, "do_pad"),
+        ("MllamaImageProcessor", {"do_resize": False}, "do_resize"),
+        ("MllamaImageProcessor", {"size": {"height": 20, "width": 30}}, "size"),
+        ("MllamaImageProcessor", {"size": 4096, "max_image_tiles": 256}, "size"),
+        ("MllamaImageProcessor", {"max_image_tiles": 0}, "max_image_tiles"),
         ("Qwen2VLImageProcessor", {"max_pixels": 2**40}, "max_pixels"),
         ("Qwen2VLImageProcessor", {"min_pixels": 9000, "max_pixels": 8000}, "max_pixels"),
         ("Qwen2VLImageProcessor", {"patch_size": 0}, "patch_size"),

@@ -169,6 +169,8 @@ def _drawn(owner: nn.Module, name: str, shape: torch.Size, generator: torch.Gene
         return 0.1 * normal
     if name.endswith(("_min", "_max")):  # bounds of a clipped map, which cut a good part of numbers about 1 large
         return (0.5 + 0.3 * normal.abs()) * (-1 if name.endswith("_min") else 1)
+    if tuple(shape) == (1,) and "gate" in name:  # whose tanh multiplies all that a branch gives: far from 0
+        return 1 + 0.3 * normal.abs()
     if len(shape) < 2:
         return 1 + 0.3 * normal if name == "weight" else 0.5 * normal
     if isinstance(owner, nn.Embedding | TokenEmbedding | LearnedPositions | BiasTable):

@@ -33,8 +33,10 @@ ELSEWHERE = {
     "chinchilla": "tests/families/test_papers.py: the paper's equations, written out",
     "deepseek": "tests/families/test_deepseek.py: the paper's equations, written out",
     "kimi_k2": "tests/families/test_deepseek.py: deepseek_v3 under another name, by its own case",
+    "step3p5": "tests/parity/cases/step3p7.py: the text of that whole",
     "palm": "tests/families/test_papers.py: the paper's equations, written out",
     "transfo-xl": "tests/families/test_transfo_xl.py: the paper's equations, written out",
+    "rwkv7": "tests/families/test_config_rwkv7.py and tests/nn/test_delta_time_mixing.py: the paper's equations",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
-from small_parts import DELTA_NET
+from small_parts import DELTA_NET, DELTA_TIME, FUSED
 from small_sounds import HEARER, HEARING
 
 from asbuilt import cost, spec
@@ -26,16 +26,21 @@ from asbuilt.spec import (
     Attention,
     AudioLanguageModel,
     AxialPositions,
+    BlockIndexer,
     CausalConvolution,
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    ConvolvedProjector,
+    DeltaTimeMixing,
     DiagonalStateSpace,
+    Differential,
     Disentangled,
     DistanceTable,
     DynamicNTK,
     EmbeddingProjection,
     EntryIndexer,
+    FusedPredictor,
     GatedConvolution,
     GatedDeltaNet,
     HeadNorm,
@@ -91,21 +96,33 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "AttentionPooling": {"bias": False},
     "Block": {"scaled": False},
-    "Branch": {"scale": 1.0, "parallel": False, "layer_scale": False, "stream_scale": 1.0, "normed": False},
+    "BlockIndexer": {"local": 1},
+    "Branch": {
+        "scale": 1.0,
+        "parallel": False,
+        "layer_scale": False,
+        "gated": False,
+        "after_source": False,
+        "stream_scale": 1.0,
+        "normed": False,
+    },
     "CausalConvolution": {"dilation": 1, "bias": True},
     "Classifier": {"bias": True, "labels": "first"},
-    "ClampedGate": {"shift": True},
+    "ClampedGate": {"shift": True, "activated": False},
     "ClusterHead": {"tied": False, "tied_map": False, "n_clusters": 0},
     "Contrast": {"bias": False},
+    "ConvolvedProjector": {"bias": False},
     "Disentangled": {"to_keys": True, "to_queries": True},
     "CrossAttention": {"bias": False, "output_bias": False, "key_bias": True},
     "Compressor": {"overlap": False},
     "DiagonalStateSpace": {"bias": True},
     "ExpertGroups": {"score": "best"},
+    "ChannelMixing": {"receptance": True},
+    "DeltaTimeMixing": {"length_eps": 1e-12},
     "GatedDeltaNet": {"decays": "head", "gating": "silu", "length_eps": 1e-6},
     "GatedMLP": {"bias": False, "gate_scale": 1.0},
     "Head": {"bias": False, "scale": 1.0, "shift": False},
-    "HeadNorm": {"eps": 1e-5},
+    "HeadNorm": {"eps": 1e-5, "bias": False},
     "HyperConnection": {"eps": 1e-6, "norm_eps": 1e-6, "iterations": 20},
     "StreamMerge": {"eps": 1e-6, "norm_eps": 1e-6},
     "ProjectedStreams": {"eps": 1e-5},
@@ -136,6 +153,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
+    "FusedPredictor": {"normed": False},
     "GatedConvolution": {"bias": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
@@ -157,7 +175,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "GridPositions": {"interpolation": "corners"},
     "Parallel": {"input_scales": (1.0, 1.0), "output_scales": (1.0, 1.0)},
-    "Plane": {"alternating": False, "staggered": False},
+    "Plane": {"alternating": False, "staggered": False, "timed": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
@@ -182,8 +200,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SharedEmbedding": {"scale": 1.0},
     "Sinusoids": {"theta": 10000.0, "layout": "halves"},
     "TiedHead": {"bias": False, "scale": 1.0, "shift": False},
-    "TokenEmbedding": {"scale": 1.0},
-    "TokenShift": {"belongs": "attention"},
+    "TiledVision": {"keep_class": True, "both_ways": False, "in_windows": False, "prefix": False},
+    "TilePatches": {
+        "channels": 3,
+        "bias": False,
+        "centred": False,
+        "class_token": "first",
+        "mask_token": False,
+        "multiple": 8,
+    },
+    "TokenEmbedding": {"scale": 1.0, "extra": 0},
+    "TokenShift": {"belongs": "attention", "of_past": False},
     "Vision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "YaRN": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
@@ -225,9 +252,11 @@ def examples() -> dict[type[Part], Part]:
     found[Disentangled] = Disentangled(span=4)
     found[DistanceTable] = DistanceTable(n_rows=8, d_model=6)
     found[EmbeddingProjection] = EmbeddingProjection(d_embedding=3, d_model=6)
+    found[BlockIndexer] = BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = Compressor(d_model=6, d_head=4, ratio=2)
     found[Compressor] = entries
     found[EntryIndexer] = EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found[ConvolvedProjector] = ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found[CompressedAttention] = CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
@@ -248,8 +277,11 @@ def examples() -> dict[type[Part], Part]:
     found[TimeMixing] = TimeMixing(d_model=4, d_state=6, shift=time)
     found[ChannelMixing] = ChannelMixing(d_model=4, d_ff=6, shift=channel)
     found[TokenShift] = time
+    found[DeltaTimeMixing] = DELTA_TIME
+    found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
+    found[FusedPredictor] = FUSED
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found
 
@@ -285,8 +317,12 @@ def test_every_kind_of_part_is_tried() -> None:
 
 # What declarations call the tensors that are kept; a tensor that a whole stack shares is called after what made it.
 KEPT = {
+    "exponentials",
+    "lambda",
     "a",
     "activated",
+    "after the image",
+    "by tile",
     "ahead",
     "averages",
     "b",
@@ -303,6 +339,8 @@ KEPT = {
     "chosen scores",
     "closed",
     "convolved",
+    "convolved 0",
+    "convolved 1",
     "d",
     "decay",
     "decays",
@@ -343,10 +381,12 @@ KEPT = {
     "mix weights",
     "mixed",
     "mixed and zeros",
+    "mixed by key head",
     "mixing",
     "moved",
     "narrow",
     "normed",
+    "numbers of tilings",
     "opened",
     "openness",
     "order",
@@ -365,6 +405,7 @@ KEPT = {
     "queries",
     "r",
     "r mixed",
+    "rest",
     "read",
     "read weights",
     "result",
@@ -395,6 +436,7 @@ KEPT = {
     "uncut",
     "types",
     "u",
+    "ungated",
     "up",
     "up cut",
     "up mixed",
@@ -402,6 +444,7 @@ KEPT = {
     "unscaled",
     "v mixed",
     "values",
+    "vectors",
     "weights",
     "wide fn",
     "wide streams",
@@ -409,11 +452,21 @@ KEPT = {
     "x",
     "x times steps",
     "y",
+    "decay between",
+    "decay mixed",
+    "gate between",
+    "gate mixed",
+    "move",
+    "move between",
+    "rate",
+    "rate between",
+    "rate mixed",
+    "sum",
 }
 
 
 # Products of two activations: scores and weighted sums, and what recurrences have in their place.
-OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse")
+OF_TWO = ("scores", "mix", "by distance", "read", "update", "last update", "errors", "inverse", "found", "written")
 
 
 @pytest.mark.parametrize("name", names())

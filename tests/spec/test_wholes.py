@@ -54,6 +54,7 @@ ANY = st.one_of(
     strategies.towers(),
     strategies.seers(),
     strategies.listeners(),
+    strategies.tiled_seers(),
     strategies.pairs(),
 )
 READ = MODEL.changed(head=None)

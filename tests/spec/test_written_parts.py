@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from small_grids import seer
-from small_parts import ATTENTION, DELTA_NET, EXPERTS, LATENT
+from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, FUSED, LATENT
 from small_sounds import HEARER, HEARING
+from small_tiles import tiled_seer
 from test_bounds import BRANCH, MODEL, PREDICTOR, REFUSED, TAKEN, altered, stack
 
 from asbuilt import spec
@@ -25,10 +26,12 @@ def examples() -> dict[str, Part]:
     for part in (*(part for part, *_ in REFUSED), *(altered(part, changed) for part, changed in TAKEN)):
         for _, inner in walk_stored(part):
             found.setdefault(type(inner).__name__, inner)
-    for _, inner in walk_stored(seer()):
+    for _, inner in (*walk_stored(seer()), *walk_stored(tiled_seer())):
         found.setdefault(type(inner).__name__, inner)
     # without taps, which mergers belong to: either may be left out
     found["GridVision"] = replace(found["GridVision"], taps=(), mergers=())  # type: ignore[type-var]
+    alone = spec.MLPProjector(widths=(6, 8), activation="gelu")
+    found["TiledVision"] = replace(found["TiledVision"], taps=(), projector=alone)  # type: ignore[call-arg]
     found.setdefault("TypeEmbedding", spec.TypeEmbedding(n_types=2, d_model=4))
     found["Proportional"] = spec.Proportional(n_pairs=2)
     vectors = spec.PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=spec.RMSNorm(d=2))
@@ -58,9 +61,11 @@ def examples() -> dict[str, Part]:
     found["ProjectedStreams"] = spec.ProjectedStreams(n_streams=2, d_model=6)
     found["Laurel"] = spec.Laurel(d_model=6, rank=2)
     found["Indexer"] = spec.Indexer(d_model=6, q_rank=3, n_heads=2, d_head=4, top_k=2)
+    found["BlockIndexer"] = spec.BlockIndexer(d_model=6, n_heads=2, d_head=4, block=2, top_k=2)
     entries = spec.Compressor(d_model=6, d_head=4, ratio=2)
     found["Compressor"] = entries
     found["EntryIndexer"] = spec.EntryIndexer(q_rank=3, n_heads=2, top_k=2, compressor=entries)
+    found["ConvolvedProjector"] = spec.ConvolvedProjector(d_in=3, d_out=4, n_side=3, steps=1)
     found["CompressedAttention"] = spec.CompressedAttention(
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
@@ -80,12 +85,15 @@ def examples() -> dict[str, Part]:
     found["TimeMixing"] = spec.TimeMixing(d_model=4, d_state=6, shift=time)
     found["ChannelMixing"] = spec.ChannelMixing(d_model=4, d_ff=6, shift=channel)
     found["TokenShift"] = time
+    found["DeltaTimeMixing"] = DELTA_TIME
+    found["Differential"] = spec.Differential(n_heads=2, d_head=3, norm=spec.RMSNorm(d=6), start=0.5)
     found["ShortConvolution"] = spec.ShortConvolution(channels=4, kernel=3)
     found["Lora"] = spec.Lora(base=spec.Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
     found["Packed"] = spec.Packed(base=spec.Linear(d_in=32, d_out=6), format="q4_0")
     found.setdefault("GatedMLP", spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
     both = spec.Attention(d_model=4, d_input=8, n_heads=1, n_kv_heads=1, d_head=2)
     shared = spec.SharedTransformer(attention=both, ffn=spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
+    found["FusedPredictor"] = FUSED
     found["SharedTransformer"], found["SideTransformer"] = shared, spec.SideTransformer(shared=shared, rank=2)
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor, nn
 
+from asbuilt.api.draft import Asked, asked
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
 from asbuilt.checkpoint.room import memory_errors, require_room
@@ -21,6 +22,7 @@ from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import AudioLanguageModel
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ from asbuilt.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from asbuilt.checkpoint.given import Given
     from asbuilt.checkpoint.source import Source
+    from asbuilt.generate.draft import Drafter
     from asbuilt.generate.text import Completion
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ AROUND = (
     ("vision_start_token_id", "boi_token_index", "boi_token_id"),
     ("vision_end_token_id", "eoi_token_index", "eoi_token_id"),
 )
+NO_DRAFT = Asked()
 MOST = 256  # default of max_new_tokens
 
 
@@ -51,10 +55,12 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
+    draft: Given | Drafter | None = None,
+    draft_tokens: int | None = None,
 ) -> str: ...
 
 
@@ -67,10 +73,12 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
+    draft: Given | Drafter | None = None,
+    draft_tokens: int | None = None,
 ) -> list[int]: ...
 
 
@@ -82,10 +90,12 @@ def generate(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
+    draft: Given | Drafter | None = None,
+    draft_tokens: int | None = None,
 ) -> str | list[int]:
     """Returns a model's completion of a text or chat messages as text, or of token ids as token ids.
 
@@ -95,20 +105,26 @@ def generate(
     `stop` text, or after `max_new_tokens`. A model that sees is given `images`, files, Pillow's images, or pixels or
     patches as it reads them: each replaces one placeholder of the prompt, and a text without any begins with them. A
     model that hears is given `audio`, a file or a spectrogram, and writes on
-    from the prompt, a text prompt after its start tokens. `asbuilt.complete` streams the text. Raises InputError before
-    anything runs.
+    from the prompt, a text prompt after its start tokens. With `draft`, `draft_tokens` tokens at a time are drafted and
+    verified in one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a
+    smaller model of the same vocabulary or an EAGLE-3 folder. `asbuilt.complete` streams the text. Raises InputError
+    before anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
     options |= {} if images is None else {"images": images}
+    drafts = asked(draft, draft_tokens)
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
+        options |= {"draft": drafts.loaded(model)} if drafts.given and isinstance(model, Model) else {}
         return _by_built(model, prompt, _tokenizer_of(tokenizer), options | {"stop": stop}, ids=ids)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     if ids and source.tokenizer() is None:
         model = load(source, None if dtype is None else dtype_of(dtype))
+        options |= {"draft": drafts.loaded(model)}
         return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
-    completion, compute = begin(source, prompt, dtype, options | {"stop": stop}, tokenizer=_tokenizer_of(tokenizer))
+    options |= {"stop": stop}
+    completion, compute = begin(source, prompt, dtype, options, tokenizer=_tokenizer_of(tokenizer), draft=drafts)
     if compute.warning:
         log.warning(compute.warning)
     with memory_errors(compute.needed, source.name, "to be run"):
@@ -171,9 +187,11 @@ def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
     return {"audio": mels.of(read_sound(audio, rate=mels.rate, seconds=mels.seconds))}
 
 
-def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | None) -> dict[str, Tensor | Patches]:
+def _seen(
+    source: Source, images: Sequence[Picture] | Tensor | Patches | Tiles | None
+) -> dict[str, Tensor | Patches | Tiles]:
     """Returns the option `images` as the model reads them, prepared as the folder says if they are files."""
-    if images is None or isinstance(images, Tensor | Patches):
+    if images is None or isinstance(images, Tensor | Patches | Tiles):
         return {} if images is None else {"images": images}
     if "images" not in source.spec.reads:
         raise InputError("the model reads no images", field="images", value=len(images))
@@ -187,7 +205,7 @@ def _seen(source: Source, images: Sequence[Picture] | Tensor | Patches | None) -
 
 
 def _placed(
-    source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches
+    source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches | Tiles
 ) -> list[int]:
     """Returns the prompt with placeholders of images or sounds; a text without any begins with them."""
     carried, n_vocab = source.reading.carried, source.spec.n_vocab
@@ -208,12 +226,14 @@ def begin(
     tokenizer: Tokenizer | None = None,
     packed: bool = False,
     adapter: str | None = None,
+    draft: Asked = NO_DRAFT,
 ) -> tuple[Completion, Compute]:
     """Checks the request and the memory, loads the model, and starts generating.
 
     `options` are those of `text.complete`; `field` names the dtype in messages; `packed` and `adapter` are as `load`
     takes them.
     """
+    draft.check(source.spec)
     asked = None if dtype is None else dtype_of(dtype, field)
     headers(source)  # raises if there are no weights
     options = options | _heard(source, options.get("audio"))
@@ -235,6 +255,7 @@ def begin(
     if "images" in options:
         ids = _placed(source, tokenizer, ids, prompt, options["images"])
     decode.check_prompt(source.spec, ids)
+    draft.check_words(tokenizer, ids)
     eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
     contents = Contents(source, packed=packed, adapter=adapter)
     begun, chunk = start if reads else ids, options["prefill_chunk"]
@@ -242,9 +263,8 @@ def begin(
 
     def needs(dtype: torch.dtype) -> int:
         source_tokens = len(ids) if reads else None
-        return contents.needs(
-            dtype, computing.request_bytes(contents.spec, len(begun), new, dtype, chunk, source_tokens)
-        )
+        request = computing.request_bytes(contents.spec, len(begun), new, dtype, chunk, source_tokens)
+        return contents.needs(dtype, request) + draft.needs(contents.spec, (len(begun), new), dtype, chunk)
 
     compute = computing.choose(contents.dtype(None), asked, len(ids), new, needs)
     require_room(
@@ -254,4 +274,5 @@ def begin(
         fix="use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk",
     )
     model = load(source, compute.dtype, packed=packed, adapter=adapter)
+    options |= {"draft": draft.loaded(model)}
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

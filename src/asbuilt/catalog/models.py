@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         mistral,
         mistral3,
         mixtral,
+        mllama,
         modernbert,
         mpt,
         nemotron_h,
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
         qwen3_vl,
         recurrent_gemma,
         rwkv,
+        rwkv7,
         siglip,
         starcoder2,
         switch_transformers,
@@ -1326,6 +1328,21 @@ ROWS["transfo-xl-wt103"] = Entry(
         name="transfo-xl-wt103",
     ),
 )
+
+
+def _rwkv7(name: str, layers: int, d_model: int, decay: int, move: int, gate: int) -> None:
+    # contexts as the weights' names on the hub have them, -ctx4096
+    sizes = {"n_vocab": 65536, "d_model": d_model, "n_layers": layers, "d_ff": 4 * d_model, "max_positions": 4096}
+    ranks = {"decay_rank": decay, "rate_rank": decay, "move_rank": move, "gate_rank": gate}
+    source = "Peng et al. 2025, arXiv 2503.14456; widths and ranks of fla-hub's rwkv7-*-world"
+    make = lambda: rwkv7.build(**sizes, **ranks, name=name)  # noqa: E731  # type: ignore[arg-type]
+    ROWS[name] = Entry(name=name, family="rwkv7", source=source, dtype="bfloat16", make=make)
+
+
+_rwkv7("rwkv7-0.1b-world", layers=12, d_model=768, decay=64, move=32, gate=128)
+_rwkv7("rwkv7-0.4b-world", layers=24, d_model=1024, decay=64, move=32, gate=128)
+_rwkv7("rwkv7-1.5b-world", layers=24, d_model=2048, decay=96, move=64, gate=256)
+_rwkv7("rwkv7-2.9b-world", layers=32, d_model=2560, decay=96, move=64, gate=320)
 ROWS["recurrentgemma-2b"] = Entry(
     name="recurrentgemma-2b",
     family="recurrent_gemma",
@@ -1446,10 +1463,33 @@ def _lfm2_5_vl() -> Model:
     return lfm2_vl.build(text, images, placeholder=396, **more)
 
 
+def _llama_vision() -> Model:
+    scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
+    text = mllama.build_text(
+        crossing=tuple(range(3, 100, 5)),
+        eps=1e-5,
+        n_vocab=128256,
+        d_model=8192,
+        n_layers=100,
+        n_heads=64,
+        n_kv_heads=8,
+        d_ff=28672,
+        max_positions=131072,
+        rotary=Rotary(d_rotary=128, theta=5e5, scaling=scaling),
+        name="llama-3.2-90b-vision",
+    )
+    images: dict[str, Any] = {"image_size": 560, "patch_size": 14, "channels": 3, "d_model": 1280, "n_heads": 16}
+    images |= {"n_layers": 32, "n_global": 8, "d_ff": 5120, "eps": 1e-5, "activation": "gelu", "n_tiles": 4}
+    tilings = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
+    return mllama.build(text, images | {"tilings": tilings, "taps": (3, 7, 15, 23, 30)}, placeholder=128256)
+
+
+_MLLAMA_SAID = "Dubey et al. 2024, arXiv 2407.21783, section 7; config of meta-llama/Llama-3.2-90B-Vision-Instruct"
 _VOXTRAL_SAID = "Liu et al. 2025, arXiv 2507.13264; config of mistralai/Voxtral-Mini-3B-2507"
 _LFM2_VL_SAID = "Liquid AI 2025, arXiv 2511.23404; config of LiquidAI/LFM2.5-VL-1.6B"
 for _name, _family, _make, _said in (
     ("voxtral-mini-3b", "voxtral", _voxtral_mini, _VOXTRAL_SAID),
+    ("llama-3.2-90b-vision", "mllama", _llama_vision, _MLLAMA_SAID),
     ("lfm2.5-vl-1.6b", "lfm2_vl", _lfm2_5_vl, _LFM2_VL_SAID),
 ):
     ROWS[_name] = Entry(name=_name, family=_family, source=_said, dtype="bfloat16", make=_make)

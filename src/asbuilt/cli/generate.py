@@ -17,6 +17,7 @@ from asbuilt.shown import number
 
 if TYPE_CHECKING:
     from asbuilt.generate.compute import Compute
+    from asbuilt.generate.draft import Drafter
     from asbuilt.generate.text import Completion
 
 LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million tokens
@@ -63,6 +64,14 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     "--audio", metavar="FILE", help="Sound for a model that hears, such as Whisper; PROMPT then begins its text."
 )
 @click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
+@click.option(
+    "--draft",
+    metavar="own|prompt|MODEL",
+    help="Draft several tokens and verify them in one pass: by MODEL's own predictors (own), by what followed "
+    "the same words before (prompt), or by a smaller MODEL of the same vocabulary or an EAGLE-3 folder. Greedy text "
+    "stays the same.",
+)
+@click.option("--draft-tokens", type=Tokens(), help="Draft this many tokens per pass; needs --draft.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end instead of the text.")
 def generate(
@@ -84,6 +93,8 @@ def generate(
     images: tuple[str, ...],
     audio: str | None,
     adapter: str | None,
+    draft: str | None,
+    draft_tokens: int | None,
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -93,6 +104,8 @@ def generate(
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
+    if draft_tokens is not None and draft is None:
+        raise click.UsageError("--draft-tokens needs --draft")
     said = "" if audio is not None and prompt is None else _prompt(prompt)
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import StopFilter
@@ -110,13 +123,15 @@ def generate(
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
     options |= {} if audio is None else {"audio": audio}
     options |= {"images": images} if images else {}
+    from asbuilt.api.draft import asked as drafting
     from asbuilt.api.generate import begin
     from asbuilt.checkpoint.room import memory_errors
 
     # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     asked = _messages(said, system, len(images)) if chat else said
-    completion, compute = begin(source, asked, dtype or None, options, field="--dtype", packed=packed, adapter=adapter)
+    how: dict[str, Any] = {"field": "--dtype", "packed": packed, "adapter": adapter}
+    completion, compute = begin(source, asked, dtype or None, options, draft=drafting(draft, draft_tokens), **how)
     if compute.warning:
         warn(f"warning: {compute.warning}")
     with memory_errors(compute.needed, source.name, "to be run"):
@@ -160,13 +175,29 @@ def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
     seconds = time.perf_counter() - began
     speed = len(completion.tokens) / seconds
     if as_json:
-        print_json(_document(completion, seconds, speed) | _computed(compute))
+        print_json(_document(completion, seconds, speed) | _computed(compute) | _drafted(completion.draft))
         return
     write("\n")
     warn(
         f"[{len(completion.prompt)} prompt tokens, {len(completion.tokens)} generated in {seconds:.2f} s: "
         f"{number(speed)} tokens/s; finish reason: {completion.finish_reason}]"
     )
+    if completion.draft is not None:
+        said = _drafted(completion.draft)["draft"]
+        share = "" if said["acceptance"] is None else f" ({said['acceptance']:.0%})"
+        warn(
+            f"[accepted {said['accepted']} of {said['proposed']} drafted tokens{share}, "
+            f"in {said['passes']} passes of the model]"
+        )
+
+
+def _drafted(draft: Drafter | None) -> dict[str, Any]:
+    """Counts of drafts; `acceptance` is the share of drafted tokens that were accepted, null without any."""
+    if draft is None:
+        return {}
+    share = draft.accepted / draft.proposed if draft.proposed else None
+    counts = {"passes": draft.passes, "proposed": draft.proposed, "accepted": draft.accepted}
+    return {"draft": counts | {"acceptance": share}}
 
 
 def _computed(compute: Compute) -> dict[str, str]:

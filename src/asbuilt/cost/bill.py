@@ -27,6 +27,7 @@ from asbuilt.spec.part import (
     stored_weights,
     walk,
     walk_held,
+    walk_stored,
     weights,
 )
 
@@ -202,10 +203,11 @@ class CacheBill:
     at_seq: int
 
 
-def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> CacheBill:
+def cache(spec: Part, tokens: int, dtype: str, source: int | None = None, *, predictors: bool = False) -> CacheBill:
     """Returns the cache bytes of one sequence of `tokens` tokens in `dtype`, a format without blocks.
 
-    `source` is the number of the encoder's tokens, if it reads a text; None means as many.
+    `source` is the number of the encoder's tokens, if it reads a text; None means as many. With `predictors` those of
+    the model's own predictors are counted too.
     """
     held = find_dtype(dtype)
     if held.block > 1:
@@ -215,7 +217,7 @@ def cache(spec: Part, tokens: int, dtype: str, source: int | None = None) -> Cac
             value=dtype,
             allowed="a format without blocks, such as fp32, bf16 or fp8",
         )
-    everything = [r for _, part in walk(spec) for r in part.remembers()]
+    everything = [r for _, part in (walk_stored if predictors else walk)(spec) for r in part.remembers()]
     remembered = [r for r in everything if r.of == "sequence"]
     growing = [r for r in remembered if r.grows]
     each = held.block_bytes
@@ -367,7 +369,8 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
                 by_kind[owner.kind] += math.ceil(nbytes * owner.share(name, seen))
             if weight.role == "table" and full in multiplied:
                 by_kind["head"] += math.ceil(nbytes)
-    remembered = [r for _, part in walk(spec) for r in part.remembers()]
+    everything = walk_stored(spec) if run.predictors else walk(spec)
+    remembered = [r for _, part in everything for r in part.remembers()]
     read = sum(r.size * r.tokens_read(run) * r.number_bytes(kv) for r in remembered)
     return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * read))
 

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from asbuilt.errors import InputError, one_of
+from asbuilt.generate.draft import Chooser, Draft, Drafter, require_steady
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
-from asbuilt.nn.cache import Cache
+from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 from asbuilt.spec.positions import DynamicNTK, LongRope, read_again, rotaries_by_length
@@ -36,9 +38,10 @@ def generate(
     eos_ids: Sequence[int] = (),
     start: Sequence[int] = (),
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
+    draft: Drafter | None = None,
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
@@ -47,7 +50,10 @@ def generate(
     prompts in order, whose placeholders the prompts hold; they are read in one prefill pass. A row stops after one
     of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
     `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. Rows that share one `sampling` share its
-    seed. Raises InputError for invalid input before anything runs, and at the step at which logits are not finite.
+    seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in one pass: greedy text
+    is the same, except where the two largest logits are so near that passes of one and of several tokens round them
+    differently; sampled text is distributed alike. Raises InputError for invalid input before anything runs, and at the
+    step at which logits are not finite.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
@@ -81,6 +87,9 @@ def generate(
         raise InputError(f"{field} beside prompts that fill the context", field=field, fix="shorten the prompts")
     for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
         log.warning(note)
+    if draft is not None:
+        check_draft(model.spec, draft, len(prompts), len(rows.begun[0]) if prompts else 0, max_new_tokens)
+        return _drafted(model, rows, rooms[0], requests[0], frozenset(eos_ids), prefill_chunk, kernel, draft)
     return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
 
 
@@ -91,7 +100,7 @@ class _Rows:
     begun: list[list[int]]
     sources: list[list[int]] | None = None
     audio: Tensor | None = None
-    images: Tensor | Patches | None = None
+    images: Tensor | Patches | Tiles | None = None
     placed: bool = False  # whether sounds stand in the texts, in order, as images do
 
     def keep(self, rows: list[int]) -> _Rows:
@@ -148,7 +157,7 @@ def check_audio(model: spec.Model, audio: Tensor | None, rows: int) -> None:
 
 
 def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str) -> None:
-    n_vocab = stack.n_vocab
+    n_rows = stack.n_rows
     if len(tokens) == 0:
         raise InputError(f"empty: {why}", field=field, allowed="at least one token")
     if len(tokens) > stack.max_positions:
@@ -160,9 +169,9 @@ def _check_tokens(stack: spec.Model, tokens: Sequence[int], field: str, why: str
             fix="shorten it",
         )
     for token in tokens:
-        if type(token) is not int or not 0 <= token < n_vocab:
+        if type(token) is not int or not 0 <= token < n_rows:
             raise InputError(
-                "not a token id of this model", field=field, value=token, allowed=f"a whole number below {n_vocab}"
+                "not a token id of this model", field=field, value=token, allowed=f"a whole number below {n_rows}"
             )
 
 
@@ -221,6 +230,77 @@ def reread_note(model: spec.Model, prompt_tokens: int, max_new_tokens: int) -> s
         if isinstance(r.scaling, LongRope) and r.scaling.original_context >= prompt_tokens
     )
     return f"beyond {at} tokens other RoPE factors apply: a text that gets there is recomputed once"
+
+
+def check_draft(model: spec.Model, draft: Drafter, rows: int, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Raises InputError unless `draft` can draft for this request."""
+    if rows != 1:
+        raise InputError("drafts are made for one prompt at a time", field="draft", value=f"{rows} prompts")
+    require_steady(model)
+    draft.check(model)
+    for one in (model, *draft.models):
+        said = reread_note(one, prompt_tokens, max_new_tokens)
+        if said:
+            raise InputError(
+                f"not where the cache is recomputed: {said}", field="draft", fix="fewer new tokens, or no draft"
+            )
+
+
+@torch.inference_mode()
+def _drafted(
+    model: Model,
+    given: _Rows,
+    left: int,
+    request: Sampling,
+    eos_ids: frozenset[int],
+    chunk: int | None,
+    kernel: Kernel,
+    draft: Drafter,
+) -> Iterator[list[int | None]]:
+    """Yields one token at a time; a pass reads the last one and the drafts after it, and its logits verify them.
+
+    Where a cache can only be rewound as a whole, the tokens accepted since are read again beside the next drafts, and
+    once they are more than these, without drafts.
+    """
+    if left <= 0:
+        return
+    text, capacity = list(given.begun[0]), len(given.begun[0]) + left
+    source = given.longest_source
+    cache = Cache(
+        model.spec, batch=1, capacity=capacity, dtype=model.dtype, device=model.device, source=source, chunk=chunk
+    )
+    draft.begin(model, capacity, chunk=chunk, kernel=kernel)
+    chooser, drafts = Chooser(request), list[Draft]()
+    mark: Mark | None = None
+    with draft.watching(model):
+        logits_TV = prefill(
+            model,
+            given.begun,
+            cache,
+            sources=given.sources,
+            audio=given.audio,
+            images=given.images,
+            chunk=chunk,
+            kernel=kernel,
+        )
+        while True:
+            require_logits(logits_TV, model, cache.lengths * len(logits_TV))
+            new = chooser.verified(logits_TV, drafts, text)
+            if mark is not None and len(new) <= len(drafts):
+                cache.rewind(mark, len(text) + len(new) - 1)
+            draft.count_pass(len(drafts), len(new) - 1)
+            for token in new:
+                text.append(token)
+                yield [token]
+                left -= 1
+                if left == 0 or token in eos_ids:
+                    return
+            unread = text[cache.lengths[0] :]
+            count = min(draft.per_step, left - 1) if len(unread) <= 1 + draft.per_step else 0
+            drafts = draft.propose(text, count, chooser) if count else []
+            tokens_1T = torch.tensor([[*unread, *(one.token for one in drafts)]], device=model.device)
+            mark = cache.mark(tokens_1T.shape[1]) if drafts else None
+            logits_TV = model(tokens_1T, cache=cache, last=not drafts, kernel=kernel)[0, -len(drafts) - 1 :]
 
 
 @torch.inference_mode()
@@ -284,7 +364,7 @@ def prefill(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Tensor:

@@ -144,7 +144,8 @@ class Sampler:
         if any(request.repetition_penalty != 1 for request in requests):
             seen_BV = torch.zeros(len(prompts), n_vocab, dtype=torch.bool, device=device)
             for seen_V, prompt in zip(seen_BV, prompts, strict=True):
-                seen_V[torch.tensor(prompt, device=device)] = True
+                read = [token for token in prompt if token < n_vocab]  # a table may have rows that are never predicted
+                seen_V[torch.tensor(read, dtype=torch.long, device=device)] = True
             self._seen_BV = seen_BV
         self._group()
 

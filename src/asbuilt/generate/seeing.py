@@ -8,10 +8,11 @@ from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import AudioLanguageModel, GridVision, Model, VisionLanguageModel
 
 
-def tokens_per_image(spec: Model, images: Tensor | Patches) -> list[int]:
+def tokens_per_image(spec: Model, images: Tensor | Patches | Tiles) -> list[int]:
     """Returns how many tokens each image or sound takes in a text; raises InputError for images of another kind."""
     if isinstance(spec, AudioLanguageModel):
         return [spec.hearing.n_tokens] * len(images)
@@ -19,10 +20,12 @@ def tokens_per_image(spec: Model, images: Tensor | Patches) -> list[int]:
         raise InputError("the model reads no images beside a text", field="images")
     vision = spec.vision
     grids = isinstance(vision, GridVision)
-    if grids != isinstance(images, Patches):
+    if grids != isinstance(images, Patches) or (isinstance(images, Tiles) and not vision.crosses):
         wanted = "patches and grids" if grids else "pixels (N, C, H, W)"
         given = type(images).__name__
         raise InputError("prepared for another kind of model", field="images", value=given, allowed=wanted)
+    if isinstance(images, Tiles):
+        return [vision.n_tokens] * len(images)
     if not isinstance(images, Patches):
         return [vision.n_tokens] * len(images.flatten(0, -4))
     merge = vision.projector.merge if isinstance(vision, GridVision) else 1
@@ -30,7 +33,12 @@ def tokens_per_image(spec: Model, images: Tensor | Patches) -> list[int]:
 
 
 def with_placeholders(
-    spec: Model, ids: Sequence[int], images: Tensor | Patches, *, after: int = 0, around: tuple[list[int], list[int]]
+    spec: Model,
+    ids: Sequence[int],
+    images: Tensor | Patches | Tiles,
+    *,
+    after: int = 0,
+    around: tuple[list[int], list[int]],
 ) -> list[int]:
     """Returns the prompt with one placeholder for each token of each image or sound.
 

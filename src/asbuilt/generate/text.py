@@ -9,9 +9,11 @@ from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
+from asbuilt.generate.draft import Drafter
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
 from asbuilt.text.tokenizer import Tokenizer
@@ -64,8 +66,8 @@ class Completion(Iterator[str]):
     """Iterates over pieces of text; afterwards `text`, `tokens` and `finish_reason` hold the result.
 
     `tokens` are all generated tokens, including an end token and those of a stop string; `note` tells why fewer tokens
-    were allowed than requested, or that the text may be recomputed, and is empty otherwise. If iteration is abandoned,
-    `finish_reason` stays None.
+    were allowed than requested, or that the text may be recomputed, and is empty otherwise. `draft` is what drafted,
+    with its counts. If iteration is abandoned, `finish_reason` stays None.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Completion(Iterator[str]):
         stop: StopFilter,
         eos_ids: Sequence[int],
         note: str = "",
+        draft: Drafter | None = None,
     ) -> None:
-        self.prompt, self.note = prompt, note
+        self.prompt, self.note, self.draft = prompt, note, draft
         self.text = ""
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -119,17 +122,18 @@ def complete(
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
     audio: Tensor | None = None,
-    images: Tensor | Patches | None = None,
+    images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
+    draft: Drafter | None = None,
 ) -> Completion:
     """Returns the model's completion of a text, token ids or chat messages, as an iterator over pieces of text.
 
     It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template writes after an
     answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder of
     texts begins after `start`; one that hears reads the spectrogram `audio`, one that sees the `images` whose
-    placeholders the prompt holds. Raises InputError, before anything runs, as `generate`, `StopFilter` and
-    `encode_chat` do.
+    placeholders the prompt holds; `draft` drafts. Raises InputError, before anything runs, as `generate`, `StopFilter`
+    and `encode_chat` do.
     """
     read = "source" in model.spec.reads
     ids = prompt_ids(tokenizer, prompt)
@@ -147,9 +151,10 @@ def complete(
         images=images,
         prefill_chunk=prefill_chunk,
         kernel=kernel,
+        draft=draft,
     )
     note = "; ".join(notes(model.spec, len(start if read else ids), max_new_tokens))
-    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note)
+    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note, draft)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:

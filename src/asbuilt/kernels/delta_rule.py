@@ -12,7 +12,7 @@ chunks N, tokens of a chunk C. q and k (B, T, K, D), v (B, T, K, R, V), b (B, T,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,27 @@ class Tokens(NamedTuple):
     def between(self, start: int, end: int) -> Tokens:
         """Returns some of the tokens."""
         return Tokens(*(x[:, start:end] for x in self))
+
+    def prepared(self, size: int) -> Span:
+        """Returns chunks of `size` tokens, ready for the scan."""
+        return prepared(self, size)
+
+
+class Readable(Protocol):
+    """The tokens of a delta rule, of this one or another: values, and what prepares some of them."""
+
+    @property
+    def v(self) -> Tensor:
+        """Values (B, T, K, R, V)."""
+        ...
+
+    def between(self, start: int, end: int) -> Self:
+        """Returns some of the tokens."""
+        ...
+
+    def prepared(self, size: int) -> Span:
+        """Returns chunks of `size` tokens, ready for the scan."""
+        ...
 
 
 def by_tokens(tokens: Tokens, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -83,7 +104,7 @@ def one_token(tokens: Tokens, state_GDW: Tensor | None, *, into: Tensor | None) 
     return (y if before is None else y + before).view(B, 1, K, *v.shape[1:])
 
 
-def by_chunks(tokens: Tokens, state_GDW: Tensor | None, size: int, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+def by_chunks(tokens: Readable, state_GDW: Tensor | None, size: int, *, keep: bool) -> tuple[Tensor, Tensor | None]:
     """Returns (y (B, T, K, R, V), the final state): chunks of `size` tokens, the last one padded, one after the other.
 
     Within a chunk the errors b (v - S^T k) of all tokens solve a triangular system, which is inverted for several
@@ -94,9 +115,10 @@ def by_chunks(tokens: Tokens, state_GDW: Tensor | None, size: int, *, keep: bool
     y = tokens.v.new_empty(B, -(-T // size), size, K, R, V)
     for start in range(0, T, SPAN * size):
         last = start + SPAN * size >= T
-        span = prepared(tokens.between(start, start + SPAN * size), size)
+        span = tokens.between(start, start + SPAN * size).prepared(size)
         place = y[:, start // size :].permute(1, 0, 3, 4, 2, 5)
         state_GDW = _scan(span, state_GDW, place, keep=keep or not last)
+        del span  # before the next one is prepared
     y = y.flatten(1, 2)
     return (y[:, :T].clone() if T % size else y), state_GDW  # a view would keep the padding alive
 
@@ -107,7 +129,8 @@ class Span(NamedTuple):
     `reads` (G, N, 2C, D) are keys and queries that read the state before the chunk, `grown` (G, N, R, 2, C, 1) the
     decays of what they read (None: in `reads`); `inverse` and `scores` (G, N, R, C, C) give the errors of a chunk, and
     what its queries read of them; `keys` (G, N, D, C) write them with the decays `left` (G, N, R, C, 1) (None: in
-    `keys`) to a state decayed by `decay` (G, N, 1 or D, R, 1).
+    `keys`) to a state decayed by `decay` (G, N, 1 or D, R, 1). With values that are `written` (G, N, C, V) as they are,
+    for which R is 1, `scores` (G, N, 1, C, 2C) and `keys` (G, N, D, 2C) are those of errors, then those of values.
     """
 
     v: Tensor
@@ -118,16 +141,18 @@ class Span(NamedTuple):
     keys: Tensor
     left: Tensor | None
     decay: Tensor
+    written: Tensor | None = None
 
 
 def prepared(tokens: Tokens, size: int) -> Span:
     """Returns the chunks of up to a span of tokens."""
-    q, k, v, g, b = (_chunks(x, size) for x in tokens)
+    q, k, v, g, b = (chunks_of(x, size) for x in tokens)
     v, b = v.transpose(2, 3).contiguous(), b.transpose(2, 3)
     both = torch.cat((k, q), 2)
     if tokens.by_channel:
         sums = g[:, :, :, 0].cumsum(2)
-        scores = decayed_scores(both.unflatten(2, (2, size)), sums)[:, :, None]
+        reads = both.unflatten(2, (2, size))
+        scores = decayed_scores(reads, reads[:, :, :1], sums)[:, :, :, 0][:, :, None]
         end = sums[:, :, -1:]
         reads, grown = both * sums.exp().repeat(1, 1, 2, 1), None
         keys, left, decay = k * (end - sums).exp(), None, end.exp().transpose(2, 3)[..., None]
@@ -145,7 +170,7 @@ def prepared(tokens: Tokens, size: int) -> Span:
     return Span(v, reads, grown, inverse, seen, keys.transpose(2, 3), left, decay)
 
 
-def _chunks(x: Tensor, size: int) -> Tensor:
+def chunks_of(x: Tensor, size: int) -> Tensor:
     """Returns (G, N, C, ...) of tokens (B, T, K, ...), padded with zeros: without keys they change nothing."""
     short = -x.shape[1] % size
     if short:
@@ -163,12 +188,14 @@ def _scan(span: Span, state_GDW: Tensor | None, y_NBKRCV: Tensor, *, keep: bool)
             known, read = (both if span.grown is None else both * span.grown[:, i]).unbind(2)
             errors = errors - known
         errors = torch.bmm(span.inverse[:, i].reshape(G * R, C, C), errors.reshape(G * R, C, V))
-        scores = span.scores[:, i].reshape(G * R, C, C)
+        if span.written is not None:
+            errors = torch.cat((errors, span.written[:, i]), 1)
+        scores = span.scores[:, i].flatten(0, 1)
         y = torch.bmm(scores, errors) if read is None else torch.baddbmm(read.reshape(G * R, C, V), scores, errors)
         y_NBKRCV[i].copy_(y.view(y_NBKRCV.shape[1:]))
         if keep or i < N - 1:
-            new = errors.view(G, R, C, V)
-            new = (new if span.left is None else new * span.left[:, i]).transpose(1, 2).reshape(G, C, R * V)
+            new = errors.view(G, R, -1, V)
+            new = (new if span.left is None else new * span.left[:, i]).transpose(1, 2).flatten(2)
             if state_GDW is None:
                 state_GDW = torch.bmm(span.keys[:, i], new)
             else:
@@ -178,25 +205,28 @@ def _scan(span: Span, state_GDW: Tensor | None, y_NBKRCV: Tensor, *, keep: bool)
     return state_GDW
 
 
-def decayed_scores(both: Tensor, sums: Tensor) -> Tensor:
-    """Returns k_i . (a_i k_j) for j < i and q_i . (a_i k_j) for j <= i, with the decays a_i = exp(sums_i - sums_j).
+def decayed_scores(reads: Tensor, writes: Tensor, sums: Tensor) -> Tensor:
+    """Returns x_i . (a_i y_j) for j < i, and for the second reads j = i too, of the decays a_i = exp(sums_i - sums_j).
 
-    `both` (G, N, 2, C, D) are keys and queries, `sums` (G, N, C, D) of log decays per channel; result (G, N, 2, C, C).
-    The scores of the second half of a run of tokens with the first are one product, of decays from the end of the first
-    half and up to it, none above 1; then those of each half's own halves.
+    `reads` (G, N, 2, C, D) are the vectors x that read earlier tokens, then those that read their own too, as queries
+    do; `writes` (G, N, W, C, D) are W sets of vectors y; `sums` (G, N, C, D) of log decays per channel; the result is
+    (G, N, 2, W, C, C). The scores of the second half of a run of tokens with the first are one product, of decays from
+    the end of the first half and up to it, none above 1; then those of each half's own halves.
     """
-    G, N, _, C, D = both.shape
-    scores = both.new_zeros(G * N, 2, C, C)
-    scores[:, 1].diagonal(dim1=1, dim2=2).copy_((both[:, :, 1] * both[:, :, 0]).sum(-1).flatten(0, 1))
+    G, N, _, C, D = reads.shape
+    W = writes.shape[2]
+    scores = reads.new_zeros(G * N, 2, W, C, C)
+    scores[:, 1].diagonal(dim1=2, dim2=3).copy_((reads[:, :, 1:] * writes).sum(-1).flatten(0, 1))
     for half in _halves(C):
-        runs, gone = both.view(G * N, 2, -1, 2, half, D), sums.view(G * N, -1, 2, half, D)
+        gone = sums.view(G * N, -1, 2, half, D)
         middle = gone[:, :, 0, -1:]
-        late = (runs[:, :, :, 1] * (gone[:, None, :, 1] - middle[:, None]).exp()).transpose(1, 2)
-        early = runs[:, 0, :, 0] * (middle - gone[:, :, 0]).exp()
-        low = torch.bmm(late.reshape(-1, 2 * half, D), early.reshape(-1, half, D).transpose(1, 2))
-        place = _blocks(scores.flatten(0, 1), half)[:, :, 1, 0]
-        place.copy_(low.view(G * N, -1, 2, half, half).transpose(1, 2).flatten(0, 1))
-    return scores.view(G, N, 2, C, C)
+        late = reads.view(G * N, 2, -1, 2, half, D)[:, :, :, 1] * (gone[:, None, :, 1] - middle[:, None]).exp()
+        early = writes.view(G * N, W, -1, 2, half, D)[:, :, :, 0] * (middle - gone[:, :, 0]).exp()[:, None]
+        late, early = (x.transpose(1, 2).reshape(-1, x.shape[1] * half, D) for x in (late, early))
+        low = torch.bmm(late, early.transpose(1, 2)).view(G * N, -1, 2, half, W, half)
+        place = _blocks(scores.flatten(0, 2), half)[:, :, 1, 0]
+        place.copy_(low.permute(0, 2, 4, 1, 3, 5).flatten(0, 2))
+    return scores.view(G, N, 2, W, C, C)
 
 
 def inverted(lower: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """Choosing keys: an indexer's scores, and the keys of the largest ones.
 
-Shapes: batch B, tokens T, keys S, heads H, width D.
+Shapes: batch B, tokens T, keys S, heads H, width D, blocks of keys N.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.spec.indexer import QUERIES
@@ -25,6 +26,32 @@ def index_scores(q_BTHD: Tensor, k_BSD: Tensor, weight_BTH: Tensor) -> Tensor:
 def reference_scores(q_BTHD: Tensor, k_BSD: Tensor, weight_BTH: Tensor) -> Tensor:
     """Returns the same, as in the definition."""
     return torch.einsum("bths,bth->bts", torch.einsum("bthd,bsd->bths", q_BTHD, k_BSD).relu(), weight_BTH)
+
+
+def block_scores(q_BTHD: Tensor, k_BSD: Tensor, seen_BTS: Tensor, block: int) -> Tensor:
+    """Returns the largest q . k of each block of keys that are seen, (B, T, H, N), in float32 or wider; -inf of none.
+
+    A few queries at a time.
+    """
+    wide = torch.promote_types(q_BTHD.dtype, torch.float32)
+    keys_BDS = k_BSD.to(wide).transpose(1, 2)
+    short, made = -k_BSD.shape[1] % block, []
+    for q, seen in zip(q_BTHD.split(QUERIES, 1), seen_BTS.split(QUERIES, 1), strict=True):
+        scores = torch.bmm(q.to(wide).flatten(1, 2), keys_BDS).view(*q.shape[:3], -1)
+        scores.masked_fill_(~seen[:, :, None], -torch.inf)
+        padded = F.pad(scores, (0, short), value=-torch.inf) if short else scores
+        made.append(padded.unflatten(-1, (-1, block)).amax(-1))
+    return made[0] if len(made) == 1 else torch.cat(made, 1)
+
+
+def chosen_blocks(scores_BTHN: Tensor, own_BT: Tensor, top_k: int, local: int) -> Tensor:
+    """Returns which `top_k` blocks are chosen, (B, H, T, N): those of the largest scores beside `local` ones.
+
+    These are the query's own block and those before it.
+    """
+    near = (own_BT[:, :, None] - torch.arange(local, device=own_BT.device)).clamp(min=0)
+    near = near[:, :, None].expand(*scores_BTHN.shape[:3], local)
+    return largest(scores_BTHN.scatter(-1, near, torch.inf), top_k).transpose(1, 2)
 
 
 def largest(scores_BTS: Tensor, top_k: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Images: files, and what a preprocessor_config.json says to do with them before a model reads them.
 
 An image is resized, cropped, scaled and normalised to pixels of one size, or divided into patches of a grid of its own
-size (Wang et al. 2024, Qwen2-VL, arXiv 2409.12191, section 2.1), as transformers' processors do with Pillow.
+size (Wang et al. 2024, Qwen2-VL, arXiv 2409.12191, section 2.1), or cut into tiles, as transformers' processors do with
+Pillow.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader, is_number, is_whole
 from asbuilt.files import read_object
+from asbuilt.media.tiles import Tiling
 from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.tiles import Tiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,6 +32,7 @@ LARGEST = 1 << 20  # bytes of a preprocessor_config.json
 MOST_PIXELS = 100_000_000  # of a file, before any is decoded
 MOST_RESIZED = 1 << 26  # of an image after it is resized
 MOST_SIDE = 1 << 14
+MOST_TILES = 256
 MOST_ASPECT = 200
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -35,6 +40,7 @@ BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 # What transformers' classes do where a config is silent: means and deviations, the filter, the size, whether to crop.
 GRIDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
+TILED = "MllamaImageProcessor"
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -42,6 +48,7 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     "SiglipImageProcessor": (HALF, BICUBIC, {"height": 224, "width": 224}, False),
     "ViTImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     "ViTFeatureExtractor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    TILED: (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
@@ -83,7 +90,10 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is done with an image: `size` (height, width), or its `shortest` edge, a centre `crop`, then `cut`."""
+    """What is done with an image: `size` (height, width), or its `shortest` edge, a centre `crop`, then `cut`.
+
+    With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -93,6 +103,7 @@ class Preparation:
     shortest: int | None = None
     crop: tuple[int, int] | None = None
     cut: Cut | None = None
+    tiling: Tiling | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Preparation:
@@ -114,6 +125,9 @@ class Preparation:
         if kind in GRIDS:
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             made["cut"] = _cut(reader, size)
+        elif kind == TILED:
+            reader.require("do_resize", resizes, "true: images are resized to tiles")
+            made["tiling"] = _tiling(reader, size)
         else:
             made |= _resized(reader, size) if resizes else {}
             made["crop"] = _sides(reader, "crop_size", {"height": 224, "width": 224}) if crops else None
@@ -121,8 +135,13 @@ class Preparation:
         reader.finish()
         return cls(**made)
 
-    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches:
-        """Returns pixels (N, C, H, W), or patches and grids; raises InputError for an image that cannot be read."""
+    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches | Tiles:
+        """Returns pixels (N, C, H, W), or patches and grids, or tiles and tilings.
+
+        Raises InputError for an image that cannot be read.
+        """
+        if self.tiling is not None:
+            return self._tiled([opened(image) for image in images], self.tiling)
         read = [self.pixels(opened(image)) for image in images]
         if self.cut is None:
             if len({tuple(one.shape) for one in read}) > 1:
@@ -131,8 +150,13 @@ class Preparation:
         found = [self.cut.patches(one) for one in read]
         return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found))
 
-    def pixels(self, image: Image) -> Tensor:
-        """Returns one image (C, H, W) in float32: resized, cropped, scaled and normalised."""
+    def _tiled(self, images: Sequence[Image], tiling: Tiling) -> Tiles:
+        shapes = [tiling.shape(image.height, image.width) for image in images]
+        values = [tiling.tiles(self.pixels(one, shape), shape) for one, shape in zip(images, shapes, strict=True)]
+        return Tiles(torch.stack(values), tuple(shapes))
+
+    def pixels(self, image: Image, tiles: tuple[int, int] | None = None) -> Tensor:
+        """Returns one image (C, H, W) in float32: resized, cropped or padded to `tiles`, scaled and normalised."""
         size = self._size(image.height, image.width)
         if size != (image.height, image.width):
             image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
@@ -140,6 +164,9 @@ class Preparation:
             image = _centre(image, self.crop)
         data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         x = data.view(image.height, image.width, 3).permute(2, 0, 1).to(torch.float32)
+        if tiles is not None and self.tiling is not None:
+            high, wide = (n * self.tiling.side for n in tiles)
+            x = F.pad(x, (0, wide - image.width, 0, high - image.height))
         x = x if self.factor is None else x * self.factor
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (x - mean) / std
@@ -147,6 +174,8 @@ class Preparation:
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if self.cut is not None:
             return self.cut.size(height, width)
+        if self.tiling is not None:
+            return self.tiling.size(height, width)
         if self.shortest is None:
             return self.size or (height, width)
         short, long = sorted((height, width))
@@ -233,9 +262,19 @@ def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
     return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1])
 
 
+def _tiling(reader: ConfigReader, usual: Mapping[str, int]) -> Tiling:
+    reader.only("do_pad", True, reason="images are padded to whole tiles")
+    high, wide = _sides(reader, "size", usual)
+    reader.require("size", high == wide, "a square tile")
+    most = reader.size("max_image_tiles", default=4, most=MOST_TILES)
+    reader.require("size", high * wide * most <= MOST_RESIZED, f"tiles of at most {MOST_RESIZED:,} pixels together")
+    return Tiling(side=high, most=most)
+
+
 def _declare(reader: ConfigReader) -> None:
     """Declares what changes nothing here, and refuses what would."""
-    reader.only("do_pad", False, None, reason="images are not padded")
+    if "do_pad" not in reader.known:
+        reader.only("do_pad", False, None, reason="images are not padded")
     reader.only("do_pan_and_scan", False, None, reason="images are not cut into several")
     reader.only("do_convert_rgb", True, None, reason="images are read in RGB")
     reader.only("default_to_square", True, False, None, reason="the size says it")

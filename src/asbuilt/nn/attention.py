@@ -10,8 +10,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.indexer import places
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
+from asbuilt.nn.differential import paired
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.masks import AttentionPattern, Keys, mask
 from asbuilt.nn.norms import normed
@@ -47,13 +49,16 @@ class Attention(PartModule):
             optional(norm, f"{path}.{name}")
             for name, norm in (("q_norm", part.q_norm), ("k_norm", part.k_norm), ("v_norm", part.v_norm))
         )
+        self.indexer = optional(part.indexer, f"{path}.indexer")
         uneven = part.value_width != part.d_head or part.inward != ("q", "k", "v")
         self.apart = uneven or bool(part.q_norm or part.k_norm or part.v_norm)
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
-        self.pattern = AttentionPattern(part.causal, part.window, part.chunk, alibi, relative)
+        own = (part.causal, part.window, part.chunk, alibi, relative, part.stride, part.summary)
+        self.pattern = AttentionPattern(*own)
         far = part.positions if isinstance(part.positions, RelativeProjection) else None
         self.positions = None if far is None else ProjectedDistances(far, f"{path}.positions")
+        self.differential = optional(part.differential, f"{path}.differential")
         if not part.sinks:
             self.register_parameter("sinks", None)
 
@@ -61,13 +66,16 @@ class Attention(PartModule):
         """Returns (B, T, M); `beside` gives what is added to q, k and v."""
         part = self.part
         B, T, _ = x_BTM.shape
+        chosen = None if self.indexer is None else self.indexer(x_BTM, step)
         q, (k, v, keys) = self.heads(x_BTM, step, beside)
+        if chosen is not None:
+            return self.o(self.gated(self.among(chosen, q, k, v, step), x_BTM))
         learned = isinstance(part.positions, positions.RelativeBuckets | RelativeProjection | Disentangled)
         q, masked = self.masked(q, k, step, keys)
         y = attend(
             q.transpose(1, 2),
             k,
-            v,
+            v if self.differential is None else paired(v),
             masked,
             scale=self.scale,
             softcap=part.softcap,
@@ -75,7 +83,31 @@ class Attention(PartModule):
             # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )
+        if self.differential is not None:
+            y = self.differential(y)
         return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
+
+    def among(self, chosen_BKTS: Tensor, q_BTHD: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Returns the weighted sums (B, T, H*V) over the keys that are chosen for each key head.
+
+        Each group of heads is computed as a sequence of its own, with one mask. A single token gathers its keys.
+        """
+        B, T, H, D = q_BTHD.shape
+        K, part = self.part.n_kv_heads, self.part
+        if T == 1 and part.indexer is not None:
+            index_BKS, found_BKS = places(chosen_BKTS[:, :, 0], part.indexer.most_keys)
+            k, v = (x.gather(2, index_BKS[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (k, v))
+            chosen_BKTS = found_BKS[:, :, None]
+        y = attend(
+            q_BTHD.transpose(1, 2).reshape(B * K, H // K, T, D),
+            k.reshape(B * K, 1, *k.shape[2:]),
+            v.reshape(B * K, 1, *v.shape[2:]),
+            chosen_BKTS.reshape(B * K, 1, *chosen_BKTS.shape[2:]),
+            scale=self.scale,
+            softcap=part.softcap,
+            kernel=step.kernel,
+        )
+        return y.unflatten(0, (B, K)).permute(0, 3, 1, 2, 4).reshape(B, T, part.d_mixed)
 
     def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> tuple[Tensor, Mask]:
         """Returns the queries that meet keys, and the mask, or what is added to the scores."""
@@ -93,7 +125,7 @@ class Attention(PartModule):
         gates = self.gate(x_BTM).sigmoid()[..., None]
         return (y_BTC.view(*gates.shape[:-1], -1) * gates).view(y_BTC.shape)
 
-    def heads(self, x_BTM: Tensor, step: Step, beside: Beside | None) -> tuple[Tensor, KeysAndValues]:
+    def heads(self, x_BTM: Tensor, step: Step, beside: Beside | None = None) -> tuple[Tensor, KeysAndValues]:
         """Returns q (B, T, H, D), after its norm and RoPE if any, and the keys and values that it attends to.
 
         Those of a `kv_name` are handed to later layers, each head's in one run, so that no layer's kernel copies them.

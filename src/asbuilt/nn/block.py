@@ -44,11 +44,14 @@ class Branch(PartModule):
     """sum_norm(r + scale * g * post_norm(body(norm(x))))."""
 
     layer_scale: Tensor | None
+    gate: Tensor | None
 
     def __init__(self, part: spec.Branch, path: str) -> None:
         super().__init__(part, path)
         if not part.layer_scale:
             self.register_parameter("layer_scale", None)
+        if not part.gated:
+            self.register_parameter("gate", None)
         self.side = optional(part.side, f"{path}.side")
         self.norm = optional(part.norm, f"{path}.norm")
         self.streams = None if part.streams is None else HyperConnection(part.streams, f"{path}.streams")
@@ -56,7 +59,7 @@ class Branch(PartModule):
         self.post_norm = optional(part.post_norm, f"{path}.post_norm")
         self.beside = None if part.beside is None else Laurel(part.beside, f"{path}.beside")
         self.sum_norm = optional(part.sum_norm, f"{path}.sum_norm")
-        self.scale, self.parallel = part.scale, part.parallel
+        self.scale, self.parallel, self.after_source = part.scale, part.parallel, part.after_source
         self.stream_scale, self.normed = part.stream_scale, part.normed
 
     def forward(self, x_BTM: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
@@ -80,13 +83,16 @@ class Branch(PartModule):
 
     def of(self, read_BTM: Tensor, step: Step) -> Tensor:
         """Returns g * post_norm(body(x)) of what the body reads, with what is beside it."""
-        y = self.after(self.body(read_BTM, step))
+        y = self.after(self.body(read_BTM, step), step)
         return y if self.beside is None else y + self.beside(read_BTM)
 
-    def after(self, y_BTM: Tensor) -> Tensor:
-        """Returns g * post_norm(y)."""
+    def after(self, y_BTM: Tensor, step: Step) -> Tensor:
+        """Returns g * post_norm(y), or 0 for tokens that it leaves out."""
         y = y_BTM if self.post_norm is None else self.post_norm(y_BTM)
-        return y if self.layer_scale is None else y * self.layer_scale
+        if self.after_source and step.after_BT is not None:
+            y = y * step.after_BT[..., None]
+        y = y if self.layer_scale is None else y * self.layer_scale
+        return y if self.gate is None else y * self.gate.tanh()
 
 
 @computes(spec.Block)
@@ -101,14 +107,16 @@ class Block(PartModule):
     def __init__(self, part: spec.Block, path: str) -> None:
         own = part.weights_from is None
         super().__init__(part if own else Part(), path)
-        self.part, self.scaled = part, part.scaled
+        self.part, self.scaled, self.crosses = part, part.scaled, part.crosses
         for branch in part.branches if own else ():
             self.add_module(branch.name, Branch(branch, f"{path}.{branch.name}"))
         has = own and part.updates is not None
         self.updates = AlternatingUpdates(part.updates, f"{path}.updates") if has else None  # type: ignore[arg-type]
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
-        """Returns the stream with every branch added."""
+        """Returns the stream with every branch added; as it is, where a source that they read is missing."""
+        if step.sourceless and self.crosses:
+            return x_BTM
         name = self.part.weights_from
         if name is None:
             if self.part.weights_name is not None:

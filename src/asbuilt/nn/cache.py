@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import torch
@@ -47,6 +48,14 @@ class LayerCache:
         """Drops all other rows."""
         self.tensors = [tensor[rows] for tensor in self.tensors]
 
+    @property
+    def rings(self) -> list[Tensor] | None:
+        """The tensors (B, heads, slots, width) in which new tokens take the places of earlier ones.
+
+        None if every tensor changes as a whole; the others are unchanged, except beyond the tokens' number.
+        """
+        return None
+
 
 class KVCache(LayerCache):
     """A layer's cache of all tokens, each tensor (B, heads, slots, width); a key is stored at its position."""
@@ -74,6 +83,11 @@ class KVCache(LayerCache):
         """Returns the positions (B or 1, S) of the keys of a pass, -1 for empty slots."""
         slots = torch.arange(max(step.lengths), device=step.device)[None]
         return slots if step.uniform else torch.where(slots < step.lengths_B1, slots, -1)
+
+    @property
+    def rings(self) -> list[Tensor] | None:
+        """None: every token has its own place."""
+        return []
 
     def _held(self, lengths: tuple[int, ...]) -> int:
         return max(lengths)
@@ -126,6 +140,11 @@ class RingCache(KVCache):
         before = self._slots(step, step.past)
         return torch.cat((before.expand(step.positions_BT.shape[0], -1), step.key_positions_BT), 1)
 
+    @property
+    def rings(self) -> list[Tensor] | None:
+        """All tensors."""
+        return self.tensors
+
     def _slots(self, step: Step, lengths: tuple[int, ...]) -> Tensor:
         """Returns the position in each slot after `lengths` tokens: the newest one that maps to it."""
 
@@ -163,6 +182,11 @@ class SourceCache(LayerCache):
             for r in remembered
         ]
 
+    @property
+    def rings(self) -> list[Tensor] | None:
+        """None: the text's tokens change nothing."""
+        return []
+
     def write(self, new: tuple[Tensor, ...]) -> None:
         """Stores the source's tensors."""
         for tensor, fresh in zip(self.tensors, new, strict=True):
@@ -191,6 +215,20 @@ class StateCache(LayerCache):
             tensor.copy_(fresh)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What is needed to drop up to `tokens` tokens that follow the `length` of a cache.
+
+    `saved` are copies, by layer: of the places in rings that the tokens take, or of whole tensors. Then, unless
+    `partly`, all tokens are dropped or none: a state cannot be taken back by single tokens.
+    """
+
+    length: int
+    tokens: int
+    partly: bool
+    saved: dict[str, list[Tensor]]
+
+
 Makes = Callable[[tuple[Remembered, ...], int, int, torch.dtype, torch.device], LayerCache]
 # Caches of parts with their own cache class, by type of part.
 CACHES: dict[type[Part], Makes] = {}
@@ -210,8 +248,8 @@ class Cache:
 
     `lengths[b]` is the number of row b's tokens so far; `source` None means `capacity`. A text that must be recomputed
     is processed in chunks of `chunk` tokens, None for all at once; `reread` counts recomputed tokens. `shifts[b]` is
-    how far the coordinates of row b's next token are from its position, after images. Raises InputError if the capacity
-    is exceeded.
+    how far the coordinates of row b's next token are from its position, after images. `path` is that of `spec` in its
+    model. Raises InputError if the capacity is exceeded.
     """
 
     def __init__(
@@ -224,6 +262,7 @@ class Cache:
         device: torch.device | str = "cpu",
         source: int | None = None,
         chunk: int | None = None,
+        path: str = "",
     ) -> None:
         self.chunk, self.reread = chunk, 0
         self.capacity, self.source_capacity = capacity, capacity if source is None else source
@@ -232,7 +271,7 @@ class Cache:
         self.source_tokens = 0
         self.source_valid_BS: Tensor | None = None
         device = torch.device(device)
-        remembering = [(path, type(part), part.remembers()) for path, part in walk(spec) if part.remembers()]
+        remembering = [(path, type(part), part.remembers()) for path, part in walk(spec, path) if part.remembers()]
         self.layers = {
             path: CACHES.get(kind, usual_cache(remembered))(
                 remembered,
@@ -260,6 +299,35 @@ class Cache:
         found = self.layers[path]
         assert isinstance(found, kind), path
         return found
+
+    def mark(self, tokens: int) -> Mark:
+        """Returns what `rewind` needs after `tokens` more tokens of the cache's only row."""
+        (length,) = self.lengths
+        saved: dict[str, list[Tensor]] = {}
+        partly = True
+        for path, layer in self.layers.items():
+            rings = layer.rings
+            if rings is None or any(ring.shape[2] < tokens for ring in rings):
+                saved[path], partly = [tensor.clone() for tensor in layer.tensors], False
+            elif rings:
+                saved[path] = [ring[:, :, _places(ring, length, tokens)] for ring in rings]
+        return Mark(length=length, tokens=tokens, partly=partly, saved=saved)
+
+    def rewind(self, mark: Mark, length: int) -> None:
+        """Drops the tokens after `length`, which is at least the mark's; without `partly` all since the mark."""
+        length = length if mark.partly else mark.length
+        assert mark.length <= length <= self.lengths[0] <= mark.length + mark.tokens
+        for path, saved in mark.saved.items():
+            layer = self.layers[path]
+            rings = layer.rings
+            if rings is None or any(ring.shape[2] < mark.tokens for ring in rings):
+                for tensor, old in zip(layer.tensors, saved, strict=True):
+                    tensor.copy_(old)
+                continue
+            kept = length - mark.length
+            for ring, old in zip(rings, saved, strict=True):
+                ring[:, :, _places(ring, length, mark.tokens - kept)] = old[:, :, kept:]
+        self.lengths = (length,)
 
     def moved(self, path: str, to: str) -> Cache:
         """Returns this cache with the layers below `path` alone, as if they were below `to`."""
@@ -342,3 +410,8 @@ class Cache:
             self.source_valid_BS = self.source_valid_BS[rows]
         for layer in self.layers.values():
             layer.keep(rows)
+
+
+def _places(ring: Tensor, start: int, tokens: int) -> Tensor:
+    """Returns the places in a ring of `tokens` tokens from position `start` on."""
+    return torch.arange(start, start + tokens, device=ring.device) % ring.shape[2]

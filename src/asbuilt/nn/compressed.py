@@ -49,6 +49,11 @@ class EntryCache(LayerCache):
             torch.zeros(batch, 1, r.tokens_kept(capacity), r.shape[1], dtype=dtype, device=device) for r in remembered
         ]
 
+    @property
+    def rings(self) -> list[Tensor] | None:
+        """kv and gate of the last tokens; entries of blocks that are no longer full are made again."""
+        return self.tensors[1:]
+
     def open(self, places_BS: Tensor) -> Tensor:
         """Returns kv and gate (B, S, 2 W) of tokens at these positions, which are among the last."""
         held = self.tensors[1][:, 0]

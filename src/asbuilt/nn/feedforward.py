@@ -105,9 +105,12 @@ def above(x: Tensor, deviations: float) -> Tensor:
 def clamped(gate: Tensor, up: Tensor, part: spec.ClampedGate) -> Tensor:
     """Returns (up + 1) * gate * sigmoid(alpha gate), with the gate clamped above the limit, up on both sides.
 
-    Without `shift` up is not increased.
+    Without `shift` up is not increased; with `activated` the gate's activation is clamped, not the gate.
     """
-    opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
+    if part.activated:
+        opened = (F.silu(gate * part.alpha) / part.alpha).clamp(max=part.limit)
+    else:
+        opened = F.silu(gate.clamp(max=part.limit) * part.alpha) / part.alpha
     cut = up.clamp(-part.limit, part.limit)
     if part.shift:
         cut = cut + 1

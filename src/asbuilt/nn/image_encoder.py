@@ -42,10 +42,12 @@ class ImageEncoder(Model):
 
     def opened(self, pixels: Tensor, kernel: Kernel) -> tuple[Tensor, Step]:
         """Returns the embedded images, and the step over their patches; raises InputError for another image size."""
-        pixels = self.embedding.images(pixels)
+        images, pixels = pixels, self.embedding.images(pixels)
         if self.embedding.part.any_size:
             return pixels, self.over(len(pixels), self.embedding.grid(pixels), kernel)
-        return pixels, self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
+        step = self.begin((len(pixels), self.embedding.part.n_tokens), pixels.device, None, None, kernel)
+        self.embedding.show(images, step)
+        return pixels, step
 
     def over(self, count: int, grid: tuple[int, int], kernel: Kernel) -> Step:
         """Returns the step over `count` images of any size, each a grid of rows and columns of patches."""

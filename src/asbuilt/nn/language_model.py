@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asbuilt.nn.block import Block
 from asbuilt.nn.embedding import TokenEmbedding
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @computes(spec.Predictor)
 class Predictor(PartModule):
-    """head(norm(block(join [token_norm(embedding), stream_norm(stream)]))); not part of the model's passes."""
+    """head(norm(block(join [token_norm(embedding), stream_norm(stream)]))); runs only to draft tokens."""
 
     join: Linear
 
@@ -42,14 +42,24 @@ class Predictor(PartModule):
 
     def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
         """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which follow the stream's positions."""
+        return self.scores(self.states(next_BT, stream_BTM, step))
+
+    def states(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M), normalised: what the head reads, and a further predictor as its stream."""
+        step.tokens_BT = next_BT
         halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
-        x_BTM = self.block(self.join(torch.cat(halves, -1)), step)
-        return self.head(self.norm(x_BTM), self.embedding.table)
+        return self.norm(self.block(self.join(torch.cat(halves, -1)), step))
+
+    def scores(self, x_BTM: Tensor) -> Tensor:
+        """Returns the logits of normalised states."""
+        return self.head(x_BTM, self.embedding.table)
 
 
 @computes(spec.LanguageModel)
 class LanguageModel(Model):
     """Tokens to logits."""
+
+    predictors: nn.ModuleList  # only where there are any
 
     def forward(
         self,
@@ -67,3 +77,8 @@ class LanguageModel(Model):
             self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         return self.run(tokens_BT, step, last)
+
+    def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, M): the embedding of a text alone, which has no source."""
+        step.sourceless = True
+        return super().looked_up(tokens_BT, step)

@@ -26,11 +26,20 @@ class AttentionPattern(NamedTuple):
     chunk: int | None = None
     alibi: Alibi | None = None
     relative: RelativeBuckets | None = None
+    stride: int | None = None
+    summary: int | None = None
 
     @property
     def reach(self) -> int | None:
         """How many tokens the layer's cache holds."""
+        if self.sparse:
+            return None
         return self.window if self.chunk is None else self.chunk
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a token attends to far ones without those between."""
+        return self.stride is not None or self.summary is not None
 
 
 # Returns the positions (B or 1, S) of a layer's keys, -1 for empty slots.
@@ -43,10 +52,12 @@ def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) 
 
 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
+    if step.padding_BT is not None:
+        return ~(step.padding_BT[:, None, :, None] & step.padding_BT[:, None, None, :])
     near = pattern.reach is None or step.tokens <= pattern.reach
     distant = pattern.alibi is not None or pattern.relative is not None
     ahead = _ends(step, pattern) is not None and pattern.causal
-    if step.uniform and not distant and not ahead:
+    if step.uniform and not distant and not ahead and not pattern.sparse:
         if step.tokens == 1 and pattern.chunk is None:
             return None  # the cache holds at most the window, and all of it is past
         if not pattern.causal and near:
@@ -56,7 +67,13 @@ def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys)
     keys_BS = keys()
     seen = seen_keys(step, pattern, keys_BS)
     if pattern.relative is not None:
-        every = step.uniform and near and pattern.chunk is None and (step.tokens == 1 or not pattern.causal)
+        every = (
+            step.uniform
+            and near
+            and not pattern.sparse
+            and pattern.chunk is None
+            and (step.tokens == 1 or not pattern.causal)
+        )
         return _by_bucket(step, pattern.relative, keys_BS, None if every else ~seen[:, None])
     if pattern.alibi is None:
         return seen[:, None]
@@ -93,12 +110,24 @@ def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     last = _ends(step, pattern)
     ends = queries if last is None else last[:, :, None]
     seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
-    if pattern.window is not None:
-        near = (distance if pattern.causal else distance.abs()) < pattern.window
+    near = _near(pattern, distance)
+    if near is not None:
         # what attends both ways (an image, a prefix) does so whatever the window
         seen &= near if last is None else near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
     if pattern.chunk is not None:
-        seen &= queries // pattern.chunk == keys // pattern.chunk
+        same = queries // pattern.chunk == keys // pattern.chunk
+        seen &= same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)
     # padding may attend to nothing, and the softmax of nothing is NaN: let it attend to the first key
     seen[:, :, 0] |= ~seen.any(-1)
     return seen
+
+
+def _near(pattern: AttentionPattern, distance: Tensor) -> Tensor | None:
+    """Returns where a key is in the query's window, or a multiple of the stride away; None for everywhere."""
+    within = None
+    if pattern.window is not None:
+        within = (distance if pattern.causal else distance.abs()) < pattern.window
+    if pattern.stride is None:
+        return within
+    strided = distance % pattern.stride == 0
+    return strided if within is None else strided | within

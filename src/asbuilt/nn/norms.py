@@ -48,17 +48,21 @@ class LayerNorm(PartModule):
 
 @computes(spec.HeadNorm)
 class HeadNorm(PartModule):
-    """(x - mean) / sqrt(var + eps) * weight, of heads (..., H, D)."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, of heads (..., H, D)."""
 
     weight: Tensor
+    bias: Tensor | None
 
     def __init__(self, part: spec.HeadNorm, path: str) -> None:
         super().__init__(part, path)
         self.d, self.eps = part.d, part.eps
+        if not part.bias:
+            self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns x normalised over its last dimension, times the gains of its heads."""
-        return F.layer_norm(x, (self.d,), eps=self.eps) * self.weight
+        """Returns x normalised over its last dimension, times the gains of its heads, plus their biases."""
+        scaled = F.layer_norm(x, (self.d,), eps=self.eps) * self.weight
+        return scaled if self.bias is None else scaled + self.bias
 
 
 def normed(norm: nn.Module | None, heads: Tensor) -> Tensor:

@@ -34,14 +34,17 @@ class Step:
     embedding table; `source_BSM` is an encoder's
     output, None once the layers have cached it, and `source_mask` marks its valid tokens.
     `per_layer_BTP` are the tokens' vectors for the block that runs.
-    `lent` are the keys and values that later layers read, by the name of the layer that made them; `lenders` are the
-    modules whose weights later ones use, by name. `entered_BTM` is the stream before the first block.
+    `lent` are the keys and values that later layers read, by the name of the layer that made them, and `lent_values`
+    values alone (B, T, any); `lenders` are the modules whose weights later ones use, by name. `entered_BTM` is the
+    stream before the first block.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own
     (`ends_in_windows`: in layers with windows alone). `choice`
     are the keys (B, T, S) that the last indexer chose, None if all.
     Images of any size have `grids` of tokens (frames, rows, columns) in `places_BT`, and vectors `added` to the stream
-    there after each of the first blocks. `coordinates_3BT` are the tokens' coordinates, if not their positions; `grid`
-    is that of the patches of a pass over images.
+    there after each of the first blocks. An image cut into tiles has a tiling of the number in `tilings_N`, and
+    `padding_BT` marks tokens that do not attend to each other; a text that reads it across has `after_BT`, 0 for tokens
+    before it and 1 from it on, in the dtype of the pass. One without an image is `sourceless`. `coordinates_3BT` are
+    the tokens' coordinates, if not their positions; `grid` is that of the patches of a pass over images.
     """
 
     tokens_BT: Tensor | None = None
@@ -54,6 +57,10 @@ class Step:
     images_NPM: Tensor | None = None
     ends_BT: Tensor | None = None
     ends_in_windows: bool = False
+    tilings_N: Tensor | None = None
+    padding_BT: Tensor | None = None
+    after_BT: Tensor | None = None
+    sourceless: bool = False
     choice: Tensor | None = None
     per_layer_BTP: Tensor | None = None
     entered_BTM: Tensor | None = None
@@ -81,6 +88,7 @@ class Step:
         self.valid_BT, self.cache, self.device = valid_BT, cache, device
         self.kernel: Kernel = kernel
         self.lent: dict[str, KeysAndValues] = {}
+        self.lent_values: dict[str, Tensor] = {}
         self.lenders: dict[str, nn.Module] = {}
         self._made: dict[Hashable, Any] = {}
 

@@ -28,8 +28,9 @@ class TokenShift(PartModule):
 
     def forward(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, ...]:
         """Returns one (B, T, M) for each target."""
-        before_BTM = self.before(x_BTM, step)
-        return tuple(torch.lerp(before_BTM, x_BTM, self.get_parameter(name)) for name in self.part.targets)
+        ends = self.before(x_BTM, step), x_BTM
+        of_0, of_1 = reversed(ends) if self.part.of_past else ends
+        return tuple(torch.lerp(of_0, of_1, self.get_parameter(name)) for name in self.part.targets)
 
     def before(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns each token's predecessor (B, T, M), and stores the last valid token of each row."""
@@ -117,7 +118,7 @@ class TimeMixing(PartModule):
 
 @computes(spec.ChannelMixing)
 class ChannelMixing(PartModule):
-    """sigmoid(r) * down(relu(up)^2)."""
+    """sigmoid(r) * down(relu(up)^2), or without the first factor."""
 
     up: Linear
     r: Linear
@@ -129,6 +130,6 @@ class ChannelMixing(PartModule):
 
     def forward(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        up_BTM, r_BTM = self.shift(x_BTM, step)
-        hidden = F.relu(self.up(up_BTM)).square()
-        return torch.sigmoid(self.r(r_BTM)) * self.down(hidden)
+        up_BTM, *r_BTM = self.shift(x_BTM, step)
+        made = self.down(F.relu(self.up(up_BTM)).square())
+        return torch.sigmoid(self.r(r_BTM[0])) * made if r_BTM else made

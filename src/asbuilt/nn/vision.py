@@ -5,7 +5,7 @@ Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +73,9 @@ class PatchEmbedding(PartModule):
         """Returns the rows and columns of patches of images."""
         return self.part.n_side, self.part.n_side
 
+    def show(self, images: Any, step: Step) -> None:  # noqa: ANN401  # as given to the model
+        """Tells a pass over images what else it must know of them: of plain ones nothing."""
+
     def images(self, pixels: Tensor) -> Tensor:
         """Returns images (N, C, H, W) or (B, n, C, H, W) as (N, C, H, W); raises InputError for other shapes."""
         size = (self.part.channels, self.part.image_size, self.part.image_size)
@@ -117,12 +120,12 @@ class MLPProjector(PartModule):
     def __init__(self, part: vision.MLPProjector, path: str) -> None:
         super().__init__(part, path)
         self.part, self.activation = part, ACTIVATIONS[part.activation]
-        self.norm = optional(part.norm, f"{path}.norm")
+        self.norm, self.first = optional(part.norm, f"{path}.norm"), optional(part.first, f"{path}.first")
 
     def forward(self, x_NPM: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Returns (N, P / merge^2, d_out); without a `grid` of rows and columns patches are those of a square."""
         before, after = (self.norm, None) if self.part.norms_patches else (None, self.norm)
-        x = normed(before, x_NPM)
+        x = normed(before, x_NPM if self.first is None else self.first(x_NPM))
         x = normed(after, x if self.part.joined == 1 else self.merged(x, grid))
         for i in range(len(self.part.widths) - 1):
             layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore
@@ -165,6 +168,28 @@ class PooledProjector(PartModule):
         if not part.standardised:
             return means if part.scale == 1.0 else means * part.scale
         return ((means.to(self.shift.dtype) * part.scale - self.shift) * self.factor).to(means.dtype)
+
+
+@computes(vision.ConvolvedProjector)
+class ConvolvedProjector(PartModule):
+    """Convolutions with a stride of 2, and a map of what they leave."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, part: vision.ConvolvedProjector, path: str) -> None:
+        super().__init__(part, path)
+        self.part = part
+        if not part.bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x_NPM: Tensor) -> Tensor:
+        """Returns (N, patches left, d_out)."""
+        x_NMHW = x_NPM.transpose(1, 2).unflatten(2, (self.part.n_side, self.part.n_side))
+        for i in range(self.part.steps):
+            conv: Linear = self.get_submodule(f"conv_{i}")  # type: ignore[assignment]  # pyright: ignore
+            x_NMHW = F.conv2d(x_NMHW, conv.weight, conv.bias, stride=2, padding=1)
+        return F.linear(x_NMHW.flatten(2).transpose(1, 2).contiguous(), self.weight, self.bias)
 
 
 @computes(vision.Vision)

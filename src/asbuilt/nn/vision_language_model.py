@@ -21,6 +21,7 @@ from asbuilt.spec.part import Kernel
 if TYPE_CHECKING:
     from asbuilt.nn.cache import Cache
     from asbuilt.nn.image_grid import Patches
+    from asbuilt.nn.tiles import Tiles
 
 
 @computes(spec.VisionLanguageModel)
@@ -35,7 +36,7 @@ class VisionLanguageModel(LanguageModel):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
-        images: Tensor | Patches | None = None,
+        images: Tensor | Patches | Tiles | None = None,
         prefix: tuple[int, ...] | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
@@ -45,9 +46,9 @@ class VisionLanguageModel(LanguageModel):
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
         `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W); or the patches of images of
-        any size, if the tower reads these. `prefix` is how many tokens of each row attend to each other both ways, if
-        the model's prefixes do: by default all that come with images, and none without. Raises InputError for images
-        and prefixes that do not fit.
+        any size, or tiles, if the tower reads these. `prefix` is how many tokens of each row attend to each other both
+        ways, if the model's prefixes do: by default all that come with images, and none without. Raises InputError for
+        images and prefixes that do not fit.
         """
         self.refuse(unread | ({} if self.vision.part.prefix else {"prefix": prefix}))
         seen = None if images is None else self.vision.seen(images, kernel)  # type: ignore[arg-type]  # pyright: ignore
@@ -73,7 +74,7 @@ class VisionLanguageModel(LanguageModel):
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by images."""
-        x_BTM = self.embedding(self.vision.without_placeholders(tokens_BT, self.spec.n_vocab), step)
+        x_BTM = self.embedding(self.vision.without_placeholders(tokens_BT, self.spec.n_rows), step)
         if step.images_NPM is not None:
             return self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
         self.vision.carry_on(step)

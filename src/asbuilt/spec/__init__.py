@@ -16,7 +16,9 @@ from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.diagonal_state_space import DiagonalStateSpace
+from asbuilt.spec.differential import Differential
 from asbuilt.spec.dual_encoder import DualEncoder
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.encoder import (
@@ -41,12 +43,13 @@ from asbuilt.spec.experts import (
     Scoring,
 )
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
+from asbuilt.spec.fused_predictor import FusedPredictor
 from asbuilt.spec.gated_convolution import GatedConvolution
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
-from asbuilt.spec.indexer import Indexer, SharedChoice
+from asbuilt.spec.indexer import BlockIndexer, Indexer, SharedChoice
 from asbuilt.spec.json import dumps, from_dict, loads, to_dict
 from asbuilt.spec.language_model import LanguageModel, Predictor
 from asbuilt.spec.latent import LatentAttention
@@ -105,9 +108,12 @@ from asbuilt.spec.rg_lru import RGLRU
 from asbuilt.spec.side import SharedTransformer, SideTransformer
 from asbuilt.spec.streams import HyperConnection, StreamMerge
 from asbuilt.spec.text_encoder import TextEncoder
+from asbuilt.spec.tile_embedding import TileEmbedding
+from asbuilt.spec.tiles import TiledVision, TilePatches, TilePositions
 from asbuilt.spec.time_mixing import ChannelMixing, TimeMixing, TokenShift
 from asbuilt.spec.vision import (
     Contrast,
+    ConvolvedProjector,
     MLPProjector,
     PatchEmbedding,
     PooledProjector,
@@ -148,6 +154,7 @@ __all__ = [
     "AxialPositions",
     "BiasTable",
     "Block",
+    "BlockIndexer",
     "Body",
     "Branch",
     "CausalConvolution",
@@ -159,8 +166,11 @@ __all__ = [
     "CompressedAttention",
     "Compressor",
     "Contrast",
+    "ConvolvedProjector",
     "CrossAttention",
+    "DeltaTimeMixing",
     "DiagonalStateSpace",
+    "Differential",
     "Disentangled",
     "DistanceTable",
     "DualEncoder",
@@ -172,6 +182,7 @@ __all__ = [
     "ExpertGroups",
     "FeedForward",
     "FrequencyFactors",
+    "FusedPredictor",
     "Gain",
     "GatedConvolution",
     "GatedDeltaNet",
@@ -251,6 +262,10 @@ __all__ = [
     "StreamMerge",
     "TextEncoder",
     "TiedHead",
+    "TileEmbedding",
+    "TilePatches",
+    "TilePositions",
+    "TiledVision",
     "TimeMixing",
     "TokenCluster",
     "TokenEmbedding",

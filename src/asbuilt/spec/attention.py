@@ -1,7 +1,8 @@
 """Attention with separate query, key and value heads: MHA, GQA and MQA differ in n_kv_heads.
 
 Vaswani et al. 2017 (arXiv 1706.03762); shared key/value heads: Shazeer 2019 (arXiv 1911.02150), Ainslie et al. 2023
-(arXiv 2305.13245); keys and values of an earlier layer: Brandon et al. 2024 (arXiv 2405.12981).
+(arXiv 2305.13245); keys and values of an earlier layer: Brandon et al. 2024 (arXiv 2405.12981); sparse patterns: Child
+et al. 2019 (arXiv 1904.10509); differences of two attentions: Ye et al. 2024 (arXiv 2410.05258).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from asbuilt.spec.differential import Differential
+from asbuilt.spec.indexer import BlockIndexer
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm
@@ -34,16 +37,22 @@ class Attention(Mixer):
     """softmax(scale * q k^T) v, causal or over all tokens, projected back to the stream.
 
     With a `window` w a token attends to itself and the w-1 before it, with a `chunk` c to those in its own run of c
-    positions. `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm`
-    normalise each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds
-    one learned score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and
-    values are not `cached` if all tokens always come at once. With `caches_input` the layer's input is cached in their
-    place, and each pass makes keys and values of all tokens that it holds (Dai et al. 2019, arXiv 1901.02860).
+    positions. With a `stride` s it attends to those s, 2s, ... before it too, and without a window to these and itself
+    alone; with a `summary` n of chunks also to the last n tokens of every earlier chunk. In both all keys are cached.
+    `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
+    each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds one learned
+    score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and values are
+    not `cached` if all tokens always come at once. With `caches_input` the layer's input is cached in their place, and
+    each pass makes keys and values of all tokens that it holds (Dai et al. 2019, arXiv 1901.02860).
 
     Values have the width `d_value`, are normalised by `v_norm` and multiplied by `value_scale`; with `values_are_keys`
     they are the keys' projection before its norm and RoPE. A layer with `kv_from` has no keys and values of its own: it
     reads those of the nearest earlier layer of the stack whose `kv_name` that is, and caches nothing. With `gating`
     each channel or head of the sums is multiplied by sigmoid(gate(x)) before o (Qiu et al. 2025, arXiv 2505.06708).
+    With `differential` heads are in pairs, see Differential; a gate per head is then one for half a pair's sums.
+
+    With an `indexer` the heads of a group attend only to the blocks of keys that it chooses for their key head: a
+    single token after cached ones gathers them, in all other passes the others are masked.
     """
 
     d_model: int
@@ -88,6 +97,10 @@ class Attention(Mixer):
     """Sliding window: tokens that a token attends to, itself included; None for all."""
     chunk: int | None = None
     """Chunk size: a token attends only to tokens of its own chunk; None for no chunks."""
+    stride: int | None = None
+    """Distance whose multiples a token attends to, besides those of its window; None for no such pattern."""
+    summary: int | None = None
+    """Last tokens of each earlier chunk that a token attends to, besides those of its own; None for none."""
     softcap: float | None = None
     """c, if each score s is replaced by c * tanh(s / c)."""
     sinks: bool = False
@@ -102,6 +115,10 @@ class Attention(Mixer):
     """Whether the input is cached in their place, of which each pass makes keys and values again."""
     gating: Literal["channel", "head"] | None = None
     """What of the weighted sums has a gate of its own, a sigmoid of a map of the input; None for no gates."""
+    differential: Differential | None = None
+    """Makes of the sums of two heads one, their scaled difference; None for all as they are."""
+    indexer: BlockIndexer | None = None
+    """Chooses the blocks of keys that a token attends to; None for all of them."""
     q: Map | None = None
     """Replaces the plain map to queries, if given."""
     k: Map | None = None
@@ -136,6 +153,7 @@ class Attention(Mixer):
         require(self, "gating", self.gating in ("channel", "head", None), "channel, head or none")
         require(self, "chunk", self.chunk is None or self.window is None, "none beside a window")
         require(self, "chunk", self.chunk is None or self.causal, "none unless attention is causal")
+        self._require_sparse()
         rotary = self.positions if isinstance(self.positions, Rotary) else None
         ordered = rotary is not None and any(order_matters(norm, rotary) for norm in (self.q_norm, self.k_norm))
         require(
@@ -153,7 +171,7 @@ class Attention(Mixer):
         if isinstance(self.positions, RelativeProjection):
             same = (self.positions.n_heads, self.positions.d_head) == (self.n_heads, self.d_head)
             require(self, "positions", same, f"{self.n_heads} heads of width {self.d_head}")
-            whole = self.causal and self.chunk is None
+            whole = self.causal and self.chunk is None and not self.sparse
             require(self, "positions", whole, "no projection of distances with chunks or bidirectional attention")
             same = self.positions.window == self.window
             require(self, "positions", same, f"a projection of distances with the attention's window, {self.window}")
@@ -166,12 +184,38 @@ class Attention(Mixer):
             fits = norm is None or norm.d in (self.d_head, whole)
             require(self, name, fits, f"a norm over d_head = {self.d_head}, or over all heads, {whole}")
         self._require_values()
+        self._require_pairs()
         self._require_source()
+        self._require_indexer()
         if self.caches_input:
             self._require_repeatable()
         if isinstance(self.positions, Disentangled):
             self._require_plain()
         self.require_maps()
+
+    def _require_pairs(self) -> None:
+        """Requires heads in pairs of as many and as wide ones, if their sums are subtracted."""
+        part = self.differential
+        if part is None:
+            return
+        require(self, "differential", isinstance(part, Differential), "a Differential, or none")
+        require(self, "n_kv_heads", self.n_kv_heads % 2 == 0, "even, if heads are in pairs")
+        sizes = (part.n_heads, part.d_head, part.norm.d)
+        fits = sizes == (self.n_heads, self.d_head, 2 * self.value_width)
+        allowed = f"one of {self.n_heads} heads of {self.d_head}, and two values of {self.value_width}"
+        require(self, "differential", fits, allowed)
+
+    def _require_sparse(self) -> None:
+        """Requires a stride or a summary to be a pattern that the layer's other fields leave room for."""
+        if self.stride is not None:
+            require_sizes(self, "stride")
+            require(self, "stride", self.stride > 1, "at least 2: all tokens are multiples of 1 away")
+            require(self, "stride", self.causal, "none unless attention is causal")
+            require(self, "stride", self.chunk is None, "none with chunks, whose earlier ones have a summary")
+        if self.summary is not None:
+            require_sizes(self, "summary")
+            allowed = "none without chunks" if self.chunk is None else f"fewer than the chunk's {self.chunk} tokens"
+            require(self, "summary", self.chunk is not None and self.summary < self.chunk, allowed)
 
     def _require_plain(self) -> None:
         """Requires nothing between the maps and the scores, and all tokens at once, of a layer that embeds distances.
@@ -192,6 +236,7 @@ class Attention(Mixer):
         for name in ("k_norm", "v_norm", "kv_name", "kv_from"):
             require(self, name, getattr(self, name) is None, "none, if the input is cached")
         require(self, "values_are_keys", not self.values_are_keys, "false, if the input is cached")
+        require(self, "caches_input", not self.sparse, "false, beside a stride or a summary")
 
     def _require_values(self) -> None:
         width = self.value_width
@@ -218,6 +263,21 @@ class Attention(Mixer):
         plain = not isinstance(self.positions, RelativeProjection)
         require(self, "positions", plain, "no projection of distances: it reads another layer's keys and values")
 
+    def _require_indexer(self) -> None:
+        """Requires a layer that chooses keys to have all of its own, and scores that the choice alone masks."""
+        if self.indexer is None:
+            return
+        ok = isinstance(self.indexer, BlockIndexer)
+        ok = ok and (self.indexer.d_model, self.indexer.n_heads) == (self.input_width, self.n_kv_heads)
+        allowed = f"a BlockIndexer of d_model = {self.input_width} and n_heads = {self.n_kv_heads}, or none"
+        require(self, "indexer", ok, allowed)
+        whole = self.decodes and self.reach is None and not self.sinks and not self.caches_input
+        whole = whole and self.kv_name is self.kv_from is None
+        whole = whole and not self.sparse and self.differential is None
+        plain = isinstance(self.positions, Rotary | None)
+        allowed = "none unless attention is causal, cached, without patterns, sinks, pairs, distances or shared keys"
+        require(self, "indexer", whole and plain, allowed)
+
     def children(self) -> Iterator[tuple[str, Part]]:
         """In order of computation: maps, norms of q and k, then positions, or positions before the norms."""
         children = super().children()
@@ -232,9 +292,28 @@ class Attention(Mixer):
 
     @property
     def sees_images(self) -> bool:
-        """True if attention is causal, with or without a window, and scores have no distance term."""
+        """True if attention is causal, with or without a window, not sparse, and scores have no distance term."""
         distant = isinstance(self.positions, Alibi | RelativeBuckets | RelativeProjection)
-        return self.causal and self.chunk is None and not distant
+        return self.causal and self.chunk is None and not self.sparse and not distant and self.indexer is None
+
+    @property
+    def choice(self) -> tuple[bool, int] | None:
+        """That of its indexer."""
+        return None if self.indexer is None else (True, self.indexer.most_keys)
+
+    @property
+    def lends_choice(self) -> bool:
+        """False: each key head has a choice of its own."""
+        return False
+
+    def chooses(self, run: Pass) -> bool:
+        """Returns whether a token of the pass attends only to chosen keys."""
+        return self.indexer is not None and self.indexer.chooses(run)
+
+    @property
+    def plain_pattern(self) -> bool:
+        """Whether it has neither a window or chunks nor positions that are added to scores."""
+        return self.reach is None and isinstance(self.positions, Rotary | None)
 
     @property
     def buckets(self) -> tuple[int, int] | None:
@@ -271,6 +350,16 @@ class Attention(Mixer):
     def value_width(self) -> int:
         """Width of a head's value."""
         return self.d_head if self.d_value is None else self.d_value
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of what a head's weights sum: a value, or those of a pair."""
+        return self.value_width * (1 if self.differential is None else 2)
+
+    @property
+    def billed(self) -> Attention:
+        """The same with one `start` of a difference, which later layers have more of: they cost the same."""
+        return self if self.differential is None else replace(self, differential=replace(self.differential, start=0.5))
 
     @property
     def d_mixed(self) -> int:
@@ -321,7 +410,10 @@ class Attention(Mixer):
             positions = replace(positions, n_heads=heads)
         if isinstance(positions, RelativeProjection):
             positions = positions.shard(tensor)
-        return self.resized(n_heads=heads, n_kv_heads=kv_heads, positions=positions, **norms)
+        pairs = self.differential and replace(self.differential, n_heads=heads)
+        indexer = None if self.indexer is None else self.indexer.of_heads(kv_heads)
+        made = {"positions": positions, "differential": pairs, "indexer": indexer, **norms}
+        return self.resized(n_heads=heads, n_kv_heads=kv_heads, **made)
 
     def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
         if isinstance(norm, HeadNorm):
@@ -333,16 +425,25 @@ class Attention(Mixer):
     @property
     def reach(self) -> int | None:
         """How many tokens the cache holds; None for all."""
+        if self.sparse:
+            return None
         return self.window if self.chunk is None else self.chunk
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a token attends to far ones without those between."""
+        return self.stride is not None or self.summary is not None
 
     def keys(self, run: Pass) -> int:
         """Returns S, the number of keys each query is multiplied with, masked ones included.
 
         A layer with a window or chunks caches that many tokens; several new tokens are appended to them, a single one
         takes its slot. Without causality all tokens come at once, and each is multiplied with those of its window on
-        either side.
+        either side. A single token that chooses keys is multiplied with those alone.
         """
         if self.reach is None:
+            if self.indexer is not None and run.tokens == 1 and self.indexer.chooses(run):
+                return self.indexer.most_keys
             return run.past + run.tokens
         if not self.causal:
             return min(run.past + 1, 2 * self.reach - 1) if run.tokens == 1 else run.past + run.tokens
@@ -355,6 +456,8 @@ class Attention(Mixer):
         seen = run.past + run.tokens
         if not self.causal:
             return self._pairs_both_ways(run)
+        if self.indexer is not None:
+            return self.indexer.pairs(run)
         pairs = self._pairs_before(run, seen)
         if not self.sees_ahead(run):
             return pairs
@@ -367,9 +470,21 @@ class Attention(Mixer):
 
     def _pairs_before(self, run: Pass, seen: int) -> int:
         """Returns the causal pairs."""
+        if self.sparse:
+            return self._sparse_pairs(seen) - self._sparse_pairs(run.past)
         if self.chunk is not None:
             return _chunk_pairs(seen, self.chunk) - _chunk_pairs(run.past, self.chunk)
         return run.causal_pairs(self.window)
+
+    def _sparse_pairs(self, tokens: int) -> int:
+        """Returns the pairs of the first `tokens` tokens with those near them, and with the far ones they attend to."""
+        if self.chunk is not None:
+            return _chunk_pairs(tokens, self.chunk) + _quotients(tokens, self.chunk) * (self.summary or 0)
+        assert self.stride is not None
+        near = 1 if self.window is None else self.window
+        within = min(tokens, near)
+        strides = _quotients(within, self.stride) + (tokens - within) * ((near - 1) // self.stride)
+        return within * (within + 1) // 2 + (tokens - within) * near + _quotients(tokens, self.stride) - strides
 
     def _pairs_both_ways(self, run: Pass) -> int:
         """Returns all pairs of the new tokens, or those less than a window apart on either side."""
@@ -379,8 +494,8 @@ class Attention(Mixer):
         return run.tokens * (2 * near - 1) - near * (near - 1)
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
-        """The products with weights, and per head scores and weighted sums: (T,D)x(D,S) and (T,S)x(S,d_value)."""
-        heads, keys, wide = run.batch * self.n_heads, self.keys(run), self.value_width
+        """The products with weights, and per head scores and weighted sums: (T,D)x(D,S), (T,S)x(S,mixed_width)."""
+        heads, keys, wide = run.batch * self.n_heads, self.keys(run), self.mixed_width
         pairs = 2 * heads * self.pairs(run)
         return (
             *self.map_products(run, *self.inward),
@@ -406,7 +521,9 @@ class Attention(Mixer):
         return run.batch * self.keys(run) if again else super().map_rows(name, run)
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """A norm per head has one row per head and token."""
+        """A norm per head has one row per head and token; keys are chosen without gradients."""
+        if name == "indexer":
+            return replace(run, gradients=False)
         heads = {"q_norm": self.n_heads, "k_norm": self.n_kv_heads, "v_norm": self.n_kv_heads}
         norm = getattr(self, name)
         per_head = name == "v_norm" or (name in heads and norm.d == self.d_head)
@@ -423,13 +540,26 @@ class Attention(Mixer):
             made = max(self.input_width, self.n_kv_heads * (self.d_head + self.value_width))
             return (Remembered(name="input", shape=(1, self.input_width), window=self.reach, stands_for=made),)
         widths = {"k": self.d_head, "v": self.value_width}
+        most = None if self.indexer is None else self.indexer.most_keys
         return tuple(
-            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach) for name, width in widths.items()
+            Remembered(name=name, shape=(self.n_kv_heads, width), window=self.reach, reads=most)
+            for name, width in widths.items()
         )
 
     def serves(self, reader: Attention) -> bool:
         """Returns whether another layer can read this one's keys and values: their shapes, places and pattern agree."""
-        names = ("n_kv_heads", "d_head", "value_width", "positions", "causal", "window", "chunk", "cached")
+        names = (
+            "n_kv_heads",
+            "d_head",
+            "value_width",
+            "positions",
+            "causal",
+            "window",
+            "chunk",
+            "stride",
+            "summary",
+            "cached",
+        )
         return all(getattr(self, name) == getattr(reader, name) for name in names)
 
 
@@ -452,3 +582,9 @@ def _chunk_pairs(tokens: int, chunk: int) -> int:
     """Returns the pairs of the first `tokens` tokens, each attending to itself and those before it in its chunk."""
     full, rest = divmod(tokens, chunk)
     return full * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
+
+
+def _quotients(tokens: int, size: int) -> int:
+    """Returns the sum of p // size over the positions p of the first `tokens` tokens."""
+    full, rest = divmod(tokens, size)
+    return size * full * (full - 1) // 2 + full * rest

@@ -14,6 +14,7 @@ from asbuilt.spec.part import Part, Weight, is_finite, require, require_flags, r
 from asbuilt.spec.per_layer import PerLayerInput
 from asbuilt.spec.side import SideTransformer
 from asbuilt.spec.streams import HyperConnection
+from asbuilt.spec.tile_embedding import TileEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Parallel(Part):
         return self.attention.d_model
 
 
-Body = Mixer | FeedForward | PerLayerInput | Parallel
+Body = Mixer | FeedForward | PerLayerInput | Parallel | TileEmbedding
 
 
 def reads_stream(body: Body) -> bool:
@@ -66,7 +67,8 @@ class Branch(Part):
     reads norm(x + side(x)) instead; the stream itself stays x. A `parallel` branch has the same input as the branch
     before it, and is added to that branch's sum. With `streams` x is read from several residual streams, and the output
     written to all of them. g is a `layer_scale`, one learned factor for each number of the stream (Touvron et al. 2021,
-    arXiv 2103.17239).
+    arXiv 2103.17239); a `gated` branch's output is multiplied by the tanh of one learned number (Alayrac et al. 2022,
+    Flamingo, arXiv 2204.14198, section 2.3).
     """
 
     name: str
@@ -91,6 +93,10 @@ class Branch(Part):
     """Whether it has the same input as the branch before it."""
     layer_scale: bool = False
     """Whether a learned vector multiplies the branch's output."""
+    gated: bool = False
+    """Whether the tanh of a learned number multiplies the branch's output."""
+    after_source: bool = False
+    """Whether tokens that come before the image, which cross-attention reads, get nothing from the branch."""
     stream_scale: float = 1.0
     """Factor on the stream that the output is added to."""
     normed: bool = False
@@ -101,7 +107,7 @@ class Branch(Part):
         require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
         require_number(self, "scale")
         require_number(self, "stream_scale")
-        require_flags(self, "parallel", "layer_scale", "normed")
+        require_flags(self, "parallel", "layer_scale", "normed", "gated", "after_source")
         for field in ("norm", "post_norm", "sum_norm"):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
@@ -121,8 +127,9 @@ class Branch(Part):
         require(self, "normed", not self.normed or alone, "false without a norm, with streams, a side, or in parallel")
 
     def holds(self) -> dict[str, Weight]:
-        """g (d_model), if enabled."""
-        return {"layer_scale": Weight(shape=(self.body.d_model,), role="gain")} if self.layer_scale else {}
+        """g (d_model), and the number whose tanh gates, 0 at first, if enabled."""
+        scale = {"layer_scale": Weight(shape=(self.body.d_model,), role="gain")} if self.layer_scale else {}
+        return scale | ({"gate": Weight(shape=(1,), role="gain", init="zeros")} if self.gated else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +189,12 @@ class Block(Part):
     def buffers(self) -> dict[str, Weight]:
         """The factor on the stream, if enabled."""
         return {"scale": Weight(shape=(1,), role="gain", fill=1.0)} if self.scaled else {}
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it reads a source: a pass without one leaves the stream as it is."""
+        bodies = (branch.body for branch in self.branches)
+        return any(isinstance(body, Mixer) and body.source_width is not None for body in bodies)
 
     @property
     def stream_width(self) -> int:

@@ -11,11 +11,13 @@ from typing import Self
 from asbuilt.spec.attention import output_map
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
+from asbuilt.spec.norms import Norm
 from asbuilt.spec.part import (
     Pass,
     Product,
     Remembered,
     divided,
+    is_size,
     require,
     require_flags,
     require_number,
@@ -28,7 +30,7 @@ class CrossAttention(Mixer):
     """softmax(scale * q k^T) v with q from the stream, k and v from the source (S tokens of width `d_source`).
 
     Keys and values are computed once, in the first pass over a sequence, and then cached; `scale` None means
-    d_head^-0.5.
+    d_head^-0.5. Query heads may share key heads, and queries and keys may be normed per head, as in `Attention`.
     """
 
     d_model: int
@@ -45,6 +47,12 @@ class CrossAttention(Mixer):
     """Whether o has a bias."""
     key_bias: bool = True
     """Whether k has a bias where q and v have one."""
+    n_kv_heads: int | None = None
+    """Key heads, and value heads; None for as many as heads."""
+    q_norm: Norm | None = None
+    """Norm of each query head."""
+    k_norm: Norm | None = None
+    """Norm of each key head."""
     n_source: int | None = None
     """Tokens of the source, if all sources have as many."""
     scale: float | None = None
@@ -66,6 +74,12 @@ class CrossAttention(Mixer):
             require_sizes(self, "n_source")
         if self.scale is not None:
             require_number(self, "scale")
+        if self.n_kv_heads is not None:
+            whole = is_size(self.n_kv_heads) and self.n_heads % self.n_kv_heads == 0
+            require(self, "n_kv_heads", whole, f"a divisor of n_heads = {self.n_heads}")
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(self, name)
+            require(self, name, norm is None or norm.d == self.d_head, f"a norm over d_head = {self.d_head}")
         self.require_maps()
 
     @property
@@ -83,22 +97,45 @@ class CrossAttention(Mixer):
         """Width of all heads together."""
         return self.n_heads * self.d_head
 
+    @property
+    def kv_heads(self) -> int:
+        """Number of key heads, and of value heads."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def queries_per_key(self) -> int:
+        """n_heads / n_kv_heads."""
+        return self.n_heads // self.kv_heads
+
+    @property
+    def d_kv(self) -> int:
+        """Width of all key heads together."""
+        return self.kv_heads * self.d_head
+
     def plain_maps(self) -> dict[str, Linear]:
-        """q (d_model to n_heads*d_head), k and v (d_source to n_heads*d_head), o (n_heads*d_head to d_model)."""
+        """q (d_model to n_heads*d_head), k and v (d_source to n_kv_heads*d_head), o (n_heads*d_head to d_model)."""
         q = Linear(d_in=self.d_model, d_out=self.d_query, bias=self.bias, split="out", belongs="attention")
-        v = replace(q, d_in=self.d_source)
+        v = replace(q, d_in=self.d_source, d_out=self.d_kv)
         k = replace(v, bias=self.bias and self.key_bias)
         return {"q": q, "k": k, "v": v, "o": output_map(self.d_query, self.d_model, self.output_bias)}
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """Keys and values are computed from the source, only in the first pass."""
-        if name not in ("k", "v"):
+        """Keys and values are computed from the source, only in the first pass; a norm has one row per head."""
+        if name == "q_norm":
+            return replace(run, tokens=run.tokens * self.n_heads)
+        if name not in ("k", "v", "k_norm"):
             return run
-        return None if run.past or not run.source_tokens else replace(run, tokens=run.source_tokens)
+        heads = self.kv_heads if name == "k_norm" else 1
+        return None if run.past or not run.source_tokens else replace(run, tokens=run.source_tokens * heads)
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_heads / tensor heads; o's bias is replicated."""
-        return self.resized(n_heads=divided(self, "n_heads", tensor))
+        """Each device holds n_heads / tensor heads and their key heads, at least one; o's bias is replicated."""
+        heads = divided(self, "n_heads", tensor)
+        if self.n_kv_heads is None:
+            return self.resized(n_heads=heads)
+        if self.n_kv_heads % tensor and tensor % self.n_kv_heads:
+            divided(self, "n_kv_heads", tensor)
+        return self.resized(n_heads=heads, n_kv_heads=max(1, self.n_kv_heads // tensor))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """q and o for every token, k and v for the source's tokens in the first pass, and attention per head."""
@@ -112,6 +149,6 @@ class CrossAttention(Mixer):
         )
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """Keys and values: n_heads * d_head numbers each per token of the source."""
-        shape, n = (self.n_heads, self.d_head), self.n_source
+        """Keys and values: n_kv_heads * d_head numbers each per token of the source."""
+        shape, n = (self.kv_heads, self.d_head), self.n_source
         return tuple(Remembered(name=name, shape=shape, of="source", n_source=n) for name in ("k", "v"))

@@ -153,11 +153,6 @@ class GatedDeltaNet(Mixer):
         conv = replace(self.conv, channels=self.d_mixed // tensor)
         return self.resized(n_key_heads=keys, n_value_heads=values, conv=conv)
 
-    def chunks(self, run: Pass) -> tuple[int, int]:
-        """Returns (tokens of a chunk, number of chunks) of a pass; the last one is padded."""
-        size = min(CHUNK, 1 << (run.tokens - 1).bit_length())
-        return size, -(-run.tokens // size)
-
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Maps; in chunks scores, the triangular inverse, errors, and what is read of them and of the state.
 
@@ -174,7 +169,7 @@ class GatedDeltaNet(Mixer):
         return (read, update) if run.past else (update,)
 
     def _of_chunks(self, run: Pass) -> tuple[Product, ...]:
-        size, n = self.chunks(run)
+        size, n = chunks(run)
         heads, wide = run.batch * self.n_key_heads, self.values_per_key * self.d_value
         within, values = {"b": size, "recomputed": True}, n * run.batch * self.n_value_heads
         n_read = heads * (n if run.past else n - 1)
@@ -207,6 +202,12 @@ class GatedDeltaNet(Mixer):
         """The states, n_value_heads * d_key * d_value numbers for a sequence; the convolution remembers its own."""
         shape = (self.n_key_heads, self.d_key, self.values_per_key * self.d_value)
         return (Remembered(name="state", shape=shape, per="sequence", dtype="float32"),)
+
+
+def chunks(run: Pass) -> tuple[int, int]:
+    """Returns (tokens of a chunk, number of chunks) of a pass; the last one is padded."""
+    size = min(CHUNK, 1 << (run.tokens - 1).bit_length())
+    return size, -(-run.tokens // size)
 
 
 def _low_rank(name: str, plain: Linear, rank: int | None) -> dict[str, Linear]:

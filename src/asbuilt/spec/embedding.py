@@ -12,6 +12,8 @@ from asbuilt.spec.part import (
     Product,
     Weight,
     divided_vocabulary,
+    is_size,
+    require,
     require_format,
     require_number,
     require_sizes,
@@ -21,6 +23,8 @@ from asbuilt.spec.part import (
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Mapped):
     """A table of one learned vector per token of the vocabulary; looked-up rows are multiplied by `scale`.
+
+    After the vocabulary it may have `extra` rows, of tokens that are read and never predicted.
 
     A table of width `d_table` is followed by a linear map to d_model (OPT-350M; ALBERT, arXiv 1909.11942, section 3.1).
     """
@@ -36,12 +40,20 @@ class TokenEmbedding(Mapped):
     """Width of the table, if not d_model."""
     project: Map | None = None
     """Replaces the plain map from the table's width, if given."""
+    extra: int = 0
+    """Rows after the vocabulary's, of tokens that are read and never predicted."""
     format: str | None = None
     """Block format of the table; None for plain numbers."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
         require_number(self, "scale")
+        require(
+            self,
+            "extra",
+            is_size(self.extra) or (type(self.extra) is int and self.extra == 0),
+            "a whole number from 0 to 2^31-1",
+        )
         require_format(self, "format", self.width)
         self.require_maps()
 
@@ -50,6 +62,11 @@ class TokenEmbedding(Mapped):
         """Width of a row of the table."""
         return self.d_model if self.d_table is None else self.d_table
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of the table: the tokens that can be read."""
+        return self.n_vocab + self.extra
+
     def plain_maps(self) -> dict[str, Linear]:
         """From the table's width to d_model, if they differ."""
         if self.d_table is None:
@@ -57,12 +74,13 @@ class TokenEmbedding(Mapped):
         return {"project": Linear(d_in=self.d_table, d_out=self.d_model, belongs="embedding")}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
-        """Each device holds n_vocab / tensor of the rows, padded if that is not whole."""
-        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
+        """Each device holds n_vocab / tensor of the rows, padded if that is not whole; extra rows are divided too."""
+        n_vocab, rows = divided_vocabulary(self.n_vocab, tensor), divided_vocabulary(self.n_rows, tensor)
+        return replace(self, n_vocab=n_vocab, extra=max(0, rows - n_vocab))
 
     def holds(self) -> dict[str, Weight]:
-        """The table (n_vocab, d_model), or (n_vocab, d_table)."""
-        shape, packed = (self.n_vocab, self.width), self.format is not None
+        """The table (n_vocab + extra, d_model), or (n_vocab + extra, d_table)."""
+        shape, packed = (self.n_rows, self.width), self.format is not None
         return {"weight": Weight(shape=shape, role="table", split="out", format=self.format, frozen=packed)}
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:

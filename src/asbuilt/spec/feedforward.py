@@ -96,7 +96,8 @@ class MLP(_FeedForward):
 class ClampedGate(Part):
     """(u + 1) * g * sigmoid(alpha g), where g is the gate clamped above at `limit` and u is up clamped to +-limit.
 
-    As in gpt-oss (arXiv 2508.10925). Without `shift` u is not increased by 1: SwiGLU with clamps, if alpha is 1.
+    As in gpt-oss (arXiv 2508.10925). Without `shift` u is not increased by 1: SwiGLU with clamps, if alpha is 1. If it
+    is `activated`, the clamp above is that of g * sigmoid(alpha g), and the gate itself is not clamped.
     """
 
     alpha: float
@@ -105,11 +106,13 @@ class ClampedGate(Part):
     """Clamp of gate and up."""
     shift: bool = True
     """Whether 1 is added to u."""
+    activated: bool = False
+    """Whether the gate is clamped after its activation rather than before."""
 
     def __post_init__(self) -> None:
         require_number(self, "alpha")
         require_number(self, "limit")
-        require_flags(self, "shift")
+        require_flags(self, "shift", "activated")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
 from asbuilt.spec.classifier import Classifier
 from asbuilt.spec.encoder import Pooler
@@ -32,6 +33,8 @@ class ImageEncoder(Model):
         super().__post_init__()
         reads = self.head.reads if isinstance(self.head, Projection) else getattr(self.head, "labels", "first")
         require(self, "head", reads == "first", "one that reads the first token, or pools all")
+        plain = all(isinstance(x, Attention) and not x.causal and x.plain_pattern for x in self.mixers)
+        require(self, "blocks", plain or not self.embedding.tiled, "plain bidirectional attention, for tiles")
         n = self.embedding.n_tokens
         require(self, "max_positions", self.max_positions == n, f"the {n} tokens of an image")
 
@@ -52,4 +55,4 @@ class ImageEncoder(Model):
     def _own(self, run: Pass) -> Pass:
         """Returns a pass over whole images, without past tokens."""
         logits = "pooled" if run.logits == "pooled" else "all"
-        return replace(run, tokens=self.embedding.n_tokens, past=0, logits=logits)
+        return replace(run, tokens=self.embedding.n_tokens, past=0, padded=self.embedding.tiled, logits=logits)

@@ -13,7 +13,7 @@ from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.model import Model
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Pass, Product, require
+from asbuilt.spec.part import Part, Pass, Product, require, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,9 @@ class Predictor(Mapped):
     """An extra layer that reads the stream at a token and the next token, and predicts the one after that.
 
     head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with its own embedding and head as
-    stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction.
+    stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction. The first predictor reads the model's
+    stream after the final norm, as vLLM and SGLang do; each further one that of the predictor before it, after its norm
+    (SGLang; vLLM omits it), at the same position, with the token one further on.
     """
 
     embedding: TokenEmbedding
@@ -58,6 +60,10 @@ class Predictor(Mapped):
         """The map that joins both halves, 2 d_model to d_model."""
         return {"join": Linear(d_in=2 * self.d_model, d_out=self.d_model)}
 
+    def child_run(self, name: str, run: Pass) -> Pass:
+        """The head processes only the requested positions; the norm all, since the next predictor may read them."""
+        return replace(run, tokens=1) if name == "head" and run.logits != "all" else run
+
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """The map, in addition to the products of the block and the head."""
         return self.map_products(run, "join")
@@ -67,18 +73,26 @@ class Predictor(Mapped):
 class LanguageModel(Model):
     """Tokens to logits over the vocabulary: GPT, Llama and similar models.
 
-    `predictors` are stored, loaded and saved with the model, but not part of its passes and costs.
+    `predictors` are stored, loaded and saved with the model. They run, and cost, only where a decoder drafts with them
+    (`Pass.predictors`). Blocks with cross-attention to vectors of width `d_source`, of images, are passed over where
+    there are none: in texts alone.
     """
 
     embedding: TokenEmbedding | AdaptiveEmbedding
     """The token embedding."""
     head: Head | TiedHead | AdaptiveHead
     """The language head."""
+    d_source: int | None = None
+    """Width of the vectors of images that cross-attention reads; None without cross-attention."""
     predictors: tuple[Predictor, ...] = ()
-    """Layers for multi-token prediction; stored, but not part of any pass."""
+    """Layers for multi-token prediction, which run only to draft tokens."""
 
     def __post_init__(self) -> None:
+        if self.d_source is not None:
+            require_sizes(self, "d_source")
         super().__post_init__()
+        reads = any(part.source_width is not None for part in self.mixers)
+        require(self, "d_source", self.d_source is None or reads, "none without cross-attention")
         require(self, "embedding", isinstance(self.embedding, TokenEmbedding | AdaptiveEmbedding), "one of tokens")
         require(self, "head", isinstance(self.head, Head | TiedHead | AdaptiveHead), "a language head")
         self._require_number_of("predictors", 0)
@@ -86,6 +100,24 @@ class LanguageModel(Model):
             vocab = self.n_vocab
             same = predictor.embedding.n_vocab == vocab and predictor.d_model == self.d_model
             require(self, "predictors", same, f"n_vocab = {vocab} and d_model = {self.d_model} as in the embedding")
+
+    @property
+    def source_width(self) -> int | None:
+        """d_source."""
+        return self.d_source
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it has cross-attention to images."""
+        return self.d_source is not None
+
+    def _own(self, run: Pass) -> Pass:
+        """Returns the pass without a source, of which a text alone has none."""
+        return run if self.d_source is None else replace(run, source=0)
+
+    def passes_over(self, block: Block, run: Pass) -> bool:
+        """Returns whether a block reads an image, in a pass without one."""
+        return run.source == 0 and block.crosses
 
     @property
     def without_extras(self) -> Self:

@@ -55,6 +55,11 @@ class Mixer(Mapped):
         return None
 
     @property
+    def lends_choice(self) -> bool:
+        """Whether later layers may reuse its choice of keys: it is the same for all heads."""
+        return True
+
+    @property
     def window_side(self) -> int | None:
         """Patches per side of the windows into which it divides an image; None if it needs no image."""
         return None

@@ -20,6 +20,7 @@ from asbuilt.spec.audio import MelEmbedding
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block
 from asbuilt.spec.classifier import Classifier
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.experts import Router
 from asbuilt.spec.head import Head, TiedHead
@@ -31,6 +32,7 @@ from asbuilt.spec.positions import BiasTable, GridPositions, LearnedPositions, S
 from asbuilt.spec.relative import DistanceTable
 from asbuilt.spec.show import show
 from asbuilt.spec.streams import StreamMerge
+from asbuilt.spec.tile_embedding import TileEmbedding
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
 Embedding = TokenEmbedding | AdaptiveEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
@@ -118,6 +120,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_number_of("blocks", 1)
         self._require_one_width()
         self._require_head()
+        self._require_tiles()
         if isinstance(self.positions, LearnedPositions | Sinusoids):
             enough = self.positions.n_positions >= self.max_positions
             require(self, "max_positions", enough, f"at most the {self.positions.n_positions} positions of the table")
@@ -125,6 +128,7 @@ class Model(Part, metaclass=_Chosen):
         self._require_source()
         self._require_buckets()
         self._require_lenders()
+        self._require_values()
         self._require_weights()
         self._require_choices()
         self._require_tables()
@@ -136,6 +140,15 @@ class Model(Part, metaclass=_Chosen):
         if not isinstance(found, tuple) or not least <= len(found) <= MOST_BLOCKS:
             n, allowed = len(found) if isinstance(found, tuple) else found, f"{least or 'none'} to {MOST_BLOCKS}"
             raise InputError(field=f"{type(self).__name__}.{field}", value=n, allowed=allowed)
+
+    def _require_tiles(self) -> None:
+        """Requires an image across which cross-attention reads, or tiles, for branches that know of them."""
+        branches = [branch for block in {id(b): b for b in self.blocks}.values() for branch in block.branches]
+        late = any(branch.after_source for branch in branches)
+        require(self, "blocks", not late or self.crosses, "branches without after_source: no image is read across")
+        tiles = {branch.body for branch in branches if isinstance(branch.body, TileEmbedding)}
+        own = getattr(self.embedding, "tiles", None)
+        require(self, "blocks", tiles <= {own}, "embeddings of tiles as that of the patches")
 
     def _require_head(self) -> None:
         """Requires a language head to match the embedding's vocabulary."""
@@ -152,6 +165,7 @@ class Model(Part, metaclass=_Chosen):
             require(self, "head", self.head.width == wide, f"a head whose d_table is the embedding's width, {wide}")
             held = getattr(self.embedding, "format", None)
             require(self, "head", self.head.format == held, f"a head of the embedding's format = {held}")
+            require(self, "head", not getattr(self.embedding, "extra", 0), "its own table, beside extra rows")
 
     @property
     def mixers(self) -> Iterator[Mixer]:
@@ -201,6 +215,21 @@ class Model(Part, metaclass=_Chosen):
         unread = sorted(lenders.keys() - read)
         require(self, "blocks", not unread, f"later layers that read the keys and values named {unread}")
 
+    def _require_values(self) -> None:
+        """Requires layers whose values move towards an earlier layer's to follow one that lends as many."""
+        lenders: dict[str, DeltaTimeMixing] = {}
+        read: set[str] = set()
+        for part in (part for part in self.mixers if isinstance(part, DeltaTimeMixing)):
+            if part.value_from is not None:
+                lender = lenders.get(part.value_from)
+                allowed = f"an earlier layer with the value_name {part.value_from}, of as many heads and as wide values"
+                require(self, "blocks", lender is not None and lender.serves(part), allowed)
+                read.add(part.value_from)
+            elif part.value_name is not None:
+                lenders[part.value_name] = part
+        unread = sorted(lenders.keys() - read)
+        require(self, "blocks", not unread, f"later layers that read the values named {unread}")
+
     def _require_weights(self) -> None:
         """Requires parts that borrow their weights to follow an equal one that lends them, and no other so named."""
         sharing = {id(b): [x for _, x in walk(b) if x.lends or x.borrows] for b in self.blocks}
@@ -235,16 +264,17 @@ class Model(Part, metaclass=_Chosen):
 
     def _require_choices(self) -> None:
         """Requires layers that reuse a choice of keys to come after one that chooses as many."""
-        choices: dict[int, list[tuple[bool, int]]] = {}
+        choices: dict[int, list[tuple[bool, int, bool]]] = {}
         last = None
         for block in self.blocks:
             if id(block) not in choices:
                 mixers = (part for _, part in walk(block) if isinstance(part, Mixer))
-                choices[id(block)] = [mixer.choice for mixer in mixers if mixer.choice is not None]
-            for chooses, top_k in choices[id(block)]:
+                found = ((mixer.choice, mixer.lends_choice) for mixer in mixers)
+                choices[id(block)] = [(*choice, lends) for choice, lends in found if choice is not None]
+            for chooses, top_k, lends in choices[id(block)]:
                 allowed = f"a layer that chooses {top_k} keys before those that reuse its choice"
                 require(self, "blocks", chooses or top_k == last, allowed)
-                last = top_k
+                last = top_k if lends else None
 
     def _require_streams(self) -> None:
         """Requires all branches, or the blocks around them, to have as many residual streams."""
@@ -292,8 +322,14 @@ class Model(Part, metaclass=_Chosen):
         run = self._own(run)
         kind, _, number = name.partition(".")
         if run.depth is not None:
-            above = kind in ("streams", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
-            return None if above else replace(run, depth=None)
+            above = kind in ("streams", "predictors", *ABOVE) or (kind == "blocks" and int(number) >= run.depth)
+            if above:
+                return None
+            run = replace(run, depth=None)
+        if kind == "blocks" and self.passes_over(self.blocks[int(number)], run):
+            return None
+        if kind == "blocks":
+            return run
         if name in ("head", "pooler") and (name == "pooler") != (run.logits == "pooled"):
             return None
         return self._above(run, name) if name in ABOVE else run
@@ -360,6 +396,20 @@ class Model(Part, metaclass=_Chosen):
     def without_extras(self) -> Self:
         """Returns this model without parts that no pass uses."""
         return self
+
+    def passes_over(self, block: Block, run: Pass) -> bool:
+        """Returns whether a block leaves the stream as it is in a pass, since it would read an image, and has none."""
+        return False
+
+    @property
+    def crosses(self) -> bool:
+        """Whether images are read by cross-attention."""
+        return False
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the embedding's table: the tokens that can be read."""
+        return getattr(self.embedding, "n_rows", self.n_vocab)
 
     @property
     def d_model(self) -> int:

@@ -71,7 +71,7 @@ class LayerNorm(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorm(Part):
-    """(x - mean) / sqrt(var + eps) * weight over each head's `d` numbers, with a weight of its own for every head."""
+    """(x - mean) / sqrt(var + eps) * weight + bias over each head's `d` numbers, both with a row for every head."""
 
     kind = "norm"
     d: int
@@ -80,14 +80,18 @@ class HeadNorm(Part):
     """Heads."""
     eps: float = 1e-5
     """Added to the variance."""
+    bias: bool = False
+    """Whether there is a bias."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d", "n_heads")
         require_number(self, "eps")
+        require_flags(self, "bias")
 
     def holds(self) -> dict[str, Weight]:
-        """The gains (n_heads, d)."""
-        return {"weight": Weight(shape=(self.n_heads, self.d), role="gain")}
+        """The gains (n_heads, d), and biases (n_heads, d) if enabled."""
+        gain = {"weight": Weight(shape=(self.n_heads, self.d), role="gain")}
+        return gain | ({"bias": Weight(shape=(self.n_heads, self.d), role="bias")} if self.bias else {})
 
 
 Norm = RMSNorm | LayerNorm

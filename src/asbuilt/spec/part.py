@@ -84,10 +84,11 @@ class Pass:
 
     `source` is the number of tokens that an encoder reads; None means the sequence's length after the pass. `images` is
     the number of images per sequence, each with `mutual` tokens of bidirectional attention, with `mutual_in_windows` in
-    layers with a window alone. Without `gradients` nothing is saved for the backward pass, whatever is done with the
-    rest of the model. `depth` is the number of blocks that run, None for all and the parts after them. `logits` tells
-    for which positions the head is computed, or the pooler instead; `kernel` which attention runs; `width` is the bytes
-    of one activation.
+    layers with a window alone; with `padded` tokens of padding do not attend to each other. Without `gradients` nothing
+    is saved for the backward pass, whatever is done with the rest of the model. `depth` is the number of blocks that
+    run, None for all and the parts after them. `logits` tells for which positions the head is computed, or the pooler
+    instead; `kernel` which attention runs; `width` is the bytes of one activation. With `predictors` the model's own
+    predictors run too, each over the pass's tokens.
     """
 
     tokens: int
@@ -97,11 +98,13 @@ class Pass:
     images: int = 0
     mutual: int = 0
     mutual_in_windows: bool = False
+    padded: bool = False
     gradients: bool = True
     depth: int | None = None
     logits: Literal["all", "last", "pooled"] = "all"
     kernel: Kernel = "fused"
     width: int = 2
+    predictors: bool = False
 
     @property
     def rows(self) -> int:
@@ -362,9 +365,9 @@ class Part:
         return found
 
     def extras(self) -> Iterator[tuple[str, Part]]:
-        """Yields (name, part) for parts that a checkpoint stores with this one, but no pass uses.
+        """Yields (name, part) for parts that are stored with this one, but run only in a pass with `predictors`.
 
-        They are built, loaded and saved like children, but count only as stored.
+        They are built, loaded and saved like children, but in all other costs count only as stored.
         """
         return iter(())
 
@@ -395,7 +398,7 @@ def walk_held(part: Part, path: str = "", *, extras: bool = False) -> Iterator[t
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
     """Yields (path, part, the pass as that part sees it), in the order of `walk`, without parts that do not run."""
     yield path, part, run
-    for name, child in part.children():
+    for name, child in (*part.children(), *(part.extras() if run.predictors else ())):
         seen = part.child_run(name, run)
         if seen is not None:
             yield from runs(child, seen, f"{path}.{name}" if path else name)
@@ -460,12 +463,15 @@ LARGEST_SIZE = 2**31 - 1
 MOST_BLOCKS = 1024
 
 
+def is_size(value: object) -> bool:
+    """Returns whether `value` is a whole number from 1 to LARGEST_SIZE."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
+
+
 def require_sizes(part: Part, *names: str) -> None:
     """Raises InputError unless each named field is a whole number from 1 to LARGEST_SIZE."""
     for name in names:
-        value = getattr(part, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(part, name, whole and 1 <= value <= LARGEST_SIZE, "a whole number from 1 to 2^31-1")
+        require(part, name, is_size(getattr(part, name)), "a whole number from 1 to 2^31-1")
 
 
 def require_number(part: Part, name: str, *, above: float = 0.0) -> None:

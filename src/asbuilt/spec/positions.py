@@ -327,24 +327,40 @@ class Plane(Part):
     theta^(-(4i + 2)/d_rotary) (Pixtral: Agrawal et al. 2024, arXiv 2410.07073). Rows have the first half; if
     `alternating`, pairs take turns, a column's first (MoonViT: Kimi Team 2025, arXiv 2504.07491). In a text both
     coordinates are the position.
+
+    If `timed`, a third of the pairs, the first, is rotated by time, which is 0 in an image; all thirds have the
+    frequencies theta^(-6i/d_rotary), as in MiniMax-M3's published code.
     """
 
     alternating: bool = False
     """Whether pairs of columns and of rows take turns."""
     staggered: bool = False
     """Whether frequencies of columns lie between those of rows."""
+    timed: bool = False
+    """Whether a third of the pairs is rotated by time."""
 
     def __post_init__(self) -> None:
-        require_flags(self, "alternating", "staggered")
+        require_flags(self, "alternating", "staggered", "timed")
+        for name in ("alternating", "staggered"):
+            require(self, name, not (self.timed and getattr(self, name)), "false beside pairs of time")
+
+    @property
+    def unit(self) -> int:
+        """What the rotated numbers are a multiple of: a pair for each coordinate."""
+        return 6 if self.timed else 4
 
     def axes(self, n_pairs: int) -> tuple[int, ...]:
-        """Returns the coordinate of each pair: 1 for rows, 2 for columns."""
+        """Returns the coordinate of each pair: 0 for time, 1 for rows, 2 for columns."""
+        if self.timed:
+            return tuple(axis for axis in range(3) for _ in range(n_pairs // 3))
         half = n_pairs // 2
         return (2, 1) * half if self.alternating else (1,) * half + (2,) * half
 
     def frequencies(self, d_rotary: int, theta: float) -> tuple[float, ...]:
         """Returns radians per row or column for each pair."""
-        rows = [theta ** (-4 * i / d_rotary) for i in range(d_rotary // 4)]
+        rows = [theta ** (-self.unit * i / d_rotary) for i in range(d_rotary // self.unit)]
+        if self.timed:
+            return tuple(rows * 3)
         columns = [theta ** (-(4 * i + 2) / d_rotary) for i in range(d_rotary // 4)] if self.staggered else rows
         if not self.alternating:
             return (*rows, *columns)
@@ -407,7 +423,10 @@ class Rotary(Part):
             require(self, "axes", sum(self.axes.pairs) == n, f"sections of d_rotary/2 = {n} pairs")
             require(self, "scaling", not self.depends_on_length, "none that depends on a text's length, with sections")
         if isinstance(self.axes, Plane):
-            require(self, "d_rotary", self.d_rotary % 4 == 0, "a multiple of 4, with pairs for rows and columns")
+            unit = self.axes.unit
+            require(
+                self, "d_rotary", self.d_rotary % unit == 0, f"a multiple of {unit}, with pairs for each coordinate"
+            )
             require(self, "scaling", self.scaling is None, "none in a plane")
 
     @property

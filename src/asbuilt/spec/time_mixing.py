@@ -1,6 +1,7 @@
 """RWKV-4's mixers: a weighted average of past values, and a feed-forward that sees the token before.
 
-Peng et al. 2023 (arXiv 2305.13048), section 3.1.
+Peng et al. 2023 (arXiv 2305.13048), section 3.1; the feed-forward without a receptance: Peng et al. 2025
+(arXiv 2503.14456), section 4.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from asbuilt.spec.part import (
     divided,
     require,
     require_choice,
+    require_flags,
     require_sizes,
 )
 
@@ -32,7 +34,7 @@ PIECE = 256  # tokens whose averages are computed at once: enough to amortise ca
 class TokenShift(Part):
     """mu_i * x_t + (1 - mu_i) * x_{t-1} for each of several targets i; x before a text is 0.
 
-    A sequence's state is its last x.
+    With `of_past` mu is the factor on x_{t-1} instead. A sequence's state is its last x.
     """
 
     d_model: int
@@ -41,9 +43,12 @@ class TokenShift(Part):
     """Names of the targets, each with its own mu."""
     belongs: Kind = "attention"
     """The kind of part that its parameters are counted under."""
+    of_past: bool = False
+    """Whether mu is the factor on the token before, rather than on the token itself."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model")
+        require_flags(self, "of_past")
         require_choice(self, "belongs", KINDS)
         named = isinstance(self.targets, tuple) and all(isinstance(n, str) and n.isidentifier() for n in self.targets)
         require(self, "targets", named and len({*self.targets}) == len(self.targets) > 0, "names that differ")
@@ -117,7 +122,7 @@ class TimeMixing(Mixer):
 class ChannelMixing(Mixer):
     """sigmoid(r) * down(relu(up)^2), up and r maps of the shifted stream: a feed-forward that sees the token before.
 
-    All that is remembered is the shift's.
+    Without a receptance it is down(relu(up)^2). All that is remembered is the shift's.
     """
 
     kind = "ffn"
@@ -127,23 +132,27 @@ class ChannelMixing(Mixer):
     """Hidden width."""
     shift: TokenShift
     """What up and r are maps of: its targets have these names."""
+    receptance: bool = True
+    """Whether the result is multiplied by sigmoid(r)."""
     up: Map | None = None
     """Replaces the plain up map."""
     r: Map | None = None
-    """Replaces the plain map to the receptance r."""
+    """Replaces the plain map to the receptance r, if there is one."""
     down: Map | None = None
     """Replaces the plain down map."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "d_ff")
-        require_shift(self, self.shift, ("up", "r"))
+        require_flags(self, "receptance")
+        require_shift(self, self.shift, ("up", "r") if self.receptance else ("up",))
         self.require_maps()
 
     def plain_maps(self) -> dict[str, Linear]:
-        """up (d_model to d_ff), r (d_model to d_model), down (d_ff to d_model)."""
+        """up (d_model to d_ff), r (d_model to d_model) if there is a receptance, down (d_ff to d_model)."""
         up = Linear(d_in=self.d_model, d_out=self.d_ff, split="out", belongs="ffn")
         down = Linear(d_in=self.d_ff, d_out=self.d_model, split="in", to_stream=True, belongs="ffn")
-        return {"up": up, "r": replace(up, d_out=self.d_model, split=None), "down": down}
+        r = {"r": replace(up, d_out=self.d_model, split=None)} if self.receptance else {}
+        return {"up": up, **r, "down": down}
 
     def shard(self, tensor: int, expert: int = 1) -> Self:
         """Each device holds d_ff / tensor of the hidden width; r is replicated."""

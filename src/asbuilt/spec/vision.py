@@ -35,6 +35,8 @@ ClassToken = Literal["none", "first", "last"]
 CLASS_TOKENS: tuple[ClassToken, ...] = ("none", "first", "last")
 Reads = Literal["first", "last", "end", "highest"]
 READS: tuple[Reads, ...] = ("first", "last", "end", "highest")
+# Convolutions of a projector, each of which doubles the width.
+MOST_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class PatchEmbedding(Part):
 
     kind = "embedding"
     any_size: ClassVar[bool] = False
+    tiled: ClassVar[bool] = False
     image_size: int
     """Pixels per side of the image."""
     patch_size: int
@@ -151,7 +154,8 @@ class MLPProjector(Mapped):
     """A sequence of linear maps from widths[0] to widths[-1], with the activation between them.
 
     Before the first one, squares of `merge` x `merge` patches, row by row, or `stack` consecutive vectors are
-    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide.
+    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide. Before
+    all that each patch passes through the maps of `first`, if given.
     """
 
     kind = "projector"
@@ -169,6 +173,8 @@ class MLPProjector(Mapped):
     """Whether the first map only merges: it has no bias, and no activation after it."""
     norm: Norm | None = None
     """Norm of the patches before they are merged, or of the merged vectors, depending on its width."""
+    first: MLPProjector | None = None
+    """Maps of each patch, before all others; None for none."""
 
     def __post_init__(self) -> None:
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
@@ -182,17 +188,26 @@ class MLPProjector(Mapped):
         whole = self.widths[0] % self.stack == 0
         require(self, "stack", whole, f"a number that divides widths[0] = {self.widths[0]}")
         require(self, "stack", self.stack == 1 or self.merge == 1, "1 beside merged squares")
-        normed = self.norm is None or self.norm.d in (self.d_in, self.widths[0])
-        require(self, "norm", normed, f"a norm of {self.d_in} or {self.widths[0]} numbers")
+        normed = self.norm is None or self.norm.d in (self.d_patch, self.widths[0])
+        require(self, "norm", normed, f"a norm of {self.d_patch} or {self.widths[0]} numbers")
+        if self.first is not None:
+            plain = isinstance(self.first, MLPProjector) and self.first.joined == 1 and self.first.first is None
+            allowed = f"maps of single patches to {self.d_patch} numbers, or none"
+            require(self, "first", plain and self.first.d_out == self.d_patch, allowed)
 
     @property
     def norms_patches(self) -> bool:
         """Whether patches are normed before they are merged."""
-        return self.norm is not None and self.norm.d == self.d_in
+        return self.norm is not None and self.norm.d == self.d_patch
 
     @property
     def d_in(self) -> int:
         """Width of a patch's vector."""
+        return self.d_patch if self.first is None else self.first.d_in
+
+    @property
+    def d_patch(self) -> int:
+        """Width of a patch's vector when patches are merged."""
         return self.widths[0] // self.joined
 
     @property
@@ -225,7 +240,8 @@ class MLPProjector(Mapped):
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """The maps process the merged squares, the norm those or the patches."""
-        return run if name == "norm" and self.norms_patches else replace(run, tokens=self.n_tokens(run.tokens))
+        patches = name == "first" or (name == "norm" and self.norms_patches)
+        return run if patches else replace(run, tokens=self.n_tokens(run.tokens))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each map once."""
@@ -289,7 +305,72 @@ class PooledProjector(Part):
         return replace(run, tokens=self.n_tokens(run.tokens))
 
 
-Projector = MLPProjector | PooledProjector
+@dataclass(frozen=True, kw_only=True)
+class ConvolvedProjector(Part):
+    """W x + b of each patch of what `steps` convolutions leave of an image, each with 3 x 3 patches and a stride of 2.
+
+    Each halves rows and columns, rounding up, and doubles the width. Edges are padded with zeros.
+    """
+
+    kind = "projector"
+    d_in: int
+    """Width of a patch."""
+    d_out: int
+    """Width of the output."""
+    n_side: int
+    """Patches per side of the image."""
+    steps: int
+    """Convolutions."""
+    bias: bool = False
+    """Whether there is a bias b; convolutions always have one."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_in", "d_out", "n_side", "steps")
+        require(self, "steps", self.steps <= MOST_STEPS, f"at most {MOST_STEPS}")
+        require_flags(self, "bias")
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Patches per side, first and after each convolution."""
+        sides = [self.n_side]
+        for _ in range(self.steps):
+            sides.append(-(-sides[-1] // 2))
+        return tuple(sides)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of a patch, first and after each convolution."""
+        return tuple(self.d_in * 2**i for i in range(self.steps + 1))
+
+    def n_tokens(self, n_patches: int) -> int:
+        """Returns the number of output vectors."""
+        return self.sides[-1] ** 2
+
+    def fits(self, n_patches: int, n_side: int) -> bool:
+        """Returns whether `n_patches` patches, `n_side` per side, are a valid input."""
+        return n_side == self.n_side and n_patches == n_side**2
+
+    def holds(self) -> dict[str, Weight]:
+        """A kernel (2d, d, 3, 3) and a bias for each convolution; W (d_out, d_in * 2^steps) and, if enabled, b."""
+        held: dict[str, Weight] = {}
+        for i, (inside, out) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
+            held[f"conv_{i}.weight"] = Weight(shape=(out, inside, 3, 3), role="matrix")
+            held[f"conv_{i}.bias"] = Weight(shape=(out,), role="bias")
+        held["weight"] = Weight(shape=(self.d_out, self.widths[-1]), role="matrix")
+        return held | ({"bias": Weight(shape=(self.d_out,), role="bias")} if self.bias else {})
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """Each convolution as a product of its outputs with the nine patches that they depend on; and W."""
+        steps = enumerate(zip(self.sides[1:], self.widths, self.widths[1:], strict=False))
+        convolved = (
+            Product(name=f"conv_{i}", a=run.batch * side**2, b=9 * inside, c=out, weight=f"conv_{i}.weight")
+            for i, (side, inside, out) in steps
+        )
+        rows = run.batch * self.sides[-1] ** 2
+        return (*convolved, Product(name="projection", a=rows, b=self.widths[-1], c=self.d_out, weight="weight"))
+
+
+Projector = MLPProjector | PooledProjector | ConvolvedProjector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +382,7 @@ class Vision(Part):
     elsewhere; with `prefix` it is so within all of a text that comes with images, up to what continues it.
     """
 
+    crosses: ClassVar[bool] = False
     tower: ImageEncoder
     """The image encoder."""
     projector: Projector
@@ -336,10 +418,16 @@ class Vision(Part):
         require(self, "prefix", not (self.prefix and self.in_windows), "false beside in_windows")
         has = embedding.class_token != "none"
         require(self, "keep_class", has or not self.keep_class, "false if the tower has no class token")
-        same = self.projector.d_in == self.tower.d_model
-        require(self, "projector", same, f"d_in = {self.tower.d_model} as in the tower")
+        require(self, "tower", not embedding.tiled or self.crosses, "a model without tiles")
+        same = self.projector.d_in == self.d_seen
+        require(self, "projector", same, f"d_in = {self.d_seen} as in the tower")
         fits = self.projector.fits(self.n_selected, embedding.n_side)
         require(self, "projector", fits, f"one for {self.n_selected} tokens, {embedding.n_side} patches per side")
+
+    @property
+    def d_seen(self) -> int:
+        """Width of what the projector reads: of the tower."""
+        return self.tower.d_model
 
     @property
     def n_selected(self) -> int:
@@ -356,6 +444,11 @@ class Vision(Part):
     def n_vectors(self) -> int:
         """Vectors per placeholder: the one that replaces it."""
         return 1
+
+    @property
+    def n_made(self) -> int:
+        """Vectors per image."""
+        return self.n_tokens * self.n_vectors
 
     def child_run(self, name: str, run: Pass) -> Pass:
         """The tower runs to the requested depth; the projector processes the selected tokens."""

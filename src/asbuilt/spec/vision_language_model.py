@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from asbuilt.errors import InputError
+from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
 from asbuilt.spec.part import Pass, require
@@ -30,6 +32,19 @@ class VisionLanguageModel(LanguageModel):
             fixed = not rotaries_by_length(self)
             require(self, "vision", fixed, "without a prefix, since RoPE frequencies depend on the text's length")
         self._require_any_size()
+        self._require_across()
+
+    def _require_across(self) -> None:
+        """Requires cross-attention to as many vectors as an image has, if it reads images, and none otherwise."""
+        crosses, made = self.vision.crosses, self.vision.projector.d_out
+        require(self, "d_source", self.d_source == (made if crosses else None), f"{made if crosses else None}")
+        read = [part.n_source for part in self.mixers if isinstance(part, CrossAttention)]
+        n = self.vision.n_made
+        require(self, "blocks", all(one == n for one in read), f"cross-attention with n_source = {n}")
+        fixed = not crosses or not rotaries_by_length(self)
+        require(self, "vision", fixed, "images in the text, since RoPE frequencies depend on its length")
+        lone = not crosses or self.streams is None
+        require(self, "streams", lone, "one stream, beside cross-attention to images")
 
     def _require_any_size(self) -> None:
         """Requires what images of any size need of the text."""
@@ -75,7 +90,14 @@ class VisionLanguageModel(LanguageModel):
         return of_images(run) if name == "vision" else super().child_run(name, run)
 
     def _own(self, run: Pass) -> Pass:
-        """Returns the pass, with bidirectional attention within an image, or the prefix, which is all, if enabled."""
+        """Returns the pass, with bidirectional attention within an image, or the prefix, which is all, if enabled.
+
+        Where images are read across, they are its source: of cached ones, in a pass without new ones, it says so.
+        """
+        if self.vision.crosses:
+            if run.images > 1:
+                raise InputError(field="images", value=run.images, allowed="0 or 1: a text reads one image across")
+            return replace(run, source=self.vision.n_made if run.images or run.source else 0)
         if not self.vision.both_ways or not run.images:
             return run
         if self.vision.prefix:

@@ -541,8 +541,9 @@ class TensorTable:
     is recomputed). `duplicates` maps a name that may be stored again to the path whose tensor it must equal (a tied
     head), or under that name alone. `prefix` is what names begin with where the model was saved inside one with a head,
     and do not where it was saved alone: a file may lack it where the table has it, and have it where the table does
-    not. `older` maps ends of names to those that an older file has instead. Each of `spellings` is how other files
-    begin their names: pairs of a beginning here and the one there.
+    not. `older` maps ends of names to those that an older file has instead; of the entries `joined` each stands for
+    those of its tensors in a file that has them as one. Each of `spellings` is how other files begin their names: pairs
+    of a beginning here and the one there.
     """
 
     entries: tuple[Entry, ...]
@@ -550,6 +551,7 @@ class TensorTable:
     duplicates: dict[str, str] = field(default_factory=dict)
     prefix: str = ""
     older: dict[str, str] = field(default_factory=dict)
+    joined: tuple[Entry, ...] = ()
     spellings: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
@@ -563,7 +565,9 @@ def spellings(table: TensorTable) -> list[TensorTable]:
 
 def _begun(table: TensorTable, beginnings: Sequence[tuple[str, str]]) -> TensorTable:
     again = {_other(name, beginnings): path for name, path in table.duplicates.items()}
-    return replace(table, entries=respelled(table.entries, beginnings), duplicates=table.duplicates | again)
+    joined = respelled(table.joined, beginnings)
+    entries = respelled(table.entries, beginnings)
+    return replace(table, entries=entries, joined=joined, duplicates=table.duplicates | again)
 
 
 def as_stored(table: TensorTable, stored: Collection[str]) -> TensorTable:
@@ -576,6 +580,9 @@ def as_stored(table: TensorTable, stored: Collection[str]) -> TensorTable:
         return sum(name in stored for entry in way.entries for name in entry.names)
 
     table = max(spellings(table), key=found)
+    joined = [one for one in table.joined if one.names[0] in stored]
+    apart = {path for one in joined for path in one.paths}
+    table = replace(table, entries=(*(one for one in table.entries if apart.isdisjoint(one.paths)), *joined))
     again: dict[str, list[str]] = {}
     for name, path in table.duplicates.items():
         if name in stored:

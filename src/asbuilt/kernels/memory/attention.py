@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Saved, memory_of
+from asbuilt.kernels.memory.registry import Divided, Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
@@ -36,10 +36,11 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_heads(self, run: Pass) -> Iterator[Saved]:
         """Yields q, k, v and the attention output, padded to one width for the fused kernel; gates and their result."""
         part = self.part
-        widths = {"q": part.d_head, "k": part.d_head, "v": part.value_width}
+        widths = {"q": part.d_head, "k": part.d_head, "v": part.mixed_width}
         padded = widths if self._uses_reference(run) else dict.fromkeys(widths, max(widths.values()))
         for name, width in padded.items():
             lent = part.kv_from is not None and name != "q" and width == widths[name]
+            lent = lent and (name == "k" or part.differential is None)  # pairs of values are made anew
             heads = part.n_heads if name == "q" else part.n_kv_heads
             if not lent:
                 yield Saved(name=name, size=run.rows * heads * width, divided="width")
@@ -47,8 +48,16 @@ class AttentionMemory(MappedMemory[Attention]):
         if part.gating is not None:
             yield Saved(name="gates", size=run.rows * part.d_gate, divided="width")
             yield Saved(name="gated", size=run.rows * part.d_mixed, divided="width")
-        if padded["v"] > part.value_width:
+        if self._mixes_by_key_head(run, padded):
+            yield Saved(name="mixed by key head", size=run.rows * part.d_mixed, divided="width")
+        if padded["v"] > part.mixed_width:
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
+
+    def _mixes_by_key_head(self, run: Pass, padded: dict[str, int]) -> bool:
+        """Whether the fused kernel's output has another order than o's input: its own is that of the queries."""
+        part = self.part
+        apart = part.chooses(run) and part.n_kv_heads > 1 and not self._uses_reference(run)
+        return apart and padded["v"] == part.value_width and (run.batch > 1 or padded["q"] > part.d_head)
 
     def _saves_distances(self, run: Pass) -> Iterator[Saved]:
         """Yields what embedded distances save: copies of queries and keys, what they meet, and all of the products.
@@ -74,7 +83,7 @@ class AttentionMemory(MappedMemory[Attention]):
 
     def of_heads(self) -> tuple[str, ...]:
         """The norms of queries, keys and values."""
-        return ("q_norm", "k_norm", "v_norm")
+        return ("q_norm", "k_norm", "v_norm", "differential")
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """The norm of values reads what that of keys reads, if values are keys and RoPE does not come first."""
@@ -86,9 +95,12 @@ class AttentionMemory(MappedMemory[Attention]):
         part = self.part
         if run.kernel == "engine":
             return "none"
+        if part.chooses(run):
+            return "bool"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        if (part.reach is not None and run.tokens > part.reach) or part.sees_ahead(run):
+        ahead = part.sees_ahead(run) or run.padded
+        if (part.reach is not None and run.tokens > part.reach) or ahead or part.sparse:
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
             return "none"
@@ -97,14 +109,17 @@ class AttentionMemory(MappedMemory[Attention]):
     def mask_peak(self, run: Pass) -> tuple[str, int, int]:
         """Returns the mask's name, its bytes for the whole pass, and the extra bytes of building it.
 
-        It is built by the first layer with this attention pattern, after q, k and v, and shared by the others.
+        It is built by the first layer with this attention pattern, after q, k and v, and shared by the others; but
+        that of chosen keys by each layer, as part of its peak.
         """
         part = self.part
+        if part.chooses(run):
+            return "chosen", 0, 0
         kind, pairs = self._mask(run), self._masked(run)
         positions = part.positions
         if isinstance(positions, RelativeProjection):
             positions = replace(positions, biases=None)  # whose they are changes no mask
-        name = f"{part.causal} {part.window} {part.chunk} {positions if kind == 'added' else ''}"
+        name = f"{self._pattern} {positions if kind == 'added' else ''}"
         if kind == "added":
             each = part.n_heads * pairs
             if isinstance(part.positions, RelativeBuckets):
@@ -114,8 +129,17 @@ class AttentionMemory(MappedMemory[Attention]):
             else:
                 made = each * (4 + (run.width if run.width < 4 else 0)) + 17 * pairs
             return name, each * run.width, self._projected(run) + made
-        making = (9 if part.causal else 17) * pairs  # distances in int64, absolute ones beside them, and two of bool
+        if run.padded:
+            return name, pairs, pairs
+        # distances in int64, absolute ones or remainders beside them, and two of bool
+        making = (9 if part.causal and not part.sparse else 17) * pairs
         return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
+
+    @property
+    def _pattern(self) -> str:
+        """The name of what queries attend to, which tells masks apart."""
+        part = self.part
+        return f"{part.causal} {part.window} {part.chunk} {part.stride} {part.summary}"
 
     def _projected(self, run: Pass) -> int:
         """Returns the bytes of the projections of q, k and v."""
@@ -136,15 +160,21 @@ class AttentionMemory(MappedMemory[Attention]):
         return self._masked(run) * max(seeing, part.n_heads * 4 + 13, cast)
 
     def _masked(self, run: Pass) -> int:
-        """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently."""
-        return run.tokens * self.part.keys(run) * (run.batch if self.part.sees_ahead(run) else 1)
+        """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently.
+
+        One of chosen keys has one per pair, sequence and key head.
+        """
+        if self.part.chooses(run):
+            return run.rows * self.part.keys(run) * self.part.n_kv_heads
+        apart = run.padded or self.part.sees_ahead(run)
+        return run.tokens * self.part.keys(run) * (run.batch if apart else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
         pairs = self._masked(run)
         masks = {
-            "bool": (Saved(name="mask", size=pairs, divided="none"),),
-            "added": (Saved(name=f"{part.positions}{part.window}", size=part.n_heads * pairs, shared=True),),
+            "bool": (Saved(name="mask", size=pairs, divided="width" if part.chooses(run) else "none"),),
+            "added": (Saved(name=f"{part.positions} {self._pattern}", size=part.n_heads * pairs, shared=True),),
         }
         return (
             Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide", divided="width"),
@@ -156,7 +186,8 @@ class AttentionMemory(MappedMemory[Attention]):
         pairs = run.tokens * part.keys(run)
         size = run.batch * part.n_heads * pairs
         masked = self._mask(run) in ("causal", "bool")
-        mask = (Saved(name="mask", size=self._masked(run), width="bool", divided="none"),) if masked else ()
+        divided: Divided = "width" if part.chooses(run) else "none"
+        mask = (Saved(name="mask", size=self._masked(run), width="bool", divided=divided),) if masked else ()
         mask += self._saves_buckets(run) if isinstance(part.positions, RelativeBuckets) else ()
         capped = () if part.softcap is None else (Saved(name="capped", size=size, divided="width"),)
         sinks = run.rows * part.n_heads if part.sinks else 0
@@ -167,9 +198,9 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
         """The bucket of every pair, and which pairs are masked: shared by layers with the same attention pattern."""
         part = self.part
-        pairs, name = run.tokens * part.keys(run), f"{part.positions} {part.causal} {part.window} {part.chunk}"
+        pairs, name = run.tokens * part.keys(run), f"{part.positions} {self._pattern}"
         far = part.reach is not None and run.tokens > part.reach
-        hidden = far or part.chunk is not None or (run.tokens > 1 and part.causal)
+        hidden = far or part.chunk is not None or part.sparse or (run.tokens > 1 and part.causal)
         buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
@@ -191,16 +222,24 @@ class AttentionMemory(MappedMemory[Attention]):
             turned += 2 * query
         one_by_one = max((3 + normed[0]) * query, query + (3 + normed[1]) * kv)
         turning = (one_by_one if apart else 3 * (query + kv)) if rotary else 0
-        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width)
+        pairs = run.batch * part.keys(run) * part.n_kv_heads * part.mixed_width * run.width
+        doubled = 0 if part.differential is None else pairs
+        attending = self._padded(run) + run.rows * part.n_heads * max(4, run.width) + doubled
         if self._mask(run) == "bool":  # which the library converts to the pass's dtype
             attending += self._masked(run) * run.width
         if self._uses_reference(run):
-            attending = self._reference_peak(run)
+            attending = self._reference_peak(run) + doubled
         if isinstance(part.positions, Disentangled):
             pairs = run.rows * part.n_heads * part.keys(run) * run.width
             attending = max(attending + pairs, self._distances_peak(run, part.positions, pairs))
+        if part.differential is not None:
+            attending = max(attending, 2 * mixed + memory(part.differential).peak_bytes(run))
         ending = mixed + max(result, 0 if part.gating is None else mixed + 2 * run.rows * part.d_gate * run.width)
-        return projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
+        whole = projected + max(turning, turned + attending, turned + ending) + self.peak_beside(run)
+        if part.indexer is None:
+            return whole
+        chosen = turned + mixed + self._masked(run) if part.chooses(run) else 0  # heads in other order, and the mask
+        return max(memory(part.indexer).peak_bytes(run), whole + chosen)
 
     def _distances_peak(self, run: Pass, positions: Disentangled, pairs: int) -> int:
         """Returns the bytes while embedded distances become scores: the second term's products beside the first term.
@@ -222,8 +261,8 @@ class AttentionMemory(MappedMemory[Attention]):
         """Returns the bytes of the fused kernel's output, and of what it pads to the width of the wider of q and v."""
         part = self.part
         query, seen = run.rows * part.n_heads, run.batch * part.keys(run) * part.n_kv_heads
-        width = max(part.d_head, part.value_width)
-        padded = (query + seen) * width if part.d_head < width else seen * width if part.value_width < width else 0
+        width = max(part.d_head, part.mixed_width)
+        padded = (query + seen) * width if part.d_head < width else seen * width if part.mixed_width < width else 0
         return (padded + query * width) * run.width
 
     def _reference_peak(self, run: Pass) -> int:

@@ -30,8 +30,15 @@ class BranchMemory(Memory[Branch]):
     """Memory of one residual branch."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """What learned factors multiply, if any."""
-        return (Saved(name="unscaled", size=run.rows * self.part.body.d_model),) if self.part.layer_scale else ()
+        """What learned factors multiply, if any, and which tokens come before an image, where they get nothing."""
+        part, size = self.part, run.rows * self.part.body.d_model
+        after = Saved(name="after the image", size=run.rows, shared=True)
+        gated = (Saved(name="ungated", size=size), Saved(name="gate", size=1, divided="none"))
+        return (
+            *((after,) if part.after_source and run.images else ()),
+            *((Saved(name="unscaled", size=size),) if part.layer_scale else ()),
+            *(gated if part.gated else ()),
+        )
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """What is beside the body reads the same as the body, unless both of a pair read it scaled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory
 from asbuilt.kernels.memory.registry import Saved, memory_of
-from asbuilt.spec.delta_net import SPAN, GatedDeltaNet
+from asbuilt.spec.delta_net import SPAN, GatedDeltaNet, chunks
 from asbuilt.spec.part import Pass
 
 
@@ -56,7 +56,7 @@ class GatedDeltaNetMemory(MappedMemory[GatedDeltaNet]):
         One token is read against the cached state, which is updated in place.
         """
         part = self.part
-        size, n = part.chunks(run)
+        size, n = chunks(run)
         heads, state = run.batch * part.n_value_heads, run.batch * part.n_value_heads * part.d_key * part.d_value
         if run.tokens == 1:
             return 4 * run.batch * part.n_key_heads * part.d_key + 9 * run.batch * part.d_output

@@ -10,6 +10,7 @@ from asbuilt.kernels.memory.registry import Memory, memory, memory_of
 from asbuilt.spec.altup import ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.block import Block
+from asbuilt.spec.delta_time_mixing import DeltaTimeMixing
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import Part, Pass, runs, walk
 from asbuilt.spec.positions import Rotary
@@ -34,7 +35,7 @@ class ModelMemory(Memory[M]):
         model = self.part
         run = model._own(run)
         stream = run.rows * model.stream_width * run.width
-        blocks = model.blocks[: run.depth]
+        blocks = tuple(block for block in model.blocks[: run.depth] if not model.passes_over(block, run))
         tables, making = self._tables(blocks, run)
         above, norm = model._above(run, "head"), model._above(run, "norm")
         normed = norm.rows * model.d_model * run.width if model.norm is not None else 0
@@ -51,9 +52,10 @@ class ModelMemory(Memory[M]):
 
     def _lent(self, blocks: tuple[Block, ...], run: Pass) -> int:
         """Returns the bytes of keys and values that stay allocated for later layers."""
-        parts = (part for block in blocks for _, part in walk(block))
+        parts = [part for block in blocks for _, part in walk(block)]
         lenders = {part.kv_name: part for part in parts if isinstance(part, Attention) and part.kv_name is not None}
         numbers = sum(part.n_kv_heads * (part.d_head + part.value_width) for part in lenders.values())
+        numbers += sum(part.d_output for part in parts if isinstance(part, DeltaTimeMixing) and part.value_name)
         return run.rows * numbers * run.width
 
     def _tables(self, blocks: tuple[Block, ...], run: Pass) -> tuple[int, int]:

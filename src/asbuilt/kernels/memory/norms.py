@@ -55,5 +55,5 @@ class HeadNormMemory(Memory[HeadNorm]):
         )
 
     def peak_bytes(self, run: Pass) -> int:
-        """The result without gains, and with them."""
+        """The result without gains, and with them; then that, and with biases."""
         return 2 * run.rows * self.part.d * run.width

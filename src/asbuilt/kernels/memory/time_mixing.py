@@ -72,12 +72,13 @@ class ChannelMixingMemory(MappedMemory[ChannelMixing]):
         return (("shift", ""),)
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """What the maps read; relu's result and its square; both factors of the result."""
+        """What the maps read; relu's result and its square; both factors of the result, if there is a receptance."""
         part = self.part
         read, wide = run.rows * part.d_model, run.rows * part.d_ff
         mixed = tuple(Saved(name=f"{name} mixed", size=read) for name in part.shift.targets)
         inside = tuple(Saved(name=name, size=wide, divided="width") for name in ("up", "hidden"))
-        return (*mixed, *inside, Saved(name="r", size=read), Saved(name="down", size=read), *self.maps_keep(run))
+        factors = tuple(Saved(name=name, size=read) for name in ("r", "down") if part.receptance)
+        return (*mixed, *inside, *factors, *self.maps_keep(run))
 
     def recomputes(self) -> tuple[str, ...]:
         """What the maps read, and the square."""
@@ -87,4 +88,5 @@ class ChannelMixingMemory(MappedMemory[ChannelMixing]):
         """What the maps read; relu's result and its square, or that and the result, or the result's factors and it."""
         part = self.part
         read, wide = run.rows * part.d_model, run.rows * part.d_ff
-        return (2 * read + max(2 * wide, wide + read, 3 * read)) * run.width + self.peak_beside(run)
+        inside = max(2 * wide, wide + read, 3 * read if part.receptance else 0)
+        return (len(part.shift.targets) * read + inside) * run.width + self.peak_beside(run)

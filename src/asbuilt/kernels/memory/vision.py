@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.part import Pass
-from asbuilt.spec.vision import Contrast, MLPProjector, PatchEmbedding, PooledProjector, Projection, Vision
+from asbuilt.spec.vision import (
+    Contrast,
+    ConvolvedProjector,
+    MLPProjector,
+    PatchEmbedding,
+    PooledProjector,
+    Projection,
+    Vision,
+)
 
 
 @memory_of(PatchEmbedding)
@@ -66,8 +74,16 @@ class MLPProjectorMemory(Memory[MLPProjector]):
         part = self.part
         pairs = zip(part.widths, part.widths[1:], strict=False)
         maps = self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+        if part.first is not None:
+            made = run.batch * run.tokens * part.d_patch * run.width
+            return max(memory(part.first).peak_bytes(run), made + self._after(run, maps))
+        return self._after(run, maps)
+
+    def _after(self, run: Pass, maps: int) -> int:
+        """Returns the peak of norm and maps."""
+        part = self.part
         if part.norm is None:
-            return maps
+            return maps + (self._rows(run) * part.widths[0] * run.width if part.first is not None else 0)
         normed = self._rows(run) * part.widths[0] * run.width
         return max(normed + memory(part.norm).peak_bytes(part.child_run("norm", run)), normed + maps)
 
@@ -88,6 +104,31 @@ class PooledProjectorMemory(Memory[PooledProjector]):
         rows = run.batch * part.n_tokens(run.tokens)
         norming = memory(part.norm).peak_bytes(part.child_run("norm", run))
         return rows * run.width * (2 * part.d_in + part.d_out) + norming
+
+
+@memory_of(ConvolvedProjector)
+class ConvolvedProjectorMemory(Memory[ConvolvedProjector]):
+    """Memory of convolutions and a product."""
+
+    def _sizes(self, run: Pass) -> list[int]:
+        """Returns the numbers before and after each convolution."""
+        part = self.part
+        return [run.batch * side**2 * width for side, width in zip(part.sides, part.widths, strict=True)]
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input of each convolution, and of the product."""
+        first, *others = self._sizes(run)
+        return (
+            Saved(name="input", size=first),
+            *(Saved(name=f"convolved {i}", size=size) for i, size in enumerate(others)),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """A convolution's input and result, and the library's copies of input, result and kernel."""
+        part, sizes = self.part, self._sizes(run)
+        kernels = [9 * inside * out for inside, out in zip(part.widths, part.widths[1:], strict=False)]
+        most = max(2 * (a + b) + kernel for a, b, kernel in zip(sizes, sizes[1:], kernels, strict=False))
+        return max(most, 2 * sizes[-1] + run.batch * part.sides[-1] ** 2 * part.d_out) * run.width
 
 
 @memory_of(Vision)

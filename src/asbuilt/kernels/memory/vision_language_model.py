@@ -16,6 +16,6 @@ class VisionLanguageModelMemory(ModelMemory[VisionLanguageModel]):
         """The tower and its projector; or the text beside their output, which stays."""
 
         vision, seen = self.part.vision, self.part.child_run("vision", run)
-        each = vision.n_tokens * vision.n_vectors * self.part.d_model * run.width
+        each = vision.n_made * vision.projector.d_out * run.width
         made = 0 if seen is None else seen.batch * each
         return max(peak(vision, seen), made + super().peak_bytes(run))
