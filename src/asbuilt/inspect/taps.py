@@ -26,8 +26,9 @@ def activations(model: Model, tokens_BT: Tensor) -> dict[str, Tensor]:
         uses = itertools.chain([path], users.get(path, ()))
 
         def keep(module: nn.Module, args: object, output: object) -> None:
-            if isinstance(output, Tensor):
-                seen[next(uses)] = output
+            # what runs again in one use, as a norm before and after a block, is seen as it ran first
+            if isinstance(output, Tensor) and (use := next(uses, None)) is not None:
+                seen[use] = output
 
         return model.get_submodule(path).register_forward_hook(keep)
 
