@@ -135,7 +135,7 @@ def test_causal_count_is_pairs_one_by_one(spec: Model, tokens: int, past: int) -
             block, most = part.indexer.block, part.indexer.top_k
             seen = sum(min(q // block, most - 1) * block + q % block + 1 for q in positions)
         scores = [p for p in part.multiplies(run) if p.name in ("scores", "mix")]
-        widths = (part.d_head, part.value_width)
+        widths = (part.d_head, part.mixed_width)
         assert [p.causal_flops for p in scores] == [2 * part.n_heads * width * seen for width in widths]
         assert all(p.causal_flops <= p.flops for p in scores)
 
