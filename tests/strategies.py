@@ -326,10 +326,10 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
 @st.composite
 def choosing(draw: DrawFn, d_model: int) -> Attention:
     """Attention to chosen blocks of keys."""
-    none = {"window": None, "chunk": None, "stride": None, "summary": None, "differential": None}
-    whole = replace(draw(attentions(d_model)), **none, sinks=False, caches_input=False)  # type: ignore[arg-type]  # pyright: ignore
-    if not isinstance(whole.positions, Rotary | None):
-        whole = replace(whole, positions=None)
+    drawn = draw(attentions(d_model))
+    none: dict[str, Any] = dict.fromkeys(("window", "chunk", "stride", "summary", "differential"))
+    none |= {} if isinstance(drawn.positions, Rotary | None) else {"positions": None}
+    whole = replace(drawn, **none, sinks=False, caches_input=False)
     return replace(whole, indexer=draw(block_indexers(d_model, whole.n_kv_heads)))
 
 
