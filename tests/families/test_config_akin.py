@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asbuilt.errors import InputError
 from asbuilt.families import families_that_write, gguf_table, read_config, tensor_table, write_config
-from asbuilt.spec import Attention, Model, Rotary, TiedHead, walk
+from asbuilt.spec import Attention, Head, Model, Rotary, TiedHead, walk
 
 SMALL = {
     "vocab_size": 100,
@@ -95,15 +95,15 @@ def test_cohere_turns_adjacent_pairs_and_scales_its_logits() -> None:
     spec = spec_of("cohere")
     rotaries = [part for _, part in walk(spec) if isinstance(part, Rotary)]
     assert {(rotary.pairing, rotary.theta) for rotary in rotaries} == {("adjacent", 500000.0)}
-    assert spec.language_head is not None
-    assert spec.language_head.scale == 0.0625
+    assert isinstance(spec.head, Head | TiedHead)
+    assert spec.head.scale == 0.0625
 
 
 @given(divisor=st.decimals("0.001", "1000", places=3).map(float))
 def test_granite_divides_its_logits_and_says_so_again(divisor: float) -> None:
     spec = spec_of("granite", logits_scaling=divisor)
-    assert spec.language_head is not None
-    assert spec.language_head.scale == 1 / divisor
+    assert isinstance(spec.head, Head | TiedHead)
+    assert spec.head.scale == 1 / divisor
     assert write_config("granite", spec, {}, None)["logits_scaling"] == divisor
 
 

@@ -40,7 +40,7 @@ def attentions(spec: Model) -> list[Attention]:
 
 
 def _softcap(spec: Model) -> float | None:
-    return None if spec.language_head is None else spec.language_head.softcap
+    return spec.head.softcap if isinstance(spec.head, TiedHead) else None
 
 
 def rotaries(spec: Model) -> list[Rotary]:
