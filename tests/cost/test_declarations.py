@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import strategies
 import torch
+from attending import attends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -111,16 +112,6 @@ def test_training_is_three_times_forward(spec: Model, tokens: int) -> None:
         ids, beside = measured.given(model, torch.zeros(1, tokens, dtype=torch.long, device="meta"))
         model(ids, **beside, kernel="reference").sum().backward()
     assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens)).training
-
-
-def attends(part: Attention, q: int, k: int) -> bool:
-    """Whether position q attends to position k, which is not hidden for being later."""
-    if part.chunk is not None:
-        summed = part.summary is not None and k % part.chunk >= part.chunk - part.summary
-        return q // part.chunk == k // part.chunk or summed
-    if part.stride is not None:
-        return (q - k) % part.stride == 0 or (part.window is not None and q - k < part.window)
-    return part.window is None or abs(q - k) < part.window
 
 
 @given(ANY, TOKENS, st.integers(0, 20))

@@ -15,7 +15,7 @@ from asbuilt.cost.mixtures import held as find_held
 from asbuilt.errors import InputError
 from asbuilt.kernels.memory import Saved, memory
 from asbuilt.spec.block import Block
-from asbuilt.spec.linear import Map
+from asbuilt.spec.linear import Map, Mapped
 from asbuilt.spec.model import Model
 from asbuilt.spec.part import (
     KINDS,
@@ -400,21 +400,36 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
         borrowed = FIRST.sub(r"\1", path) in held_by
         held, remembered = {} if borrowed else part.local_weights(), part.remembers()
         multiplied = () if seen is None else part.multiplies(seen)
-        if held or multiplied or remembered:
+        for map_name, kind in {"": part.kind, **_maps_of_other_kinds(part)}.items():
+            own = [weight.size for name, weight in held.items() if _map_of(part, name) == map_name]
+            products = [product for product in multiplied if _map_of(part, product.weight or "") == map_name]
+            kept = () if map_name else remembered
+            if not (own or products or kept):
+                continue
             lines.append(
                 Row(
-                    path=path,
-                    part=type(part).__name__,
-                    kind=part.kind,
-                    parameters=sum(w.size for w in held.values()),
-                    flops_per_token=exact(Fraction(sum(p.flops for p in multiplied), run.rows)),
-                    cache_bytes_per_token=math.ceil(
-                        sum(r.per_token * r.number_bytes(size) for r in remembered if r.grows)
-                    ),
+                    path=f"{path}.{map_name}" if map_name else path,
+                    part=type(part.maps[map_name] if map_name else part).__name__,  # type: ignore[attr-defined]
+                    kind=kind,
+                    parameters=sum(own),
+                    flops_per_token=exact(Fraction(sum(p.flops for p in products), run.rows)),
+                    cache_bytes_per_token=math.ceil(sum(r.per_token * r.number_bytes(size) for r in kept if r.grows)),
                     count=count,
                 )
             )
     return lines
+
+
+def _maps_of_other_kinds(part: Part) -> dict[str, Kind]:
+    """Returns the linear maps of a part that count under another kind than the part itself."""
+    maps = part.maps if isinstance(part, Mapped) else {}
+    return {name: one.kind for name, one in maps.items() if one.kind != part.kind}
+
+
+def _map_of(part: Part, weight: str) -> str:
+    """Returns the map of another kind than the part that holds the weight of this name, empty for none."""
+    name = weight.partition(".")[0]
+    return name if name in _maps_of_other_kinds(part) else ""
 
 
 def _folded(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families import llama, mixtral
 from asbuilt.families.shared import experts
 from asbuilt.families.shared.key import Fixed, Flag, Irrelevant, Number, Values, but, eps
@@ -75,6 +76,16 @@ def build(*, head_bias: bool = False, **values: Any) -> LanguageModel:  # noqa: 
     return replace(made, head=replace(made.language_head, bias=head_bias))
 
 
+def _nearness(parts: Parts) -> float:
+    """Returns the router's; raises InputError where it chooses otherwise."""
+    found = parts.mixture.router.nearness
+    if found is None:
+        raise InputError(
+            "a phimoe config cannot express this", field="router.nearness", value=found, allowed="a number"
+        )
+    return found
+
+
 FAMILY = replace(
     llama.FAMILY,
     name="phimoe",
@@ -101,7 +112,7 @@ FAMILY = replace(
                 default=0.01,
                 make=lambda said: 2 * said,
                 back=lambda found: found / 2,
-                at="mixture.router.nearness",
+                at=_nearness,
             ),
             top_k=2,
         ),

@@ -124,14 +124,15 @@ class SideTransformer(Mapped):
         """
         maps = {"project": Linear(d_in=self.d_model, d_out=self.d_model)}
         if self.rank is not None:
-            out = Linear(d_in=self.rank, d_out=self.shared.ffn.d_ff, split="out")
-            into = Linear(d_in=self.d_model, d_out=self.rank)
+            out = Linear(d_in=self.rank, d_out=self.shared.ffn.d_ff, split="out", belongs="ffn")
+            into = Linear(d_in=self.d_model, d_out=self.rank, belongs="ffn")
             maps |= {"adapt": into, "adapt_gate": out, "adapt_up": out}
         if self.attention_rank is not None:
             attention = self.shared.attention
-            into = Linear(d_in=attention.input_width, d_out=self.attention_rank)
+            into = Linear(d_in=attention.input_width, d_out=self.attention_rank, belongs="attention")
             for name in attention.inward:
-                up = Linear(d_in=self.attention_rank, d_out=attention.maps[name].plain.d_out, split="out")
+                wide = attention.maps[name].plain.d_out
+                up = Linear(d_in=self.attention_rank, d_out=wide, split="out", belongs="attention")
                 maps |= {f"{name}_down": into, f"{name}_up": up}
         return maps
 
