@@ -18,6 +18,7 @@ from asbuilt.spec import (
     MLP,
     Attention,
     Block,
+    BlockIndexer,
     Branch,
     EntryIndexer,
     GatedMLP,
@@ -127,7 +128,7 @@ def test_rms_norm_against_the_library_forward_and_backward() -> None:
 @settings(max_examples=15)
 def test_every_parameter_that_can_matter_gets_a_gradient(model: Model) -> None:
     model(torch.zeros(2, 5, dtype=torch.long)).square().sum().backward()
-    choosing = tuple(path for path, part in walk(model.spec) if isinstance(part, Indexer | EntryIndexer))
+    choosing = tuple(path for path, part in walk(model.spec) if isinstance(part, Indexer | EntryIndexer | BlockIndexer))
     for path, parameter in model.named_parameters():
         if parameter.requires_grad and not path.startswith(choosing):  # what only chooses is not learned so
             assert parameter.grad is not None, path

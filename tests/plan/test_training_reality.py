@@ -22,12 +22,23 @@ from asbuilt.nn import build
 from asbuilt.nn.model import Model as Built
 from asbuilt.plan import train
 from asbuilt.plan.train.optimizers import EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST, nf4_bytes, orthogonal
-from asbuilt.spec import RGLRU, CausalConvolution, EntryIndexer, Indexer, MixtureOfExperts, Model, Rotary, walk, weights
+from asbuilt.spec import (
+    RGLRU,
+    BlockIndexer,
+    CausalConvolution,
+    EntryIndexer,
+    Indexer,
+    MixtureOfExperts,
+    Model,
+    Rotary,
+    walk,
+    weights,
+)
 
 H100 = machines.find("h100-sxm")
 # Indexers learn from a loss of their own, so this one gives them no gradient.
 SPECS = strategies.specs(max_blocks=2).filter(
-    lambda spec: not any(isinstance(part, Indexer | EntryIndexer) for _, part in walk(spec))
+    lambda spec: not any(isinstance(part, Indexer | EntryIndexer | BlockIndexer) for _, part in walk(spec))
 )
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -111,7 +122,8 @@ def test_muon_for_matrices_and_adamw_for_the_rest(spec: Model) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this PyTorch has no Muon")
     # PyTorch's takes no stacks of matrices, nor those of a convolution
-    assume(not any(isinstance(part, MixtureOfExperts | RGLRU | CausalConvolution) for _, part in walk(spec)))
+    stacked = MixtureOfExperts | RGLRU | CausalConvolution | ProjectedStreams
+    assume(not any(isinstance(part, stacked) for _, part in walk(spec)))
     model, found = stepped(spec, torch.float32), state(spec, "muon", "fp32").optimizer
     chosen = {path for path, weight, owner in weights(spec) if orthogonal(weight, owner.kind)}
     named = dict(model.named_parameters())
@@ -139,6 +151,7 @@ def test_adapters_are_two_linear_maps_beside_each_matrix(spec: Model, rank: int)
         # filters of each channel and rates of a recurrence are no matrices; what is by heads or groups is no linear map
         and not any(part in path for part in ("router", "positions", "bias", "conv.weight", "a_log", "streams."))
         and not path.endswith(("_gate", "o_down", ".hidden", ".taps", ".a_im", ".c_re", ".c_im"))
+        and not path.endswith((".prediction", ".correction", "norm.weight", ".bonus"))
         for _ in range(w[..., 0, 0].numel())
     ]
     try:

@@ -276,7 +276,7 @@ def test_what_fused_attention_keeps() -> None:
     sloped = replace(ATTENTION, positions=Alibi(n_heads=6))
     (name,) = shared(sloped)
     assert kept(sloped) == ROWS | sums | {name: 6 * 49}
-    assert shared(replace(sloped, window=5)) == {f"{sloped.positions}5"} != {name}
+    assert shared(replace(sloped, window=5)) == {f"{sloped.positions} True 5 None None None"} != {name}
     assert shared(replace(ATTENTION, window=6)) == set()
 
 

@@ -294,7 +294,7 @@ def test_what_published_models_read_and_give(
 def test_parts_come_in_the_order_in_which_they_run(model: Model) -> None:
     found = [name.partition(".")[0] for name, _ in model.children()]
     assert found == sorted(found, key=ORDER.index)
-    assert {field.name for field in fields(model)} <= {*ORDER, "name", "max_positions"}
+    assert {field.name for field in fields(model)} <= {*ORDER, "name", "max_positions", "d_source"}
 
 
 @given(strategies.seers())

@@ -397,6 +397,10 @@ class Model(Part, metaclass=_Chosen):
         """Returns this model without parts that no pass uses."""
         return self
 
+    def runs_block(self, block: Block, run: Pass) -> bool:
+        """Returns whether one of the model's blocks runs in a pass of the model."""
+        return not self.passes_over(block, self._own(run))
+
     def passes_over(self, block: Block, run: Pass) -> bool:
         """Returns whether a block leaves the stream as it is in a pass, since it would read an image, and has none."""
         return False

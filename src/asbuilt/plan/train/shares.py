@@ -181,7 +181,8 @@ def shares(
     for node, encoded in _pieces(root):
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
-            pieces.append(fold.piece(node))
+            runs = encoded or spec.runs_block(node.whole, at.run)
+            pieces.append(fold.piece(node) if runs else fold.idle(node))
             continue
         seen = at.run if encoded else spec.child_run(node.name, at.run)
         if seen is None:
