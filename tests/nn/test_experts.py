@@ -117,9 +117,13 @@ def one_expert(built: Module, e: int, x: Tensor) -> Tensor:
 
     gating, activation = built.part.gating, ACTIVATIONS[built.part.activation]
     if isinstance(gating, ClampedGate):
-        gate, up = mapped("gate", x), mapped("up", x)
-        gate, up = torch.where(gate > gating.limit, gating.limit, gate), up.clip(-gating.limit, gating.limit)
-        return mapped("down", (up + gating.shift) * gate * torch.sigmoid(gating.alpha * gate))
+        gate, up = mapped("gate", x), mapped("up", x).clip(-gating.limit, gating.limit)
+        if not gating.activated:
+            gate = torch.where(gate > gating.limit, gating.limit, gate)
+        opened = gate * torch.sigmoid(gating.alpha * gate)
+        if gating.activated:
+            opened = torch.where(opened > gating.limit, gating.limit, opened)
+        return mapped("down", (up + gating.shift) * opened)
     if gating == "none":
         return mapped("down", activation(mapped("up", x)))
     return mapped("down", activation(mapped("gate", x)) * mapped("up", x))

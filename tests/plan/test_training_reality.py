@@ -30,6 +30,7 @@ from asbuilt.spec import (
     Indexer,
     MixtureOfExperts,
     Model,
+    ProjectedStreams,
     Rotary,
     walk,
     weights,
