@@ -94,8 +94,9 @@ def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel,
             assert isinstance(part, Attention)
             alone = spec.vision.in_windows and part.window is None
             own = range(run.tokens) if alone else blocks
-            each = itertools.product(range(run.tokens), repeat=2)
-            pairs = sum(1 for q, k in each if (k <= q and attends(part, q, k)) or own[q] == own[k])
+            each = [*itertools.product(range(run.tokens), repeat=2)]
+            together = [own[q] == own[k] and (k > q or spec.vision.prefix) for q, k in each]
+            pairs = sum(one or (k <= q and attends(part, q, k)) for one, (q, k) in zip(together, each, strict=True))
             assert part.pairs(seen) == pairs
 
 

@@ -111,9 +111,10 @@ def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     ends = queries if last is None else last[:, :, None]
     seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
     near = _near(pattern, distance)
-    if near is not None:
-        # what attends both ways (an image, a prefix) does so whatever the window
-        seen &= near if last is None else near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
+    if near is not None:  # keys ahead that are attended to (images) are not limited by the window
+        if last is not None and step.ends_past_windows:
+            near = near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
+        seen &= near
     if pattern.chunk is not None:
         same = queries // pattern.chunk == keys // pattern.chunk
         seen &= same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)

@@ -38,8 +38,8 @@ class Step:
     values alone (B, T, any); `lenders` are the modules whose weights later ones use, by name. `entered_BTM` is the
     stream before the first block.
     `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own
-    (`ends_in_windows`: in layers with windows alone). `choice`
-    are the keys (B, T, S) that the last indexer chose, None if all.
+    (`ends_in_windows`: in layers with windows alone; `ends_past_windows`: what attends both ways does so whatever the
+    window). `choice` are the keys (B, T, S) that the last indexer chose, None if all.
     Images of any size have `grids` of tokens (frames, rows, columns) in `places_BT`, and vectors `added` to the stream
     there after each of the first blocks. An image cut into tiles has a tiling of the number in `tilings_N`, and
     `padding_BT` marks tokens that do not attend to each other; a text that reads it across has `after_BT`, 0 for tokens
@@ -57,6 +57,7 @@ class Step:
     images_NPM: Tensor | None = None
     ends_BT: Tensor | None = None
     ends_in_windows: bool = False
+    ends_past_windows: bool = False
     tilings_N: Tensor | None = None
     padding_BT: Tensor | None = None
     after_BT: Tensor | None = None

@@ -70,7 +70,7 @@ class VisionLanguageModel(LanguageModel):
                 allowed=f"one number of tokens per row, up to {step.lengths}, in the first pass",
             )
         ends_B1 = torch.tensor(prefix, device=step.device)[:, None] - 1
-        step.ends_BT = torch.maximum(step.positions_BT, ends_B1)
+        step.ends_BT, step.ends_past_windows = torch.maximum(step.positions_BT, ends_B1), True
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by images."""

@@ -465,8 +465,10 @@ class Attention(Mixer):
         pairs = self._pairs_before(run, seen)
         if not self.sees_ahead(run):
             return pairs
-        block = replace(run, tokens=run.mutual, past=0)
-        return pairs + run.images * (run.mutual**2 - self._pairs_before(block, run.mutual))
+        behind = run.mutual * (run.mutual + 1) // 2
+        if run.mutual_whole:
+            behind = self._pairs_before(replace(run, tokens=run.mutual, past=0), run.mutual)
+        return pairs + run.images * (run.mutual**2 - behind)
 
     def sees_ahead(self, run: Pass) -> bool:
         """Returns whether tokens of an image attend to later ones of it, although attention is causal."""

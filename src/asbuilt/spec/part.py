@@ -84,11 +84,11 @@ class Pass:
 
     `source` is the number of tokens that an encoder reads; None means the sequence's length after the pass. `images` is
     the number of images per sequence, each with `mutual` tokens of bidirectional attention, with `mutual_in_windows` in
-    layers with a window alone; with `padded` tokens of padding do not attend to each other. Without `gradients` nothing
-    is saved for the backward pass, whatever is done with the rest of the model. `depth` is the number of blocks that
-    run, None for all and the parts after them. `logits` tells for which positions the head is computed, or the pooler
-    instead; `kernel` which attention runs; `width` is the bytes of one activation. With `predictors` the model's own
-    predictors run too, each over the pass's tokens.
+    layers with a window alone, with `mutual_whole` whatever the window; with `padded` tokens of padding do not attend
+    to each other. Without `gradients` nothing is saved for the backward pass, whatever is done with the rest of the
+    model. `depth` is the number of blocks that run, None for all and the parts after them. `logits` tells for which
+    positions the head is computed, or the pooler instead; `kernel` which attention runs; `width` is the bytes of one
+    activation. With `predictors` the model's own predictors run too, each over the pass's tokens.
     """
 
     tokens: int
@@ -98,6 +98,7 @@ class Pass:
     images: int = 0
     mutual: int = 0
     mutual_in_windows: bool = False
+    mutual_whole: bool = False
     padded: bool = False
     gradients: bool = True
     depth: int | None = None

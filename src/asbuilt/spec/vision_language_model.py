@@ -101,7 +101,7 @@ class VisionLanguageModel(LanguageModel):
         if not self.vision.both_ways or not run.images:
             return run
         if self.vision.prefix:
-            return replace(run, images=1, mutual=run.tokens)
+            return replace(run, images=1, mutual=run.tokens, mutual_whole=True)
         return replace(run, mutual=self.vision.n_tokens, mutual_in_windows=self.vision.in_windows)
 
 
