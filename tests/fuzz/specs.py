@@ -2,7 +2,7 @@
 
 `python tests/fuzz/specs.py --count 20000 --seed 1` takes unlike models of the catalogue as spec JSON, and removes,
 nulls, negates, swells, retypes, renames or exchanges what it finds in them. Prints what happened, and exits with 1 at
-the first case that escaped or took more than a second of CPU time.
+the first case that escaped or took more CPU time than a stranger may.
 """
 
 from __future__ import annotations

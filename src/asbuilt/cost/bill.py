@@ -366,7 +366,8 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
             if weight.role == "table":
                 lookups += nbytes / weight.shape[0] * seen.rows
             else:
-                by_kind[owner.kind] += math.ceil(nbytes * owner.share(name, seen))
+                share = owner.share(name, seen)
+                by_kind[owner.kind] += math.ceil(nbytes if share == 1 else nbytes * share)
             if weight.role == "table" and full in multiplied:
                 by_kind["head"] += math.ceil(nbytes)
     everything = walk_stored(spec) if run.predictors else walk(spec)
