@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
@@ -401,9 +401,11 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
         borrowed = FIRST.sub(r"\1", path) in held_by
         held, remembered = {} if borrowed else part.local_weights(), part.remembers()
         multiplied = () if seen is None else part.multiplies(seen)
-        for map_name, kind in {"": part.kind, **_maps_of_other_kinds(part)}.items():
-            own = [weight.size for name, weight in held.items() if _map_of(part, name) == map_name]
-            products = [product for product in multiplied if _map_of(part, product.weight or "") == map_name]
+        kinds: dict[str, Kind] = {"": part.kind}
+        kinds |= _maps_of_other_kinds(part)
+        for map_name, kind in kinds.items():
+            own = [weight.size for name, weight in held.items() if _map_of(kinds, name) == map_name]
+            products = [product for product in multiplied if _map_of(kinds, product.weight or "") == map_name]
             kept = () if map_name else remembered
             if not (own or products or kept):
                 continue
@@ -427,10 +429,10 @@ def _maps_of_other_kinds(part: Part) -> dict[str, Kind]:
     return {name: one.kind for name, one in maps.items() if one.kind != part.kind}
 
 
-def _map_of(part: Part, weight: str) -> str:
-    """Returns the map of another kind than the part that holds the weight of this name, empty for none."""
+def _map_of(maps: Container[str], weight: str) -> str:
+    """Returns which of these maps holds the weight of this name, empty for none."""
     name = weight.partition(".")[0]
-    return name if name in _maps_of_other_kinds(part) else ""
+    return name if name in maps else ""
 
 
 def _folded(
