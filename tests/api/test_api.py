@@ -154,10 +154,12 @@ def test_drafts_by_name_model_or_path(spec: Model, checkpoint: Path) -> None:
     assert asbuilt.generate(checkpoint, ids, max_new_tokens=9, dtype="fp32", draft=checkpoint) == want
     with pytest.raises(InputError, match="draft_tokens: nothing drafts"):
         asbuilt.generate(built, ids, draft_tokens=2)
-    with pytest.raises(InputError, match="draft_tokens: said by what drafts"):
+    with pytest.raises(InputError, match="draft_tokens: the drafter has its own count"):
         asbuilt.generate(built, ids, draft=PromptLookup(2), draft_tokens=2)
     with pytest.raises(InputError, match="draft_tokens: must be a whole number"):
         asbuilt.generate(built, ids, draft=checkpoint, draft_tokens=0)
+    with pytest.raises(InputError, match=r"draft: no such model .*must be own, prompt, "):
+        asbuilt.generate(built, ids, draft="promt")
     with pytest.raises(InputError, match="draft: must be a model"):
         asbuilt.generate(built, ids, draft=torch.nn.Linear(2, 2))  # type: ignore[call-overload]
 

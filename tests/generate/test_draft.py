@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
+from small_tiles import PLACE, tiled_seer
 from strategies import SEEDS, randomised, specs, texts, translators
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.language_model import LanguageModel as Built
 from asbuilt.nn.model import Model
+from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import (
     Attention,
     Block,
@@ -59,13 +61,13 @@ def said(model: Model, prompt: list[int], draft: Drafter | None, n: int = NEW, *
 
 
 @st.composite
-def laws(draw: st.DrawFn, n: int = 5) -> Tensor:
+def distributions(draw: st.DrawFn, n: int = 5) -> Tensor:
     """Probabilities of n tokens, some of them 0."""
     weights = draw(st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any))
     return torch.tensor(weights, dtype=torch.float64) / sum(weights)
 
 
-@given(laws(), laws())
+@given(distributions(), distributions())
 def test_the_rule_gives_the_models_distribution(p_V: Tensor, q_V: Tensor) -> None:
     """The sum over drafts of q(x) (accepted: x; rejected: the residual) is p: arXiv 2211.17192, appendix A.1."""
     made_V = torch.zeros_like(p_V)
@@ -78,7 +80,7 @@ def test_the_rule_gives_the_models_distribution(p_V: Tensor, q_V: Tensor) -> Non
     torch.testing.assert_close(made_V, p_V, rtol=0, atol=1e-12)
 
 
-@given(laws(), st.integers(0, 4))
+@given(distributions(), st.integers(0, 4))
 def test_the_rule_with_a_certain_draft(p_V: Tensor, token: int) -> None:
     draft = Draft(token, None)
     accepted = acceptance(p_V, draft)
@@ -306,8 +308,8 @@ def joint(model: Model, prompt: list[int], sampling: Sampling, n: int) -> dict[t
     for _ in range(n):
         longer = {}
         for text, p in found.items():
-            law_V = chooser.law(model(torch.tensor([[*prompt, *text]]))[0, -1], [*prompt, *text])
-            longer |= {(*text, i): p * float(law_V[i]) for i in range(len(law_V))}
+            p_V = chooser.probabilities(model(torch.tensor([[*prompt, *text]]))[0, -1], [*prompt, *text])
+            longer |= {(*text, i): p * float(p_V[i]) for i in range(len(p_V))}
         found = longer
     return found
 
@@ -364,3 +366,18 @@ def test_prompt_lookup_goes_on_as_before() -> None:
     assert propose([3, 8, 2, 3, 9, 2, 3], 1) == [9]  # the last of both, and of the longest run
     assert propose([1, 2, 3], 4) == []
     assert propose([1], 4) == []
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@torch.no_grad()
+def test_tokens_that_are_read_and_never_predicted(penalty: float) -> None:
+    """An image's placeholder is beyond the vocabulary: it is neither drafted, nor is it a token to repeat."""
+    model, sampling = randomised(tiled_seer(), 0), Sampling(repetition_penalty=penalty)
+    assert model.spec.n_vocab <= PLACE < model.spec.n_rows
+    lookup = PromptLookup(3)
+    images = Tiles(torch.rand(1, 3, 2, 4, 4, dtype=torch.float64), ((1, 2),))
+    for prompt in ([PLACE, 1, 2], [1, 2, PLACE, 3, 1, 2]):
+        wanted = said(model, prompt, None, images=images, sampling=sampling)
+        assert said(model, prompt, lookup, images=images, sampling=sampling) == wanted
+    for text, drafts in (([1, PLACE, 2, 1], []), ([1, 2, PLACE, 1], [2])):
+        assert [draft.token for draft in lookup.propose(text, 3, Chooser(sampling))] == drafts

@@ -110,7 +110,7 @@ def asked(draft: Given | Drafter | None, count: int | None) -> Asked:
         return Asked()
     if isinstance(draft, Drafter):
         if count is not None:
-            raise InputError("said by what drafts", field="draft_tokens", value=count, fix="leave it out")
+            raise InputError("the drafter has its own count", field="draft_tokens", value=count, fix="leave it out")
         return Asked(drafter=draft)
     if isinstance(draft, str) and draft in WORDS:
         return Asked(drafter=WORDS[draft](count))
@@ -121,4 +121,10 @@ def asked(draft: Given | Drafter | None, count: int | None) -> Asked:
     Drafter(count)  # raises for a count that it cannot be
     if isinstance(draft, str | Path) and holds_eagle3(draft):
         return Asked(layer=Eagle3Folder(draft), count=count)
-    return Asked(source=source_of(draft, weights=True), count=count)
+    try:
+        return Asked(source=source_of(draft, weights=True), count=count)
+    except InputError as error:
+        if error.field.lower() != "model":
+            raise
+        allowed = f"own, prompt, {error.allowed}" if error.allowed else ""
+        raise InputError(error.problem, field="draft", value=error.value, allowed=allowed, fix=error.fix) from error

@@ -9,8 +9,10 @@ One text at a time. Shapes: tokens T, vocabulary V, model width M.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from asbuilt import spec
 from asbuilt.errors import InputError
-from asbuilt.generate.sampling import Sampling, penalise_repetition, transform
+from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, transform
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.fused_predictor import FusedPredictor
@@ -36,22 +38,22 @@ class Draft(NamedTuple):
     """A proposed token, and the probabilities (V) from which it was drawn; None if it was certain."""
 
     token: int
-    law_V: Tensor | None
+    q_V: Tensor | None
 
 
 def acceptance(p_V: Tensor, draft: Draft) -> float:
     """Returns the probability with which a drafted token x is accepted: min(1, p(x) / q(x))."""
-    q = 1.0 if draft.law_V is None else float(draft.law_V[draft.token])
+    q = 1.0 if draft.q_V is None else float(draft.q_V[draft.token])
     return min(1.0, float(p_V[draft.token]) / q)
 
 
 def residual(p_V: Tensor, draft: Draft) -> Tensor:
     """Returns the probabilities (V) of the token in place of a rejected one: max(0, p - q), divided by its sum."""
-    if draft.law_V is None:
+    if draft.q_V is None:
         left_V = p_V.clone()
         left_V[draft.token] = 0.0
     else:
-        left_V = (p_V - draft.law_V).clamp(min=0.0)
+        left_V = (p_V - draft.q_V).clamp(min=0.0)
     total = left_V.sum()
     return left_V / total if bool(total > 0) else p_V  # nothing is left only where rounding made p and q differ
 
@@ -67,7 +69,7 @@ class Chooser:
         self.sampling = sampling
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
-    def law(self, logits_V: Tensor, text: Sequence[int]) -> Tensor:
+    def probabilities(self, logits_V: Tensor, text: Sequence[int]) -> Tensor:
         """Returns the probabilities (V) of the token after a text, in float64: of one alone, if greedy.
 
         Raises InputError if the logits do not define probabilities.
@@ -75,33 +77,32 @@ class Chooser:
         said = self.sampling
         logits_V = logits_V.float() if logits_V.dtype in (torch.bfloat16, torch.float16) else logits_V
         if said.repetition_penalty != 1:
-            seen_V = torch.zeros(len(logits_V), dtype=torch.bool, device=logits_V.device)
-            seen_V[torch.tensor(text, device=logits_V.device)] = True
+            seen_V = seen_tokens(text, len(logits_V), logits_V.device)
             logits_V = penalise_repetition(logits_V, seen_V, said.repetition_penalty)
         if said.temperature == 0:
-            law_V = torch.zeros(len(logits_V), dtype=torch.float64, device=logits_V.device)
-            law_V[logits_V.max(-1).indices] = 1.0
-            return law_V
-        law_V = transform(logits_V[None], said)[0].softmax(-1, dtype=torch.float64)
-        if not bool(law_V.isfinite().all()):  # else a draft could be accepted by a comparison with NaN
+            p_V = torch.zeros(len(logits_V), dtype=torch.float64, device=logits_V.device)
+            p_V[logits_V.max(-1).indices] = 1.0
+            return p_V
+        p_V = transform(logits_V[None], said)[0].softmax(-1, dtype=torch.float64)
+        if not bool(p_V.isfinite().all()):  # else a draft could be accepted by a comparison with NaN
             raise InputError("not finite", field="logits", fix="run the models in float32, or check their weights")
-        return law_V
+        return p_V
 
-    def draw(self, law_V: Tensor) -> int:
+    def draw(self, p_V: Tensor) -> int:
         """Returns the token at which the cumulative probability exceeds a random number."""
-        cumulative = law_V.cumsum(-1)
+        cumulative = p_V.cumsum(-1)
         at = int(torch.searchsorted(cumulative, cumulative[-1:] * self._random(), right=True))
-        return at if at < len(law_V) else int(law_V.nonzero()[-1])  # the product may be rounded up to the sum
+        return at if at < len(p_V) else int(p_V.nonzero()[-1])  # the product may be rounded up to the sum
 
     def verified(self, logits_TV: Tensor, drafts: Sequence[Draft], text: Sequence[int]) -> list[int]:
         """Returns the accepted drafts and one more token, by the logits after the text and after each draft."""
         new: list[int] = []
         for logits_V, draft in zip(logits_TV, drafts, strict=False):
-            p_V = self.law(logits_V, [*text, *new])
+            p_V = self.probabilities(logits_V, [*text, *new])
             if self._random() >= acceptance(p_V, draft):
                 return [*new, self.draw(residual(p_V, draft))]
             new.append(draft.token)
-        return [*new, self.draw(self.law(logits_TV[-1], [*text, *new]))]
+        return [*new, self.draw(self.probabilities(logits_TV[-1], [*text, *new]))]
 
     def _random(self) -> float:
         if self.sampling.temperature == 0:
@@ -166,9 +167,15 @@ class PromptLookup(Drafter):
     def __init__(self, count: int | None = None, longest: int = 3) -> None:
         super().__init__(count)
         self.longest = longest
+        self.n_vocab: float = math.inf  # that of the model, once it has begun
+
+    def begin(self, model: Model, capacity: int, *, chunk: int | None, kernel: Kernel) -> None:
+        """See `Drafter.begin`."""
+        super().begin(model, capacity, chunk=chunk, kernel=kernel)
+        self.n_vocab = model.spec.n_vocab
 
     def propose(self, text: Sequence[int], count: int, chooser: Chooser) -> list[Draft]:
-        """See `Drafter.propose`."""
+        """See `Drafter.propose`; nothing from a token on that the model reads but never predicts, as of an image."""
         tokens = list(text)
         for size in range(min(self.longest, len(tokens) - 1), 0, -1):
             last = tokens[-size:]
@@ -176,7 +183,7 @@ class PromptLookup(Drafter):
                 if tokens[at - size : at] == last:
                     for i in range(at, at + count):  # what repeats itself goes on so
                         tokens.append(tokens[i])
-                    return [Draft(token, None) for token in tokens[-count:]]
+                    return [Draft(token, None) for token in takewhile(lambda one: one < self.n_vocab, tokens[-count:])]
         return []
 
 
@@ -219,8 +226,8 @@ class DraftModel(Drafter):
         self.mark = self.cache.mark(count - 1)
         drafts: list[Draft] = []
         while True:
-            law_V = chooser.law(logits_V, [*text, *(draft.token for draft in drafts)])
-            drafts.append(Draft(chooser.draw(law_V), law_V))
+            q_V = chooser.probabilities(logits_V, [*text, *(draft.token for draft in drafts)])
+            drafts.append(Draft(chooser.draw(q_V), q_V))
             if len(drafts) == count:
                 return drafts
             logits_V = self._fed([drafts[-1].token])
@@ -349,8 +356,8 @@ class Predictors(StreamDrafter):
                 stream_1TM = torch.cat((sure_1TM, self._run(k, after[at:], stream_1TM[:, at:])), 1)
             else:
                 stream_1TM = self._run(k, tokens[-1:], stream_1TM[:, -1:])
-            law_V = chooser.law(self.predictors[k].scores(stream_1TM[:, -1:])[0, -1], tokens)
-            drafts.append(Draft(chooser.draw(law_V), law_V))
+            q_V = chooser.probabilities(self.predictors[k].scores(stream_1TM[:, -1:])[0, -1], tokens)
+            drafts.append(Draft(chooser.draw(q_V), q_V))
             tokens.append(drafts[-1].token)
         for cache, mark in zip(self.caches, marks, strict=False):
             cache.rewind(mark, mark.length)
@@ -409,8 +416,8 @@ class FusedStreams(StreamDrafter):
         while True:
             with row_products(model.dtype, model.device, 1):
                 logits_V = layer.scores(made[:, -1:])[0, -1]
-            law_V = chooser.law(logits_V, tokens)
-            drafts.append(Draft(chooser.draw(law_V), law_V))
+            q_V = chooser.probabilities(logits_V, tokens)
+            drafts.append(Draft(chooser.draw(q_V), q_V))
             tokens.append(drafts[-1].token)
             if len(drafts) == count:
                 self.cache.rewind(mark, mark.length)

@@ -125,6 +125,13 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, uniform_B[:, None].to(total.device) * total, right=True)[:, 0]
 
 
+def seen_tokens(text: Sequence[int], n_vocab: int, device: torch.device | str) -> Tensor:
+    """Returns which tokens of the vocabulary a text holds (V); it may hold others, which are never predicted."""
+    seen_V = torch.zeros(n_vocab, dtype=torch.bool, device=device)
+    seen_V[torch.tensor([token for token in text if token < n_vocab], dtype=torch.long, device=device)] = True
+    return seen_V
+
+
 class Sampler:
     """Samples one token per row of a batch; each row has its own settings and random numbers.
 
@@ -142,11 +149,9 @@ class Sampler:
         self._generators = [torch.Generator().manual_seed(request.seed) for request in requests]
         self._seen_BV: Tensor | None = None
         if any(request.repetition_penalty != 1 for request in requests):
-            seen_BV = torch.zeros(len(prompts), n_vocab, dtype=torch.bool, device=device)
-            for seen_V, prompt in zip(seen_BV, prompts, strict=True):
-                read = [token for token in prompt if token < n_vocab]  # a table may have rows that are never predicted
-                seen_V[torch.tensor(read, dtype=torch.long, device=device)] = True
-            self._seen_BV = seen_BV
+            self._seen_BV = torch.zeros(len(prompts), n_vocab, dtype=torch.bool, device=device)
+            for row, prompt in enumerate(prompts):
+                self._seen_BV[row] = seen_tokens(prompt, n_vocab, device)
         self._group()
 
     def _group(self) -> None:
