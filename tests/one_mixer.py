@@ -9,10 +9,13 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from asbuilt import cost
+from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model as Module
-from asbuilt.spec import Block, Branch, Head, Mixer, Model, RMSNorm, TokenEmbedding
+from asbuilt.spec import Block, Branch, Head, Mixer, Model, Pass, RMSNorm, TokenEmbedding
 
 
 def alone(*mixers: Mixer, n_vocab: int = 7) -> Model:
@@ -80,3 +83,17 @@ def check_long(mixer: Mixer, tokens: int = 100_000) -> None:
     cache = Cache(spec, batch=1, capacity=tokens, dtype=torch.float32)
     assert model(text(spec, 1, tokens, 0), cache=cache, last=True).isfinite().all()
     assert all(t.isfinite().all() for layer in cache.layers.values() for t in layer.tensors)  # type: ignore[attr-defined]
+
+
+def check_products(spec: Model, batch: int, tokens: int, past: int) -> None:
+    """A pass after cached tokens, and one with its backward pass, multiply what is declared."""
+    model = build(spec, device="meta")
+    cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=torch.float32, device="meta")
+    cache.lengths = (past,) * batch
+    ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(ids, cache=cache)
+    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch, past=past)).forward
+    with FlopCounterMode(display=False) as counter:
+        model(ids).sum().backward()
+    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import one_mixer
 import pytest
 import strategies
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.kernels.delta_rule import Tokens, by_chunks, by_tokens, one_token
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
-from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
@@ -163,16 +162,7 @@ def test_prefill_and_steps_are_the_whole(spec: Model, tokens: int, first: int, s
 @given(MODELS, st.integers(1, 3), st.integers(1, 10), st.integers(0, 9))
 @settings(max_examples=15)
 def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, tokens: int, past: int) -> None:
-    model = build(spec, device="meta")
-    cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=torch.float32, device="meta")
-    cache.lengths = (past,) * batch
-    text = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(text, cache=cache)
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch, past=past)).forward
-    with FlopCounterMode(display=False) as counter:
-        model(text).sum().backward()
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training
+    one_mixer.check_products(spec, batch, tokens, past)
 
 
 @pytest.mark.usefixtures("short_chunks")

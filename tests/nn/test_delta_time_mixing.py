@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from one_mixer import near
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.errors import InputError
@@ -23,7 +22,6 @@ from asbuilt.kernels.delta_rule import by_chunks
 from asbuilt.kernels.generalised_delta_rule import Tokens, by_tokens, one_token
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
-from asbuilt.nn.build import build
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
@@ -192,16 +190,7 @@ def test_padding_changes_nothing(spec: Model, lengths: tuple[int, int], left: bo
 @given(stacks(), st.integers(1, 3), st.integers(1, 15), st.integers(0, 9))
 @settings(max_examples=50)
 def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, tokens: int, past: int) -> None:
-    model = build(spec, device="meta")
-    cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=torch.float32, device="meta")
-    cache.lengths = (past,) * batch
-    ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(ids, cache=cache)
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch, past=past)).forward
-    with FlopCounterMode(display=False) as counter:
-        model(ids).sum().backward()
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training
+    one_mixer.check_products(spec, batch, tokens, past)
 
 
 @pytest.mark.usefixtures("short_chunks")

@@ -11,13 +11,10 @@ import strategies
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
-from asbuilt.nn.build import build
-from asbuilt.nn.cache import Cache
 from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
 from asbuilt.spec import LightningAttention, Model, Pass, RMSNorm, mamba2
@@ -66,16 +63,7 @@ def test_padding_changes_nothing(spec: Model, lengths: tuple[int, int], left: bo
 @given(STACKS, st.integers(1, 3), st.integers(1, 15), st.integers(0, 9))
 @settings(max_examples=50)
 def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, tokens: int, past: int) -> None:
-    model = build(spec, device="meta")
-    cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=torch.float32, device="meta")
-    cache.lengths = (past,) * batch
-    ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(ids, cache=cache)
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch, past=past)).forward
-    with FlopCounterMode(display=False) as counter:
-        model(ids).sum().backward()
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training
+    one_mixer.check_products(spec, batch, tokens, past)
 
 
 @given(STACKS, st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import one_mixer
 import pytest
 import strategies
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.kernels.linear_attention import by_chunks, by_tokens
 from asbuilt.measure import run as measured
-from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.spec import Block, Branch, Head, LinearAttention, Model, Pass, RMSNorm, TokenEmbedding, linear_attention
 
@@ -101,16 +100,7 @@ def test_padding_and_neighbours_change_nothing(spec: Model, long: int, short: in
 
 @given(models(), st.integers(1, 3), st.integers(1, 15), st.integers(0, 9))
 def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, tokens: int, past: int) -> None:
-    model = build(spec, device="meta")
-    cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=torch.float32, device="meta")
-    cache.lengths = (past,) * batch
-    text = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(text, cache=cache)
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch, past=past)).forward
-    with FlopCounterMode(display=False) as counter:
-        model(text).sum().backward()
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training
+    one_mixer.check_products(spec, batch, tokens, past)
 
 
 @given(models(), st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import one_mixer
 import pytest
 import strategies
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
 from asbuilt.kernels import mamba as kernel1
 from asbuilt.kernels import mamba2 as kernel2
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
-from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.spec import (
     Block,
@@ -208,16 +207,7 @@ def test_padding_and_neighbours_change_nothing(
 
 @given(MODELS, st.integers(1, 3), st.integers(1, 15), st.integers(0, 9))
 def test_several_chunks_multiply_what_is_declared(spec: LanguageModel, batch: int, tokens: int, past: int) -> None:
-    model = build(spec, device="meta")
-    cache = Cache(spec, batch=batch, capacity=past + tokens, dtype=torch.float32, device="meta")
-    cache.lengths = (past,) * batch
-    text = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(text, cache=cache)
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch, past=past)).forward
-    with FlopCounterMode(display=False) as counter:
-        model(text).sum().backward()
-    assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training
+    one_mixer.check_products(spec, batch, tokens, past)
 
 
 @given(MODELS, st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))

@@ -50,9 +50,9 @@ class LayerCache:
 
     @property
     def rings(self) -> list[Tensor] | None:
-        """The tensors (B, heads, slots, width) in which new tokens take the places of earlier ones.
+        """The tensors (B, heads, slots, width) in which new tokens take the places of earlier ones, [] for none.
 
-        None if every tensor changes as a whole; the others are unchanged, except beyond the tokens' number.
+        Other tensors change only beyond the tokens so far; None if every tensor changes as a whole.
         """
         return None
 
@@ -86,7 +86,7 @@ class KVCache(LayerCache):
 
     @property
     def rings(self) -> list[Tensor] | None:
-        """None: every token has its own place."""
+        """[], since every token has its own place."""
         return []
 
     def _held(self, lengths: tuple[int, ...]) -> int:
@@ -184,7 +184,7 @@ class SourceCache(LayerCache):
 
     @property
     def rings(self) -> list[Tensor] | None:
-        """None: the text's tokens change nothing."""
+        """[], since the text's tokens change nothing."""
         return []
 
     def write(self, new: tuple[Tensor, ...]) -> None:

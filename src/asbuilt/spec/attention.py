@@ -25,6 +25,7 @@ from asbuilt.spec.part import (
     divided,
     require,
     require_flags,
+    require_names,
     require_number,
     require_sizes,
 )
@@ -253,9 +254,7 @@ class Attention(Mixer):
 
     def _require_source(self) -> None:
         """Requires a layer that reads another's keys and values to have nothing that makes its own."""
-        for name in ("kv_name", "kv_from"):
-            value = getattr(self, name)
-            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        require_names(self, "kv_name", "kv_from")
         if self.kv_from is None:
             return
         own = ("k_norm", "v_norm", "kv_name")

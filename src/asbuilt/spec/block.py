@@ -10,7 +10,7 @@ from asbuilt.spec.experts import FeedForward
 from asbuilt.spec.laurel import Laurel
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Weight, is_finite, require, require_flags, require_number
+from asbuilt.spec.part import Part, Weight, is_finite, require, require_flags, require_names, require_number
 from asbuilt.spec.per_layer import PerLayerInput
 from asbuilt.spec.side import SideTransformer
 from asbuilt.spec.streams import HyperConnection
@@ -160,9 +160,7 @@ class Block(Part):
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
         require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
         require_flags(self, "scaled")
-        for name in ("weights_name", "weights_from"):
-            value = getattr(self, name)
-            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        require_names(self, "weights_name", "weights_from")
         both = self.weights_name is not None and self.weights_from is not None
         require(self, "weights_name", not both, "none: its weights are another's")
         if self.updates is not None:

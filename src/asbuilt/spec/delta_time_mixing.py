@@ -22,6 +22,7 @@ from asbuilt.spec.part import (
     Weight,
     divided,
     require,
+    require_names,
     require_number,
     require_sizes,
 )
@@ -100,9 +101,7 @@ class DeltaTimeMixing(Mixer):
         require_shift(self, self.shift, TARGETS)
         fits = isinstance(self.norm, HeadNorm) and (self.norm.n_heads, self.norm.d) == (self.n_heads, self.d_value)
         require(self, "norm", fits, f"gains for {self.n_heads} heads of d_value = {self.d_value}")
-        for name in ("value_name", "value_from"):
-            value = getattr(self, name)
-            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        require_names(self, "value_name", "value_from")
         both = self.value_from is None or self.value_name is None
         require(self, "value_name", both, "none: v of this layer moves towards another's")
         allowed = "a width if v moves towards another layer's, else none"

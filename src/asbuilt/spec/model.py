@@ -128,7 +128,6 @@ class Model(Part, metaclass=_Chosen):
         self._require_source()
         self._require_buckets()
         self._require_lenders()
-        self._require_values()
         self._require_weights()
         self._require_choices()
         self._require_tables()
@@ -199,36 +198,27 @@ class Model(Part, metaclass=_Chosen):
             require(self, "relative", asked == made, f"a table for {sorted(asked) or 'nothing'}")
 
     def _require_lenders(self) -> None:
-        """Requires layers that read another's keys and values to follow one that has the same kind of them."""
-        lenders: dict[str, Attention] = {}
-        read: set[str] = set()
-        for part in self.mixers:
-            if not isinstance(part, Attention):
-                continue
-            if part.kv_from is not None:
-                lender = lenders.get(part.kv_from)
-                allowed = f"an earlier layer with the kv_name {part.kv_from}, of the same heads, positions and window"
-                require(self, "blocks", lender is not None and lender.serves(part), allowed)
-                read.add(part.kv_from)
-            elif part.kv_name is not None:
-                lenders[part.kv_name] = part
-        unread = sorted(lenders.keys() - read)
-        require(self, "blocks", not unread, f"later layers that read the keys and values named {unread}")
+        """Requires layers that read what an earlier one made, by name, to follow one that lends what they need."""
+        heads = "the same heads, positions and window"
+        self._require_lent(Attention, "kv_name", "kv_from", "keys and values", heads)
+        self._require_lent(DeltaTimeMixing, "value_name", "value_from", "values", "as many heads and as wide values")
 
-    def _require_values(self) -> None:
-        """Requires layers whose values move towards an earlier layer's to follow one that lends as many."""
-        lenders: dict[str, DeltaTimeMixing] = {}
+    def _require_lent(
+        self, kind: type[Attention | DeltaTimeMixing], own: str, source: str, what: str, alike: str
+    ) -> None:
+        lenders: dict[str, Any] = {}
         read: set[str] = set()
-        for part in (part for part in self.mixers if isinstance(part, DeltaTimeMixing)):
-            if part.value_from is not None:
-                lender = lenders.get(part.value_from)
-                allowed = f"an earlier layer with the value_name {part.value_from}, of as many heads and as wide values"
+        for part in (part for part in self.mixers if isinstance(part, kind)):
+            name, wanted = getattr(part, own), getattr(part, source)
+            if wanted is not None:
+                lender = lenders.get(wanted)
+                allowed = f"an earlier layer with the {own} {wanted}, of {alike}"
                 require(self, "blocks", lender is not None and lender.serves(part), allowed)
-                read.add(part.value_from)
-            elif part.value_name is not None:
-                lenders[part.value_name] = part
+                read.add(wanted)
+            elif name is not None:
+                lenders[name] = part
         unread = sorted(lenders.keys() - read)
-        require(self, "blocks", not unread, f"later layers that read the values named {unread}")
+        require(self, "blocks", not unread, f"later layers that read the {what} named {unread}")
 
     def _require_weights(self) -> None:
         """Requires parts that borrow their weights to follow an equal one that lends them, and no other so named."""

@@ -475,6 +475,13 @@ def require_sizes(part: Part, *names: str) -> None:
         require(part, name, is_size(getattr(part, name)), "a whole number from 1 to 2^31-1")
 
 
+def require_names(part: Part, *names: str) -> None:
+    """Raises InputError unless each named field is an identifier, or None."""
+    for name in names:
+        value = getattr(part, name)
+        require(part, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+
+
 def require_number(part: Part, name: str, *, above: float = 0.0) -> None:
     """Raises InputError unless the named field is a finite number greater than `above`."""
     value = getattr(part, name)

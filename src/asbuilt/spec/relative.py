@@ -16,6 +16,7 @@ from asbuilt.spec.part import (
     divided,
     require,
     require_flags,
+    require_names,
     require_number,
     require_sizes,
 )
@@ -40,9 +41,7 @@ class ScoreBiases(Part):
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_heads", "d_head")
-        for name in ("weights_name", "weights_from"):
-            value = getattr(self, name)
-            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        require_names(self, "weights_name", "weights_from")
         both = self.weights_name is not None and self.weights_from is not None
         require(self, "weights_name", not both, "none: its weights are another's")
 

@@ -12,7 +12,7 @@ from asbuilt.spec.attention import Attention
 from asbuilt.spec.feedforward import GatedMLP
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Pass, Product, require, require_sizes
+from asbuilt.spec.part import Part, Pass, Product, require, require_names, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,7 @@ class SharedTransformer(Part):
         fits = self.ffn_norm is None or self.ffn_norm.d == d_model
         require(self, "ffn_norm", fits, f"a norm over d_model = {d_model}")
         require(self, "ffn", self.ffn.clamp is None, "a feed-forward without clamps")
-        for name in ("weights_name", "weights_from"):
-            value = getattr(self, name)
-            require(self, name, value is None or (isinstance(value, str) and value.isidentifier()), "a name, or none")
+        require_names(self, "weights_name", "weights_from")
         both = self.weights_name is not None and self.weights_from is not None
         require(self, "weights_name", not both, "none: its weights are another's")
 
