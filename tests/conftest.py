@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, core, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,6 +37,8 @@ settings.register_profile(
 settings.load_profile("asbuilt")
 if REPEATS:
     core.global_force_seed = SEED
+    # hypothesis mixes in constants of whatever modules are loaded by then, which differ with the tests that ran before
+    providers._get_local_constants = Constants
 
 
 @pytest.fixture(autouse=True)

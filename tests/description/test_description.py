@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,22 @@ def test_of_a_spec_file(tmp_path: Path) -> None:
 
 @given(spec=strategies.specs())
 def test_rows_are_found_by_the_path_of_any_part(spec: Model) -> None:
-    """Each part that has a row is found by its own path, and by the folded one that is printed."""
+    """Each part that has a row is found by its own path, and by the folded one; maps of another kind have their own."""
     made, borrowed = asbuilt.describe(spec, seq=5), spec.holders
     for path, part in walk(spec):
-        held = getattr(part, "local_weights", part.holds)()  # those of its maps too
-        if type(part).__name__ not in ("Linear", "Lora") and ((held and path not in borrowed) or part.remembers()):
-            row = made.at(path)
-            assert (row.part, row.kind) == (type(part).__name__, part.kind)
-            assert row.parameters == (0 if path in borrowed else sum(weight.size for weight in held.values()))
-            assert made.at(row.path) == row
+        held = {} if path in borrowed else getattr(part, "local_weights", part.holds)()  # those of its maps too
+        apart = {name for name, one in getattr(part, "maps", {}).items() if one.kind != part.kind}
+        sizes = Counter({path: 0} if part.remembers() else {})
+        for name, weight in held.items():
+            first = name.partition(".")[0]
+            sizes[f"{path}.{first}" if first in apart else path] += weight.size
+        for found, size in sizes.items():
+            if type(part).__name__ not in ("Linear", "Lora"):
+                row = made.at(found)
+                if found == path:
+                    assert (row.part, row.kind) == (type(part).__name__, part.kind)
+                assert row.parameters == size
+                assert made.at(row.path) == row
 
 
 def test_a_path_without_a_row_is_told_what_is_near() -> None:
