@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests benchmarks demo docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check parity bench mutate clean
+.PHONY: help demo test check sanitize parity bench mutate clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +23,9 @@ check: .venv/.dev  ## style, types and the import contract
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+sanitize: .venv/.dev  ## the native kernels under the address and undefined-behaviour sanitizers
+	native/sanitize.sh
 
 parity: .venv/.dev  ## ours against transformers, with the table of worst differences
 	$(BIN)/python -m pytest -n auto tests/parity

@@ -96,14 +96,16 @@ void round_rows(const float* x, int64_t rows, int64_t inputs, int64_t stride, Ro
       int sums[2] = {};
       if (finite && std::isfinite(per)) {
         for (int i = 0; i < kGroup; ++i) {
-          const int q = static_cast<int>(__builtin_rintf(in[i] * per));
+          const float scaled = in[i] * per, whole = __builtin_rintf(scaled);
+          const int q = static_cast<int>(whole), r = static_cast<int>(__builtin_rintf((scaled - whole) * kFine));
           out->q[i] = static_cast<int8_t>(q);
-          sums[i / 16] += q;
+          out->r[i] = static_cast<int8_t>(r);
+          sums[i / 16] += kFine * q + r;
         }
       } else {
-        std::memset(out->q, 0, kGroup);  // of numbers too small to be scaled, as of zeros
+        std::memset(out->q, 0, 2 * kGroup);  // of numbers too small to be scaled, as of zeros
       }
-      out->d = finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+      out->d = finite ? most / (127.0f * kFine) : std::numeric_limits<float>::quiet_NaN();
       out->sum = out->d * static_cast<float>(sums[0] + sums[1]);
       out->first = out->d * static_cast<float>(sums[0]);
       out->unused = 0;
@@ -111,7 +113,7 @@ void round_rows(const float* x, int64_t rows, int64_t inputs, int64_t stride, Ro
   }
 }
 
-// The sum of d q of the inputs that share a scale of the weights.
+// The sum of the inputs that share a scale of the weights.
 inline float summed(const Rounded& x, int sub_size, int sub) {
   return sub_size == 32 ? x.sum : sub % 2 == 0 ? x.first : x.sum - x.first;
 }
@@ -120,6 +122,12 @@ inline float summed(const Rounded& x, int sub_size, int sub) {
 template <class F>
 inline __m256i multiplied(__m256i w, __m256i w_abs, __m256i x) {
   return F::SIGNED ? _mm256_maddubs_epi16(w_abs, _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+}
+
+inline __m256i four(const int8_t* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  return _mm256_set1_epi32(bytes);
 }
 
 // R rows of x times one group of rows of W. A product of a code with x is at most MOST * 127, and maddubs adds two:
@@ -136,26 +144,28 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
 #pragma GCC unroll 16
     for (int sub = 0; sub < SUBS; ++sub) {
       const int64_t at = block * (F::VALUES / kGroup) + sub * F::SUB / kGroup;
-      __m256i whole[R];
+      __m256i whole[R], fine[R];
 #pragma GCC unroll 8
       for (int run = 0; run < CHUNKS; run += RUN) {
-        __m256i narrow[R];
+        __m256i narrow[R], finer[R];
 #pragma GCC unroll 8
         for (int c = run; c < run + RUN; ++c) {
           const __m256i codes = F::codes(w, sub * CHUNKS + c);
           const __m256i positive = F::SIGNED ? _mm256_abs_epi8(codes) : codes;
 #pragma GCC unroll 4
           for (int r = 0; r < R; ++r) {
-            int32_t four;
-            std::memcpy(&four, x[r][at].q + sub * F::SUB % kGroup + 4 * c, 4);
-            const __m256i made = multiplied<F>(codes, positive, _mm256_set1_epi32(four));
+            const int place = sub * F::SUB % kGroup + 4 * c;
+            const __m256i made = multiplied<F>(codes, positive, four(x[r][at].q + place));
+            const __m256i more = multiplied<F>(codes, positive, four(x[r][at].r + place));
             narrow[r] = c == run ? made : _mm256_add_epi16(narrow[r], made);
+            finer[r] = c == run ? more : _mm256_add_epi16(finer[r], more);
           }
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const __m256i made = _mm256_madd_epi16(narrow[r], ones);
+          const __m256i made = _mm256_madd_epi16(narrow[r], ones), more = _mm256_madd_epi16(finer[r], ones);
           whole[r] = run == 0 ? made : _mm256_add_epi32(whole[r], made);
+          fine[r] = run == 0 ? more : _mm256_add_epi32(fine[r], more);
         }
       }
       __m256 scale, offset;
@@ -163,7 +173,8 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const Rounded& in = x[r][at];
-        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), _mm256_mul_ps(scale, _mm256_set1_ps(in.d)), acc[r]);
+        const __m256 both = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), _mm256_set1_ps(kFine), _mm256_cvtepi32_ps(fine[r]));
+        acc[r] = _mm256_fmadd_ps(both, _mm256_mul_ps(scale, _mm256_set1_ps(in.d)), acc[r]);
         if (!F::SIGNED) acc[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(summed(in, F::SUB, sub)), acc[r]);
       }
     }
@@ -188,9 +199,13 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, Sums* sums)
       for (int r = 0; r < R; ++r) {
         for (int sub = 0; sub < F::VALUES / F::SUB; ++sub) {
           const Rounded& in = x[r][block * (F::VALUES / kGroup) + sub * F::SUB / kGroup];
-          int whole = 0;
-          for (int i = 0; i < F::SUB; ++i) whole += made.code[sub * F::SUB + i] * in.q[sub * F::SUB % kGroup + i];
-          sums[r].of[row] += static_cast<float>(whole) * (made.scale[sub] * in.d);
+          int whole = 0, fine = 0;
+          for (int i = 0; i < F::SUB; ++i) {
+            whole += made.code[sub * F::SUB + i] * in.q[sub * F::SUB % kGroup + i];
+            fine += made.code[sub * F::SUB + i] * in.r[sub * F::SUB % kGroup + i];
+          }
+          const float both = static_cast<float>(whole) * kFine + static_cast<float>(fine);
+          sums[r].of[row] += both * (made.scale[sub] * in.d);
           if (!F::SIGNED) sums[r].of[row] += made.offset[sub] * summed(in, F::SUB, sub);
         }
       }

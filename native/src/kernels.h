@@ -7,11 +7,13 @@ namespace asbuilt {
 constexpr int kRows = 8;         // rows of a group of packed weights: one row per lane
 constexpr int64_t kGroup = 32;   // inputs that share a scale when x is rounded to int8
 
-// 32 inputs as x = d q, q in -127 .. 127, with d times the sums of all and of the first 16 of q.
+// 32 inputs as x = d (254 q + r), q and r in -127 .. 127: what rounding to int8 leaves is rounded again, so that 16 bits of
+// x are multiplied, in two products of the same codes. `sum` and `first`: d times the sums of all and of the first 16.
 struct Rounded {
   float d, sum, first, unused;
-  int8_t q[kGroup];
+  int8_t q[kGroup], r[kGroup];
 };
+constexpr int kFine = 254;
 
 struct Packed {
   int format;           // an index of the list of formats
