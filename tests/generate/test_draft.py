@@ -245,11 +245,11 @@ def by_the_paper(model: Built, text: list[int], n: int) -> list[int]:
     for k in range(n):
         step = model.begin((1, stream.shape[1]), tokens.device, None, None, "reference")
         predictor: Any = model.predictors[k]
-        token = tokens[:, k + 1 :]
+        token, step.table = tokens[:, k + 1 :], model.table
         joined = torch.cat((predictor.token_norm(predictor.embedding(token, step)), predictor.stream_norm(stream)), -1)
         step.tokens_BT = token
         stream = predictor.norm(predictor.block(predictor.join(joined), step))
-        scores = predictor.head(stream, predictor.embedding.table)[:, -1:]
+        scores = predictor.scores(stream, model.scores)[:, -1:]
         tokens = torch.cat((tokens, scores.argmax(-1)), 1)
     return tokens[0, len(text) :].tolist()
 

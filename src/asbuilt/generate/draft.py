@@ -118,6 +118,7 @@ class Drafter:
     """
 
     usual: int = USUAL
+    sees: bool = False  # whether it drafts beside images and sounds too
 
     def __init__(self, count: int | None = None) -> None:
         if count is not None and (type(count) is not int or count < 1):
@@ -163,6 +164,8 @@ class PromptLookup(Drafter):
 
     No model drafts: good for answers that repeat their prompt, such as summaries and edited code.
     """
+
+    sees = True
 
     def __init__(self, count: int | None = None, longest: int = 3) -> None:
         super().__init__(count)
@@ -298,8 +301,9 @@ class Predictors(StreamDrafter):
     """
 
     def check(self, model: ModelSpec) -> None:
-        """See `Drafter.check`."""
-        _require_text_alone(model)
+        """See `Drafter.check`; a model may read images, but none are given then."""
+        if model.reads != ("tokens", "images"):
+            _require_text_alone(model)
         if not isinstance(model, spec.LanguageModel) or not model.predictors:
             raise InputError(
                 "the model has no predictors of its own",
@@ -356,7 +360,8 @@ class Predictors(StreamDrafter):
                 stream_1TM = torch.cat((sure_1TM, self._run(k, after[at:], stream_1TM[:, at:])), 1)
             else:
                 stream_1TM = self._run(k, tokens[-1:], stream_1TM[:, -1:])
-            q_V = chooser.probabilities(self.predictors[k].scores(stream_1TM[:, -1:])[0, -1], tokens)
+            scores_11V = self.predictors[k].scores(stream_1TM[:, -1:], self.target.scores)
+            q_V = chooser.probabilities(scores_11V[0, -1], tokens)
             drafts.append(Draft(chooser.draw(q_V), q_V))
             tokens.append(drafts[-1].token)
         for cache, mark in zip(self.caches, marks, strict=False):
@@ -370,6 +375,7 @@ class Predictors(StreamDrafter):
         for at in range(0, len(tokens), size):
             ids_1T = torch.tensor([tokens[at : at + size]], device=model.device)
             step = model.begin((1, ids_1T.shape[1]), model.device, self.caches[k], None, self.kernel)
+            step.table = model.table
             with row_products(model.dtype, model.device, ids_1T.numel()):
                 made.append(self.predictors[k].states(ids_1T, stream_1TM[:, at : at + size], step))
         return torch.cat(made, 1)
