@@ -1128,8 +1128,9 @@ def hashing(block: Block, n_vocab: int) -> Block:
 
 def sharing(block: Block) -> tuple[Block, ...]:
     """A block that shares the last choice of keys of this one, if there is one."""
-    bodies = [part for _, part in walk(block) if isinstance(part, LatentAttention) and part.indexer is not None]
-    if not bodies:
+    choosing = [part for _, part in walk(block) if isinstance(part, Mixer) and part.choice is not None]
+    bodies = [part for part in choosing if isinstance(part, LatentAttention)]
+    if not bodies or len(bodies) < len(choosing):  # each key head of other attention chooses for itself
         return ()
     last = SharedChoice(top_k=bodies[-1].indexer.top_k)  # type: ignore[union-attr]
     latent = lambda _, part: isinstance(part, LatentAttention)  # noqa: E731
