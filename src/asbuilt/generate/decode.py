@@ -273,7 +273,7 @@ def _drafted(
         model.spec, batch=1, capacity=capacity, dtype=model.dtype, device=model.device, source=source, chunk=chunk
     )
     draft.begin(model, capacity, chunk=chunk, kernel=kernel)
-    chooser, drafts = Chooser(request), list[Draft]()
+    chooser, drafts = Chooser(request, len(text)), list[Draft]()
     mark: Mark | None = None
     with draft.watching(model):
         logits_TV = prefill(

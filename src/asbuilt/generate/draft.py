@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from asbuilt import spec
 from asbuilt.errors import InputError
-from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, transform
+from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, suppressed, transform
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.fused_predictor import FusedPredictor
@@ -62,11 +62,11 @@ class Chooser:
     """Draws tokens as one request's settings say, and accepts or rejects drafts.
 
     Its random numbers are the request's own, but more are drawn than without drafts: equal seeds give equal texts only
-    with equal drafts. Greedy decoding draws none.
+    with equal drafts. Greedy decoding draws none. `begun` is the length of the text before the first new token.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(self, sampling: Sampling, begun: int | None = None) -> None:
+        self.sampling, self.begun = sampling, begun
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
     def probabilities(self, logits_V: Tensor, text: Sequence[int]) -> Tensor:
@@ -79,6 +79,7 @@ class Chooser:
         if said.repetition_penalty != 1:
             seen_V = seen_tokens(text, len(logits_V), logits_V.device)
             logits_V = penalise_repetition(logits_V, seen_V, said.repetition_penalty)
+        logits_V = suppressed(logits_V, said, first=len(text) == self.begun)
         if said.temperature == 0:
             p_V = torch.zeros(len(logits_V), dtype=torch.float64, device=logits_V.device)
             p_V[logits_V.max(-1).indices] = 1.0
