@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -126,6 +126,7 @@ from asbuilt.spec import (
     Sections,
     SharedChoice,
     SharedEmbedding,
+    SharedHead,
     SharedTransformer,
     ShortConvolution,
     SideTransformer,
@@ -1040,6 +1041,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     all_blocks = all_blocks if streams or vectors else draw(repeated(draw(beside(all_blocks, d_model))))
     if isinstance(streams, ProjectedStreams):
         all_blocks = draw(updated(all_blocks, streams, vectors))
+    ends = partial(sharing_ends, embedding=embedding, head=head)
     return LanguageModel(
         embedding=embedding,
         blocks=tuple(connected(block, streams) for block in all_blocks)
@@ -1052,7 +1054,7 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         max_positions=CONTEXT,
         positions=draw(st.none() | learned | sinusoids(d_model)),
         norm=draw(maybe_norms(d_model)),
-        predictors=tuple(draw(st.lists(predictors(n_vocab, d_model), max_size=1))),
+        predictors=tuple(draw(st.lists(predictors(n_vocab, d_model).flatmap(ends), max_size=1))),
     )
 
 
@@ -1126,8 +1128,9 @@ def hashing(block: Block, n_vocab: int) -> Block:
 
 def sharing(block: Block) -> tuple[Block, ...]:
     """A block that shares the last choice of keys of this one, if there is one."""
-    bodies = [part for _, part in walk(block) if isinstance(part, LatentAttention) and part.indexer is not None]
-    if not bodies:
+    choosing = [part for _, part in walk(block) if isinstance(part, Mixer) and part.choice is not None]
+    bodies = [part for part in choosing if isinstance(part, LatentAttention)]
+    if not bodies or len(bodies) < len(choosing):  # each key head of other attention chooses for itself
         return ()
     last = SharedChoice(top_k=bodies[-1].indexer.top_k)  # type: ignore[union-attr]
     latent = lambda _, part: isinstance(part, LatentAttention)  # noqa: E731
@@ -1146,6 +1149,22 @@ def predictors(n_vocab: int, d_model: int) -> SearchStrategy[Predictor]:
         norm=norms(d_model),
         head=st.just(Head(d_model=d_model, n_vocab=n_vocab)),
     )
+
+
+@st.composite
+def sharing_ends(
+    draw: DrawFn,
+    predictor: Predictor,
+    embedding: TokenEmbedding | AdaptiveEmbedding,
+    head: Head | TiedHead | AdaptiveHead,
+) -> Predictor:
+    """The predictor, or one that uses the model's embedding, head or both, where these are one matrix."""
+    sizes: dict[str, Any] = {"n_vocab": embedding.n_vocab, "d_model": embedding.d_model}
+    if isinstance(embedding, TokenEmbedding) and embedding.d_table is None and draw(st.booleans()):
+        predictor = replace(predictor, embedding=SharedEmbedding(**sizes, scale=embedding.scale))
+    if isinstance(head, Head | TiedHead) and head.d_table is None and draw(st.booleans()):
+        predictor = replace(predictor, head=SharedHead(**sizes, tied=isinstance(head, TiedHead)))
+    return predictor
 
 
 @cache

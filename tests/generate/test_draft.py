@@ -245,11 +245,11 @@ def by_the_paper(model: Built, text: list[int], n: int) -> list[int]:
     for k in range(n):
         step = model.begin((1, stream.shape[1]), tokens.device, None, None, "reference")
         predictor: Any = model.predictors[k]
-        token = tokens[:, k + 1 :]
+        token, step.table = tokens[:, k + 1 :], model.table
         joined = torch.cat((predictor.token_norm(predictor.embedding(token, step)), predictor.stream_norm(stream)), -1)
         step.tokens_BT = token
         stream = predictor.norm(predictor.block(predictor.join(joined), step))
-        scores = predictor.head(stream, predictor.embedding.table)[:, -1:]
+        scores = predictor.scores(stream, model.scores)[:, -1:]
         tokens = torch.cat((tokens, scores.argmax(-1)), 1)
     return tokens[0, len(text) :].tolist()
 
@@ -381,3 +381,18 @@ def test_tokens_that_are_read_and_never_predicted(penalty: float) -> None:
         assert said(model, prompt, lookup, images=images, sampling=sampling) == wanted
     for text, drafts in (([1, PLACE, 2, 1], []), ([1, 2, PLACE, 1], [2])):
         assert [draft.token for draft in lookup.propose(text, 3, Chooser(sampling))] == drafts
+
+
+@settings(max_examples=10)
+@given(SEEDS, st.integers(1, 4))
+@torch.no_grad()
+def test_suppressed_tokens_are_neither_drafted_nor_accepted(seed: int, count: int) -> None:
+    """The first token after the prompt has some of its own, whatever is drafted after it."""
+    model, prompt = randomised(with_predictors(stack(), 1), seed), [1, 2, 3, 1, 2]
+    plain = said(model, prompt, None, 20)
+    sampling = Sampling(suppress=(plain[5],), suppress_first=(plain[0], plain[1]))
+    wanted = said(model, prompt, None, 20, sampling=sampling)
+    assert plain[5] not in wanted
+    assert wanted[0] not in (plain[0], plain[1])
+    for draft in (Predictors(count), PromptLookup(count), DraftModel(model, count)):
+        assert said(model, prompt, draft, 20, sampling=sampling) == wanted

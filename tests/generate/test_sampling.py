@@ -16,6 +16,8 @@ from transformers.generation.logits_process import (
     LogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -230,3 +232,26 @@ def test_a_share_that_is_met_exactly() -> None:
     """Of four equally likely tokens two are half: no third one is needed."""
     assert int((sampling.keep_top_p(torch.zeros(1, 4), 0.5) > sampling.NEVER).sum()) == 2
     assert int((sampling.keep_top_p(torch.zeros(1, 4), 0.501) > sampling.NEVER).sum()) == 3
+
+
+@given(logits(), st.sets(st.integers(0, 12), max_size=3), st.sets(st.integers(0, 12), max_size=3))
+def test_suppressed_tokens_are_dropped_as_by_transformers(scores: Tensor, always: set[int], first: set[int]) -> None:
+    """Those beyond the vocabulary say nothing."""
+    rows, n_vocab = scores.shape
+    ids = torch.zeros(rows, 1, dtype=torch.long)
+    asked = Sampling(suppress=tuple(always), suppress_first=tuple(first))
+    want = run(SuppressTokensLogitsProcessor([*always]), ids, scores) if always else scores
+    equal(sampling.suppressed(scores, asked, first=False), want)
+    want = run(SuppressTokensAtBeginLogitsProcessor([*first], 1), ids, want) if first else want
+    equal(sampling.suppressed(scores, asked, first=True), want)
+    if {*range(n_vocab)} - always - first and not bool((want == -math.inf).all(-1).any()):
+        both = chosen([asked] * rows, scores, 2)
+        assert not {*both.flatten().tolist()} & always
+        assert not {*both[:, 0].tolist()} & first
+
+
+@pytest.mark.parametrize("value", [[1], (1, -1), (1.0,), (True,), 3])
+@pytest.mark.parametrize("field", ["suppress", "suppress_first"])
+def test_suppressed_tokens_are_ids(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field):
+        Sampling(**{field: value})  # type: ignore[arg-type]  # pyright: ignore

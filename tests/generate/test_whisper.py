@@ -17,9 +17,11 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 
 import asbuilt
 from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate
+from asbuilt.generate.sampling import Sampling
 from asbuilt.media.sound import PREPROCESSOR, LogMel, read_sound
 
 RATE = 16000
@@ -130,3 +132,108 @@ def test_a_preprocessor_that_says_otherwise_is_refused(key: str, value: object, 
     file.write_text(json.dumps(said | {key: value}))
     with pytest.raises(InputError, match=key):
         LogMel.read(tmp_path)
+
+
+TOKENS: dict[str, Any] = {
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 40, "<|fr|>": 41},
+    "task_to_id": {"transcribe": 42, "translate": 43},
+    "no_timestamps_token_id": 44,
+}
+
+
+def set_generation(folder: Path, **settings: object) -> None:
+    """Writes these settings beside what the folder's generation settings say; None leaves one out."""
+    file = folder / "generation_config.json"
+    said = (
+        json.loads(file.read_text()) | {"_from_model_config": None} | settings
+    )  # else transformers reads others alone
+    file.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [
+        (TOKENS | {"language": "fr", "task": "translate"}, (3, 41, 43, 44)),
+        (TOKENS | {"language": "english"}, (3, 40, 42, 44)),
+        (TOKENS | {"language": "<|fr|>", "task": "transcribe"}, (3, 41, 42, 44)),
+        (TOKENS | {"language": "French", "forced_decoder_ids": [[1, 40], [2, 43]]}, (3, 41, 42, 44)),
+        (TOKENS | {"forced_decoder_ids": [[1, 40], [2, 43]]}, (3, 40, 43, 44)),
+        ({"forced_decoder_ids": [[1, 40], [2, 43]]}, (3, 40, 43)),
+        ({"no_timestamps_token_id": 44}, (3, 44)),
+        ({"no_timestamps_token_id": 44, "forced_decoder_ids": [[1, 44]]}, (3, 44)),
+    ],
+)
+def test_settings_of_a_folder_give_transformers_tokens(
+    settings: dict[str, Any], start: tuple[int, ...], folder: Path, tmp_path: Path
+) -> None:
+    """Language, task, forced and suppressed tokens, of the first token as well."""
+    new, heard = 12, sound()
+    set_generation(folder, suppress_tokens=[2])  # nothing ends
+    plain = _theirs(folder, heard, new, list(start))
+    assert len(plain) == new
+    set_generation(folder, **settings)
+    wanted = _theirs(folder, heard, new)
+    assert wanted == plain  # they begin as we say
+    suppressed = sorted({2, plain[3], plain[5]})
+    first = [plain[0], 7]
+    set_generation(folder, suppress_tokens=suppressed, begin_suppress_tokens=first)
+    source = open_model(folder)
+    assert source.decoder_start == start
+    assert source.suppressed == (tuple(suppressed), tuple(first))
+    wanted = _theirs(folder, heard, new)
+    file = tmp_path / "a.wav"
+    soundfile.write(file, heard.numpy(), RATE, subtype="FLOAT")
+    have = asbuilt.generate(str(folder), [*start], audio=str(file), max_new_tokens=new)
+    assert have == wanted != plain
+    assert have[0] not in first
+    assert not {*have} & {*suppressed}
+    alone = asbuilt.generate(
+        str(folder), [*start], audio=str(file), max_new_tokens=new, sampling=Sampling(suppress=(2, plain[0]))
+    )
+    assert plain[0] not in alone  # a request's own
+
+
+def _theirs(folder: Path, heard: Tensor, new: int, start: list[int] | None = None) -> list[int]:
+    """Transformers' new tokens, after a start of its own or this one."""
+    theirs = WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    features = WhisperFeatureExtractor(**SMALL)(heard.numpy(), sampling_rate=RATE, return_tensors="pt").input_features
+    given = {} if start is None else {"decoder_input_ids": torch.tensor([start])}
+    want: Any = theirs.generate(features, do_sample=False, max_new_tokens=new, **given)  # type: ignore[arg-type]
+    found = want[0].tolist()
+    if start is not None:
+        found = found[len(start) :] if found[: len(start)] == start else found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (TOKENS | {"language": "klingon"}, "language"),
+        (TOKENS | {"task": "transcribe"}, "language"),
+        (TOKENS | {"language": "en", "task": "sing"}, "task"),
+        (TOKENS | {"language": "en", "lang_to_id": {"<|en|>": "40"}}, "lang_to_id"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], key: str, folder: Path) -> None:
+    set_generation(folder, **settings)
+    with pytest.raises(InputError, match=key):
+        _ = open_model(folder).decoder_start
+
+
+@pytest.mark.parametrize("value", ["2", [2.0], [True]])
+@pytest.mark.parametrize("key", ["suppress_tokens", "begin_suppress_tokens"])
+def test_suppressed_tokens_are_token_ids(key: str, value: object, folder: Path) -> None:
+    set_generation(folder, **{key: value})
+    with pytest.raises(InputError, match=key):
+        _ = open_model(folder).suppressed
+    set_generation(folder, **{key: [-1, 4, 50, 10**9]})
+    assert (4,) in open_model(folder).suppressed
+
+
+def test_a_language_that_nobody_names_is_the_models_to_say(folder: Path) -> None:
+    """Its token comes first then, so no token for no times is put before it."""
+    set_generation(folder, **TOKENS, forced_decoder_ids=[[1, None], [2, 42]])
+    assert open_model(folder).decoder_start == (3,)
+    set_generation(folder, forced_decoder_ids=None, language="en", return_timestamps=True)
+    assert open_model(folder).decoder_start == (3, 40, 42)

@@ -67,6 +67,7 @@ from asbuilt.spec import (
     Recurrent,
     RMSNorm,
     Rotary,
+    SharedHead,
     ShortConvolution,
     StreamMerge,
     TimeMixing,
@@ -154,6 +155,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
     "FusedPredictor": {"normed": False},
+    "SharedHead": {"tied": False},
     "GatedConvolution": {"bias": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
@@ -281,7 +283,7 @@ def examples() -> dict[type[Part], Part]:
     found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
-    found[FusedPredictor] = FUSED
+    found[FusedPredictor], found[SharedHead] = FUSED, SharedHead(d_model=6, n_vocab=5)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found
 
@@ -584,6 +586,7 @@ def test_a_predictor_is_as_wide_as_its_embedding() -> None:
     for field, value in (
         ("block", narrow.blocks[0]),
         ("head", replace(predictor.head, d_model=768)),
+        ("head", SharedHead(d_model=predictor.d_model, n_vocab=5)),
         ("norm", narrow.norm),
         ("token_norm", narrow.norm),
         ("stream_norm", narrow.norm),

@@ -93,7 +93,7 @@ def examples() -> dict[str, Part]:
     found.setdefault("GatedMLP", spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
     both = spec.Attention(d_model=4, d_input=8, n_heads=1, n_kv_heads=1, d_head=2)
     shared = spec.SharedTransformer(attention=both, ffn=spec.GatedMLP(d_model=4, d_ff=8, activation="silu"))
-    found["FusedPredictor"] = FUSED
+    found["FusedPredictor"], found["SharedHead"] = FUSED, spec.SharedHead(d_model=6, n_vocab=5, tied=True)
     found["SharedTransformer"], found["SideTransformer"] = shared, spec.SideTransformer(shared=shared, rank=2)
     return found
 

@@ -106,7 +106,8 @@ def generate(
     `model` is a name, a path or a source, whose weights are loaded for this one call, or a built model, for which
     `tokenizer` is a tokenizer or a model that has one. `dtype` is the compute dtype; None means as stored, or float32
     if that is much faster on this machine. Greedy unless `sampling` is given; ends at the model's end tokens, before a
-    `stop` text, or after `max_new_tokens`. A model that sees is given `images`, files, Pillow's images, or pixels or
+    `stop` text, or after `max_new_tokens`; tokens that the folder's generation settings suppress are not chosen, unless
+    `sampling` says which. A model that sees is given `images`, files, Pillow's images, or pixels or
     patches as it reads them: each replaces one placeholder of the prompt, and a text without any begins with them. A
     model that hears is given `audio`, a file or a spectrogram, and writes on
     from the prompt, a text prompt after its start tokens. With `draft`, `draft_tokens` tokens at a time are drafted and
@@ -125,7 +126,7 @@ def generate(
     source = source_of(model, weights=True, allow_unread=allow_unread)
     if ids and source.tokenizer() is None:
         model = load(source, None if dtype is None else dtype_of(dtype))
-        options |= {"draft": drafts.loaded(model)}
+        options |= {"draft": drafts.loaded(model), "sampling": _sampled(source, sampling)}
         return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
     options |= {"stop": stop}
     completion, compute = begin(source, prompt, dtype, options, tokenizer=_tokenizer_of(tokenizer), draft=drafts)
@@ -175,6 +176,14 @@ def _required(source: Source) -> Tokenizer:
             "has no tokenizer", field="MODEL", value=source.name, fix="add its tokenizer.json to the folder"
         )
     return tokenizer
+
+
+def _sampled(source: Source, sampling: Sampling) -> Sampling:
+    """Returns the settings with the tokens that the folder suppresses, unless the request says which."""
+    if sampling.suppress or sampling.suppress_first:
+        return sampling
+    suppress, first = source.suppressed
+    return replace(sampling, suppress=suppress, suppress_first=first)
 
 
 def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
@@ -256,6 +265,7 @@ def begin(
     options = {name: value for name, value in options.items() if name != "images"} | _seen(
         source, options.get("images")
     )
+    options["sampling"] = _sampled(source, options.get("sampling", Sampling()))
     tokenizer, reads = tokenizer or _required(source), "source" in source.spec.reads
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)

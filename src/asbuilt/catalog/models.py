@@ -711,6 +711,7 @@ _akin(
     router=Router(d_model=2048, n_experts=512, top_k=10, renormalise=True),
     d_expert=512,
     d_shared=512,
+    n_predictors=1,
     vocab=151936,
     context=262144,
     theta=1e7,

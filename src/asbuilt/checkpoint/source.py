@@ -32,6 +32,7 @@ from asbuilt.packing import CACHE
 from asbuilt.spec import Model, from_dict
 from asbuilt.spec.whole import WHOLES
 from asbuilt.text.ends import declared_ends
+from asbuilt.text.spoken import task_tokens, without_times
 
 if TYPE_CHECKING:
     from asbuilt.catalog import Entry
@@ -116,6 +117,8 @@ class Source:
     def decoder_start(self) -> tuple[int, ...]:
         """The first tokens of an encoder-decoder model's text: its start token, and the forced tokens after it.
 
+        The language and the task of a speech model that are set, and that it writes no times, overrule forced tokens.
+
         Raises InputError if neither config has a start token.
         """
         said = self._generation
@@ -126,9 +129,27 @@ class Source:
                 value=start,
                 allowed="a token id, in config.json or generation_config.json",
             )
+        spoken = task_tokens(said, self.name)
+        if spoken:
+            return start, *spoken
         forced = said.get("forced_bos_token_id")
         first = (start,) if type(forced) is not int else (start, forced)
-        return first if (later := said.get("forced_decoder_ids")) is None else (*first, *_forced(later, len(first)))
+        first = first if (later := said.get("forced_decoder_ids")) is None else (*first, *_forced(later, len(first)))
+        return without_times(said, first)
+
+    @property
+    def suppressed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that generation never chooses, and those that it does not choose first.
+
+        Raises InputError for anything but token ids; numbers that no token has say nothing.
+        """
+        found = []
+        for key in ("suppress_tokens", "begin_suppress_tokens"):
+            said = self._generation.get(key) or []
+            if not isinstance(said, list) or not all(type(token) is int for token in said):
+                raise InputError(field=f"{self.name}: {key}", value=said, allowed="a list of token ids, or null")
+            found.append(tuple(token for token in said if 0 <= token < self.spec.n_vocab))
+        return found[0], found[1]
 
     @property
     def chat_template(self) -> str | None:

@@ -370,6 +370,8 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
                 by_kind[owner.kind] += math.ceil(nbytes if share == 1 else nbytes * share)
             if weight.role == "table" and full in multiplied:
                 by_kind["head"] += math.ceil(nbytes)
+        for full, weight in owner.rereads().items():
+            by_kind[owner.kind] += math.ceil(held(full, weight, owner))
     everything = walk_stored(spec) if run.predictors else walk(spec)
     remembered = [r for _, part in everything for r in part.remembers()]
     read = sum(r.size * r.tokens_read(run) * r.number_bytes(kv) for r in remembered)

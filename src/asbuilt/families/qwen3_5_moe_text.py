@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from asbuilt.families import qwen3_5_text
-from asbuilt.families.shared import delta_nets, experts
+from asbuilt.families.shared import delta_nets, experts, predictors
 from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.key import Irrelevant, Only, Size, but
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, sizes
@@ -39,6 +39,7 @@ FAMILY = replace(
         delta_nets.LayerKinds(),
         *delta_nets.SIZES,
         *delta_nets.REDUNDANT,
+        predictors.One("mtp_num_hidden_layers", "num_nextn_predict_layers"),
         experts.TRAINING,
         experts.routed(
             *experts.counts("num_experts", "num_local_experts", n_experts=256, top_k=8),

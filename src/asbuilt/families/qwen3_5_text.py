@@ -5,7 +5,7 @@ Qwen Team 2026 (Qwen3.5, its blog post). The text of qwen3_5, which has a vision
 
 from __future__ import annotations
 
-from asbuilt.families.shared import delta_nets
+from asbuilt.families.shared import delta_nets, predictors
 from asbuilt.families.shared.ends import decoder_ends
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import but
@@ -44,6 +44,7 @@ FAMILY = Family(
         delta_nets.LayerKinds(),
         *delta_nets.SIZES,
         *delta_nets.REDUNDANT,
+        predictors.One("mtp_num_hidden_layers", "num_nextn_predict_layers"),
     ),
     build=delta_nets.build,
     names=NAMES,

@@ -6,7 +6,7 @@ are stored as two tensors, by key head.
 
 from __future__ import annotations
 
-from asbuilt.families.shared import delta_nets, experts
+from asbuilt.families.shared import delta_nets, experts, predictors
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Size, but
 from asbuilt.families.shared.names import Fused
@@ -36,6 +36,7 @@ FAMILY = Family(
         delta_nets.LayerKinds(),
         *delta_nets.SIZES,
         *delta_nets.REDUNDANT,
+        predictors.One("num_nextn_predict_layers", "mtp_num_hidden_layers"),
         experts.TRAINING,
         experts.routed(
             *experts.counts("num_experts", "num_local_experts", n_experts=512, top_k=10), experts.renormalise(True)

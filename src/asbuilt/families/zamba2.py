@@ -270,11 +270,12 @@ ADAPTED = tuple(f"mixer.side.{name}" for name in ("adapt", "adapt_gate", "adapt_
 class _Names(Names):
     """Names of layers of either kind; the low-rank maps are named by `names`."""
 
-    def _inside(self, block: Block, path: str, prefix: str, family: str) -> list[Entry]:
+    def inside(self, block: Block, path: str, prefix: str, family: str) -> list[Entry]:
+        """See `Names.inside`."""
         if block.branches[0].side is None:
-            return super()._inside(block, path, prefix, family)
+            return super().inside(block, path, prefix, family)
         fused = {f"{SHARED}.feed_forward.gate_up_proj": Fused(stems=(f"{AT}.ffn.gate", f"{AT}.ffn.up"))}
-        return Names(stems=HYBRID, fused=fused, elsewhere=ADAPTED)._inside(block, path, prefix, family)
+        return Names(stems=HYBRID, fused=fused, elsewhere=ADAPTED).inside(block, path, prefix, family)
 
 
 NAMES = _Names(

@@ -88,6 +88,9 @@ def generate(
     for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
         log.warning(note)
     if draft is not None:
+        if not draft.sees and (images is not None or audio is not None):
+            given = "audio" if images is None else "images"
+            raise InputError(f"only prompt lookup drafts beside {given}", field="draft", allowed="prompt")
         check_draft(model.spec, draft, len(prompts), len(rows.begun[0]) if prompts else 0, max_new_tokens)
         return _drafted(model, rows, rooms[0], requests[0], frozenset(eos_ids), prefill_chunk, kernel, draft)
     return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
@@ -270,7 +273,7 @@ def _drafted(
         model.spec, batch=1, capacity=capacity, dtype=model.dtype, device=model.device, source=source, chunk=chunk
     )
     draft.begin(model, capacity, chunk=chunk, kernel=kernel)
-    chooser, drafts = Chooser(request), list[Draft]()
+    chooser, drafts = Chooser(request, len(text)), list[Draft]()
     mark: Mark | None = None
     with draft.watching(model):
         logits_TV = prefill(

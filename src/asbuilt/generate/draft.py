@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from asbuilt import spec
 from asbuilt.errors import InputError
-from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, transform
+from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, suppressed, transform
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.fused_predictor import FusedPredictor
@@ -62,11 +62,11 @@ class Chooser:
     """Draws tokens as one request's settings say, and accepts or rejects drafts.
 
     Its random numbers are the request's own, but more are drawn than without drafts: equal seeds give equal texts only
-    with equal drafts. Greedy decoding draws none.
+    with equal drafts. Greedy decoding draws none. `begun` is the length of the text before the first new token.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(self, sampling: Sampling, begun: int | None = None) -> None:
+        self.sampling, self.begun = sampling, begun
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
     def probabilities(self, logits_V: Tensor, text: Sequence[int]) -> Tensor:
@@ -79,6 +79,7 @@ class Chooser:
         if said.repetition_penalty != 1:
             seen_V = seen_tokens(text, len(logits_V), logits_V.device)
             logits_V = penalise_repetition(logits_V, seen_V, said.repetition_penalty)
+        logits_V = suppressed(logits_V, said, first=len(text) == self.begun)
         if said.temperature == 0:
             p_V = torch.zeros(len(logits_V), dtype=torch.float64, device=logits_V.device)
             p_V[logits_V.max(-1).indices] = 1.0
@@ -118,6 +119,7 @@ class Drafter:
     """
 
     usual: int = USUAL
+    sees: bool = False  # whether it drafts beside images and sounds too
 
     def __init__(self, count: int | None = None) -> None:
         if count is not None and (type(count) is not int or count < 1):
@@ -163,6 +165,8 @@ class PromptLookup(Drafter):
 
     No model drafts: good for answers that repeat their prompt, such as summaries and edited code.
     """
+
+    sees = True
 
     def __init__(self, count: int | None = None, longest: int = 3) -> None:
         super().__init__(count)
@@ -298,8 +302,9 @@ class Predictors(StreamDrafter):
     """
 
     def check(self, model: ModelSpec) -> None:
-        """See `Drafter.check`."""
-        _require_text_alone(model)
+        """See `Drafter.check`; a model may read images, but none are given then."""
+        if model.reads != ("tokens", "images"):
+            _require_text_alone(model)
         if not isinstance(model, spec.LanguageModel) or not model.predictors:
             raise InputError(
                 "the model has no predictors of its own",
@@ -356,7 +361,8 @@ class Predictors(StreamDrafter):
                 stream_1TM = torch.cat((sure_1TM, self._run(k, after[at:], stream_1TM[:, at:])), 1)
             else:
                 stream_1TM = self._run(k, tokens[-1:], stream_1TM[:, -1:])
-            q_V = chooser.probabilities(self.predictors[k].scores(stream_1TM[:, -1:])[0, -1], tokens)
+            scores_11V = self.predictors[k].scores(stream_1TM[:, -1:], self.target.scores)
+            q_V = chooser.probabilities(scores_11V[0, -1], tokens)
             drafts.append(Draft(chooser.draw(q_V), q_V))
             tokens.append(drafts[-1].token)
         for cache, mark in zip(self.caches, marks, strict=False):
@@ -370,6 +376,7 @@ class Predictors(StreamDrafter):
         for at in range(0, len(tokens), size):
             ids_1T = torch.tensor([tokens[at : at + size]], device=model.device)
             step = model.begin((1, ids_1T.shape[1]), model.device, self.caches[k], None, self.kernel)
+            step.table = model.table
             with row_products(model.dtype, model.device, ids_1T.numel()):
                 made.append(self.predictors[k].states(ids_1T, stream_1TM[:, at : at + size], step))
         return torch.cat(made, 1)

@@ -24,7 +24,8 @@ CANDIDATES = 1024
 class Sampling:
     """How one request samples its tokens; temperature 0 is greedy, None disables a transform.
 
-    Raises InputError for a value out of range. Equal seeds and equal logits give equal tokens, whatever else runs.
+    Tokens in `suppress` are never chosen, those in `suppress_first` not as the first one after the prompt. Raises
+    InputError for a value out of range. Equal seeds and equal logits give equal tokens, whatever else runs.
     """
 
     temperature: float = 0.0
@@ -33,6 +34,8 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int = 0
+    suppress: tuple[int, ...] = ()
+    suppress_first: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # beyond these bounds float32 logits overflow, and the probabilities become NaN
@@ -45,6 +48,10 @@ class Sampling:
         if self.top_k is not None:
             _require("top_k", self.top_k, 1, 2**31 - 1, whole=True)
         _require("seed", self.seed, 0, 2**63 - 1, whole=True)
+        for field in ("suppress", "suppress_first"):
+            said = getattr(self, field)
+            if not isinstance(said, tuple) or not all(type(token) is int and token >= 0 for token in said):
+                raise InputError(field=field, value=said, allowed="a tuple of token ids")
 
 
 def _require(field: str, value: float, low: float, high: float, *, whole: bool = False, other: str = "") -> None:
@@ -61,6 +68,13 @@ def penalise_repetition(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> T
     """
     penalised = torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty)
     return torch.where(seen_BV, penalised, logits_BV)
+
+
+def suppressed(logits_BV: Tensor, sampling: Sampling, *, first: bool) -> Tensor:
+    """Returns the logits with those of suppressed tokens dropped; `first` is the one after the prompt."""
+    said = {*sampling.suppress, *(sampling.suppress_first if first else ())}
+    tokens = [token for token in said if token < logits_BV.shape[-1]]
+    return logits_BV.index_fill(-1, torch.tensor(tokens, device=logits_BV.device), NEVER) if tokens else logits_BV
 
 
 def divide_by_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
@@ -148,6 +162,7 @@ class Sampler:
         self._requests = list(requests)
         self._generators = [torch.Generator().manual_seed(request.seed) for request in requests]
         self._seen_BV: Tensor | None = None
+        self._first = True
         if any(request.repetition_penalty != 1 for request in requests):
             self._seen_BV = torch.zeros(len(prompts), n_vocab, dtype=torch.bool, device=device)
             for row, prompt in enumerate(prompts):
@@ -160,7 +175,9 @@ class Sampler:
         for row, request in enumerate(self._requests):
             groups.setdefault(replace(request, seed=0), []).append(row)
         self._groups = list(groups.items())
-        self._greedy = all(r.temperature == 0 and r.repetition_penalty == 1 for r in groups)
+        self._greedy = all(
+            r.temperature == 0 and r.repetition_penalty == 1 and not r.suppress and not r.suppress_first for r in groups
+        )
 
     def keep(self, rows: list[int]) -> None:
         """Continues with only these rows, in this order."""
@@ -177,6 +194,7 @@ class Sampler:
         chosen_B = torch.empty(len(logits_BV), dtype=torch.long, device=logits_BV.device)
         for settings, rows in self._groups:
             chosen_B[rows] = self._choose(logits_BV[rows], settings, rows)
+        self._first = False
         if self._seen_BV is not None:
             self._seen_BV.scatter_(1, chosen_B[:, None], True)
         return chosen_B
@@ -186,6 +204,7 @@ class Sampler:
             logits_BV = logits_BV.float()
         if settings.repetition_penalty != 1 and self._seen_BV is not None:
             logits_BV = penalise_repetition(logits_BV, self._seen_BV[rows], settings.repetition_penalty)
+        logits_BV = suppressed(logits_BV, settings, first=self._first)
         if settings.temperature == 0:
             return logits_BV.max(-1).indices  # equals argmax, in less than half the time
         uniform = [torch.rand((), generator=self._generators[row], dtype=torch.float64) for row in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -46,3 +48,13 @@ class Head(PartModule):
         if self.shift is not None:
             logits = logits + self.shift.to(logits.dtype)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+@computes(spec.SharedHead)
+class SharedHead(PartModule):
+    """Logits by the head of the whole model."""
+
+    def forward(self, x: Tensor, whole: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Returns (..., n_vocab), as `whole` makes them: the head of the model."""
+        assert whole is not None, "the whole model must share its head"
+        return whole(x)

@@ -5,14 +5,14 @@ Shapes: batch B, new tokens T, model width M.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from asbuilt.nn.block import Block
-from asbuilt.nn.embedding import TokenEmbedding
-from asbuilt.nn.head import Head
+from asbuilt.nn.head import SharedHead
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.model import Model
 from asbuilt.nn.registry import computes, module
@@ -23,6 +23,9 @@ from asbuilt.spec.part import Kernel
 if TYPE_CHECKING:
     from asbuilt.nn.cache import Cache
 
+# From the normalised stream to logits.
+Scores = Callable[[Tensor], Tensor]
+
 
 @computes(spec.Predictor)
 class Predictor(PartModule):
@@ -32,27 +35,30 @@ class Predictor(PartModule):
 
     def __init__(self, part: spec.Predictor, path: str) -> None:
         super().__init__(part, path)
-        self.embedding = TokenEmbedding(part.embedding, f"{path}.embedding")
+        self.embedding = module(part.embedding, f"{path}.embedding")
         self.token_norm = module(part.token_norm, f"{path}.token_norm")
         self.stream_norm = module(part.stream_norm, f"{path}.stream_norm")
         self.block = Block(part.block, f"{path}.block")
         self.norm = module(part.norm, f"{path}.norm")
-        self.head = Head(part.head, f"{path}.head")
+        self.head = module(part.head, f"{path}.head")
         self.requires_grad_(False)
 
-    def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
+    def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step, whole: Scores | None = None) -> Tensor:
         """Returns logits (B, T, n_vocab) of the tokens after `next_BT`, which follow the stream's positions."""
-        return self.scores(self.states(next_BT, stream_BTM, step))
+        return self.scores(self.states(next_BT, stream_BTM, step), whole)
 
     def states(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M), normalised: what the head reads, and a further predictor as its stream."""
+        """Returns (B, T, M), normalised: what the head reads, and a further predictor as its stream.
+
+        A shared embedding looks up the step's table.
+        """
         step.tokens_BT = next_BT
         halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
         return self.norm(self.block(self.join(torch.cat(halves, -1)), step))
 
-    def scores(self, x_BTM: Tensor) -> Tensor:
-        """Returns the logits of normalised states."""
-        return self.head(x_BTM, self.embedding.table)
+    def scores(self, x_BTM: Tensor, whole: Scores | None = None) -> Tensor:
+        """Returns the logits of normalised states; a shared head is `whole`, the model's own `scores`."""
+        return self.head(x_BTM, whole if isinstance(self.head, SharedHead) else None)
 
 
 @computes(spec.LanguageModel)

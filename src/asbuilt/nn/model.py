@@ -100,9 +100,13 @@ class Model(nn.Module):
             x = head.chosen(self.normed(x_BTM), tokens_BT, step.valid_BT)
         else:
             x = self.normed(self.chosen(x_BTM, tokens_BT, step, last))
-        if isinstance(head, AdaptiveHead):
-            return head(x, self.embedding)
-        return x if head is None else head(x, self.table)
+        return self.scores(x)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Returns the logits of the normalised stream, which is given back without a head."""
+        if isinstance(self.head, AdaptiveHead):
+            return self.head(x, self.embedding)
+        return x if self.head is None else self.head(x, self.table)
 
     def chosen(self, x_BTM: Tensor, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the tokens of the stream that the head reads: all, (B, 1, M) if `last`, or the one of its choice."""

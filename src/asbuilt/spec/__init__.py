@@ -45,7 +45,7 @@ from asbuilt.spec.experts import (
 from asbuilt.spec.feedforward import ACTIVATIONS, MLP, XIELU, Activation, GatedMLP
 from asbuilt.spec.fused_predictor import FusedPredictor
 from asbuilt.spec.gated_convolution import GatedConvolution
-from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.head import Head, SharedHead, TiedHead
 from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.image_encoder import ImageEncoder
 from asbuilt.spec.image_grid import GridPatches, GridVision, Windowed
@@ -255,6 +255,7 @@ __all__ = [
     "Sections",
     "SharedChoice",
     "SharedEmbedding",
+    "SharedHead",
     "SharedTransformer",
     "ShortConvolution",
     "SideTransformer",

@@ -9,6 +9,7 @@ from asbuilt.spec.encoder import HeadTransform
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.part import (
     Gives,
+    Part,
     Pass,
     Product,
     Weight,
@@ -127,3 +128,39 @@ class TiedHead(_Logits):
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """One product, or two."""
         return self._products(run, "/embedding.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedHead(Part):
+    """Logits by the head of the whole model: its matrix, bias, scale and cap, for another part's vectors.
+
+    The matrix is that head's own, or the embedding's table where the head is `tied`.
+    """
+
+    kind = "head"
+    d_model: int
+    """Width of the residual stream."""
+    n_vocab: int
+    """Size of the vocabulary, one logit per token."""
+    tied: bool = False
+    """Whether the whole model's head is tied to its embedding."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "n_vocab")
+        require_flags(self, "tied")
+
+    @property
+    def _matrix(self) -> str:
+        return "embedding.weight" if self.tied else "head.weight"
+
+    def shard(self, tensor: int, expert: int = 1) -> Self:
+        """Each device makes n_vocab / tensor of the logits, padded if that is not whole."""
+        return replace(self, n_vocab=divided_vocabulary(self.n_vocab, tensor))
+
+    def rereads(self) -> dict[str, Weight]:
+        """That head's matrix."""
+        return {self._matrix: Weight(shape=(self.n_vocab, self.d_model), role="matrix", split="out")}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product."""
+        return (Product(name="logits", a=run.rows, b=self.d_model, c=self.n_vocab, weight=f"/{self._matrix}"),)

@@ -8,8 +8,8 @@ from typing import Self
 
 from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
 from asbuilt.spec.block import Block
-from asbuilt.spec.embedding import TokenEmbedding
-from asbuilt.spec.head import Head, TiedHead
+from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
+from asbuilt.spec.head import Head, SharedHead, TiedHead
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.model import Model
 from asbuilt.spec.norms import Norm
@@ -20,13 +20,14 @@ from asbuilt.spec.part import Part, Pass, Product, require, require_sizes
 class Predictor(Mapped):
     """An extra layer that reads the stream at a token and the next token, and predicts the one after that.
 
-    head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))), with its own embedding and head as
-    stored. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token prediction. The first predictor reads the model's
-    stream after the final norm, as vLLM and SGLang do; each further one that of the predictor before it, after its norm
-    (SGLang; vLLM omits it), at the same position, with the token one further on.
+    head(norm(block(join [token_norm(embedding(next token)), stream_norm(stream)]))). Embedding and head are its own,
+    where files store them so, or those of the model. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token
+    prediction. The first predictor reads the model's stream after the final norm, as vLLM and SGLang do; each further
+    one that of the predictor before it, after its norm (SGLang; vLLM omits it), at the same position, with the token
+    one further on.
     """
 
-    embedding: TokenEmbedding
+    embedding: TokenEmbedding | SharedEmbedding
     """Embedding of the next token."""
     token_norm: Norm
     """Norm of the embedded token."""
@@ -36,7 +37,7 @@ class Predictor(Mapped):
     """The block that reads both, joined."""
     norm: Norm
     """Norm before the head."""
-    head: Head
+    head: Head | SharedHead
     """Logits of the token after next."""
     join: Map | None = None
     """Replaces the plain map that joins both, if given."""
@@ -100,6 +101,18 @@ class LanguageModel(Model):
             vocab = self.n_vocab
             same = predictor.embedding.n_vocab == vocab and predictor.d_model == self.d_model
             require(self, "predictors", same, f"n_vocab = {vocab} and d_model = {self.d_model} as in the embedding")
+            self._require_shared(predictor)
+
+    def _require_shared(self, predictor: Predictor) -> None:
+        """Requires a table and a head that a predictor can use too, if it has none of its own."""
+        if isinstance(predictor.embedding, SharedEmbedding):
+            plain = isinstance(self.embedding, TokenEmbedding) and self.embedding.d_table is None
+            require(self, "predictors", plain, "with an embedding of their own, unless the model has a plain table")
+        if isinstance(predictor.head, SharedHead):
+            head, tied = self.head, isinstance(self.head, TiedHead)
+            plain = isinstance(head, Head | TiedHead) and head.transform is None and head.d_table is None
+            require(self, "predictors", plain, "with a head of their own, unless the model's is one matrix")
+            require(self, "predictors", predictor.head.tied == tied, f"with a SharedHead whose tied = {tied}")
 
     @property
     def source_width(self) -> int | None:

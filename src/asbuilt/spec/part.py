@@ -337,6 +337,10 @@ class Part:
         """
         return edit.replace_where(self, which, change, changes)
 
+    def rereads(self) -> dict[str, Weight]:
+        """Weights of other parts that it reads once more in each pass, by their paths in the whole model."""
+        return {}
+
     @property
     def lends(self) -> str | None:
         """The name under which later parts of the stack use the weights of this one and of those below it."""

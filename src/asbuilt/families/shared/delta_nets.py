@@ -9,21 +9,23 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+from asbuilt.families.shared import predictors
 from asbuilt.families.shared.common import read_layer_types
-from asbuilt.families.shared.dimensions import Sizes, sized
+from asbuilt.families.shared.dimensions import Sizes, sized, with_predictors
 from asbuilt.families.shared.key import Irrelevant, Only, Size, Values
-from asbuilt.families.shared.names import EXPERTS, NO_BUFFERS, QK_NORMS, ROUTER, SHARED_EXPERT, STEMS, Fused, Names
+from asbuilt.families.shared.names import EXPERTS, QK_NORMS, ROUTER, SHARED_EXPERT, STEMS, Fused, Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.rotary import KINDS, Kinds, Rope, read_rotary
 from asbuilt.families.shared.sizes import FULL, every_but_last
-from asbuilt.families.shared.table import Interleave, Layout
+from asbuilt.families.shared.table import Interleave, Layout, TensorTable
 from asbuilt.spec import (
     Attention,
     Block,
     Branch,
     GatedDeltaNet,
     LanguageModel,
+    Model,
     RMSNorm,
     Router,
     ShortConvolution,
@@ -47,11 +49,13 @@ def build(
     d_expert: int | None = None,
     d_shared: int | None = None,
     dense: Collection[int] = (),
+    n_predictors: int = 0,
     **sizes: Unpack[Sizes],
 ) -> LanguageModel:
     """Returns the model of these sizes: a gated delta net in the `linear` layers, gated attention in the others.
 
-    With a `router` the feed-forward is a mixture of experts beside a gated shared one, in all but the `dense` layers.
+    With a `router` the feed-forward is a mixture of experts beside a gated shared one, in all but the `dense` layers. A
+    prediction layer is a layer of attention, whose feed-forward is as the first layer's.
     """
     made = sized(sizes)
     norm, per_head = (RMSNorm(d=d, eps=eps, gain="offset") for d in (made.d_model, made.head_width))
@@ -76,7 +80,11 @@ def build(
     second = {kind: Branch(name="ffn", norm=norm, body=body) for kind, body in ((True, ffn), (False, sparse))}
     kinds = [(one, i in dense) for i, one in enumerate(linear)]
     blocks = {kind: Block(branches=(first[kind[0]], second[kind[1]])) for kind in set(kinds)}
-    return made.model(tuple(blocks[kind] for kind in kinds), norm)
+    spec = made.model(tuple(blocks[kind] for kind in kinds), norm)
+    if not n_predictors:
+        return spec
+    block = Block(branches=(first[False], second[0 in dense]))
+    return with_predictors(spec, block, norm, n_predictors, shared=True)
 
 
 class LayerKinds:
@@ -136,11 +144,6 @@ REDUNDANT = (
     Only("output_gate_type", "swish", None, reason="the delta net's gate is a SiLU"),
     Only("use_sliding_window", False, None, reason="this family has no windows"),
     Irrelevant("states are float32 whatever the weights are", "mamba_ssm_dtype"),
-    Irrelevant(
-        "prediction layers are stored beside the model, and not built",
-        "mtp_num_hidden_layers",
-        "mtp_use_dedicated_embeddings",
-    ),
 )
 
 
@@ -195,8 +198,8 @@ def inward(*names: str) -> tuple[str, ...]:
     return tuple(f"delta_net.body.{name}" for name in names)
 
 
-def names(own: dict[str, str], fused: dict[str, Fused]) -> Names:
-    """Returns the names of such a family's tensors; `own` and `fused` are those of the maps into delta nets."""
+def names(own: dict[str, str], fused: dict[str, Fused]) -> Callable[[Model, str], TensorTable]:
+    """Returns what names such a family's tensors; `own` and `fused` are the names of the maps into delta nets."""
     net = {
         "delta_net.norm": "input_layernorm",
         "delta_net.body.conv": "linear_attn.conv1d",
@@ -206,9 +209,5 @@ def names(own: dict[str, str], fused: dict[str, Fused]) -> Names:
         "delta_net.body.dt_bias": "linear_attn.dt_bias",
         "ffn.body.shared_gate": "mlp.shared_expert_gate",
     }
-    return Names(
-        stems=STEMS | QK_NORMS | ROUTER | SHARED_EXPERT | net | own,
-        fused=QUERIES | fused,
-        experts=EXPERTS,
-        ignored=NO_BUFFERS | {r"mtp\..*": "prediction layers, which are not built"},
-    )
+    stems = STEMS | QK_NORMS | ROUTER | SHARED_EXPERT | net | own
+    return predictors.beside(Names(stems=stems, fused=QUERIES | fused, experts=EXPERTS))

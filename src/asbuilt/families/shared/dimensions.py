@@ -29,6 +29,8 @@ from asbuilt.spec import (
     RMSNorm,
     Rotary,
     Router,
+    SharedEmbedding,
+    SharedHead,
     TiedHead,
     TokenEmbedding,
 )
@@ -202,9 +204,20 @@ def parallel_block(attention: Attention, ffn: FeedForward, norm: Norm) -> Block:
     return Block(branches=(Branch(name="parallel", body=Parallel(attention=attention, ffn=ffn), norm=norm),))
 
 
-def with_predictors(spec: LanguageModel, block: Block, norm: Norm, count: int) -> LanguageModel:
-    """Returns the model with `count` prediction layers of the block, each with an embedding and a head of its own."""
-    n_vocab, d_model = spec.n_vocab, spec.d_model
-    embedding, head = TokenEmbedding(n_vocab=n_vocab, d_model=d_model), Head(n_vocab=n_vocab, d_model=d_model)
-    predictor = Predictor(embedding=embedding, token_norm=norm, stream_norm=norm, block=block, norm=norm, head=head)
+def with_predictors(
+    spec: LanguageModel, block: Block, norm: Norm, count: int, *, shared: bool = False
+) -> LanguageModel:
+    """Returns the model with `count` prediction layers of the block.
+
+    Each has an embedding and a head of its own, or those of the model where they are `shared`.
+    """
+    sizes: dict[str, Any] = {"n_vocab": spec.n_vocab, "d_model": spec.d_model}
+    predictor = Predictor(
+        embedding=SharedEmbedding(**sizes) if shared else TokenEmbedding(**sizes),
+        token_norm=norm,
+        stream_norm=norm,
+        block=block,
+        norm=norm,
+        head=SharedHead(**sizes, tied=isinstance(spec.head, TiedHead)) if shared else Head(**sizes),
+    )
     return replace(spec, predictors=(predictor,) * count)

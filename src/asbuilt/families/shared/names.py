@@ -100,10 +100,11 @@ class Names:
             if not name.startswith(("blocks.", "encoder", "vision")):
                 entries += self._named(child, f"{name}.", path, self.outside, prefix, family, self.elsewhere)
         for i, block in enumerate(spec.blocks):
-            entries += self._inside(block, f"{path}blocks.{i}.", f"{prefix}{self.layers}.{i}.", family)
+            entries += self.inside(block, f"{path}blocks.{i}.", f"{prefix}{self.layers}.{i}.", family)
         return entries
 
-    def _inside(self, block: Block, path: str, prefix: str, family: str) -> list[Entry]:
+    def inside(self, block: Block, path: str, prefix: str, family: str) -> list[Entry]:
+        """Returns the entries of a block at `path`, whose tensors' names begin with `prefix`."""
         entries, elsewhere = self._joined(block, path, prefix, family), self.elsewhere
         elsewhere += tuple(stem for fused in self.fused.values() for stem in fused.stems)
         for branch in block.branches:

@@ -1,4 +1,7 @@
-"""Multi-token prediction layers in configs and checkpoint folders: their number, and names after the last block's."""
+"""Multi-token prediction layers in configs and checkpoint folders: their number, and names.
+
+Most are named as further blocks, after the last one; Qwen's have names of their own, which begin with `mtp`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families.shared.key import DROPPED, Values
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.table import Entry, TensorTable, entry
-from asbuilt.spec import LanguageModel, Model
+from asbuilt.spec import LanguageModel, Model, stored_weights
 
 KEY, OTHER = "num_nextn_predict_layers", "num_mtp_layers"
 MOST = 16
@@ -38,6 +42,67 @@ class Count:
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the number; of a model without them what was carried."""
         return {KEY: len([*parts.model.extras()]) or parts.carried.get(KEY, 0), OTHER: DROPPED}
+
+
+class One:
+    """Whether one prediction layer is stored, as it is unless said; it shares the model's embedding and head.
+
+    Several would share one map and its norms, and a dedicated embedding has no published name: neither is built.
+    """
+
+    dedicated = "mtp_use_dedicated_embeddings"
+    reason = "the spec says it where one is stored; several, or dedicated embeddings, are not built"
+
+    def __init__(self, key: str, other: str) -> None:
+        self.key, self.other = key, other
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the number."""
+        count = reader.size(self.key, self.other, default=1, null=0, least=0, most=MOST)
+        dedicated = reader.flag(self.dedicated, default=False, null=False)
+        values["n_predictors"] = built = int(count == 1 and not dedicated)
+        for key in (self.key, self.other, self.dedicated):
+            if count and not built:
+                reader.note(key, self.reason, "prediction layers are not built: only one is, that shares the embedding")
+            else:
+                reader.irrelevant(key, self.reason)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the number; of a model without them what was carried."""
+        return {self.key: len([*parts.model.extras()]) or parts.carried.get(self.key) or 0, self.other: DROPPED}
+
+
+# of a prediction layer named `mtp`, beside its block
+MTP = {
+    "token_norm": "pre_fc_norm_embedding",
+    "stream_norm": "pre_fc_norm_hidden",
+    "join": "fc",
+    "norm": "norm",
+}
+NOT_BUILT = {r"mtp\..*": "prediction layers, which are not built"}
+
+
+def beside(names: Names) -> Callable[[Model, str], TensorTable]:
+    """Returns what makes the table of a model whose one prediction layer is named `mtp`."""
+
+    def table(spec: Model, family: str) -> TensorTable:
+        found = names(spec, family)
+        layers = list(spec.predictors) if isinstance(spec, LanguageModel) else []
+        if not layers:
+            return replace(found, ignored={**found.ignored, **NOT_BUILT})
+        if len(layers) > 1:
+            raise InputError(f"{family} files have one prediction layer", field="predictors", value=len(layers))
+        entries = [*found.entries, *names.inside(layers[0].block, "predictors.0.block.", "mtp.layers.0.", family)]
+        for path, _, _ in stored_weights(layers[0]):
+            part, _, kind = path.rpartition(".")
+            if part.startswith("block."):
+                continue
+            if part not in MTP:
+                raise InputError(f"{family} files have no name for this weight", field=f"predictors.0.{path}")
+            entries.append(entry(f"predictors.0.{path}", f"mtp.{MTP[part]}.{kind}"))
+        return replace(found, entries=tuple(entries))
+
+    return table
 
 
 def named(names: Names) -> Callable[[Model, str], TensorTable]:

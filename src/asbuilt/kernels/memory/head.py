@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory, product_beside
-from asbuilt.kernels.memory.registry import Saved, memory, memory_of
-from asbuilt.spec.head import Head, TiedHead
+from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
+from asbuilt.spec.head import Head, SharedHead, TiedHead
 from asbuilt.spec.part import Pass
 
 
@@ -39,3 +39,12 @@ class HeadMemory(MappedMemory[Head | TiedHead]):
         if part.transform is None:
             return run.rows * (part.d_table or 0) * run.width + logits + self.peak_beside(run)
         return max(memory(part.transform).peak_bytes(run), run.rows * part.width * run.width + logits)
+
+
+@memory_of(SharedHead)
+class SharedHeadMemory(Memory[SharedHead]):
+    """Memory of logits made with another part's matrix, which are never trained."""
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The logits."""
+        return run.rows * self.part.n_vocab * run.width
