@@ -146,7 +146,7 @@ def test_zeros_and_tiny_numbers(format: str) -> None:
 def test_what_is_no_number_is_refused(format: str, value: float) -> None:
     x = torch.zeros(4, 256)
     x[2, 17] = value
-    with pytest.raises(InputError, match="blk.0.ffn_up.weight: holds NaN or infinite numbers"):
+    with pytest.raises(InputError, match=r"blk\.0\.ffn_up\.weight: holds NaN or infinite numbers"):
         quantise(x, format, "blk.0.ffn_up.weight")
 
 
