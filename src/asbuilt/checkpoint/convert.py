@@ -15,7 +15,6 @@ from asbuilt.checkpoint.source import Source
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 
 def convert(
@@ -24,20 +23,21 @@ def convert(
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: float | None = None,
     progress: Progress | None = None,
-) -> None:
-    """Writes the folder or GGUF file `out` with the weights, config, tokenizer and generation settings of `source`.
+) -> list[Path]:
+    """Writes `source` as the folder or GGUF file `out`, tokenizer and generation settings included; returns the files.
 
-    A name ending in .gguf is written as `write_gguf` does; `dtype` may then be a block format too. A folder is written
-    in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype`
-    None keeps each tensor's dtype (as buffers always do), and for a GGUF file or packed weights means that of `load`.
+    A name ending in .gguf is written as `write_gguf` does, and `dtype` may then be a block format too. A folder is
+    written in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype` None
+    keeps each tensor's dtype (as buffers always do), and for a folder of a GGUF file or packed weights means that of
+    `load`.
     Only the entry being written is in memory and, if the two formats group tensors differently, those read but not yet
     written. Raises InputError as `load` and `save` do; whatever is raised, nothing is left behind.
     """
     source = as_source(source)
     if is_gguf(out):
         formats = Formats(common=None if dtype is None else str(dtype).removeprefix("torch."))
-        write_gguf(source, out, formats, float("inf") if max_shard_bytes is None else max_shard_bytes, progress)
-        return
+        most = float("inf") if max_shard_bytes is None else max_shard_bytes
+        return write_gguf(source, out, formats, most, progress).files
     contents = Contents(source)
     common = contents.dtype(dtype)
     own = _own_dtypes(contents) if source.gguf is None and contents.packed is None else {}
@@ -55,6 +55,7 @@ def convert(
         max_shard_bytes=MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes,
         progress=progress,
     )
+    return sorted(Path(out).iterdir())
 
 
 def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:

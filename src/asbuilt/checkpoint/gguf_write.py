@@ -116,7 +116,9 @@ class _Job:
         self.spec, self.file = source.spec, source.gguf
         if any(weight.format is not None for _, weight, _ in stored_weights(self.spec)):
             fix = "convert the file or folder that it was loaded from"
-            raise InputError("packed weights of our own form are not written", field="MODEL", value=source.name, fix=fix)
+            raise InputError(
+                "packed weights of our own form are not written", field="MODEL", value=source.name, fix=fix
+            )
         family = gguf_family(source.family, self.spec)
         # maps of latent attention are written one by one, as newer files have them
         stored = [name for name in (self.file.tensors if self.file else ()) if not name.endswith("attn_kv_b.weight")]

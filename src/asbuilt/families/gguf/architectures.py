@@ -531,7 +531,10 @@ LATENT_KEYS: tuple[Key, ...] = (
     Both(_latent, _write_latent),
     Both(_latent_rope, _write_latent_rope),
     RMS,
-    *ROUTED, *GROUPED, NORMED)
+    *ROUTED,
+    *GROUPED,
+    NORMED,
+)
 
 
 def _by_sigmoid(file: GGUFFile) -> bool:

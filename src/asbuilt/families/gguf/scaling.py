@@ -182,7 +182,9 @@ def name_factors(factors: tuple[float, ...], d_rotary: int, theta: float) -> Sca
 Said = dict[str, Any]  # keys after `rope.`, and what they say
 
 
-def write_gguf_rotary(rotary: Rotary, *, log_multiplier: float | None = None) -> tuple[Said, dict[str, tuple[float, ...]]]:
+def write_gguf_rotary(
+    rotary: Rotary, *, log_multiplier: float | None = None
+) -> tuple[Said, dict[str, tuple[float, ...]]]:
     """Returns what a header says of rotary positions, and the tensors of divisors that go with it.
 
     With a `log_multiplier` YaRN's attention factor is said by that. Raises InputError for a scaling that files of
