@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,14 @@ def convert(
     dtype: torch.dtype | str | None = None,
     max_shard_bytes: float | None = None,
     progress: Progress | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """Writes `source` as the folder or GGUF file `out`, tokenizer and generation settings included; returns the files.
 
     A name ending in .gguf is written as `write_gguf` does, and `dtype` may then be a block format too. A folder is
     written in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype` None
     keeps each tensor's dtype (as buffers always do), and for a folder of a GGUF file or packed weights means that of
-    `load`.
+    `load`. `note` is told what a GGUF file cannot say of the model.
     Only the entry being written is in memory and, if the two formats group tensors differently, those read but not yet
     written. Raises InputError as `load` and `save` do; whatever is raised, nothing is left behind.
     """
@@ -37,7 +39,7 @@ def convert(
     if is_gguf(out):
         formats = Formats(common=None if dtype is None else str(dtype).removeprefix("torch."))
         most = float("inf") if max_shard_bytes is None else max_shard_bytes
-        return write_gguf(source, out, formats, most, progress).files
+        return write_gguf(source, out, formats, most, progress, note).files
     contents = Contents(source)
     common = contents.dtype(dtype)
     own = _own_dtypes(contents) if source.gguf is None and contents.packed is None else {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,16 +88,19 @@ def write_gguf(
     formats: Formats,
     max_part_bytes: float = float("inf"),
     progress: Progress | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Writes `source`, a checkpoint folder or GGUF file, as the GGUF file `out`, and returns what was written.
 
     Where its parts would exceed `max_part_bytes` it becomes NAME-00001-of-0000N.gguf and so on. Blocks of a GGUF file
-    whose format stays are copied. Raises InputError for a model that no architecture of GGUF holds, a tokenizer that
-    its keys cannot say, numbers that the format cannot hold, files that exist, and a full disk; whatever is raised,
-    nothing is left behind.
+    whose format stays are copied. `note` is told what such files cannot say of the model. Raises InputError for a model
+    that no architecture of GGUF holds, a tokenizer that its keys cannot say, numbers that the format cannot hold, files
+    that exist, and a full disk; whatever is raised, nothing is left behind.
     """
     out = Path(out)
     job = _Job(as_source(source), formats)
+    for path, text in job.header.notes.items():
+        note(f"{path}: {text}")
     parts = in_parts(job.planned, max_part_bytes)
     names = part_names(out.name, len(parts))
     total = sum(tensor.nbytes for tensor in job.planned)
@@ -166,7 +169,7 @@ class _Job:
         return _fitting(FLOATS.get(wanted, wanted.upper()), shape)
 
     def _stored_type(self, entry: Entry) -> str:
-        """Returns the type that an entry's first weight has in the source, of a checkpoint folder's that of its dtype."""
+        """Returns the type that an entry's weights have in the source, of a folder that of their dtype."""
         stored = [self.contents.headers[name] for path in entry.paths for name in self._held[path].names]
         first = stored[0]
         if isinstance(first, GGUFTensor):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
-from asbuilt.cli.output import count, print_json, say, size
+from asbuilt.cli.output import count, print_json, say, size, warn
 from asbuilt.cli.streams import draw
 
 
@@ -37,7 +37,7 @@ def convert(
     stored = dtype and (format_named if is_gguf(out) else torch_name)(dtype, "--dtype")
     model = opened(source, allow_unread, weights=True)
     began = time.perf_counter()
-    files = conversion.convert(model, out, stored, limit, Bar())
+    files = conversion.convert(model, out, stored, limit, Bar(), warn)
     document = _written(model.name, out, files, time.perf_counter() - began)
     if as_json:
         print_json(document)

@@ -10,7 +10,7 @@ import click
 
 from asbuilt.cli.convert import Bar
 from asbuilt.cli.opening import allow_unread_option, opened
-from asbuilt.cli.output import count, print_json, say, size, table
+from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.types import Tokens
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def quantize(
     ids = None if text is None else _tokens(source, text, tokens)
     before = None if ids is None else _loss(source, ids)
     began = time.perf_counter()
-    summary = write_gguf(source, out, formats, limit, Bar())
+    summary = write_gguf(source, out, formats, limit, Bar(), warn)
     document = _document(source.name, summary, time.perf_counter() - began)
     if ids is not None and before is not None:
         after = _loss(opened(str(summary.files[0]), ()), ids)

@@ -278,13 +278,19 @@ def gguf_header(family: str, spec: Model, carried: dict[str, Any], shapes: dict[
     except InputError as error:
         problem = f"a GGUF file of {found.name} cannot hold this model: {error.problem}".rstrip(": ")
         raise InputError(problem, field=error.field, value=error.value, allowed=error.allowed) from error
-    differs = difference(spec, again, "", alike)
+    differs = difference(spec, again, "", alike, found.unsaid)
     if differs is not None:
         path, here, there = differs
         raise InputError(
             f"a GGUF file of {found.name} cannot say this", field=path, value=repr(here), allowed=repr(there)
         )
-    return written
+    unsaid = difference(spec, again, "", alike)
+    if unsaid is None:
+        return written
+    path, here, there = unsaid
+    reason = found.unsaid.get(path.rpartition(".")[2], repr(there))
+    note = f"a GGUF file of {found.name} cannot say {here!r}: whoever reads it computes {reason}"
+    return replace(written, notes={path: note})
 
 
 def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> TensorTable:

@@ -116,11 +116,11 @@ def _encoded(value: Any, kinds: tuple[int, ...]) -> bytes:  # noqa: ANN401
 
 
 def _pair(key: str, value: Any) -> bytes:  # noqa: ANN401
-    typed = value if isinstance(value, Typed) else Typed((kind_of(value),), value)
     try:
+        typed = value if isinstance(value, Typed) else Typed((kind_of(value),), value)
         return _text(key) + struct.pack("<I", typed.kinds[0]) + _encoded(typed.value, typed.kinds)
-    except (struct.error, OverflowError, TypeError) as error:
-        raise InputError(f"cannot be written: {error}", field=key, value=typed.value) from error
+    except (struct.error, OverflowError, TypeError, AttributeError, KeyError) as error:
+        raise InputError(f"cannot be written: {error}", field=key, value=value) from error
     except InputError as error:
         raise InputError(error.problem, field=key, value=error.value, allowed=error.allowed) from error
 
@@ -162,6 +162,8 @@ def _require_possible(tensor: Planned) -> None:
 
 def in_parts(tensors: Sequence[Planned], most: float) -> list[list[Planned]]:
     """Returns the tensors in files of at most `most` bytes of data, except for a single larger tensor."""
+    if not most > 0:
+        raise InputError(field="max_shard_bytes", value=most, allowed="above 0")
     parts: list[list[Planned]] = [[]]
     filled = 0
     for tensor in tensors:

@@ -1,7 +1,7 @@
 """A tokenizer.json as the `tokenizer.ggml.*` keys of a GGUF file: the inverse of `gguf_vocab`.
 
-The file says by a name how texts are split (`pretokenizers`), and has scores in place of a SentencePiece model's merges.
-What it cannot say is refused: what is written is built again and has to split some texts as the original does.
+The file says by a name how texts are split (`pretokenizers`), and has scores in place of a SentencePiece model's
+merges. What it cannot say is refused: what is written is built again and has to split some texts as the original does.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _byte_level(said: Tokens, model: Tokens, where: str) -> Tokens:
         raise _unsaid(where, "normalizer, pre_tokenizer", kinds, "NFC or none, and ByteLevel")
     wanted = (patterns, forms == ["NFC"], bool(model.get("ignore_merges")))
     known = ((name, (pre.patterns, pre.nfc, pre.ignore_merges)) for name, pre in PRE_TOKENIZERS.items())
-    name = next((name for name, has in known if has == wanted), None)
+    name = next((name for name, has in known if has == wanted or not model["merges"]), None)  # splits stop merges alone
     if name is None:
         raise _unsaid(where, "pre_tokenizer", wanted, f"a split that has a name: {one_of(PRE_TOKENIZERS)}")
     return {"model": "gpt2", "pre": name}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -258,7 +258,7 @@ GPT2 = Architecture(
         Size("block_count", "n_layer", most=MOST_LAYERS),
         Size("context_length", "n_ctx"),
         Size("embedding_length", "n_embd"),
-        Size("feed_forward_length", "n_inner"),
+        Size("feed_forward_length", "n_inner", otherwise=lambda config: 4 * config["n_embd"]),
         Vocabulary(),
         Heads(d_model="n_embd", n_heads="n_head", kv="", width=""),
         Both(_positions),
@@ -273,7 +273,7 @@ TOP_K = Size("expert_used_count", "num_experts_per_tok")
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers of the functions that score experts
 BY_SOFTMAX = Only("expert_gating_func", (SOFTMAX,), "experts of this family are scored by softmax")
 BY_SIGMOID = Only("expert_gating_func", (SIGMOID,), "experts of this family are scored by sigmoid")
-UNSCALED = Only("expert_weights_scale", (0, 1), "what experts give is not scaled in this family")
+UNSCALED = Only("expert_weights_scale", (1.0, 0), "what experts give is not scaled in this family")
 
 MIXTRAL = Architecture(
     name="llama",
@@ -405,6 +405,12 @@ def _llama4_norms(header: Header) -> None:
     header.says("use_qk_norm", header.config["num_local_experts"] != 128, "expert_count")
 
 
+def _llama4_step(config: Mapping[str, Any]) -> int | None:
+    """Returns how many layers apart those with experts are, where a config lists them."""
+    layers = config.get("moe_layers")
+    return layers[0] + 1 if layers else None
+
+
 LLAMA4 = Architecture(
     name="llama4",
     family="llama4_text",
@@ -416,7 +422,7 @@ LLAMA4 = Architecture(
         Size("expert_count", "num_local_experts"),
         TOP_K,
         Both(_llama4_norms),
-        Size("interleave_moe_layer_step", "interleave_moe_layer_step"),
+        Size("interleave_moe_layer_step", "interleave_moe_layer_step", otherwise=_llama4_step),
         Only("expert_shared_count", (1,), "each layer with experts has one that all tokens take"),
         BY_SIGMOID,
     ),
@@ -572,6 +578,7 @@ STARCODER2 = Architecture(
         Stored("use_bias", ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
     ),
     may_join=(QKV,),
+    unsaid={"window": "attention to all tokens"},
 )
 # A file does not say which gelu: GPT-NeoX-20B has the tanh form, which llama.cpp takes for all, Pythia the exact one.
 GPTNEOX = Architecture(
@@ -588,6 +595,7 @@ GPTNEOX = Architecture(
         Stored("attention_bias", ("blk.0.attn_qkv.bias",)),
     ),
     joined=(QKV,),
+    unsaid={"activation": "the tanh form of gelu"},
 )
 
 
@@ -645,7 +653,7 @@ BLOOM = Architecture(
         Size("block_count", "n_layer", most=MOST_LAYERS),
         Size("context_length", "seq_length"),
         Size("embedding_length", "hidden_size"),
-        Size("feed_forward_length", "n_inner"),
+        Size("feed_forward_length", "n_inner", otherwise=lambda config: 4 * config["hidden_size"]),
         Vocabulary(),
         Heads(n_heads="n_head", kv="", width=""),
         Number(LAYER_NORM, "layer_norm_epsilon", most=1.0),

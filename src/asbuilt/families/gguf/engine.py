@@ -132,13 +132,17 @@ class Both:
 
 @dataclass(frozen=True)
 class Size:
-    """A whole number that the config says as `to`; without a default the file must have it."""
+    """A whole number that the config says as `to`; without a default the file must have it.
+
+    `otherwise` is what a config means that does not say it.
+    """
 
     suffix: str
     to: str
     default: int | Unset = REQUIRED
     least: int = 1
     most: int = LARGEST_SIZE
+    otherwise: Callable[[Mapping[str, Any]], int | None] = lambda config: None
 
     def __call__(self, header: Header) -> None:
         """Reads it."""
@@ -149,7 +153,8 @@ class Size:
 
     def write(self, writing: Writing) -> None:
         """Says it."""
-        writing.says(self.suffix, writing.config.get(self.to))
+        said = writing.config.get(self.to)
+        writing.says(self.suffix, self.otherwise(writing.config) if said is None else said)
 
 
 @dataclass(frozen=True)
@@ -372,7 +377,8 @@ class Architecture:
     `names` are stems of GGUF names that differ from the usual ones. `more` makes the entries of weights that need
     layouts of their own, from the model, a prefix of paths, one of names, and what the file has. Where the family
     `predicts`, but a file has its prediction layers only in part, they are passed over. `sides` is what names of the
-    decoder and of the encoder begin with.
+    decoder and of the encoder begin with. `unsaid` are fields of the spec that no key says, and what those who read a
+    file compute instead.
     """
 
     name: str
@@ -388,6 +394,7 @@ class Architecture:
     more: Callable[[Model, str, str, Collection[str]], list[Entry]] | None = None
     predicts: bool = False
     sides: tuple[str, str] = ("", "")
+    unsaid: Mapping[str, str] = field(default_factory=dict)
     when: Callable[[GGUFFile], bool] = lambda file: True
     finish: Callable[[Model, GGUFFile], Model] = lambda spec, file: spec
 
@@ -441,11 +448,15 @@ def _with_file_keys(error: InputError, names: Mapping[str, str], name: str) -> I
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A header to be written: its keys, those of the tokenizer and of the file aside, and small tensors of its own."""
+    """A header to be written: its keys, those of the tokenizer and of the file aside, and small tensors of its own.
+
+    `notes` say by the path of a field what whoever reads the file computes instead.
+    """
 
     architecture: Architecture
     metadata: dict[str, Any]
     values: dict[str, tuple[float, ...]]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def write(architecture: Architecture, spec: Model, config: Mapping[str, Any]) -> Written:
