@@ -28,7 +28,7 @@ from asbuilt.families.shared.table import Entry
 from asbuilt.files import open_regular
 from asbuilt.formats.gguf import GGUFFile, GGUFTensor
 from asbuilt.formats.gguf_write import Planned, Typed, header, in_parts, part_names, write
-from asbuilt.spec import Model, Part, Weight, stored_weights
+from asbuilt.spec import Part, Weight, stored_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,6 +127,8 @@ class _Job:
         stored = [name for name in (self.file.tensors if self.file else ()) if not name.endswith("attn_kv_b.weight")]
         self.entries = {entry.names[0]: entry for entry in gguf_table(family, self.spec, stored).entries}
         self._owners = {path: (weight, owner) for path, weight, owner in stored_weights(self.spec)}
+        # logits are products with the head's matrix, in a tied model with the token table
+        self._head = next((path for path in ("head.weight", "embedding.weight") if path in self._owners), None)
         self._held = {path: entry for entry in self.contents.entries for path in entry.paths}
         self._read = Regrouped(self.contents)
         self.planned = self._plan()
@@ -164,7 +166,7 @@ class _Job:
         if len(shape) < 2 or kept_wide(path, weight, owner):
             return "F32"
         given = rules.ruled(path)
-        if not given and wanted not in WIDER and _is_head(path, self.spec):
+        if not given and wanted not in WIDER and path == self._head:
             wanted = HEAD
         return _fitting(FLOATS.get(wanted, wanted.upper()), shape)
 
@@ -258,12 +260,6 @@ def kept_wide(path: str, weight: Weight, owner: Part) -> bool:
     """Returns whether a weight is always written in float32: what is no matrix, nor a table of tokens, and routers."""
     table = weight.role == "table" and not path.endswith("embedding.weight")
     return weight.role in ("bias", "gain") or table or owner.kind == "router"
-
-
-def _is_head(path: str, spec: Model) -> bool:
-    """Returns whether logits are products with the weight: the head's, or the token table's of a tied model."""
-    paths = {path for path, _, _ in stored_weights(spec)}
-    return path == "head.weight" or (path == "embedding.weight" and "head.weight" not in paths)
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:
