@@ -216,13 +216,14 @@ def _phi3_rope(header: Header) -> None:
 
 def _write_phi3_rope(writing: Writing) -> None:
     """Says base and part turned, and where there are two lists of divisors those and their context."""
-    rotary, context = writing.rotary, writing.config.get("original_max_position_embeddings")
+    rotary, config = writing.rotary, writing.config
     if rotary is None:
         return
     writing.turns(replace(rotary, scaling=None))
+    context = config.get("original_max_position_embeddings") or config["max_position_embeddings"]
     writing.says("rope.scaling.original_context_length", context)
     if isinstance(scaling := rotary.scaling, LongRope):
-        writing.says_number("rope.scaling.attn_factor", writing.config["rope_scaling"].get("attention_factor"))
+        writing.says_number("rope.scaling.attn_factor", config["rope_scaling"].get("attention_factor"))
         for kind in ("short", "long"):
             writing.values[f"rope_factors_{kind}.weight"] = getattr(scaling, f"{kind}_factors")
 
@@ -673,7 +674,7 @@ def _mpt_width(header: Header) -> None:
 def _write_mpt_width(writing: Writing) -> None:
     """Says the width of the feed-forward part and the slope."""
     writing.says("feed_forward_length", 4 * writing.config["d_model"])
-    writing.says_number("attention.max_alibi_bias", writing.config["attn_config"].get("alibi_bias_max"))
+    writing.says_number("attention.max_alibi_bias", writing.config["attn_config"].get("alibi_bias_max", 8.0))
 
 
 # The published models have the exact gelu, as those of falcon.
