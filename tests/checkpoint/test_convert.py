@@ -271,9 +271,3 @@ def test_smollm2_becomes_a_folder_that_transformers_loads(smollm2: Path) -> None
             want = dequantize(stored.data.copy(), stored.tensor_type)
             want = unlaced(want, n) if (n := heads_of(name, heads)) else want
             assert torch.equal(tensor, torch.from_numpy(want)), name
-
-
-def test_a_gguf_file_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"OUT: GGUF files can be read but not written .*give a folder"):
-        convert("anything", tmp_path / "model.GGUF")
-    assert not list(tmp_path.iterdir())

@@ -28,6 +28,7 @@ WORDS = {
     "plan": ("train", "gpt2", "--gpu", "h100-sxm"),
     "generate": ("gpt2", "x"),
     "convert": ("gpt2", "out"),
+    "quantize": ("gpt2", "out.gguf", "--format", "q8_0"),
     "measure": ("gpt2",),
     "diff": ("gpt2", "gpt2"),
     "embed": ("gpt2", "x"),

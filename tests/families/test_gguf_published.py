@@ -12,7 +12,7 @@ import pytest
 
 from asbuilt.catalog import find
 from asbuilt.errors import InputError
-from asbuilt.families import gguf_table, read_gguf
+from asbuilt.families import gguf_family, gguf_header, gguf_table, read_gguf
 from asbuilt.formats.gguf import GGUFFile, GGUFTensor
 from asbuilt.spec import stored_weights
 
@@ -390,3 +390,61 @@ def test_every_weight_has_a_name_of_its_own(name: str) -> None:
     for entry in gguf_table(reading.family, reading.spec).entries:
         stored |= dict(zip(entry.names, entry.layout.stored_shapes([shapes[p] for p in entry.paths]), strict=True))
     assert sum(map(math.prod, stored.values())) == sum(map(math.prod, shapes.values()))
+
+
+# What the converter writes though it is what a missing key means, and what we write that it leaves to that.
+UNWRITTEN = {"attention.key_length", "attention.value_length", "rope.scaling.type", "tensor_data_layout"}
+MORE = {"rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "expert_gating_func", "expert_weights_scale"}
+MORE |= {"expert_weights_norm", "expert_shared_count"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_header_is_written_as_the_converter_writes_it(name: str) -> None:
+    architecture, said, _ = PUBLISHED[name]
+    known = find(name)
+    spec = known.spec().without_extras if name == "deepseek-v3" else known.spec()
+    shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
+    stored = {
+        entry.names[0]: entry.layout.stored_shapes([shapes[path] for path in entry.paths])[0]
+        for entry in gguf_table(known.family, spec).entries
+    }
+    written = gguf_header(known.family, spec, {}, stored)
+    assert written.architecture.name == architecture
+    found = {key.removeprefix(f"{architecture}."): value for key, value in written.metadata.items()}
+    assert {key: found[key] for key in said.keys() - UNWRITTEN} == {
+        key: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+        for key, value in said.items()
+        if key not in UNWRITTEN
+    }
+    assert found.keys() - said.keys() <= MORE
+    assert list(written.values) == (["rope_freqs.weight"] if name.startswith("llama-4") else [])
+    assert not written.notes
+
+
+@pytest.mark.parametrize(("name", "field"), [("pythia-70m", "activation"), ("starcoder2-3b", "window")])
+def test_what_no_key_says_is_noted(name: str, field: str) -> None:
+    known = find(name)
+    spec = known.spec()
+    shapes = {path: weight.shape for path, weight, _ in stored_weights(spec)}
+    stored = {
+        entry.names[0]: entry.layout.stored_shapes([shapes[path] for path in entry.paths])[0]
+        for entry in gguf_table(known.family, spec).entries
+    }
+    notes = gguf_header(known.family, spec, {}, stored).notes
+    assert [path.rpartition(".")[2] for path in notes] == [field]
+
+
+def test_heads_of_encoders_are_in_no_file() -> None:
+    known = find("bert-base-uncased")
+    with pytest.raises(InputError, match="bert files have no name for this weight"):
+        gguf_table("bert", known.spec())
+    with pytest.raises(InputError, match="family: GGUF files of this family are not read or written"):
+        gguf_family("mamba", find("mamba-130m").spec())
+
+
+def test_a_family_without_files_is_written_as_one_that_says_the_same() -> None:
+    spec = find("llama-3-8b").spec()
+    assert gguf_family("mistral", spec) == gguf_family("", spec) == "llama"
+    # the window is said by phi3 alone of the architectures that have the rest
+    assert gguf_family("mistral", find("mistral-7b-v0.1").spec()) == "phi3"
+    assert gguf_family("gemma", find("gemma-2b").spec()) == "gemma"

@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asbuilt.checkpoint.gguf_write import Formats, is_gguf, write_gguf
 from asbuilt.checkpoint.load import Contents, as_source, stored_dtype
+from asbuilt.checkpoint.regroup import Regrouped
 from asbuilt.checkpoint.save import MAX_SHARD_BYTES, Progress, write_folder
 from asbuilt.checkpoint.source import Source
-from asbuilt.errors import InputError
-from asbuilt.families.shared.table import Entry
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 
 def convert(
     source: Source | str | Path,
     out: str | os.PathLike[str],
     dtype: torch.dtype | str | None = None,
-    max_shard_bytes: float = MAX_SHARD_BYTES,
+    max_shard_bytes: float | None = None,
     progress: Progress | None = None,
-) -> None:
-    """Writes the folder `out` with the weights, config, tokenizer and generation settings of `source`.
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Path]:
+    """Writes `source` as the folder or GGUF file `out`, tokenizer and generation settings included; returns the files.
 
-    It is written in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype`
-    None keeps each tensor's dtype (as buffers always do), and for a GGUF file or packed weights means that of `load`.
+    A name ending in .gguf is written as `write_gguf` does, and `dtype` may then be a block format too. A folder is
+    written in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype` None
+    keeps each tensor's dtype (as buffers always do), and for a folder of a GGUF file or packed weights means that of
+    `load`. `note` is told what a GGUF file cannot say of the model.
     Only the entry being written is in memory and, if the two formats group tensors differently, those read but not yet
     written. Raises InputError as `load` and `save` do; whatever is raised, nothing is left behind.
     """
-    if Path(out).suffix.lower() == ".gguf":
-        raise InputError("GGUF files can be read but not written", field="OUT", value=str(out), fix="give a folder")
     source = as_source(source)
+    if is_gguf(out):
+        formats = Formats(common=None if dtype is None else str(dtype).removeprefix("torch."))
+        most = float("inf") if max_shard_bytes is None else max_shard_bytes
+        return write_gguf(source, out, formats, most, progress, note).files
     contents = Contents(source)
     common = contents.dtype(dtype)
     own = _own_dtypes(contents) if source.gguf is None and contents.packed is None else {}
@@ -47,11 +52,12 @@ def convert(
         carried=source.reading.carried,
         config_dtype=str(common).removeprefix("torch."),
         dtypes=own if own and dtype is None else own | cast,
-        read=_Regrouped(contents).read,
+        read=Regrouped(contents).read,
         beside=source,
-        max_shard_bytes=max_shard_bytes,
+        max_shard_bytes=MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes,
         progress=progress,
     )
+    return sorted(Path(out).iterdir())
 
 
 def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:
@@ -63,19 +69,3 @@ def _own_dtypes(contents: Contents) -> dict[str, torch.dtype]:
         own = {getattr(torch, stored_dtype(contents.headers[name]) or "uint8") for name in entry.names}
         dtypes |= dict.fromkeys(entry.paths, functools.reduce(torch.promote_types, own))
     return dtypes
-
-
-class _Regrouped:
-    """Reads one format's entries for those of another, which may group the same paths differently."""
-
-    def __init__(self, contents: Contents) -> None:
-        self._contents = contents
-        self._entry = {path: entry for entry in contents.entries for path in entry.paths}
-        self._read: dict[str, Tensor] = {}
-
-    def read(self, wanted: Entry) -> list[Tensor]:
-        for path in wanted.paths:
-            if path not in self._read:
-                entry = self._entry[path]
-                self._read |= dict(zip(entry.paths, self._contents.read(entry), strict=True))
-        return [self._read.pop(path) for path in wanted.paths]

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,11 +150,11 @@ def write_folder(
         places = _begin_shards(partial, shards, total)
         done = 0
         for entry in table.entries:
-            with _named_memory(entry):
+            with named_memory(entry):
                 tensors = entry.layout.save(alike(read(entry)))
             for name, tensor in zip(entry.names, tensors, strict=True):
                 path, place = places.pop(name)  # KeyError: a table that stores a name twice
-                with _named_memory(entry):
+                with named_memory(entry):
                     _write_tensor(path, place, tensor)
                 done += place.nbytes
                 if progress is not None:
@@ -264,7 +264,7 @@ def _write_tensor(path: Path, place: Place, tensor: Tensor) -> None:
 
 
 @contextmanager
-def _named_memory(entry: Entry) -> Iterator[None]:
+def named_memory(entry: Entry) -> Iterator[None]:
     """Turns a failed allocation into an InputError that names the tensor."""
     try:
         yield
@@ -347,21 +347,63 @@ def aside(folder: Path, nbytes: int) -> Iterator[Path]:
     has less than `nbytes` free, and for any error of the file system.
     """
     folder = Path(os.path.abspath(folder))
+
+    def place(partial: Path) -> None:
+        _require_absent(folder)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+
+    with _partial(folder, nbytes, lambda: _require_absent(folder), place) as partial:
+        yield partial
+
+
+@contextmanager
+def files_aside(out: Path, names: Sequence[str], nbytes: int) -> Iterator[Path]:
+    """Yields a temporary folder whose files of these names are moved beside `out` at the end, all of them or none.
+
+    Raises as `aside` does, and if any of the files is there already.
+    """
+    out = Path(os.path.abspath(out))
+    targets = [out.with_name(name) for name in names]
+
+    def absent() -> None:
+        for target in targets:
+            if os.path.lexists(target):
+                raise InputError("already exists", field=str(target), fix="remove it, or choose another name")
+
+    def place(partial: Path) -> None:
+        moved: list[Path] = []
+        try:
+            absent()
+            for target in targets:
+                (partial / target.name).rename(target)
+                moved.append(target)
+        except BaseException:
+            for target in moved:
+                target.unlink(missing_ok=True)
+            raise
+        partial.rmdir()
+
+    with _partial(out, nbytes, absent, place) as partial:
+        yield partial
+
+
+@contextmanager
+def _partial(target: Path, nbytes: int, absent: Callable[[], None], place: Callable[[Path], None]) -> Iterator[Path]:
+    """Yields a temporary folder beside `target`, which `place` puts where it belongs at the end."""
     held: int | None = None
     try:
-        _require_absent(folder)
-        _remove_leftovers(folder)
-        made = [parent for parent in folder.parents if not parent.exists()]  # the innermost first
-        _require_room(folder.parents[len(made)], nbytes)
-        partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+        absent()
+        _remove_leftovers(target)
+        made = [parent for parent in target.parents if not parent.exists()]  # the innermost first
+        _require_room(target.parents[len(made)], nbytes)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
         try:
             partial.mkdir(parents=True)
             held = _lock(partial)
             yield partial
-            _require_absent(folder)
-            if folder.exists():
-                folder.rmdir()
-            partial.rename(folder)
+            place(partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             with suppress(OSError):
@@ -369,7 +411,7 @@ def aside(folder: Path, nbytes: int) -> Iterator[Path]:
                     parent.rmdir()
             raise
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", field=str(folder)) from error
+        raise InputError(f"cannot be written: {error.strerror or error}", field=str(target)) from error
     finally:
         if held is not None:
             os.close(held)

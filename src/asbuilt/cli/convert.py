@@ -1,4 +1,4 @@
-"""`asbuilt convert`: writes a checkpoint folder or GGUF file as a folder that transformers loads."""
+"""`asbuilt convert`: writes a checkpoint folder or GGUF file as a folder that transformers loads, or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from typing import Any
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
-from asbuilt.cli.output import count, print_json, say, size
+from asbuilt.cli.output import count, print_json, say, size, warn
 from asbuilt.cli.streams import draw
 
 
 @click.command()
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--dtype", help="fp32, bf16 or fp16; by default as stored, or fp32 for quantised weights.")
-@click.option(
-    "--max-shard-size", default="5GB", show_default=True, help="Larger checkpoints are split into several files."
-)
+@click.option("--dtype", help="fp32, bf16, fp16, for .gguf also q8_0, q4_k ...; as stored (in a folder unpacked).")
+@click.option("--max-shard-size", help="Split larger checkpoints: 5GB for a folder, for .gguf none unless it is said.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document that lists what was written.")
 def convert(
-    source: str, out: Path, dtype: str | None, max_shard_size: str, allow_unread: tuple[str, ...], as_json: bool
+    source: str, out: Path, dtype: str | None, max_shard_size: str | None, allow_unread: tuple[str, ...], as_json: bool
 ) -> None:
-    """Convert SOURCE, a .gguf file or checkpoint folder, to a Hugging Face folder OUT with safetensors.
+    """Convert SOURCE, a .gguf file or checkpoint folder, to OUT: a Hugging Face folder, or a GGUF file if it ends so.
 
     OUT appears only when it is complete: an interrupted conversion leaves nothing behind.
     """
     from asbuilt.catalog.quantities import parse_bytes
     from asbuilt.checkpoint import convert as conversion
+    from asbuilt.checkpoint.gguf_write import format_named, is_gguf
     from asbuilt.dtypes import torch_name
 
-    limit, stored = parse_bytes(max_shard_size, "--max-shard-size"), dtype and torch_name(dtype, "--dtype")
+    limit = None if max_shard_size is None else parse_bytes(max_shard_size, "--max-shard-size")
+    stored = dtype and (format_named if is_gguf(out) else torch_name)(dtype, "--dtype")
     model = opened(source, allow_unread, weights=True)
     began = time.perf_counter()
-    conversion.convert(model, out, stored, limit, Bar())
-    document = _written(model.name, out, time.perf_counter() - began)
+    files = conversion.convert(model, out, stored, limit, Bar(), warn)
+    document = _written(model.name, out, files, time.perf_counter() - began)
     if as_json:
         print_json(document)
     else:
         say(f"{out}: {size(document['bytes'])} in {count(len(document['files']))} files")
 
 
-def _written(name: str, out: Path, seconds: float) -> dict[str, Any]:
-    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+def _written(name: str, out: Path, paths: list[Path], seconds: float) -> dict[str, Any]:
+    files = {path.name: path.stat().st_size for path in paths}
     return {"source": name, "out": str(out), "files": files, "bytes": sum(files.values()), "seconds": seconds}
 
 

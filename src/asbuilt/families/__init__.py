@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.errors import InputError, near, one_of
-from asbuilt.families.shared.common import QUANTIZATION
+from asbuilt.families.shared.common import QUANTIZATION, difference
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.reader import SLIP, Reading, UnreadKeys, load_config_file
 from asbuilt.families.shared.table import TensorTable
@@ -32,6 +33,8 @@ __all__ = [
     "Reading",
     "UnreadKeys",
     "families_that_write",
+    "gguf_family",
+    "gguf_header",
     "gguf_table",
     "load_config_file",
     "read_config",
@@ -235,6 +238,59 @@ def read_gguf(file: GGUFFile, name: str, allow_unread: Sequence[str] = ()) -> Re
         return gguf.read(_architecture(found, name), found, name, read_config)
 
     return _ignoring(read, file.metadata, name, allow_unread)
+
+
+def gguf_family(family: str, spec: Model) -> str:
+    """Returns the family as which a GGUF file holds the model: its own, else the first that can say the same.
+
+    Raises InputError naming the family where there is none.
+    """
+    from asbuilt.families import gguf
+
+    known = dict.fromkeys(one.family for one in gguf.ARCHITECTURES)
+    if family in known:
+        return family
+    found = next((one for one in known if _writes(one, spec)), None)
+    if found is None:
+        raise _no_gguf(family or "none", "family")
+    return found
+
+
+def gguf_header(family: str, spec: Model, carried: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> gguf.Written:
+    """Returns the header of a GGUF file of the family with tensors of these `shapes`, by name.
+
+    It is read again, with the tensors' names: raises InputError naming the part of the spec that it does not say.
+    """
+    from asbuilt.families import gguf
+    from asbuilt.families.gguf.scaling import alike
+    from asbuilt.formats.gguf import GGUFFile, GGUFTensor
+
+    found = next(one for one in gguf.ARCHITECTURES if one.family == family)
+    written = gguf.write(found, spec, write_config(family, spec, carried, None))
+    shapes = shapes | {name: (len(values),) for name, values in written.values.items()}
+    tensors = {
+        name: GGUFTensor(name=name, shape=shape, type="F32", offset=0, nbytes=0) for name, shape in shapes.items()
+    }
+    said = {"general.architecture": found.name, **written.metadata}
+    file = GGUFFile(path=Path(spec.name), metadata=said, tensors=tensors, values=written.values)
+    try:
+        again = read_gguf(file, spec.name).spec
+    except InputError as error:
+        problem = f"a GGUF file of {found.name} cannot hold this model: {error.problem}".rstrip(": ")
+        raise InputError(problem, field=error.field, value=error.value, allowed=error.allowed) from error
+    differs = difference(spec, again, "", alike, found.unsaid)
+    if differs is not None:
+        path, here, there = differs
+        raise InputError(
+            f"a GGUF file of {found.name} cannot say this", field=path, value=repr(here), allowed=repr(there)
+        )
+    unsaid = difference(spec, again, "", alike)
+    if unsaid is None:
+        return written
+    path, here, there = unsaid
+    reason = found.unsaid.get(path.rpartition(".")[2], repr(there))
+    note = f"a GGUF file of {found.name} cannot say {here!r}: whoever reads it computes {reason}"
+    return replace(written, notes={path: note})
 
 
 def gguf_table(family: str, spec: Model, stored: Collection[str] = ()) -> TensorTable:

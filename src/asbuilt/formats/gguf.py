@@ -17,7 +17,7 @@ import re
 import struct
 import sys
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,16 @@ class GGUFTensor:
 class GGUFFile:
     """A GGUF model's header: key-value metadata and the place of each tensor, in the order of its files.
 
-    `path` is the file, the first one if the model is split.
+    `path` is the file, the first one if the model is split. `kinds` are the types of the values as the file numbers
+    them, of an array also that of its elements. `values` are tensors that are known without the file: the headers of
+    files to be written have them.
     """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
+    kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -222,7 +226,7 @@ def _joined(file: GGUFFile, n_parts: int, spent: int) -> GGUFFile:
         if len(tensors) > MAX_TENSORS:
             raise InputError("too many tensors", field=str(path), value=len(tensors), allowed=f"at most {MAX_TENSORS}")
     _require_total(first, tensors)
-    return GGUFFile(path=paths[0], metadata=first.metadata, tensors=tensors)
+    return GGUFFile(path=paths[0], metadata=first.metadata, tensors=tensors, kinds=first.kinds)
 
 
 def _require_same_model(first: GGUFFile, part: GGUFFile, number: int, n_parts: int) -> None:
@@ -251,14 +255,17 @@ def _parse(cursor: _Cursor) -> GGUFFile:
     n_tensors = cursor.count(8 + 1 + 4 + 4 + 8, "tensor count", MAX_TENSORS)
     n_keys = cursor.count(8 + 1 + 4 + 1, "metadata count", MAX_KEYS)
     metadata: dict[str, Any] = {}
+    kinds: dict[str, tuple[int, ...]] = {}
     for index in range(n_keys):
         key = cursor.name(f"metadata key {index}")
         if key in metadata:
             raise cursor.fail("duplicate metadata key", value=key)
         said = key[:80]
-        metadata[key] = _value(cursor, cursor.u32(f"type of {said}"), said, 0)
+        kind, start = cursor.u32(f"type of {said}"), cursor.at
+        metadata[key] = _value(cursor, kind, said, 0)
+        kinds[key] = (kind, U32.unpack_from(cursor.data, start)[0]) if kind == ARRAY else (kind,)
     tensors = _tensors(cursor, n_tensors, _alignment(cursor, metadata))
-    return GGUFFile(path=cursor.path, metadata=metadata, tensors=tensors)
+    return GGUFFile(path=cursor.path, metadata=metadata, tensors=tensors, kinds=kinds)
 
 
 def _check_version(cursor: _Cursor) -> None:
@@ -356,15 +363,15 @@ def _tensors(cursor: _Cursor, n: int, alignment: int) -> dict[str, GGUFTensor]:
             raise cursor.fail("duplicate tensor", value=name)
         said = name[:80]
         entries[name] = (_shape(cursor, said), cursor.u32(f"type of {said}"), cursor.u64(f"offset of {said}"))
-    base = _aligned(cursor.at, alignment)
+    base = aligned(cursor.at, alignment)
     tensors = {name: _placed(cursor, name, *entry, base, alignment) for name, entry in entries.items()}
     at = base if tensors else cursor.at
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         if tensor.offset != at:
             what = "shares bytes with the tensor before it" if tensor.offset < at else "leaves a hole before it"
             raise cursor.fail(f"{tensor.name[:80]} {what}", value=tensor.offset - base, allowed=f"offset {at - base}")
-        at = _aligned(at + tensor.nbytes, alignment)
-    if cursor.size > _aligned(at, alignment):
+        at = aligned(at + tensor.nbytes, alignment)
+    if cursor.size > aligned(at, alignment):
         raise cursor.fail(f"the header declares {at} bytes, the file has {cursor.size}: trailing data")
     return tensors
 
@@ -398,5 +405,6 @@ def _placed(
     return GGUFTensor(name=name, shape=shape, type=kind.name, offset=base + offset, nbytes=nbytes)
 
 
-def _aligned(at: int, alignment: int) -> int:
+def aligned(at: int, alignment: int) -> int:
+    """Returns the next multiple of the alignment."""
     return -(-at // alignment) * alignment

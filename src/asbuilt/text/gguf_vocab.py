@@ -156,7 +156,7 @@ def _merge(text: str, ids: dict[str, int]) -> tuple[str, str]:
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     ids = {token: id_ for id_, token in enumerate(vocabulary.tokens)}
     unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
-    model = models.BPE(vocab=ids, merges=_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    model = models.BPE(vocab=ids, merges=merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     prefix = [normalizers.Prepend(SPACE)] if vocabulary.add_space_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
@@ -167,7 +167,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Returns the pairs of normal tokens that merge into a normal token, best score first.
 
     SentencePiece joins whichever neighbours make the token of the best score; a list of merges in the order of that

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.families.gguf.engine import (
     Architecture,
+    Both,
     Flag,
     Header,
     Heads,
@@ -20,13 +21,14 @@ from asbuilt.families.gguf.engine import (
     Stored,
     Vocabulary,
     Window,
+    Writing,
 )
 from asbuilt.families.gguf.layouts import PerHead
 from asbuilt.families.gguf.scaling import read_base, read_gguf_scaling, rope_factors, rows_of, shortest
 from asbuilt.families.gguf.tables import EXPERTS_GATE_UP, GATE_UP, PREDICTOR, QKV, attention_at
 from asbuilt.families.shared.common import MOST_LAYERS
 from asbuilt.families.shared.table import Chain, Concat, EachExpert, Entry, Interleave, Transpose, entry
-from asbuilt.spec import Attention, LatentAttention, Model, YaRN
+from asbuilt.spec import Attention, LanguageModel, LatentAttention, LongRope, Model, YaRN
 
 if TYPE_CHECKING:
     from asbuilt.formats.gguf import GGUFFile
@@ -118,7 +120,7 @@ def _gemma_scale(deepest: int) -> Key:
         scalar = per_head if config["num_hidden_layers"] == deepest else header.d_head
         header.says("query_pre_attn_scalar", scalar, "attention.key_length")
 
-    return read
+    return Both(read)
 
 
 def _every(pattern: int, *, full_last: bool = True) -> Key:
@@ -129,7 +131,7 @@ def _every(pattern: int, *, full_last: bool = True) -> Key:
         layers = range(header.config["num_hidden_layers"])
         header.says("layer_types", [kinds[(i + 1) % pattern == 0] for i in layers], "block_count")
 
-    return read
+    return Both(read)
 
 
 def _gemma3_rope(header: Header) -> None:
@@ -142,6 +144,13 @@ def _gemma3_rope(header: Header) -> None:
     scaling = read_gguf_scaling(header.reader, rope, header.config["max_position_embeddings"])
     if scaling is not None:
         header.says("rope_scaling", _written(scaling), "rope.scaling")
+
+
+def _write_gemma3_rope(writing: Writing) -> None:
+    """Says the base of layers with a window beside the other."""
+    if (rotary := writing.rotary) is not None:
+        writing.turns(rotary)
+    writing.says_number("rope.freq_base_swa", writing.config.get("rope_local_base_freq"))
 
 
 def _written(scaling: Any) -> dict[str, Any] | None:  # noqa: ANN401  one of the scalings of spec
@@ -173,7 +182,7 @@ GEMMA3 = Architecture(
     keys=(
         *DIMENSIONS,
         Heads(),
-        _gemma3_rope,
+        Both(_gemma3_rope, _write_gemma3_rope),
         RMS,
         BIASED,
         _gemma_scale(62),
@@ -205,6 +214,20 @@ def _phi3_rope(header: Header) -> None:
     header.says("rope_scaling", {"type": "longrope", **lists}, "rope.scaling")
 
 
+def _write_phi3_rope(writing: Writing) -> None:
+    """Says base and part turned, and where there are two lists of divisors those and their context."""
+    rotary, config = writing.rotary, writing.config
+    if rotary is None:
+        return
+    writing.turns(replace(rotary, scaling=None))
+    context = config.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    writing.says("rope.scaling.original_context_length", context)
+    if isinstance(scaling := rotary.scaling, LongRope):
+        writing.says_number("rope.scaling.attn_factor", config["rope_scaling"].get("attention_factor"))
+        for kind in ("short", "long"):
+            writing.values[f"rope_factors_{kind}.weight"] = getattr(scaling, f"{kind}_factors")
+
+
 PHI3 = Architecture(
     name="phi3",
     family="phi3",
@@ -212,7 +235,7 @@ PHI3 = Architecture(
         *NO_EXPERTS,
         *DIMENSIONS,
         Heads(width=""),
-        _phi3_rope,
+        Both(_phi3_rope, _write_phi3_rope),
         RMS,
         Window(),
     ),
@@ -236,10 +259,10 @@ GPT2 = Architecture(
         Size("block_count", "n_layer", most=MOST_LAYERS),
         Size("context_length", "n_ctx"),
         Size("embedding_length", "n_embd"),
-        Size("feed_forward_length", "n_inner"),
+        Size("feed_forward_length", "n_inner", otherwise=lambda config: 4 * config["n_embd"]),
         Vocabulary(),
         Heads(d_model="n_embd", n_heads="n_head", kv="", width=""),
-        _positions,
+        Both(_positions),
         Number(LAYER_NORM, "layer_norm_epsilon", most=1.0),
     ),
     joined=(QKV,),
@@ -251,7 +274,7 @@ TOP_K = Size("expert_used_count", "num_experts_per_tok")
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers of the functions that score experts
 BY_SOFTMAX = Only("expert_gating_func", (SOFTMAX,), "experts of this family are scored by softmax")
 BY_SIGMOID = Only("expert_gating_func", (SIGMOID,), "experts of this family are scored by sigmoid")
-UNSCALED = Only("expert_weights_scale", (0, 1), "what experts give is not scaled in this family")
+UNSCALED = Only("expert_weights_scale", (1.0, 0), "what experts give is not scaled in this family")
 
 MIXTRAL = Architecture(
     name="llama",
@@ -306,6 +329,14 @@ def _without_predictors(header: Header) -> None:
     header.says("num_nextn_predict_layers", n if whole else 0, "nextn_predict_layers")
 
 
+def _write_predictors(writing: Writing) -> None:
+    """Counts the layers with those that predict further tokens."""
+    n = len(writing.spec.predictors) if isinstance(writing.spec, LanguageModel) else 0
+    writing.says("block_count", writing.config["num_hidden_layers"] + n)
+    writing.says("nextn_predict_layers", n or None)
+
+
+PREDICTORS = Both(_without_predictors, _write_predictors)
 ROUTED: tuple[Key, ...] = (
     Size("leading_dense_block_count", "first_k_dense_replace", default=0, least=0),
     Size("expert_count", "n_routed_experts"),
@@ -324,7 +355,7 @@ GLM4MOE = Architecture(
     family="glm4_moe",
     keys=(
         *DIMENSIONS,
-        _without_predictors,
+        PREDICTORS,
         Heads(),
         Rope(fraction="partial_rotary_factor"),
         RMS,
@@ -356,7 +387,7 @@ GPT_OSS = Architecture(
     family="gpt_oss",
     keys=(
         *USUAL,
-        _explicit_scaling,
+        Both(_explicit_scaling),
         _every(2),
         Window(),
         BIASED,
@@ -375,6 +406,12 @@ def _llama4_norms(header: Header) -> None:
     header.says("use_qk_norm", header.config["num_local_experts"] != 128, "expert_count")
 
 
+def _llama4_step(config: Mapping[str, Any]) -> int | None:
+    """Returns how many layers apart those with experts are, where a config lists them."""
+    layers = config.get("moe_layers")
+    return layers[0] + 1 if layers else None
+
+
 LLAMA4 = Architecture(
     name="llama4",
     family="llama4_text",
@@ -385,8 +422,8 @@ LLAMA4 = Architecture(
         Size("expert_feed_forward_length", "intermediate_size"),
         Size("expert_count", "num_local_experts"),
         TOP_K,
-        _llama4_norms,
-        Size("interleave_moe_layer_step", "interleave_moe_layer_step"),
+        Both(_llama4_norms),
+        Size("interleave_moe_layer_step", "interleave_moe_layer_step", otherwise=_llama4_step),
         Only("expert_shared_count", (1,), "each layer with experts has one that all tokens take"),
         BY_SIGMOID,
     ),
@@ -426,6 +463,23 @@ def _latent(header: Header) -> None:
     header.says("v_head_dim", reader.size(header.key(value)), value)
 
 
+def _write_latent(writing: Writing) -> None:
+    """Says one key head, which the cache keeps, and the widths of a head beside it."""
+    config = writing.config
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    for suffix, value in {
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rope,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rope,
+        "attention.value_length_mla": config["v_head_dim"],
+    }.items():
+        writing.says(suffix, value)
+
+
 def _latent_rope(header: Header) -> None:
     """Reads base and scaling; `yarn_log_multiplier` is a tenth of mscale, which both mscales of a config are."""
     reader, rope = header.reader, header.key("rope")
@@ -439,6 +493,14 @@ def _latent_rope(header: Header) -> None:
     mscale = shortest(10 * shortest(reader.number(key))) if isinstance(scaling, YaRN) else None
     more = {} if mscale is None else {"mscale": mscale, "mscale_all_dim": mscale}
     header.says("rope_scaling", (_written(scaling) or {}) | more, "rope.scaling")
+
+
+def _write_latent_rope(writing: Writing) -> None:
+    """Says base and scaling, and a tenth of both mscales."""
+    scaling = writing.config.get("rope_scaling") or {}
+    mscale = scaling.get("mscale_all_dim", 0) / 10
+    if (rotary := writing.rotary) is not None:
+        writing.turns(rotary, log_multiplier=mscale)
 
 
 def _latent_entries(spec: Model, here: str, there: str, stored: Collection[str]) -> list[Entry]:
@@ -471,7 +533,15 @@ LATENT_NAMES = {
     "attention.body.q_up": "attn_q_b",
     "attention.body.kv_norm": "attn_kv_a_norm",
 }
-LATENT_KEYS: tuple[Key, ...] = (*DIMENSIONS, _latent, _latent_rope, RMS, *ROUTED, *GROUPED, NORMED)
+LATENT_KEYS: tuple[Key, ...] = (
+    *DIMENSIONS,
+    Both(_latent, _write_latent),
+    Both(_latent_rope, _write_latent_rope),
+    RMS,
+    *ROUTED,
+    *GROUPED,
+    NORMED,
+)
 
 
 def _by_sigmoid(file: GGUFFile) -> bool:
@@ -481,7 +551,7 @@ def _by_sigmoid(file: GGUFFile) -> bool:
 DEEPSEEK2 = Architecture(
     name="deepseek2",
     family="deepseek_v2",
-    keys=(*LATENT_KEYS, _limited, BY_SOFTMAX),
+    keys=(*LATENT_KEYS, Both(_limited), BY_SOFTMAX),
     names=LATENT_NAMES,
     may_join=(EXPERTS_GATE_UP,),
     more=_latent_entries,
@@ -490,7 +560,7 @@ DEEPSEEK2 = Architecture(
 DEEPSEEK3 = Architecture(
     name="deepseek2",
     family="deepseek_v3",
-    keys=(*LATENT_KEYS, _without_predictors, BY_SIGMOID),
+    keys=(*LATENT_KEYS, PREDICTORS, BY_SIGMOID),
     names=LATENT_NAMES,
     may_join=(EXPERTS_GATE_UP,),
     more=_latent_entries,
@@ -509,6 +579,7 @@ STARCODER2 = Architecture(
         Stored("use_bias", ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
     ),
     may_join=(QKV,),
+    unsaid={"window": "attention to all tokens"},
 )
 # A file does not say which gelu: GPT-NeoX-20B has the tanh form, which llama.cpp takes for all, Pythia the exact one.
 GPTNEOX = Architecture(
@@ -525,6 +596,7 @@ GPTNEOX = Architecture(
         Stored("attention_bias", ("blk.0.attn_qkv.bias",)),
     ),
     joined=(QKV,),
+    unsaid={"activation": "the tanh form of gelu"},
 )
 
 
@@ -536,6 +608,12 @@ def _falcon_generation(header: Header) -> None:
     header.config |= {"num_ln_in_parallel_attn": 2 if two else 1}
     if newer:
         header.says("num_kv_heads", kv_heads, "attention.head_count_kv")
+
+
+def _write_falcon_heads(writing: Writing) -> None:
+    """Says how many key heads there are: one where all queries share it."""
+    if writing.config.get("multi_query") and not writing.config.get("new_decoder_architecture"):
+        writing.says("attention.head_count_kv", 1)
 
 
 def _falcon_norms(spec: Model, here: str, there: str, stored: Collection[str]) -> list[Entry]:
@@ -561,7 +639,7 @@ FALCON = Architecture(
         Vocabulary(),
         LAYOUT,
         Heads(kv="num_kv_heads", width=""),
-        _falcon_generation,
+        Both(_falcon_generation, _write_falcon_heads),
         Rope(),
         Number(LAYER_NORM, "layer_norm_epsilon", most=1.0),
         Stored("bias", ("blk.0.attn_qkv.bias",)),
@@ -576,7 +654,7 @@ BLOOM = Architecture(
         Size("block_count", "n_layer", most=MOST_LAYERS),
         Size("context_length", "seq_length"),
         Size("embedding_length", "hidden_size"),
-        Size("feed_forward_length", "n_inner"),
+        Size("feed_forward_length", "n_inner", otherwise=lambda config: 4 * config["hidden_size"]),
         Vocabulary(),
         Heads(n_heads="n_head", kv="", width=""),
         Number(LAYER_NORM, "layer_norm_epsilon", most=1.0),
@@ -593,6 +671,12 @@ def _mpt_width(header: Header) -> None:
     header.says("attn_config", {"alibi": True, "alibi_bias_max": slope}, "attention.max_alibi_bias")
 
 
+def _write_mpt_width(writing: Writing) -> None:
+    """Says the width of the feed-forward part and the slope."""
+    writing.says("feed_forward_length", 4 * writing.config["d_model"])
+    writing.says_number("attention.max_alibi_bias", writing.config["attn_config"].get("alibi_bias_max", 8.0))
+
+
 # The published models have the exact gelu, as those of falcon.
 MPT = Architecture(
     name="mpt",
@@ -603,7 +687,7 @@ MPT = Architecture(
         Size("embedding_length", "d_model"),
         Vocabulary(),
         Heads(d_model="d_model", n_heads="n_heads", kv="", width=""),
-        _mpt_width,
+        Both(_mpt_width, _write_mpt_width),
         Number(LAYER_NORM, "layer_norm_epsilon", most=1.0),
         Only("attention.clamp_kqv", (0,), "clipped queries, keys and values are not read"),
     ),
@@ -637,7 +721,7 @@ OLMO = Architecture(
         *DIMENSIONS,
         Heads(),
         Rope(),
-        _olmo_eps,
+        Both(_olmo_eps, lambda writing: writing.says_number(LAYER_NORM, 1e-5)),
         Only("attention.clamp_kqv", (0,), "clipped queries, keys and values are not read"),
     ),
     adjacent=True,
@@ -654,6 +738,11 @@ def _bert_tables(header: Header) -> None:
     header.says("type_vocab_size", rows_of(header.file, "token_types.weight", 2), "token_types.weight")
 
 
+def _write_bert_tables(writing: Writing) -> None:
+    """Says how many token types there are, as its converter does."""
+    writing.metadata["tokenizer.ggml.token_type_count"] = writing.config["type_vocab_size"]
+
+
 # Files of RoBERTa's kind are written so too: their table of positions begins with the first that is used.
 BERT = Architecture(
     name="bert",
@@ -664,7 +753,7 @@ BERT = Architecture(
         Number(LAYER_NORM, "layer_norm_eps", most=1.0),
         Only("attention.causal", (False,), "tokens of this family see those after them"),
         Irrelevant("pooling_type", "how a sentence's vector is made of the states"),
-        _bert_tables,
+        Both(_bert_tables, _write_bert_tables),
     ),
     constants={"architectures": ["BertModel"], "add_pooling_layer": False},  # files hold no head and no pooler
     names={"attention.sum_norm": "attn_output_norm", "ffn.sum_norm": "layer_output_norm"},
@@ -696,6 +785,18 @@ def _t5_decoder(header: Header) -> None:
         header.says("decoder_start_token_id", start, "decoder_start_token_id")
 
 
+def _write_t5_eps(writing: Writing) -> None:
+    """Says the epsilon under both names."""
+    for kind in ("rms_", ""):
+        writing.says_number(f"attention.layer_norm_{kind}epsilon", writing.config["layer_norm_epsilon"])
+
+
+def _write_t5_decoder(writing: Writing) -> None:
+    """Says how deep the decoder is and what it begins with."""
+    for suffix, key in (("decoder_block_count", "num_decoder_layers"), ("decoder_start_token_id",) * 2):
+        writing.says(suffix, writing.config.get(key))
+
+
 T5 = Architecture(
     name="t5",
     family="t5",
@@ -707,9 +808,9 @@ T5 = Architecture(
         Vocabulary(),
         Heads(d_model="d_model", n_heads="num_heads", kv="", width="d_kv"),
         Size("attention.relative_buckets_count", "relative_attention_num_buckets"),
-        _t5_eps,
-        _t5_decoder,
-        _t5_feed_forward,
+        Both(_t5_eps, _write_t5_eps),
+        Both(_t5_decoder, _write_t5_decoder),
+        Both(_t5_feed_forward),
     ),
     names={"attention.body.o": "attn_o"},
     ignored={r"dec\.blk\.0\.cross_attn_rel_b\.weight": "cross-attention has no positions"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asbuilt.errors import InputError
 from asbuilt.families.gguf.scaling import (
@@ -20,11 +20,12 @@ from asbuilt.families.gguf.scaling import (
     shortest,
     stored_dtype,
     vocabulary,
+    write_gguf_rotary,
 )
 from asbuilt.families.shared.reader import REQUIRED, ConfigReader, Reading, Unset
 from asbuilt.families.shared.rotary import partial_factor, write_rotary
 from asbuilt.families.shared.table import Entry
-from asbuilt.spec import Model
+from asbuilt.spec import Attention, LatentAttention, Model, Rotary, walk
 from asbuilt.spec.part import LARGEST_SIZE
 
 if TYPE_CHECKING:
@@ -63,19 +64,85 @@ class Header:
         return any(name in self.file.tensors for name in names)
 
 
-# Reads some of the header into the config.
-Key = Callable[[Header], None]
+@dataclass
+class Writing:
+    """A header in the making: `config` is the family's, of `spec`, and `metadata` what the keys have said so far.
+
+    `values` are tensors beside the model's own, divisors of rotary frequencies.
+    """
+
+    architecture: str
+    config: Mapping[str, Any]
+    spec: Model
+    metadata: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def says(self, suffix: str, value: object) -> None:
+        """Sets a key, unless the value is None."""
+        if value is not None:
+            self.metadata[f"{self.architecture}.{suffix}"] = value
+
+    def says_number(self, suffix: str, value: float | None) -> None:
+        """Sets a key to a number with a fraction."""
+        self.says(suffix, value if value is None else float(value))
+
+    def turns(self, rotary: Rotary, log_multiplier: float | None = None) -> None:
+        """Sets the keys of rotary positions."""
+        said, values = write_gguf_rotary(rotary, log_multiplier=log_multiplier)
+        for suffix, value in said.items():
+            self.says(f"rope.{suffix}", value)
+        self.values |= values
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary positions of the first layer that has any and attends to all tokens, or that has any."""
+        attentions = [part for _, part in walk(self.spec) if isinstance(part, Attention | LatentAttention)]
+        attentions.sort(key=lambda part: getattr(part, "window", None) is not None)
+        found = (getattr(part, "positions", None) for part in attentions)
+        return next((positions for positions in found if isinstance(positions, Rotary)), None)
+
+
+class Key(Protocol):
+    """Some of the header, read into the family's config and written from it."""
+
+    def __call__(self, header: Header, /) -> None:
+        """Reads it into the config; raises InputError naming the key at fault."""
+        ...
+
+    def write(self, writing: Writing, /) -> None:
+        """Says it, as the config has it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Both:
+    """Keys that need code of their own, to read and to write; to write nothing where tensors or others say it."""
+
+    read: Callable[[Header], None]
+    wrote: Callable[[Writing], None] = lambda writing: None
+
+    def __call__(self, header: Header) -> None:
+        """Reads them."""
+        self.read(header)
+
+    def write(self, writing: Writing) -> None:
+        """Says them."""
+        self.wrote(writing)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A whole number that the config says as `to`; without a default the file must have it."""
+    """A whole number that the config says as `to`; without a default the file must have it.
+
+    `otherwise` is what a config means that does not say it.
+    """
 
     suffix: str
     to: str
     default: int | Unset = REQUIRED
     least: int = 1
     most: int = LARGEST_SIZE
+    otherwise: Callable[[Mapping[str, Any]], int | None] = lambda config: None
 
     def __call__(self, header: Header) -> None:
         """Reads it."""
@@ -83,6 +150,11 @@ class Size:
         header.says(
             self.to, header.reader.size(key, default=self.default, least=self.least, most=self.most), self.suffix
         )
+
+    def write(self, writing: Writing) -> None:
+        """Says it."""
+        said = writing.config.get(self.to)
+        writing.says(self.suffix, self.otherwise(writing.config) if said is None else said)
 
 
 @dataclass(frozen=True)
@@ -100,6 +172,10 @@ class Number:
         said = header.reader.number(header.key(self.suffix), default=self.default, most=self.most)
         header.says(self.to, self.made(shortest(said)), self.suffix)
 
+    def write(self, writing: Writing) -> None:
+        """Says it."""
+        writing.says_number(self.suffix, writing.config.get(self.to))
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -112,6 +188,10 @@ class Flag:
     def __call__(self, header: Header) -> None:
         """Reads it."""
         header.says(self.to, header.reader.flag(header.key(self.suffix), default=self.default), self.suffix)
+
+    def write(self, writing: Writing) -> None:
+        """Says it."""
+        writing.says(self.suffix, writing.config.get(self.to))
 
 
 @dataclass(frozen=True)
@@ -127,6 +207,10 @@ class Window:
         if window:
             header.says(self.to, window, self.suffix)
 
+    def write(self, writing: Writing) -> None:
+        """Says it."""
+        writing.says(self.suffix, writing.config.get(self.to))
+
 
 @dataclass(frozen=True)
 class Only:
@@ -140,6 +224,11 @@ class Only:
         """Refuses another value."""
         header.reader.only(header.key(self.suffix), *self.allowed, reason=self.reason)
 
+    def write(self, writing: Writing) -> None:
+        """Says the usual value, unless it is the 0 that a missing key means too."""
+        if type(self.allowed[0]) is not int or self.allowed[0]:
+            writing.says(self.suffix, self.allowed[0])
+
 
 @dataclass(frozen=True)
 class Irrelevant:
@@ -151,6 +240,9 @@ class Irrelevant:
     def __call__(self, header: Header) -> None:
         """Passes it over."""
         header.reader.irrelevant(header.key(self.suffix), self.reason)
+
+    def write(self, writing: Writing) -> None:
+        """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +258,9 @@ class Stored:
         header.config[self.to] = header.stores(*self.names) != self.absent
         header.names[self.to] = self.names[0]
 
+    def write(self, writing: Writing) -> None:
+        """Says nothing: the tensors do."""
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -179,6 +274,10 @@ class Vocabulary:
         header.says(self.to, vocabulary(header.reader, header.file, header.architecture), "vocab_size")
         header.config[self.tied] = not header.stores("output.weight")
         header.names[self.tied] = "output.weight"
+
+    def write(self, writing: Writing) -> None:
+        """Says it."""
+        writing.says("vocab_size", writing.config.get(self.to))
 
 
 @dataclass(frozen=True)
@@ -217,6 +316,18 @@ class Heads:
         if self.width:
             header.says(self.width, header.d_head, "attention.key_length")
 
+    def write(self, writing: Writing) -> None:
+        """Says them, the width only where it is not d_model / n_heads."""
+        config = writing.config
+        n_heads, d_model = config[self.n_heads], config[self.d_model]
+        kv = config.get(self.kv)
+        writing.says("attention.head_count", n_heads)
+        writing.says("attention.head_count_kv", n_heads if kv is None else kv)
+        width = config.get(self.width)
+        if width is not None and width * n_heads != d_model:
+            writing.says("attention.key_length", width)
+            writing.says("attention.value_length", width)
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -242,6 +353,11 @@ class Rope:
         if partial:
             header.says(self.fraction, partial_factor(rotary.d_rotary, header.d_head), "rope.dimension_count")
 
+    def write(self, writing: Writing) -> None:
+        """Says it."""
+        if (rotary := writing.rotary) is not None:
+            writing.turns(rotary)
+
 
 @dataclass(frozen=True)
 class Join:
@@ -261,7 +377,8 @@ class Architecture:
     `names` are stems of GGUF names that differ from the usual ones. `more` makes the entries of weights that need
     layouts of their own, from the model, a prefix of paths, one of names, and what the file has. Where the family
     `predicts`, but a file has its prediction layers only in part, they are passed over. `sides` is what names of the
-    decoder and of the encoder begin with.
+    decoder and of the encoder begin with. `unsaid` are fields of the spec that no key says, and what those who read a
+    file compute instead.
     """
 
     name: str
@@ -277,6 +394,7 @@ class Architecture:
     more: Callable[[Model, str, str, Collection[str]], list[Entry]] | None = None
     predicts: bool = False
     sides: tuple[str, str] = ("", "")
+    unsaid: Mapping[str, str] = field(default_factory=dict)
     when: Callable[[GGUFFile], bool] = lambda file: True
     finish: Callable[[Model, GGUFFile], Model] = lambda spec, file: spec
 
@@ -326,3 +444,24 @@ def _with_file_keys(error: InputError, names: Mapping[str, str], name: str) -> I
         allowed=own(error.allowed),
         fix=own(error.fix),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A header to be written: its keys, those of the tokenizer and of the file aside, and small tensors of its own.
+
+    `notes` say by the path of a field what whoever reads the file computes instead.
+    """
+
+    architecture: Architecture
+    metadata: dict[str, Any]
+    values: dict[str, tuple[float, ...]]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def write(architecture: Architecture, spec: Model, config: Mapping[str, Any]) -> Written:
+    """Returns what the header of a file says of the model that `config` describes, in the family's keys."""
+    writing = Writing(architecture.name, config, spec)
+    for key in architecture.keys:
+        key.write(writing)
+    return Written(architecture=architecture, metadata=writing.metadata, values=writing.values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.dtypes import STORED_FLOATS
@@ -151,6 +152,8 @@ def rope_factors(file: GGUFFile, n: int, name: str = "rope_freqs.weight") -> tup
     tensor = file.tensors.get(name)
     if tensor is None:
         return None
+    if name in file.values:
+        return tuple(map(shortest, file.values[name]))
     field = f"{file.path}: {name}"
     if tensor.type != "F32" or tensor.shape != (n,):
         raise InputError(field=field, value=(tensor.type, tensor.shape), allowed=f"F32 of shape ({n},)")
@@ -174,3 +177,61 @@ def name_factors(factors: tuple[float, ...], d_rotary: int, theta: float) -> Sca
         if all(abs(x - y) <= FLOAT32_ROUNDING * y for x, y in zip(factors, divisors, strict=True)):
             return scaling
     return FrequencyFactors(factors=factors)
+
+
+Said = dict[str, Any]  # keys after `rope.`, and what they say
+
+
+def write_gguf_rotary(
+    rotary: Rotary, *, log_multiplier: float | None = None
+) -> tuple[Said, dict[str, tuple[float, ...]]]:
+    """Returns what a header says of rotary positions, and the tensors of divisors that go with it.
+
+    With a `log_multiplier` YaRN's attention factor is said by that. Raises InputError for a scaling that files of
+    most architectures cannot say.
+    """
+    said: Said = {"dimension_count": rotary.d_rotary, "freq_base": rotary.theta}
+    scaling = rotary.scaling
+    if isinstance(scaling, Llama3Scaling | FrequencyFactors):
+        plain = replace(rotary, scaling=None).inverse_frequencies()
+        divisors = tuple(a / b for a, b in zip(plain, rotary.inverse_frequencies(), strict=True))
+        return said, {"rope_freqs.weight": divisors}
+    if isinstance(scaling, LinearScaling):
+        said |= {"scaling.type": "linear", "scaling.factor": scaling.factor}
+    elif isinstance(scaling, YaRN):
+        said |= _written_yarn(scaling, log_multiplier)
+    elif scaling is not None:
+        raise InputError("GGUF files cannot say this scaling", field="positions.scaling", value=type(scaling).__name__)
+    return said, {}
+
+
+def _written_yarn(scaling: YaRN, log_multiplier: float | None) -> Said:
+    usual = {"scaling.yarn_beta_fast": (scaling.beta_fast, 32.0), "scaling.yarn_beta_slow": (scaling.beta_slow, 1.0)}
+    said: Said = {
+        "scaling.type": "yarn",
+        "scaling.factor": scaling.factor,
+        "scaling.original_context_length": scaling.original_context,
+        **{key: value for key, (value, default) in usual.items() if value != default},
+    }
+    if log_multiplier is not None:
+        return said | {"scaling.yarn_log_multiplier": log_multiplier}
+    if scaling.attention_factor is None:
+        return said
+    mscale = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+    return said | {"scaling.attn_factor": scaling.attention_factor / mscale}
+
+
+def alike(wanted: object, got: object) -> bool:
+    """Returns whether two values of specs are the same as far as a file says them.
+
+    Its numbers are float32, and divisors of frequencies stand for whatever scaling they came from.
+    """
+    if isinstance(wanted, float) and isinstance(got, float):
+        return math.isclose(wanted, got, rel_tol=1e-6)
+    if isinstance(wanted, Rotary) and isinstance(got, Rotary) and isinstance(got.scaling, FrequencyFactors):
+        if not isinstance(wanted.scaling, Llama3Scaling | FrequencyFactors):
+            return False
+        pairs = zip(wanted.inverse_frequencies(), got.inverse_frequencies(), strict=False)
+        rest = replace(wanted, scaling=None, theta=1.5) == replace(got, scaling=None, theta=1.5)
+        return rest and alike(wanted.theta, got.theta) and all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs)
+    return type(wanted) is type(got) and wanted == got

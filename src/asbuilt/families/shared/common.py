@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from itertools import chain
 from typing import Any
@@ -158,9 +159,18 @@ def require_same(wanted: Model, got: Model, family: str) -> None:
         raise InputError(f"a {family} config cannot express this", field=path, value=repr(here), allowed=repr(there))
 
 
-def difference(wanted: object, got: object, path: str) -> tuple[str, object, object] | None:
-    """Returns (path, wanted, got) of the first difference between two specs, names aside; None where they agree."""
-    if wanted == got:
+def difference(
+    wanted: object,
+    got: object,
+    path: str,
+    same: Callable[[object, object], bool] = operator.eq,
+    skip: Collection[str] = (),
+) -> tuple[str, object, object] | None:
+    """Returns (path, wanted, got) of the first difference between two specs, names aside; None where they agree.
+
+    `same` tells of two values whether they count as equal; fields of the names `skip` are passed over.
+    """
+    if same(wanted, got):
         return None
     pairs: Iterable[tuple[str, object, object]] = ()
     if isinstance(wanted, Model) and isinstance(got, Model):
@@ -169,13 +179,13 @@ def difference(wanted: object, got: object, path: str) -> tuple[str, object, obj
         shared = ((name, getattr(wanted, name), getattr(got, name)) for name in ("blocks", *names))
         pairs = chain(shared, [("model", type(wanted).__name__, type(got).__name__)])
     elif isinstance(wanted, Part) and type(wanted) is type(got):
-        names = [f.name for f in fields(wanted)]  # type: ignore[arg-type]  # every concrete part is a dataclass
+        names = [f.name for f in fields(wanted) if f.name not in skip]  # type: ignore[arg-type]  # every concrete part is a dataclass
         pairs = ((name, getattr(wanted, name), getattr(got, name)) for name in names)
     elif isinstance(wanted, tuple) and isinstance(got, tuple) and len(wanted) == len(got):
         pairs = ((str(i), a, b) for i, (a, b) in enumerate(zip(wanted, got, strict=True)))
     else:
         return path, wanted, got
-    found = (difference(a, b, f"{path}.{name}" if path else name) for name, a, b in pairs)
+    found = (difference(a, b, f"{path}.{name}" if path else name, same, skip) for name, a, b in pairs)
     return next((one for one in found if one is not None), None)
 
 
