@@ -118,7 +118,11 @@ class Family:
         """Returns the names and layouts of a checkpoint folder's tensors, `names` its own where they are packed."""
         names, end = names or self.names, self.end_of(spec, {})
         if end is None:
-            return names(spec, self.name)
+            made = names(spec, self.name)
+            named = spec.heard is None or any(path.startswith("hearing.") for one in made.entries for path in one.paths)
+            if not named:
+                raise InputError(f"{self.name} files have no tower of sounds", field="hearing")
+            return made
         return self.other_ends[end].table(names(trunk(spec), self.name), spec, self.prefix)
 
     def alone(self, reading: Reading, stored: Collection[str]) -> Reading:
