@@ -105,7 +105,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def by_them(folder: Path, ids: list[int], heard: Tensor) -> tuple[list[int], list[int]]:
-    """The whole prompt, with as many placeholders as the sound needs in the place of one, and what transformers adds."""
+    """The prompt, with as many placeholders as the sound needs in the place of one, and what transformers adds."""
     settings = Gemma4AudioFeatureExtractor(**BANDS)
     found = settings([heard.numpy()], sampling_rate=RATE, return_tensors="pt")
     need = int(found["input_features_mask"][0][::2][::2].sum())

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Messages = list[dict[str, Any]]
-Sound = str | Path | Tensor  # an audio file, or a log-mel spectrogram (1, F, N)
+Sound = str | Path | Tensor | Sounds  # an audio file, or log-mel spectrograms (n, F, N), or of several lengths
 Picture = Any  # an image file, or Pillow's Image
 # Tokens that a processor puts around an image, by the keys of configs.
 AROUND = (
@@ -174,9 +174,9 @@ def _required(source: Source) -> Tokenizer:
     return tokenizer
 
 
-def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
+def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor | Sounds]:
     """Returns the option `audio` as a spectrogram, computed as the folder says if it is a file; none without one."""
-    if audio is None or isinstance(audio, Tensor):
+    if audio is None or isinstance(audio, Tensor | Sounds):
         return {} if audio is None else {"audio": audio}
     if "audio" not in source.spec.reads:
         raise InputError("the model hears no sound", field="audio", value=str(audio))
@@ -210,7 +210,7 @@ def _placed(
     tokenizer: Tokenizer,
     ids: list[int],
     prompt: object,
-    images: Tensor | Patches | Tiles,
+    images: Tensor | Patches | Tiles | Sounds,
     *,
     sounds: bool = False,
 ) -> list[int]:

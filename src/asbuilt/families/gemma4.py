@@ -1,7 +1,7 @@
 """The gemma4 family: a tower with positions by column and row, patches averaged and projected, and a gemma4_text.
 
-Small ones hear too, through a conformer. Gemma Team 2026, as published. Images are square here, as large as the most tokens of an image allow; published
-processors keep an image's own proportions, with as many patches or fewer.
+Small ones hear too, through a conformer. Gemma Team 2026, as published. Images are square here, as large as the most
+tokens of an image allow; published processors keep an image's own proportions, with as many patches or fewer.
 """
 
 from __future__ import annotations

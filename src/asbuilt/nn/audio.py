@@ -24,9 +24,9 @@ class Sounds:
     def __len__(self) -> int:
         return len(self.mels)
 
-    def to(self, *to: torch.device | torch.dtype) -> Sounds:
-        """Returns the spectrograms on a device, or in a dtype."""
-        return Sounds(tuple(mel.to(*to) for mel in self.mels))
+    def to(self, device: torch.device) -> Sounds:
+        """Returns the spectrograms on a device."""
+        return Sounds(tuple(mel.to(device) for mel in self.mels))
 
     def alike(self) -> list[tuple[list[int], Tensor]]:
         """Returns the spectrograms (n, F, N) of each size, and which ones they are."""

@@ -50,9 +50,9 @@ class VisionLanguageModel(LanguageModel):
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
         `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W); or the patches of images of
-        any size, or tiles, if the tower reads these. `audio` are spectrograms, if the model hears. `prefix` is how many tokens of each row attend to each other both
-        ways, if the model's prefixes do: by default all that come with images, and none without. Raises InputError for
-        images and prefixes that do not fit.
+        any size, or tiles, if the tower reads these. `audio` are spectrograms, if the model hears. `prefix` is how many
+        tokens of each row attend to each other both ways, if the model's prefixes do: by default all that come with
+        images, and none without. Raises InputError for images, sounds and prefixes that do not fit.
         """
         deaf = {} if self.hearing is not None else {"audio": audio}
         self.refuse(unread | deaf | ({} if self.vision.part.prefix else {"prefix": prefix}))

@@ -30,7 +30,8 @@ class ShortConvolution(Part):
     """y_t = activation(sum over i < kernel of w_i x_(t - kernel + 1 + i) + b), for each channel by itself.
 
     x before a text is 0, and so are its padded tokens. A sequence's state is its last kernel - 1 inputs, which are not
-    `cached` if all tokens always come at once. The sums are elementwise, so like those of norms and RoPE they are no products: 2 * kernel FLOPs per token and channel.
+    `cached` if all tokens always come at once. The sums are elementwise, so like those of norms and RoPE they are no
+    products: 2 * kernel FLOPs per token and channel.
     """
 
     channels: int

@@ -114,8 +114,8 @@ class VisionLanguageModel(LanguageModel):
     def child_run(self, name: str, run: Pass) -> Pass | None:
         """The towers process all images, and all sounds, each in one pass."""
         if name == "hearing":
-            return of_images(replace(run, images=run.sounds))
-        return of_images(run) if name == "vision" else super().child_run(name, run)
+            return of_images(replace(run, images=run.sounds, sounds=0))
+        return of_images(replace(run, sounds=0)) if name == "vision" else super().child_run(name, run)
 
     def _own(self, run: Pass) -> Pass:
         """Returns the pass, with bidirectional attention within an image, or the prefix, which is all, if enabled.

@@ -22,11 +22,9 @@ from asbuilt.nn.vision_language_model import VisionLanguageModel as Built
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec import VisionLanguageModel
 from asbuilt.spec.part import Kernel
-
 from cases.gemma2 import SMOOTH
 from cases.gemma4_text import EXPERTS, NONE, SAME
 from cases.gemma4_text import draw as text
-
 
 FRAMES = (29, 37, 22)  # of three sounds, which make 8, 10 and 6 tokens
 
@@ -46,7 +44,7 @@ class Patches(Seeing):
         return super().load(folder, **settings)
 
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
-        """Returns texts with placeholders, images, and sounds padded to one length with what tells them from padding."""
+        """Returns texts with placeholders, images, and sounds padded to one length, with masks."""
         assert isinstance(spec, VisionLanguageModel)
         if spec.hearing is None:
             return super().inputs(rng, spec)
@@ -137,11 +135,14 @@ class Joined:
 
     def __enter__(self) -> Joined:
         self.hooks = [module.register_forward_pre_hook(partial(self._keep, i)) for i, module in enumerate(self.modules)]
-        self.hooks.append(self.modules[-1].register_forward_hook(lambda module, args, out: self._add("", out)))
+        self.hooks.append(self.modules[-1].register_forward_hook(self._end))
         return self
 
     def _keep(self, i: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._add(f"blocks.{i - 1}" if i else "embedding", args[0])
+
+    def _end(self, module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        self._add("", out)
 
     def _add(self, path: str, x_NTM: Tensor) -> None:
         self.found.setdefault(f"{self.place}{path}".removesuffix("."), []).append(x_NTM.flatten(0, 1)[None])

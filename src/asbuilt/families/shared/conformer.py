@@ -76,9 +76,7 @@ def hearing(
         )
     )
     tower = AudioEncoder(
-        embedding=MelSubsampling(
-            n_mels=channels[0], n_tokens=MOST_TOKENS, channels=channels, d_model=d_model, eps=eps
-        ),
+        embedding=MelSubsampling(n_mels=channels[0], n_tokens=MOST_TOKENS, channels=channels, d_model=d_model, eps=eps),
         blocks=(transform_maps(block, lambda _, one: replace(one.plain, clipped=clipped)),) * n_layers,
         max_positions=MOST_TOKENS,
         name="tower",

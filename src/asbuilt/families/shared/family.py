@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families.shared.common import config_of, read_common, require_same
 from asbuilt.families.shared.ends import (
     ASIDE,
@@ -119,8 +120,8 @@ class Family:
         names, end = names or self.names, self.end_of(spec, {})
         if end is None:
             made = names(spec, self.name)
-            named = spec.heard is None or any(path.startswith("hearing.") for one in made.entries for path in one.paths)
-            if not named:
+            hears = any(path.startswith("hearing.") for one in made.entries for path in one.paths)
+            if spec.heard is not None and not hears:
                 raise InputError(f"{self.name} files have no tower of sounds", field="hearing")
             return made
         return self.other_ends[end].table(names(trunk(spec), self.name), spec, self.prefix)
