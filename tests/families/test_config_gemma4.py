@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asbuilt import cost
+from asbuilt import cost, describe
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
 from asbuilt.spec import Attention, Model, Pass, VisionLanguageModel, buffers
@@ -190,6 +190,19 @@ def test_published_sums_with_ears(spec: Model, alone: int, ears: int) -> None:
     rows = cost.rows(spec, Pass(tokens=1000, images=0, sounds=1), "bf16")
     heard = sum(row.flops_per_token * row.count for row in rows if row.path.startswith("hearing")) * 1000
     assert heard == pytest.approx(_by_hand() + 2 * 750 * (ears - 304_824_608), rel=1e-9)
+
+
+def test_sounds_are_described_beside_images() -> None:
+    spec = read_config(WHOLE | {"audio_config": {"num_hidden_layers": 1}}, "x").spec
+    alone, heard = (describe(spec, seq=1000, sounds=n).flops["forward_per_token"] for n in (0, 1))
+    tower = cost.flops(spec, Pass(tokens=1000, sounds=1)).forward - cost.flops(spec, Pass(tokens=1000)).forward
+    assert heard - alone == pytest.approx(tower / 1000)
+    with pytest.raises(InputError, match="the sounds take 750 tokens"):
+        describe(spec, seq=700, sounds=1)
+    with pytest.raises(InputError, match="sounds: this model hears none beside images"):
+        describe(read_config(WHOLE, "x").spec, sounds=1)
+    with pytest.raises(InputError, match="count them as --images"):
+        describe("voxtral-mini-3b", sounds=1)
 
 
 def _by_hand() -> float:
