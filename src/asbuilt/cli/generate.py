@@ -53,9 +53,10 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     "--prefill-chunk", type=Tokens(), help="Process the prompt in chunks of this many tokens, to save memory."
 )
 @click.option(
-    "--packed",
-    is_flag=True,
-    help="Keep the weights of a GGUF file or MXFP4 checkpoint packed: less memory, but slower.",
+    "--packed/--expanded",
+    default=None,
+    help="Keep the weights of a GGUF file or MXFP4 checkpoint packed, or expand them to the compute dtype. By default "
+    "those of a GGUF file stay packed where the native kernels multiply them; without these that is slower.",
 )
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="Image that the model sees before PROMPT; may be repeated."
@@ -89,7 +90,7 @@ def generate(
     stop: tuple[str, ...],
     dtype: str | None,
     prefill_chunk: int | None,
-    packed: bool,
+    packed: bool | None,
     images: tuple[str, ...],
     audio: str | None,
     adapter: str | None,

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels import native
+
 
 def convolve(x_BTC: Tensor, w_CK: Tensor, bias: Tensor | None, before: Tensor | None, *, silu: bool) -> Tensor:
     """Returns y_t = sum over i of w_i x_(t - K + 1 + i) + bias (B, T, C), with SiLU if asked; None before is zeros.
@@ -19,6 +21,9 @@ def convolve(x_BTC: Tensor, w_CK: Tensor, bias: Tensor | None, before: Tensor | 
     """
     if torch.is_grad_enabled() and (x_BTC.requires_grad or w_CK.requires_grad):
         return ConvolutionFunction.apply(x_BTC, w_CK, bias, before, silu)  # type: ignore[no-any-return]
+    made = native.convolve(x_BTC, w_CK, bias, before, silu=silu)
+    if made is not None:
+        return made
     y = shifted(x_BTC, w_CK, bias, before)
     return (F.silu(y, inplace=True) if silu else y).to(x_BTC.dtype)
 

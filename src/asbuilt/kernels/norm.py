@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels import native
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = False) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * gain over the last dimension, the mean in float32 or wider.
@@ -22,6 +24,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = Fal
         "meta",
     ):  # meta: a trace must record the calls that a CPU makes
         return one_row(x, weight, eps, offset)
+    made = native.gated_norm(x, None, weight, eps, offset=offset)
+    if made is not None:
+        return made
     return normalise(x, weight, eps, offset)[0]
 
 

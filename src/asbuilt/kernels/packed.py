@@ -2,14 +2,15 @@
 
 A block is a number of consecutive values of a row with their scales: (..., blocks * bytes) as uint8. The layouts are
 those of ggml-common.h; MXFP4 is the Open Compute Project's (Microscaling Formats v1.0, section 5). This is the
-reference: a product dequantises what it multiplies, forward and backward, and saves none of it.
+reference: a product dequantises what it multiplies, forward and backward, and saves none of it. The native kernels
+multiply interleaved blocks as they are (kernels/native.py).
 
 Shapes: rows N, inputs I, outputs O, bytes of a row of blocks K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.dtypes import BLOCKS, FP4
+from asbuilt.kernels import native
 from asbuilt.kernels import rows as plain
 from asbuilt.kernels.memory.linear import tile_rows
+from asbuilt.kernels.native import INTERLEAVED
 
 
 def expand(blocks: Tensor, format: str, dtype: torch.dtype) -> Tensor:
-    """Returns the values (..., I) of rows of blocks (..., K) in `dtype`, computed in float32."""
+    """Returns the values (..., I) of rows of blocks (..., K) in `dtype`, computed in float32.
+
+    An interleaved matrix is expanded as a whole.
+    """
+    if format.endswith(INTERLEAVED):
+        blocks, format = native.as_stored(blocks, format), format.removesuffix(INTERLEAVED)
     size, nbytes = BLOCKS[format]
     numbers = EXPANDED[format](blocks.reshape(-1, nbytes))
     return numbers.reshape(*blocks.shape[:-1], blocks.shape[-1] // nbytes * size).to(dtype)
@@ -30,7 +38,11 @@ def expand(blocks: Tensor, format: str, dtype: torch.dtype) -> Tensor:
 
 def look_up(index: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
     """Returns rows of a table, (*index.shape, I); without a format the table is plain."""
-    return F.embedding(index, weight) if format is None else expand(weight[index], format, dtype)
+    if format is None:
+        return F.embedding(index, weight)
+    if format.endswith(INTERLEAVED):
+        return native.look_up(index, weight, format).to(dtype)
+    return expand(weight[index], format, dtype)
 
 
 def linear(
@@ -39,8 +51,22 @@ def linear(
     """Returns x W^T + b, (..., O) from (..., I), W as blocks (O, K) of the format, or plain without one."""
     if format is None:
         return plain.linear(x, weight, bias, out)
+    if format.endswith(INTERLEAVED):
+        made = products(x, ((weight, format, bias),))
+        if made is not None:
+            return made[0] if out is None else out.copy_(made[0])
+        weight, format = native.as_stored(weight, format), format.removesuffix(INTERLEAVED)
     made = _Product.apply(x, weight, format, bias)
     return made if out is None else out.copy_(made)
+
+
+def products(x: Tensor, weights: Sequence[tuple[Tensor, str | None, Tensor | None]]) -> list[Tensor] | None:
+    """Returns x W^T + b of interleaved matrices (blocks, format, b); None where the native kernels cannot compute."""
+    if x.is_cuda or x.is_meta or (lib := native.ready()) is None:
+        return None
+    biases = (None if b is None else b.float() for _, _, b in weights)
+    given = [(w, format or "", b) for (w, format, _), b in zip(weights, biases, strict=True)]
+    return [y.to(x.dtype) for y in native.products(x.float(), given, lib)]
 
 
 class _Product(torch.autograd.Function):

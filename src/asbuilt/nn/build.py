@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from asbuilt.dtypes import torch_name
+from asbuilt.kernels import native
+from asbuilt.nn.embedding import TokenEmbedding
+from asbuilt.nn.head import Head
+from asbuilt.nn.language_model import LanguageModel
+from asbuilt.nn.linear import Linear
 from asbuilt.nn.model import Model
+from asbuilt.nn.native_layers import native_layers
 from asbuilt.nn.registry import module
 from asbuilt.spec import model
 from asbuilt.spec.part import Weight, buffers, stored_weights
+
+HOLDERS = (Linear, TokenEmbedding, Head)  # of matrices that can be interleaved
 
 
 def build(
@@ -54,9 +63,42 @@ def initialise(built: Model, seed: int, std: float = 0.02) -> None:
 
 
 def stored_tensors(built: Model) -> dict[str, Tensor]:
-    """Returns all tensors that a checkpoint stores, by path: learned parameters and buffers."""
-    tensors = dict(built.named_parameters()) | {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
+    """Returns all tensors that a checkpoint stores, by path: learned parameters and buffers.
+
+    Of interleaved matrices they are copies, as files hold them.
+    """
+    tensors: dict[str, Tensor] = dict(built.named_parameters())
+    tensors |= {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
+    for path, one in interleaved(built):
+        tensors[f"{path}.weight"] = native.as_stored(tensors[f"{path}.weight"], one.format)
     return {path: tensors[path] for path, _, _ in stored_weights(built.spec)}
+
+
+def interleave(built: Model) -> int:
+    """Interleaves packed matrices in place, as the native kernels read them, and returns how many.
+
+    None without the kernels (`asbuilt[native]`), or on another device than the CPU. Stacks of experts stay as they are.
+    """
+    count = 0
+    for one in built.modules():
+        format = getattr(one, "format", None)
+        if not isinstance(one, HOLDERS) or not isinstance(one.weight, nn.Parameter) or format is None:
+            continue
+        usable = native.library() is not None and one.weight.device.type == "cpu"
+        if usable and not format.endswith(native.INTERLEAVED) and native.number(format) >= 0:
+            native.interleave(one.weight, format)
+            one.format = format + native.INTERLEAVED
+            count += 1
+    if type(built) is LanguageModel and built.streams is None and built.per_layer is None and built.relative is None:
+        built.native = native_layers(built.blocks, built.spec.d_model)
+    return count
+
+
+def interleaved(built: Model) -> Iterator[tuple[str, Any]]:
+    """Yields the modules whose matrix is interleaved, by path."""
+    for path, one in built.named_modules():
+        if isinstance(one, HOLDERS) and (one.format or "").endswith(native.INTERLEAVED):
+            yield path, one
 
 
 def built_parameters(built: Model) -> dict[str, nn.Parameter]:

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels import native
 from asbuilt.kernels.delta_rule import Tokens, by_chunks, one_token
 from asbuilt.kernels.recompute import recomputed
 from asbuilt.nn.cache import StateCache
 from asbuilt.nn.convolution import ShortConvolution
-from asbuilt.nn.linear import Linear, PartModule
+from asbuilt.nn.linear import Linear, PartModule, hooked
+from asbuilt.nn.norms import RMSNorm
 from asbuilt.nn.registry import computes, module
 from asbuilt.nn.step import Step
 from asbuilt.spec import delta_net as spec
@@ -50,8 +52,18 @@ class GatedDeltaNet(PartModule):
         B, T, _ = x_BTM.shape
         mixed, gate, beta, decay = self.read(x_BTM)
         y = self.recur(self.conv(mixed, step), beta, decay, step)
-        y = self.norm(y.view(B, T, -1, self.part.d_value)).view(B, T, -1)
-        return self.o(y * GATES[self.part.gating](gate))
+        return self.o(self.gated(y.view(B, T, -1, self.part.d_value), gate))
+
+    def gated(self, y_BTHV: Tensor, gate_BTC: Tensor) -> Tensor:
+        """Returns norm(y) * gating(gate)."""
+        if isinstance(self.norm, RMSNorm) and not hooked(self.norm):
+            norm = self.norm
+            made = native.gated_norm(
+                y_BTHV, gate_BTC, norm.weight, norm.eps, gating=self.part.gating, offset=norm.offset
+            )
+            if made is not None:
+                return made.flatten(2)
+        return self.norm(y_BTHV).flatten(2) * GATES[self.part.gating](gate_BTC)
 
     def read(self, x_BTM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns q, k and v side by side, the output's gate, and what gives the strengths and decays."""
@@ -90,6 +102,13 @@ class GatedDeltaNet(PartModule):
         into: Tensor | None,
     ) -> Tensor:
         """Returns what the queries read, in float32 or wider until the end; the state after is written to `into`."""
+        part = self.part
+        if not torch.is_grad_enabled() and (into is None or before is None or before.data_ptr() == into.data_ptr()):
+            sizes = (part.n_key_heads, part.values_per_key, part.d_key, part.d_value)
+            given = (mixed_BTC, beta, decay, A_log.exp(), dt_bias, valid_BT, sizes, part.length_eps)
+            made = native.delta_rule(*given, before if into is None else into, past=before is not None)
+            if made is not None:
+                return made
         tokens = self.tokens(mixed_BTC, beta, decay, A_log, dt_bias, valid_BT)
         T = mixed_BTC.shape[1]
         if T == 1:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.kernels import packed
+from asbuilt.kernels.native import INTERLEAVED
 from asbuilt.kernels.rows import linear
 from asbuilt.spec import linear as spec
 from asbuilt.spec.part import Part, Weight
@@ -164,7 +165,16 @@ class FusedLinears:
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Returns each map's output."""
         side_by_side = self.joined(x)
-        return tuple(m(x) for m in self.maps) if side_by_side is None else side_by_side.split(self.sizes, -1)
+        if side_by_side is not None:
+            return side_by_side.split(self.sizes, -1)
+        made = self.packed(x) if not self.plain else None
+        return tuple(m(x) for m in self.maps) if made is None else tuple(made)
+
+    def packed(self, x: Tensor) -> list[Tensor] | None:
+        """Returns each map's output of interleaved weights, x rounded once; None if the maps must be called."""
+        if any(type(m) is not Linear or m.clipped or not (m.format or "").endswith(INTERLEAVED) for m in self.maps):
+            return None
+        return None if hooked(*self.maps) else packed.products(x, [(m.weight, m.format, m.bias) for m in self.maps])
 
     def joined(self, x: Tensor) -> Tensor | None:
         """Returns all outputs in one tensor, None if the maps must be computed one by one."""

@@ -59,6 +59,7 @@ class Model(nn.Module):
         super().__init__()
         self.spec = part
         self._numbers = torch.empty(0)  # has the dtype and device of the model
+        self.native: Callable[[Tensor, Step], Tensor | None] | None = None  # set by `nn.build.interleave`
         self.sides = any(branch.side is not None for block in part.blocks for branch in block.branches)
         own, at = {field.name for field in fields(part)}, f"{path}." if path else ""
         for name in spec.ORDER:
@@ -123,11 +124,20 @@ class Model(nn.Module):
         vectors = None if self.per_layer is None else self.per_layer(self.known(tokens_BT), x_BTM, step)
         if self.streams is not None:
             x_BTM = self.streams.split(x_BTM)
+        made = self.decoded(x_BTM, step) if step.tokens == 1 and depth is None else None
+        if made is not None:
+            return made
         for i, block in enumerate(self.blocks if depth is None else self.blocks[:depth]):
             if vectors is not None:
                 step.per_layer_BTP = vectors[:, :, i]
             x_BTM = self.after(i, block(x_BTM, step), step)
         return x_BTM if self.streams is None or depth is not None else self.streams(x_BTM)
+
+    def decoded(self, x_B1M: Tensor, step: Step) -> Tensor | None:
+        """Returns the stream after all blocks, by the native kernels; None where the blocks must run."""
+        if self.native is None or step.valid_BT is not None or step.coordinates_3BT is not None:
+            return None
+        return self.native(x_B1M, step)
 
     def entered(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns the stream (B, T, M) before the first block."""

@@ -1,0 +1,512 @@
+// The kernels of one instruction set; compiled once for each.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#include "formats.h"
+
+namespace asbuilt {
+namespace KERNELS {
+namespace {
+
+typedef float f8 __attribute__((vector_size(32), aligned(4)));
+
+inline f8 load(const float* x) { return *reinterpret_cast<const f8*>(x); }
+inline void store(float* x, f8 v) { *reinterpret_cast<f8*>(x) = v; }
+inline f8 all_of(float x) { return f8{x, x, x, x, x, x, x, x}; }
+inline float sum_of(f8 v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
+
+inline float dot(const float* a, const float* b, int64_t n) {
+  f8 sum[2] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    sum[0] += load(a + i) * load(b + i);
+    sum[1] += load(a + i + 8) * load(b + i + 8);
+  }
+  float rest = 0;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return sum_of(sum[0] + sum[1]) + rest;
+}
+
+// e^x within 2 units in the last place; written without branches, so that loops of it are vectorised. Results below
+// the smallest normal number are 0.
+inline float power(float x) {
+  const float clamped = x < -87.3f ? -87.3f : x > 88.72283f ? 88.72283f : x;
+  const float n = __builtin_rintf(clamped * 1.44269504f);
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // in two steps, since 2^128 is no float
+  const int32_t whole = static_cast<int32_t>(n), first = whole >> 1, second = whole - first;
+  const uint32_t a = static_cast<uint32_t>(first + 127) << 23, b = static_cast<uint32_t>(second + 127) << 23;
+  float fa, fb;
+  std::memcpy(&fa, &a, 4);
+  std::memcpy(&fb, &b, 4);
+  const float made = p * fa * fb;
+  return x < -87.3f ? 0.0f : x > 88.72283f ? std::numeric_limits<float>::infinity() : x == x ? made : x;
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + power(-x)); }
+inline float silu(float x) { return x / (1.0f + power(-x)); }
+
+// log(1 + e^x) = max(x, 0) + 2 atanh(s), s = u / (2 + u) <= 1/3, u = e^-|x|.
+inline float softplus(float x) {
+  const float u = power(x < 0 ? x : -x), s = u / (2.0f + u), z = s * s;
+  float p = 1.0f / 17;
+  p = p * z + 1.0f / 15;
+  p = p * z + 1.0f / 13;
+  p = p * z + 1.0f / 11;
+  p = p * z + 1.0f / 9;
+  p = p * z + 1.0f / 7;
+  p = p * z + 1.0f / 5;
+  p = p * z + 1.0f / 3;
+  return (x < 0 ? 0.0f : x) + 2.0f * (s + s * z * p);
+}
+
+// tanh-approximated GELU: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
+inline float gelu_tanh(float x) {
+  const float inner = 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + power(-inner));
+}
+
+// Products with packed weights.
+
+void round_rows(const float* x, int64_t rows, int64_t inputs, int64_t stride, Rounded* out) {
+  for (int64_t row = 0; row < rows; ++row, x += stride) {
+    for (int64_t start = 0; start < inputs; start += kGroup, ++out) {
+      const float* in = x + start;
+      float most = 0, odd = 0;
+      for (int i = 0; i < kGroup; ++i) {
+        most = std::fabs(in[i]) > most ? std::fabs(in[i]) : most;
+        odd += in[i] * 0.0f;  // NaN if one is NaN or infinite
+      }
+      const bool finite = odd == 0.0f;
+      const float per = finite && most > 0 ? 127.0f / most : 0.0f;
+      int sums[2] = {};
+      if (finite && std::isfinite(per)) {
+        for (int i = 0; i < kGroup; ++i) {
+          const int q = static_cast<int>(__builtin_rintf(in[i] * per));
+          out->q[i] = static_cast<int8_t>(q);
+          sums[i / 16] += q;
+        }
+      } else {
+        std::memset(out->q, 0, kGroup);  // of numbers too small to be scaled, as of zeros
+      }
+      out->d = finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+      out->sum = out->d * static_cast<float>(sums[0] + sums[1]);
+      out->first = out->d * static_cast<float>(sums[0]);
+      out->unused = 0;
+    }
+  }
+}
+
+// The sum of d q of the inputs that share a scale of the weights.
+inline float summed(const Rounded& x, int sub_size, int sub) {
+  return sub_size == 32 ? x.sum : sub % 2 == 0 ? x.first : x.sum - x.first;
+}
+
+#ifdef __AVX2__
+template <class F>
+inline __m256i multiplied(__m256i w, __m256i w_abs, __m256i x) {
+  return F::SIGNED ? _mm256_maddubs_epi16(w_abs, _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+}
+
+// R rows of x times one group of rows of W. A product of a code with x is at most MOST * 127, and maddubs adds two:
+// as many as stay below 2^15 are added in 16 bits.
+template <class F, int R>
+void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sums) {
+  constexpr int SUBS = F::VALUES / F::SUB, CHUNKS = F::SUB / 4;
+  constexpr int FIT = std::max(1, 32767 / (F::MOST * 127 * 2)), RUN = FIT >= CHUNKS ? CHUNKS : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256 acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = _mm256_setzero_ps();
+  for (int64_t block = 0; block < blocks; ++block, w += kRows * F::BYTES) {
+    const F header(w);
+#pragma GCC unroll 16
+    for (int sub = 0; sub < SUBS; ++sub) {
+      const int64_t at = block * (F::VALUES / kGroup) + sub * F::SUB / kGroup;
+      __m256i whole[R];
+#pragma GCC unroll 8
+      for (int run = 0; run < CHUNKS; run += RUN) {
+        __m256i narrow[R];
+#pragma GCC unroll 8
+        for (int c = run; c < run + RUN; ++c) {
+          const __m256i codes = F::codes(w, sub * CHUNKS + c);
+          const __m256i positive = F::SIGNED ? _mm256_abs_epi8(codes) : codes;
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) {
+            int32_t four;
+            std::memcpy(&four, x[r][at].q + sub * F::SUB % kGroup + 4 * c, 4);
+            const __m256i made = multiplied<F>(codes, positive, _mm256_set1_epi32(four));
+            narrow[r] = c == run ? made : _mm256_add_epi16(narrow[r], made);
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const __m256i made = _mm256_madd_epi16(narrow[r], ones);
+          whole[r] = run == 0 ? made : _mm256_add_epi32(whole[r], made);
+        }
+      }
+      __m256 scale, offset;
+      header.scales(sub, scale, offset);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Rounded& in = x[r][at];
+        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), _mm256_mul_ps(scale, _mm256_set1_ps(in.d)), acc[r]);
+        if (!F::SIGNED) acc[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(summed(in, F::SUB, sub)), acc[r]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) sums[r] = acc[r];
+}
+using Sums = __m256;
+inline void write(float* y, Sums sums, const float* bias) {
+  _mm256_storeu_ps(y, bias ? _mm256_add_ps(sums, _mm256_loadu_ps(bias)) : sums);
+}
+#else
+struct Sums {
+  float of[kRows];
+};
+template <class F, int R>
+void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, Sums* sums) {
+  for (int r = 0; r < R; ++r) sums[r] = {};
+  Decoded<F> made;
+  for (int64_t block = 0; block < blocks; ++block, w += kRows * F::BYTES) {
+    for (int row = 0; row < kRows; ++row) {
+      F::decode({w, row}, made);
+      for (int r = 0; r < R; ++r) {
+        for (int sub = 0; sub < F::VALUES / F::SUB; ++sub) {
+          const Rounded& in = x[r][block * (F::VALUES / kGroup) + sub * F::SUB / kGroup];
+          int whole = 0;
+          for (int i = 0; i < F::SUB; ++i) whole += made.code[sub * F::SUB + i] * in.q[sub * F::SUB % kGroup + i];
+          sums[r].of[row] += static_cast<float>(whole) * (made.scale[sub] * in.d);
+          if (!F::SIGNED) sums[r].of[row] += made.offset[sub] * summed(in, F::SUB, sub);
+        }
+      }
+    }
+  }
+}
+inline void write(float* y, const Sums& sums, const float* bias) {
+  for (int row = 0; row < kRows; ++row) y[row] = bias ? sums.of[row] + bias[row] : sums.of[row];
+}
+#endif
+
+template <class F, int R>
+void rows_of(const uint8_t* group, int64_t blocks, const Rounded* x, int64_t per_row, const float* bias, float* y,
+             int64_t stride) {
+  const Rounded* rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = x + r * per_row;
+  Sums sums[R];
+  tile<F, R>(group, blocks, rows, sums);
+  for (int r = 0; r < R; ++r) write(y + r * stride, sums[r], bias);
+}
+
+template <class F>
+void groups_of(const Packed& w, int64_t first, int64_t last, const Rounded* x, int64_t rows, const float* bias,
+               float* y, int64_t stride) {
+  const int64_t blocks = w.inputs / F::VALUES, per_row = w.inputs / kGroup;
+  // rows of x that stay in the second-level cache while the groups pass
+  const int64_t near = std::max<int64_t>(4, (192 << 10) / (per_row * static_cast<int64_t>(sizeof(Rounded))) / 4 * 4);
+  for (int64_t from = 0; from < rows; from += near) {
+    const int64_t until = std::min(rows, from + near);
+    for (int64_t group = first; group < last; ++group) {
+      const uint8_t* data = w.data + group * kRows * blocks * F::BYTES;
+      const float* added = bias ? bias + group * kRows : nullptr;
+      float* out = y + group * kRows;
+      int64_t row = from;
+      for (; row + 4 <= until; row += 4)
+        rows_of<F, 4>(data, blocks, x + row * per_row, per_row, added, out + row * stride, stride);
+      if (row + 2 <= until) {
+        rows_of<F, 2>(data, blocks, x + row * per_row, per_row, added, out + row * stride, stride);
+        row += 2;
+      }
+      if (row < until) rows_of<F, 1>(data, blocks, x + row * per_row, per_row, added, out + row * stride, stride);
+    }
+  }
+}
+
+template <class F>
+void unpacked(const Packed& w, int64_t row, float* out) {
+  const int64_t blocks = w.inputs / F::VALUES, full = w.rows / kRows * kRows;
+  const bool grouped = row < full;
+  const uint8_t* data = w.data + (grouped ? row / kRows * kRows : row) * blocks * F::BYTES;
+  Decoded<F> made;
+  for (int64_t block = 0; block < blocks; ++block, out += F::VALUES) {
+    F::decode({data + block * F::BYTES * (grouped ? kRows : 1), grouped ? static_cast<int>(row % kRows) : -1}, made);
+    for (int i = 0; i < F::VALUES; ++i)
+      out[i] = made.scale[i / F::SUB] * static_cast<float>(made.code[i]) + made.offset[i / F::SUB];
+  }
+}
+
+template <class Work>
+void with_format(int format, Work&& work) {
+  int number = 0;
+#define TRY(F) \
+  if (format == number++) return work(static_cast<F*>(nullptr));
+  ALL_FORMATS(TRY)
+#undef TRY
+}
+
+void packed_groups(const Packed& w, int64_t first, int64_t last, const Rounded* x, int64_t rows, const float* bias,
+                   float* y, int64_t stride) {
+  with_format(w.format, [&](auto* format) {
+    groups_of<std::remove_pointer_t<decltype(format)>>(w, first, last, x, rows, bias, y, stride);
+  });
+}
+
+void unpack_row(const Packed& w, int64_t row, float* out) {
+  with_format(w.format, [&](auto* format) { unpacked<std::remove_pointer_t<decltype(format)>>(w, row, out); });
+}
+
+void packed_tail(const Packed& w, const float* x, int64_t rows, int64_t x_stride, const float* bias, float* y,
+                 int64_t stride) {
+  std::vector<float> values(static_cast<size_t>(w.inputs));
+  for (int64_t row = w.rows / kRows * kRows; row < w.rows; ++row) {
+    unpack_row(w, row, values.data());
+    for (int64_t r = 0; r < rows; ++r)
+      y[r * stride + row] = dot(x + r * x_stride, values.data(), w.inputs) + (bias ? bias[row] : 0);
+  }
+}
+
+// The gated delta rule, token by token: three multiply-adds for each number of the state, which a strip of columns
+// keeps in the first-level cache. S^T k and S^T q of the next token are summed while S is updated for this one.
+
+constexpr int kStrip = 32;   // value columns of a strip
+constexpr int kAhead = 64;   // tokens that are prepared at once
+
+struct Prepared {
+  std::vector<float> k, decayed_k, decayed_q, decay;  // (tokens, D), the last (tokens) without channels
+  std::vector<float> kq, strength;                    // (tokens)
+};
+
+void prepare(const DeltaRule& job, int64_t text, int64_t head, int64_t value_head, int64_t start, int64_t n, Prepared& to) {
+  const int64_t D = job.d_key;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
+  for (int64_t t = 0; t < n; ++t) {
+    const int64_t token = text * job.tokens + start + t;
+    const float *q = job.q + token * job.stride + head * D, *k = job.k + token * job.stride + head * D;
+    const float per_q = scale / std::sqrt(dot(q, q, D) + job.eps), per_k = 1.0f / std::sqrt(dot(k, k, D) + job.eps);
+    const bool valid = !job.valid || job.valid[token];
+    float *made_k = &to.k[t * D], *decayed_k = &to.decayed_k[t * D], *decayed_q = &to.decayed_q[t * D];
+    to.kq[t] = dot(k, q, D) * per_k * per_q;
+    to.strength[t] = valid ? sigmoid(job.beta[token * job.beta_stride + value_head]) : 0.0f;
+    if (job.by_channel) {
+      float* decay = &to.decay[t * D];
+      const float *given = job.decay + token * job.decay_stride + head * D, *added = job.dt_bias + head * D;
+      const float rate = valid ? -job.rate[value_head] : 0.0f;
+      for (int64_t d = 0; d < D; ++d) decay[d] = power(rate * softplus(given[d] + added[d]));
+      for (int64_t d = 0; d < D; ++d) {
+        made_k[d] = k[d] * per_k;
+        decayed_k[d] = made_k[d] * decay[d];
+        decayed_q[d] = q[d] * per_q * decay[d];
+      }
+    } else {
+      const float given = job.decay[token * job.decay_stride + value_head] + job.dt_bias[value_head];
+      const float decay = valid ? power(-job.rate[value_head] * softplus(given)) : 1.0f;
+      to.decay[t] = decay;
+      for (int64_t d = 0; d < D; ++d) {
+        made_k[d] = k[d] * per_k;
+        decayed_k[d] = made_k[d] * decay;
+        decayed_q[d] = q[d] * per_q * decay;
+      }
+    }
+  }
+}
+
+template <int VECTORS, bool BY_CHANNEL>
+void strip(const Prepared& at, int64_t D, int64_t n, float* S, const float* v, int64_t v_stride, float* y, int64_t y_stride) {
+  f8 known[VECTORS] = {}, seen[VECTORS] = {};
+  for (int64_t d = 0; d < D; ++d) {
+    const f8 k = all_of(at.decayed_k[d]), q = all_of(at.decayed_q[d]);
+    for (int i = 0; i < VECTORS; ++i) {
+      const f8 s = load(S + (d * VECTORS + i) * 8);
+      known[i] += k * s;
+      seen[i] += q * s;
+    }
+  }
+  for (int64_t t = 0; t < n; ++t, v += v_stride, y += y_stride) {
+    f8 error[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) {
+      error[i] = at.strength[t] * (load(v + 8 * i) - known[i]);
+      store(y + 8 * i, seen[i] + at.kq[t] * error[i]);
+      known[i] = seen[i] = all_of(0);
+    }
+    const float* key = &at.k[t * D];
+    const float* decays = &at.decay[BY_CHANNEL ? t * D : t];
+    // after the last token the sums are not used: the first of the next tokens are summed when they are prepared
+    const int64_t next = t + 1 < n ? t + 1 : t;
+    const float *next_k = &at.decayed_k[next * D], *next_q = &at.decayed_q[next * D];
+    const f8 one = all_of(decays[0]);
+    for (int64_t d = 0; d < D; ++d) {
+      const f8 decay = BY_CHANNEL ? all_of(decays[d]) : one, here = all_of(key[d]);
+      const f8 k = all_of(next_k[d]), q = all_of(next_q[d]);
+      for (int i = 0; i < VECTORS; ++i) {
+        const f8 s = decay * load(S + (d * VECTORS + i) * 8) + here * error[i];
+        store(S + (d * VECTORS + i) * 8, s);
+        known[i] += k * s;
+        seen[i] += q * s;
+      }
+    }
+  }
+}
+
+template <int VECTORS>
+void strips(const DeltaRule& job, const Prepared& at, int64_t n, float* S, const float* v, float* y, int64_t y_stride) {
+  if (job.by_channel) {
+    strip<VECTORS, true>(at, job.d_key, n, S, v, job.stride, y, y_stride);
+  } else {
+    strip<VECTORS, false>(at, job.d_key, n, S, v, job.stride, y, y_stride);
+  }
+}
+
+// Value columns first .. last - 1 of one value head; their count is a multiple of 8.
+void delta_rule(const DeltaRule& job, int64_t text, int64_t value_head, int64_t first, int64_t last) {
+  const int64_t D = job.d_key, V = job.d_value, R = job.values_per_key, head = value_head / R;
+  const int64_t heads = job.key_heads * R, wide = R * V, columns = value_head % R * V;
+  Prepared at;
+  for (auto* list : {&at.k, &at.decayed_k, &at.decayed_q}) list->resize(kAhead * D);
+  at.decay.resize(kAhead * (job.by_channel ? D : 1));
+  at.kq.resize(kAhead);
+  at.strength.resize(kAhead);
+  // the state's columns by strips, each contiguous
+  std::vector<float> S(static_cast<size_t>(D * (last - first)));
+  float* state = job.state + (text * job.key_heads + head) * D * wide + columns;
+  const auto each_strip = [&](auto&& work) {
+    for (int64_t c = first; c < last; c += kStrip) work(c, std::min<int64_t>(kStrip, last - c), &S[(c - first) * D]);
+  };
+  if (job.past) {
+    each_strip([&](int64_t c, int64_t width, float* to) {
+      for (int64_t d = 0; d < D; ++d) std::memcpy(to + d * width, state + d * wide + c, width * sizeof(float));
+    });
+  }
+  for (int64_t start = 0; start < job.tokens; start += kAhead) {
+    const int64_t n = std::min<int64_t>(kAhead, job.tokens - start), token = text * job.tokens + start;
+    prepare(job, text, head, value_head, start, n, at);
+    each_strip([&](int64_t c, int64_t width, float* to) {
+      const float* v = job.v + token * job.stride + value_head * V + c;
+      float* y = job.y + token * heads * V + value_head * V + c;
+      switch (width / 8) {
+        case 4: return strips<4>(job, at, n, to, v, y, heads * V);
+        case 3: return strips<3>(job, at, n, to, v, y, heads * V);
+        case 2: return strips<2>(job, at, n, to, v, y, heads * V);
+        default: return strips<1>(job, at, n, to, v, y, heads * V);
+      }
+    });
+  }
+  each_strip([&](int64_t c, int64_t width, float* from) {
+    for (int64_t d = 0; d < D; ++d) std::memcpy(state + d * wide + c, from + d * width, width * sizeof(float));
+  });
+}
+
+// Tokens first .. last - 1 of one text; `before` (kernel - 1, channels) or null, `taps` (kernel, channels).
+void convolve(const float* x, int64_t x_stride, const float* before, const float* taps, const float* bias,
+              int64_t channels, int64_t kernel, bool with_silu, float* y, int64_t first, int64_t last) {
+  for (int64_t t = first; t < last; ++t) {
+    float* out = y + t * channels;
+    for (int64_t c = 0; c < channels; ++c) out[c] = bias ? bias[c] : 0.0f;
+    for (int64_t i = 0; i < kernel; ++i) {
+      const int64_t from = t - kernel + 1 + i;
+      const float* in = from >= 0 ? x + from * x_stride : before ? before + (from + kernel - 1) * channels : nullptr;
+      const float* tap = taps + i * channels;
+      if (in)
+        for (int64_t c = 0; c < channels; ++c) out[c] += in[c] * tap[c];
+    }
+    if (with_silu)
+      for (int64_t c = 0; c < channels; ++c) out[c] = silu(out[c]);
+  }
+}
+
+// y / sqrt(mean(y^2) + eps) * weight * gating(gate) of rows first .. last - 1, each of `heads` heads. Without a weight
+// it is 1 (`offset` is added to it), without a gate there is none.
+void gated_norm(const float* y, int64_t y_stride, const float* gate, int64_t gate_stride, const float* weight,
+                float offset, float eps, int64_t heads, int64_t width, int gating, float* out, int64_t first,
+                int64_t last) {
+  for (int64_t row = first; row < last; ++row) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const float* in = y + row * y_stride + head * width;
+      float* to = out + (row * heads + head) * width;
+      const float rstd = 1.0f / std::sqrt(dot(in, in, width) / static_cast<float>(width) + eps);
+      for (int64_t i = 0; i < width; ++i) to[i] = in[i] * rstd;
+      if (weight)
+        for (int64_t i = 0; i < width; ++i) to[i] *= weight[i] + offset;
+      if (!gate) continue;
+      const float* g = gate + row * gate_stride + head * width;
+      if (gating == 0) {
+        for (int64_t i = 0; i < width; ++i) to[i] *= silu(g[i]);
+      } else {
+        for (int64_t i = 0; i < width; ++i) to[i] *= sigmoid(g[i]);
+      }
+    }
+  }
+}
+
+void gated_product(const float* gate, const float* up, int64_t stride, int64_t width, int activation, float* out,
+                   int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row) {
+    const float *g = gate + row * stride, *u = up + row * stride;
+    float* to = out + row * width;
+    if (activation == 0) {
+      for (int64_t i = 0; i < width; ++i) to[i] = silu(g[i]) * u[i];
+    } else {
+      for (int64_t i = 0; i < width; ++i) to[i] = gelu_tanh(g[i]) * u[i];
+    }
+  }
+}
+
+// The softmax of a run of keys, with what its neighbours need to be joined with it: e^(score - most).
+void attend(const Attend& job, int64_t first, int64_t last) {
+  const int64_t D = job.d;
+  constexpr int64_t kBlock = 64;
+  float scores[kBlock];
+  for (int64_t g = 0; g < job.group; ++g) {
+    const float* q = job.q + g * D;
+    float* sums = job.sums + g * D;
+    float most = -std::numeric_limits<float>::infinity(), total = 0;
+    std::memset(sums, 0, D * sizeof(float));
+    for (int64_t start = first; start < last; start += kBlock) {
+      const int64_t n = std::min(kBlock, last - start);
+      float largest = most;
+      for (int64_t i = 0; i < n; ++i) {
+        scores[i] = dot(q, job.k + (start + i) * D, D) * job.scale;
+        largest = scores[i] > largest ? scores[i] : largest;
+      }
+      if (largest > most) {
+        const float kept = power(most - largest);
+        total *= kept;
+        for (int64_t d = 0; d < D; ++d) sums[d] *= kept;
+        most = largest;
+      }
+      for (int64_t i = 0; i < n; ++i) scores[i] = power(scores[i] - most);
+      for (int64_t i = 0; i < n; ++i) {
+        const float weight = scores[i];
+        const float* v = job.v + (start + i) * D;
+        total += weight;
+        for (int64_t d = 0; d < D; ++d) sums[d] += weight * v[d];
+      }
+    }
+    job.most[g] = most;
+    job.total[g] = total;
+  }
+}
+
+}  // namespace
+
+#define TEXT(x) #x
+#define NAME(x) TEXT(x)
+extern const Kernels kTable;
+const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail, unpack_row,
+                        delta_rule,    convolve,   gated_norm,    gated_product, attend};
+
+}  // namespace KERNELS
+}  // namespace asbuilt

@@ -1,0 +1,77 @@
+// What one instruction set provides: the same functions, compiled for it.
+#pragma once
+#include <cstdint>
+
+namespace asbuilt {
+
+constexpr int kRows = 8;         // rows of a group of packed weights: one row per lane
+constexpr int64_t kGroup = 32;   // inputs that share a scale when x is rounded to int8
+
+// 32 inputs as x = d q, q in -127 .. 127, with d times the sums of all and of the first 16 of q.
+struct Rounded {
+  float d, sum, first, unused;
+  int8_t q[kGroup];
+};
+
+struct Packed {
+  int format;           // an index of the list of formats
+  const uint8_t* data;  // groups of 8 rows interleaved by units, then the rows that are left, as in files
+  int64_t rows, inputs;
+};
+
+struct DeltaRule {
+  int64_t batch, tokens, key_heads, values_per_key, d_key, d_value;
+  const float *q, *k, *v;  // (B, T, heads, width), rows `stride` apart; normalised here
+  int64_t stride;
+  const float *beta, *decay;  // before sigmoid and softplus: (B, T, value heads), and that or (B, T, key heads, d_key)
+  int64_t beta_stride, decay_stride;
+  const float *rate, *dt_bias;  // exp(A_log) (value heads), and what is added before softplus
+  bool by_channel;
+  const uint8_t* valid;  // (B, T), null for all
+  float eps;
+  float* state;  // (B, key heads, d_key, values_per_key * d_value), read if `past`, and written
+  bool past;
+  float* y;  // (B, T, value heads * d_value)
+};
+
+// Attention of one token of one text over the cached keys of one key head, for the query heads of its group.
+struct Attend {
+  const float *q, *k, *v;  // (group, d), (keys, d), (keys, d)
+  int64_t group, d;
+  float scale;
+  float *most, *total, *sums;  // (group), (group), (group, d): the largest score, of weights the sum, of values
+};
+
+struct Kernels {
+  const char* name;
+  void (*round_rows)(const float* x, int64_t rows, int64_t inputs, int64_t stride, Rounded* out);
+  // y (rows of x, rows of W) for the groups first .. last - 1 of the packed matrix.
+  void (*packed_groups)(const Packed& w, int64_t first, int64_t last, const Rounded* x, int64_t rows, const float* bias,
+                        float* y, int64_t stride);
+  // The last rows, fewer than a group, with x as it is.
+  void (*packed_tail)(const Packed& w, const float* x, int64_t rows, int64_t x_stride, const float* bias, float* y,
+                      int64_t stride);
+  void (*unpack_row)(const Packed& w, int64_t row, float* out);
+  // One head of one text, some of its value columns.
+  void (*delta_rule)(const DeltaRule& job, int64_t text, int64_t head, int64_t first, int64_t last);
+  void (*convolve)(const float* x, int64_t x_stride, const float* before, const float* taps, const float* bias,
+                   int64_t channels, int64_t kernel, bool silu, float* y, int64_t first, int64_t last);
+  void (*gated_norm)(const float* y, int64_t y_stride, const float* gate, int64_t gate_stride, const float* weight,
+                     float offset, float eps, int64_t heads, int64_t width, int gating, float* out, int64_t first,
+                     int64_t last);
+  void (*gated_product)(const float* gate, const float* up, int64_t stride, int64_t width, int activation, float* out,
+                        int64_t first, int64_t last);
+  void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
+};
+
+// Block formats in the order of their numbers in `kernels/native.py`.
+struct Format {
+  const char* name;
+  int values, bytes;
+  const int* units;  // sizes in bytes of what is interleaved, in order
+  int n_units;
+};
+extern const Format kFormats[];
+extern const int kFormatCount;
+
+}  // namespace asbuilt

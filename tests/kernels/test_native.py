@@ -1,0 +1,292 @@
+"""The native kernels beside torch: every format and every tail, for each instruction set that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import one_mixer
+import pytest
+import strategies
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import asbuilt
+from asbuilt.checkpoint.packed import packed_spec
+from asbuilt.dtypes import BLOCKS
+from asbuilt.kernels import convolution, native, packed
+from asbuilt.kernels.delta_rule import Tokens, by_tokens
+from asbuilt.nn import build, stored_tensors
+from asbuilt.nn.build import interleave
+from asbuilt.nn.cache import Cache
+from asbuilt.nn.model import Model
+from asbuilt.spec import GatedDeltaNet, GatedMLP, RMSNorm, ShortConvolution, weights
+from asbuilt.spec.edit import transform
+from asbuilt.spec.linear import maps_by_path
+
+
+@pytest.fixture(params=["fastest", "portable"], autouse=True)
+def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Loads the library, which other tests run without, with an instruction set."""
+    monkeypatch.setenv(native.SWITCH, "1" if request.param == "fastest" else request.param)
+    caches = (native.library, native.number)
+    for one in caches:
+        one.cache_clear()
+    if native.library() is None:
+        pytest.skip("the native kernels are not installed (make builds them where there is a compiler)")
+    if request.param == "portable":
+        assert native.instructions() == "portable"
+    with torch.inference_mode():
+        yield
+    native.library().asbuilt_choose(_fastest.encode())  # type: ignore[union-attr]
+    for one in caches:
+        one.cache_clear()
+
+
+_fastest = native.instructions() or ""
+native.library.cache_clear()
+
+
+def drawn(format: str, rows: int, inputs: int, scale: float = 0.01) -> Tensor:
+    """Blocks of any bits, with scales that are finite."""
+    size, nbytes = BLOCKS[format]
+    raw = torch.randint(0, 256, (rows, inputs // size * nbytes), dtype=torch.uint8)
+    blocks = raw.view(-1, nbytes)
+    if format == "mxfp4":
+        blocks[:, 0] = torch.randint(100, 140, (len(blocks),), dtype=torch.uint8)
+    for at in packed.SCALES.get(format, ()):
+        blocks[:, at : at + 2] = (torch.randn(len(blocks), 1) * scale).half().view(torch.uint8)
+    return raw
+
+
+def mixed(raw: Tensor, format: str) -> Tensor:
+    made = raw.clone()
+    native.interleave(made, format)
+    return made
+
+
+@pytest.mark.parametrize("format", sorted(packed.EXPANDED))
+def test_rows_are_interleaved_and_looked_up(format: str) -> None:
+    rows = int(torch.randint(1, 71, ()))
+    raw = drawn(format, rows, 2 * BLOCKS[format][0])
+    made = mixed(raw, format)
+    assert torch.equal(native.as_stored(made, format), raw)
+    index = torch.randint(0, rows, (3, 5))
+    assert torch.equal(native.look_up(index, made, format), packed.expand(raw, format, torch.float32)[index])
+    for wrong in (-1, rows):
+        with pytest.raises(IndexError):
+            native.look_up(torch.tensor([wrong]), made, format)
+
+
+@pytest.mark.parametrize("format", sorted(packed.EXPANDED))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_product_is_that_of_inputs_rounded_to_int8(format: str, threads: int) -> None:
+    """To the last bits of float32, and within the stated bound of the exact product; also where x is not aligned."""
+    torch.set_num_threads(threads)
+    try:
+        for tokens in (1, 2, 3, 4, 7, 33):
+            rows, inputs = int(torch.randint(1, 71, ())), int(torch.randint(1, 4, ())) * BLOCKS[format][0]
+            raw = drawn(format, rows, inputs)
+            dense = packed.expand(raw, format, torch.float32).double()
+            x = torch.randn(tokens, inputs + 3)[:, 3:] * torch.rand(tokens, 1).exp()
+            bias = torch.randn(rows)
+            (found,) = native.products(x, [(mixed(raw, format), format, bias)], native.ready(x))
+            groups = x.reshape(tokens, -1, 32)
+            most = groups.abs().amax(-1, keepdim=True)
+            rounded = ((groups * (torch.full_like(most, 127) / most)).round() * (most / 127)).view(tokens, inputs)
+            whole = rows // native.GROUP * native.GROUP  # the rows that are left are multiplied by x as it is
+            want = torch.cat((rounded.double() @ dense[:whole].T, x.double() @ dense[whole:].T), 1) + bias
+            size = rounded.double().abs() @ dense.abs().T + 1
+            assert ((found - want).abs() / size).max() < 1e-6
+            bound = (most / 254).expand_as(groups).reshape(tokens, inputs).double() @ dense.abs().T
+            assert ((found - bias - x.double() @ dense.T).abs() <= bound * 1.001 + 1e-6 * size).all()
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_inputs_that_are_not_finite_or_tiny() -> None:
+    raw = drawn("q4_1", 16, 64)
+    made = mixed(raw, "q4_1")
+    for value, finite in ((float("nan"), False), (float("inf"), False), (1e-42, True), (0.0, True)):
+        x = torch.full((1, 64), value)
+        x[0, 1:] = 0
+        (y,) = native.products(x, [(made, "q4_1", None)], native.ready(x))
+        assert bool(y.isfinite().all()) == finite
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (5, 24), (130, 128), (64, 40)])
+def test_the_delta_rule_is_that_of_its_definition(by_channel: bool, tokens: int, width: int) -> None:
+    B, K, R, D = 2, 3, 1 if by_channel else 2, 24
+    mixed_BTC = torch.randn(B, tokens, 2 * K * D + K * R * width + 5)[..., 5:]
+    beta, decay = torch.randn(B, tokens, K * R), 3 * torch.randn(B, tokens, K * D if by_channel else K * R)
+    rate, dt_bias, valid = torch.rand(K * R).exp(), torch.randn(decay.shape[-1]), torch.rand(B, tokens) > 0.2
+    state = torch.randn(B * K, D, R * width)
+    before = state.double()
+    given = (mixed_BTC, beta, decay, rate, dt_bias, valid, (K, R, D, width), 1e-6)
+    found = native.delta_rule(*given, state, past=True)
+    assert found is not None
+    q, k, v = mixed_BTC.double().split((K * D, K * D, K * R * width), -1)
+    q, k = (
+        x.view(B, tokens, K, D) / (x.view(B, tokens, K, D).square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)
+    )
+    g = -rate.double().view(K, R) * F.softplus(decay.double() + dt_bias).view(B, tokens, K, -1)
+    g, b = g * valid[:, :, None, None], beta.double().sigmoid().view(B, tokens, K, R) * valid[:, :, None, None]
+    told = Tokens(q * D**-0.5, k, v.view(B, tokens, K, R, width), g[:, :, :, None] if by_channel else g, b)
+    want, after = by_tokens(told, before)
+    torch.testing.assert_close(found.double(), want.reshape(found.shape), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.double(), after, rtol=1e-5, atol=1e-5)
+
+
+def test_no_decay_overflows_in_a_long_text() -> None:
+    T, D, V = 100_000, 8, 8
+    given = (
+        torch.randn(1, T, 2 * D + V),
+        torch.randn(1, T, 1),
+        30 * torch.randn(1, T, 1),
+        torch.ones(1),
+        torch.zeros(1),
+    )
+    y = native.delta_rule(*given, None, (1, 1, D, V), 1e-6, None, past=False)
+    assert y is not None
+    assert bool(y.isfinite().all())
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_a_convolution_is_the_librarys(silu: bool) -> None:
+    x, w, bias, before = torch.randn(2, 37, 50)[..., 7:], torch.randn(43, 4), torch.randn(43), torch.randn(2, 43, 3)
+    for b, past in ((None, None), (bias, before), (None, before)):
+        found = native.convolve(x, w, b, past, silu=silu)
+        wide = [None if one is None else one.double() for one in (b, past)]
+        want = convolution.reference(x.double(), w.double(), *wide, silu=silu)
+        assert found is not None
+        torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_norms_and_gates_are_torchs() -> None:
+    y, gate, weight = torch.randn(2, 9, 3, 19), 9 * torch.randn(2, 9, 62)[..., 5:], torch.randn(19)
+    for gating, opened in (("silu", F.silu), ("sigmoid", torch.sigmoid)):
+        found = native.gated_norm(y, gate, weight, 1e-5, gating=gating)
+        want = F.rms_norm(y.double(), (19,), weight.double(), 1e-5) * opened(gate.double()).view(y.shape)
+        assert found is not None
+        torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-6)
+    found = native.gated_norm(gate, None, None, 1e-5)
+    assert found is not None
+    torch.testing.assert_close(found, F.rms_norm(gate, (57,), None, 1e-5), rtol=1e-5, atol=1e-6)
+    found = native.gated_norm(y, None, weight, 1e-5, offset=True)
+    assert found is not None
+    torch.testing.assert_close(found, F.rms_norm(y, (19,), weight + 1, 1e-5), rtol=1e-5, atol=1e-6)
+    first, second = (20 * torch.randn(5, 80)).split((40, 40), -1)
+    for name, shape in (("silu", F.silu), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))):
+        found = native.gated_product(first, second, name)
+        assert found is not None
+        torch.testing.assert_close(found.double(), shape(first.double()) * second, rtol=1e-5, atol=1e-6)
+    assert native.gated_product(first, second, "relu") is None
+
+
+def test_under_autograd_or_in_another_dtype_torch_computes() -> None:
+    x = torch.randn(2, 32)
+    assert native.ready(x) is not None
+    assert native.ready(x.double()) is None
+    with torch.inference_mode(False), torch.enable_grad():
+        assert native.ready(torch.randn(2, 32)) is None
+
+
+# of a scale, so that weights are near 0.05
+SCALE = {"q4_0": 0.01, "q4_1": 0.01, "q8_0": 7e-4, "q6_k": 4e-5}
+
+
+def of_blocks(format: str, activation: str = "silu") -> Model:
+    """A small decoder whose matrices are blocks of the format."""
+    spec = asbuilt.decoder(d_model=256, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=512, n_vocab=77)
+    spec = transform(spec, lambda _, part: replace(part, activation=activation) if isinstance(part, GatedMLP) else part)
+    paths = [*maps_by_path(spec), "embedding.weight"]
+    made = build(packed_spec(spec, dict.fromkeys(paths, format)))
+    for path, weight, _ in weights(made.spec):
+        if weight.format is not None:
+            held = made.get_parameter(path)
+            held.copy_(drawn(format, len(held), weight.shape[1], SCALE[format]))
+    return made.eval()
+
+
+@pytest.mark.parametrize("format", ["q4_1", "q8_0", "q6_k"])
+def test_layers_in_one_call_are_the_modules(format: str) -> None:
+    """One token of texts of different lengths; rounding to int8 may turn once where a sum differs in its last bit."""
+    made, copied = of_blocks(format), of_blocks(format)
+    for ours, theirs in zip(copied.parameters(), made.parameters(), strict=True):
+        ours.copy_(theirs)
+    stored = {path: tensor.clone() for path, tensor in stored_tensors(made).items()}
+    assert interleave(made) > 0
+    assert interleave(made) == 0  # again: nothing is left
+    assert all(torch.equal(tensor, stored[path]) for path, tensor in stored_tensors(made).items())
+    assert made.native is not None
+    ids = torch.randint(0, 77, (3, 12))
+    valid = torch.arange(12) >= torch.tensor([[0], [4], [7]])
+    found = []
+    for fused in (made.native, None):
+        made.native = fused
+        cache = Cache(made.spec, batch=3, capacity=300, dtype=torch.float32)
+        made(ids, cache=cache, valid_BT=valid)
+        found.append([made(ids[:, i : i + 1], cache=cache) for i in range(4)])
+    cache = Cache(made.spec, batch=3, capacity=300, dtype=torch.float32)
+    copied(ids, cache=cache, valid_BT=valid)
+    exact = [copied(ids[:, i : i + 1], cache=cache) for i in range(4)]
+    for fused, modules, expanded in zip(*found, exact, strict=True):
+        assert (fused - modules).norm() / modules.norm() < 3e-3
+        assert (fused - expanded).norm() / expanded.norm() < 5e-2
+
+
+def test_a_hook_or_another_kind_of_layer_runs_the_modules() -> None:
+    made, ids, seen = of_blocks("q8_0"), torch.randint(0, 77, (1, 3)), []
+    interleave(made)
+    hook = made.get_submodule("blocks.1.ffn.body").register_forward_hook(lambda *_: seen.append(1))
+    cache = Cache(made.spec, batch=1, capacity=9, dtype=torch.float32)
+    made(ids, cache=cache)
+    made(ids[:, :1], cache=cache)
+    assert len(seen) == 2
+    hook.remove()
+    made(ids[:, :1], cache=cache)
+    assert len(seen) == 2
+    other = of_blocks("q8_0", activation="relu")
+    interleave(other)
+    assert other.native is None
+    other(ids, cache=Cache(other.spec, batch=1, capacity=9, dtype=torch.float32))
+
+
+def test_gradients_flow_past_interleaved_weights() -> None:
+    made = of_blocks("q4_0")
+    ids = torch.randint(0, 77, (1, 5))
+    with torch.inference_mode(False), torch.enable_grad():
+        made = of_blocks("q4_0").requires_grad_(False)
+        norm = made.get_parameter("norm.weight").requires_grad_(True)
+        made(ids.clone()).sum().backward()
+        want = norm.grad.clone()  # type: ignore[union-attr]
+        norm.grad = None
+        interleave(made)
+        made(ids.clone()).sum().backward()
+    torch.testing.assert_close(norm.grad, want)
+
+
+@pytest.mark.parametrize("decays", ["head", "channel"])
+def test_a_delta_net_is_the_same_with_and_without(decays: str) -> None:
+    """The whole mixer in float32 beside float64, which torch computes: prefill, then steps, of texts with padding."""
+    part = GatedDeltaNet(
+        d_model=32,
+        n_key_heads=2,
+        n_value_heads=2 if decays == "channel" else 4,
+        d_key=16,
+        d_value=8,
+        decays=decays,  # type: ignore[arg-type]
+        norm=RMSNorm(d=8),
+        conv=ShortConvolution(channels=80 if decays == "channel" else 96, kernel=4),
+    )
+    spec = one_mixer.alone(part, part)
+    ids, valid = one_mixer.text(spec, 2, 90, 1), torch.arange(90) >= torch.tensor([[0], [11]])
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        model = strategies.randomised(spec, 3, torch.float32).to(dtype)
+        cache = Cache(spec, batch=2, capacity=100, dtype=dtype)
+        whole = model(ids, cache=cache, valid_BT=valid)
+        found.append(torch.cat([whole[:, 11:], *(model(ids[:, i : i + 1], cache=cache) for i in range(4))], 1).double())
+    one_mixer.near(found[0], found[1], 1e-5)
