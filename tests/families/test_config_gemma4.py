@@ -198,11 +198,11 @@ def test_sounds_are_described_beside_images() -> None:
     tower = cost.flops(spec, Pass(tokens=1000, sounds=1)).forward - cost.flops(spec, Pass(tokens=1000)).forward
     assert heard - alone == pytest.approx(tower / 1000)
     with pytest.raises(InputError, match="the sounds take 750 tokens"):
-        describe(spec, seq=700, sounds=1)
+        describe(spec, seq=700, sounds=1).document()
     with pytest.raises(InputError, match="sounds: this model hears none beside images"):
-        describe(read_config(WHOLE, "x").spec, sounds=1)
+        describe(read_config(WHOLE, "x").spec, sounds=1).document()
     with pytest.raises(InputError, match="count them as --images"):
-        describe("voxtral-mini-3b", sounds=1)
+        describe("voxtral-mini-3b", sounds=1).document()
 
 
 def _by_hand() -> float:
