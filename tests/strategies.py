@@ -55,6 +55,7 @@ from asbuilt.spec import (
     CompressedAttention,
     Compressor,
     Contrast,
+    ConvolutionModule,
     ConvolvedProjector,
     CrossAttention,
     DeltaTimeMixing,
@@ -97,6 +98,7 @@ from asbuilt.spec import (
     Mamba,
     Mamba2,
     MelEmbedding,
+    MelSubsampling,
     Mixer,
     MixtureOfExperts,
     MLPProjector,
@@ -131,6 +133,7 @@ from asbuilt.spec import (
     ShortConvolution,
     SideTransformer,
     Sinusoids,
+    SoftplusScale,
     StreamMerge,
     TextEncoder,
     TiedHead,
@@ -261,6 +264,8 @@ def projected_distances(draw: DrawFn, n_heads: int, d_head: int, window: int | N
         window=window,
         max_distance=draw(st.none() | st.integers(1, 9)),
         biases=draw(st.none() | st.builds(ScoreBiases, n_heads=st.just(n_heads), d_head=st.just(d_head))),
+        scale=draw(st.sampled_from((1.0, 0.6))),
+        endpoint=draw(st.booleans()),
     )
 
 
@@ -279,7 +284,8 @@ def attentions(draw: DrawFn, d_model: int, causals: tuple[bool, ...] = (True,)) 
     chunks = window is None and causal and not isinstance(positions, RelativeProjection)
     chunk = draw(st.none() | st.integers(1, 7)) if chunks else None
     strided = causal and chunk is None and not isinstance(positions, RelativeProjection)
-    q_norm, k_norm = draw(norms_of_heads(d_head, heads)), draw(norms_of_heads(d_head, n_kv_heads))
+    factors = st.builds(SoftplusScale, d=st.just(d_head))
+    q_norm, k_norm = draw(norms_of_heads(d_head, heads) | factors), draw(norms_of_heads(d_head, n_kv_heads))
     orders = isinstance(positions, Rotary) and (order_matters(q_norm) or order_matters(k_norm))
     as_keys = k_norm is not None and draw(st.booleans())
     d_value = None if as_keys else draw(st.none() | st.integers(1, 9))
@@ -522,7 +528,7 @@ def baselines(d_model: int) -> SearchStrategy[Mixer]:
 @cache
 def recurrences(d_model: int) -> SearchStrategy[Mixer]:
     """A mixer whose state is all that it remembers."""
-    return gated_convolutions(d_model) | rg_lrus(d_model) | time_mixings(d_model)
+    return gated_convolutions(d_model) | convolution_modules(d_model) | rg_lrus(d_model) | time_mixings(d_model)
 
 
 @cache
@@ -596,6 +602,20 @@ def gated_convolutions(d_model: int) -> SearchStrategy[GatedConvolution]:
     """A convolution between two gates."""
     conv = st.integers(1, 9).flatmap(convolutions)
     return st.builds(GatedConvolution, d_model=st.just(d_model), conv=conv, bias=st.booleans())
+
+
+@cache
+@st.composite
+def convolution_modules(draw: DrawFn, d_model: int, *, cached: bool = True) -> ConvolutionModule:
+    """A convolution after a gated linear unit, with a norm or without."""
+    conv = replace(draw(st.integers(1, 9).flatmap(convolutions)), activation=None, cached=cached)
+    return ConvolutionModule(
+        d_model=d_model,
+        conv=conv,
+        norm=draw(maybe_norms(conv.channels)),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        bias=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -1597,7 +1617,11 @@ def seers(draw: DrawFn) -> VisionLanguageModel:
         in_windows=both_ways and inside == "windows",
         prefix=both_ways and inside == "prefix",
     )
-    return VisionLanguageModel.of(text.without_extras, vision)
+    hearing = None
+    if text.n_vocab > 2 and not rotaries_by_length(text) and draw(st.booleans()):
+        place = draw(st.integers(0, text.n_vocab - 1).filter(lambda one: one != vision.placeholder))
+        hearing = draw(ears(text.d_model, place, any_length=True))
+    return VisionLanguageModel.of(text.without_extras, vision, hearing)
 
 
 @st.composite
@@ -1671,12 +1695,29 @@ def tiled_seers(draw: DrawFn) -> VisionLanguageModel:
 @st.composite
 def listeners(draw: DrawFn) -> AudioLanguageModel:
     """A model of texts in which sounds take the places of tokens."""
-    text, d_model = draw(specs(max_blocks=2)), draw(st.integers(2, 7))
-    stack = draw(st.integers(1, 3))
+    text = draw(specs(max_blocks=2))
+    place = draw(st.integers(0, text.n_vocab - 1))
+    heard = draw(ears(text.d_model, place, any_length=not rotaries_by_length(text)))
+    return AudioLanguageModel.of(text.without_extras, heard)
+
+
+@st.composite
+def ears(draw: DrawFn, d_text: int, place: int, *, any_length: bool) -> Hearing:
+    """A tower of sounds of one length, or of any with a convolution module, and a projector."""
+    d_model = draw(st.integers(2, 7))
+    subsampled = any_length and draw(st.booleans())
+    stack = 1 if subsampled else draw(st.integers(1, 3))
     n_tokens = stack * draw(st.integers(1, 3))
     read, numbers = draw(stacks(d_model, False, None))
+    plain = {"n_mels": draw(st.integers(1, 5)), "n_tokens": n_tokens, "d_model": d_model}
+    embedding: MelEmbedding | MelSubsampling = MelEmbedding(**plain)
+    if subsampled:
+        channels = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+        embedding = MelSubsampling(**plain, channels=channels, eps=draw(EPS))
+        body = draw(convolution_modules(d_model, cached=False))
+        read = (*read, Block(branches=(Branch(name="conv", norm=draw(maybe_norms(d_model)), body=body),)))
     tower = AudioEncoder(
-        embedding=MelEmbedding(n_mels=draw(st.integers(1, 5)), n_tokens=n_tokens, d_model=d_model),
+        embedding=embedding,
         positions=draw(
             st.none() | st.builds(LearnedPositions, n_positions=st.just(n_tokens), d_model=st.just(d_model))
         ),
@@ -1686,13 +1727,12 @@ def listeners(draw: DrawFn) -> AudioLanguageModel:
         max_positions=n_tokens,
     )
     projector = MLPProjector(
-        widths=(stack * d_model, *draw(st.lists(st.integers(1, 6), max_size=2)), text.d_model),
+        widths=(stack * d_model, *draw(st.lists(st.integers(1, 6), max_size=2)), d_text),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
         stack=stack,
     )
-    place = draw(st.integers(0, text.n_vocab - 1))
-    return AudioLanguageModel.of(text.without_extras, Hearing(tower=tower, projector=projector, placeholder=place))
+    return Hearing(tower=tower, projector=projector, placeholder=place)
 
 
 @st.composite

@@ -155,7 +155,16 @@ def test_rows_of_equal_parts_are_one() -> None:
 
 def test_what_the_document_holds_beside_the_figures() -> None:
     found = described(model(PLAIN), seq=7, batch=2, dtype="float16", kv_dtype="fp8")
-    named = {"name": "toy", "family": "", "context": 16, "seq": 7, "batch": 2, "dtype": "fp16", "images": 0}
+    named = {
+        "name": "toy",
+        "family": "",
+        "context": 16,
+        "seq": 7,
+        "batch": 2,
+        "dtype": "fp16",
+        "images": 0,
+        "sounds": 0,
+    }
     assert {key: found[key] for key in named} == named
     assert found["cache"]["dtype"] == "fp8"
     assert "scales" in found["stored_extra"]

@@ -23,7 +23,7 @@ from asbuilt.plan.train.options import Options
 Run = Callable[..., Result]
 # Once more, by hand: a default that changes is a change of every answer that somebody has written down.
 WRITTEN = {
-    "describe": {"batch": 1, "images": 0, "dtype": "bf16"},
+    "describe": {"batch": 1, "images": 0, "sounds": 0, "dtype": "bf16"},
     "plan serve": {
         "chunk": 2048,
         "bandwidth_efficiency": 1.0,

@@ -191,7 +191,8 @@ def test_rows_add_up(spec: Model) -> None:
 @given(ANY)
 def test_every_weight_that_multiplies_is_one_that_is_held(spec: Model) -> None:
     held = {path for path, _, _ in weights(spec)}
-    passes = (Pass(tokens=8), Pass(tokens=8, logits="pooled"))  # more than an indexer chooses: it may have to choose
+    n = strategies.CONTEXT  # more than an indexer chooses: it may have to choose
+    passes = (Pass(tokens=n), Pass(tokens=n, logits="pooled"))
     multiplied = {p.weight_path for run in passes for p in cost.products(spec, run)} - {None}
     matrices = {path for path, w, _ in weights(spec) if w.role == "matrix"}
     assert matrices <= multiplied <= held

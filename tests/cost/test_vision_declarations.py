@@ -42,15 +42,18 @@ def a_pass(spec: Model, tokens: int, images: int, **more: object) -> Pass:
     if isinstance(spec, ImageEncoder):
         return Pass(tokens=spec.embedding.n_tokens, **more)  # type: ignore[arg-type]
     assume(images <= 1 or not spec.crosses)
-    room = images * spec.image_tokens
+    room, sounds = images * spec.image_tokens, 0
+    if isinstance(spec, VisionLanguageModel) and spec.hearing is not None:  # as many of either
+        room, sounds = room + images * spec.hearing.n_tokens, images
     assume(room + tokens <= strategies.CONTEXT)
-    return Pass(tokens=room + tokens, images=images, **more)  # type: ignore[arg-type]
+    return Pass(tokens=room + tokens, images=images, sounds=sounds, **more)  # type: ignore[arg-type]
 
 
 def ran(spec: Model, run: Pass, backward: bool = False) -> int:
     """FLOPs that PyTorch counts on the meta device."""
     model = build(spec, device="meta")
-    ids, beside = measured.given(model, torch.zeros(run.batch, run.tokens, dtype=torch.long, device="meta"), run.images)
+    none = torch.zeros(run.batch, run.tokens, dtype=torch.long, device="meta")
+    ids, beside = measured.given(model, none, run.images, run.sounds)
     with FlopCounterMode(display=False) as counter:
         last = {} if isinstance(spec, ImageEncoder) else {"last": run.logits == "last"}
         result = model(ids, **beside, **last, kernel="reference")
@@ -90,7 +93,7 @@ def test_causal_count_with_images_is_pairs_one_by_one(spec: VisionLanguageModel,
     blocks = [0] * run.tokens if spec.vision.prefix else blocks
     for path, part, seen in runs(spec, run):
         plain = isinstance(part, Attention) and part.chunk is None and part.indexer is None
-        if plain and not path.startswith("vision"):
+        if plain and not path.startswith(("vision", "hearing")):
             assert isinstance(part, Attention)
             alone = spec.vision.in_windows and part.window is None
             own = range(run.tokens) if alone else blocks
@@ -107,7 +110,7 @@ def test_saves_is_what_autograd_keeps(
 ) -> None:
     run = a_pass(spec, tokens, images, batch=batch, kernel=kernel, width=dtype.itemsize)
     model = strategies.randomised(spec, 0, dtype)
-    kept, loss = measured.saved_bytes(model, run.tokens, batch, kernel, images)  # type: ignore[arg-type]
+    kept, loss = measured.saved_bytes(model, run.tokens, batch, kernel, images, sounds=run.sounds)  # type: ignore[arg-type]
     assert cost.saved(spec, run).all == kept
     if dtype == torch.bfloat16:
         assert cost.saved(spec, run).loss == loss
@@ -131,7 +134,7 @@ def test_works_is_never_less_than_half_nor_twice_the_peak(
 ) -> None:
     run = a_pass(spec, tokens, images, batch=batch, width=4, logits="last", kernel=kernel)
     model = strategies.randomised(spec, 0, torch.float32)
-    ids, beside = measured.given(model, torch.zeros(batch, run.tokens, dtype=torch.long), images)
+    ids, beside = measured.given(model, torch.zeros(batch, run.tokens, dtype=torch.long), images, run.sounds)
 
     def forward() -> None:
         last = {} if isinstance(spec, ImageEncoder) else {"last": True}
@@ -157,7 +160,8 @@ def test_cached_decoding_after_images_is_a_whole_pass(spec: Model, batch: int, t
     run = a_pass(spec, tokens, 1, batch=batch)
     model = strategies.randomised(spec, 1)
     generator = torch.Generator().manual_seed(tokens)
-    ids, beside = measured.given(model, torch.randint(spec.n_vocab, (batch, run.tokens), generator=generator), 1)
+    drawn = torch.randint(spec.n_vocab, (batch, run.tokens), generator=generator)
+    ids, beside = measured.given(model, drawn, 1, run.sounds)
     with torch.inference_mode():
         first = run.tokens - tokens + 1
         known = {}
@@ -176,10 +180,12 @@ def test_each_texts_images_are_its_own(spec: Model, images: int, padding: int) -
     """A row alone, padded on the left, gives what it gives among others."""
     run = a_pass(spec, 4 + padding, images, batch=2)
     model = strategies.randomised(spec, 2)
-    ids, beside = measured.given(model, torch.arange(2 * run.tokens).remainder(spec.n_vocab).view(2, -1), images)
+    drawn = torch.arange(2 * run.tokens).remainder(spec.n_vocab).view(2, -1)
+    ids, beside = measured.given(model, drawn, images, run.sounds)
     with torch.inference_mode():
         whole = model(ids, **beside)
-        one = {name: tensor[1:] for name, tensor in beside.items()}
+        each = {"images": 1, "audio": images}  # in a row of texts, or all one after the other
+        one = {name: tensor[each[name] :] for name, tensor in beside.items()}
         other = (spec.vision.placeholder + 1) % spec.n_vocab  # type: ignore[union-attr]
         padded = torch.cat((torch.full((1, padding), other), ids[1:]), 1)
         valid = torch.arange(padded.shape[1])[None] >= padding

@@ -9,7 +9,7 @@ import one_mixer
 import pytest
 import strategies
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -69,7 +69,7 @@ def test_pieces_are_the_whole(spec: Model, tokens: int, cut: int, seed: int) -> 
 
 
 @given(STACKS, st.tuples(st.integers(1, 9), st.integers(1, 9)), st.booleans(), strategies.SEEDS)
-@settings(max_examples=20)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])  # few have pairs
 def test_padding_changes_nothing(spec: Model, lengths: tuple[int, int], left: bool, seed: int) -> None:
     one_mixer.check_ragged(spec, lengths, left, seed)
 

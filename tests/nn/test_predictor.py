@@ -92,7 +92,9 @@ def test_it_reads_the_stream_and_the_next_token(part: Predictor, seed: int) -> N
     ids = torch.tensor([[1, 0, 4]])
     step = Step((1, 3), stream.device)
     first, second = built.join.weight.split(4, 1)
-    joined = built.token_norm(built.embedding.weight[ids]) @ first.T + built.stream_norm(stream) @ second.T
+    joined = (
+        built.token_norm(built.get_parameter("embedding.weight")[ids]) @ first.T + built.stream_norm(stream) @ second.T
+    )
     want = built.norm(built.block(joined, step)) @ built.head.weight.T  # type: ignore[union-attr]
     torch.testing.assert_close(built(ids, stream, step), want, rtol=1e-9, atol=1e-9 * max(1.0, float(want.abs().max())))
 

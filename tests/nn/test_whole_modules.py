@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ PREFIXED = MODEL.changed(
         prefix=True,
     )
 )
+EARS = Hearing(tower=HEARD, projector=MLPProjector(widths=(22, 11), activation="gelu", stack=2), placeholder=1)
 SPECS: dict[str, Spec] = {
     "LanguageModel": MODEL,
     "TextEncoder": READ,
@@ -55,9 +57,8 @@ SPECS: dict[str, Spec] = {
         vision=Vision(tower=tower(3), projector=MLPProjector(widths=(7, 11), activation="gelu"), placeholder=1)
     ),
     "VisionLanguageModel with prefixes": PREFIXED,
-    "AudioLanguageModel": MODEL.changed(
-        hearing=Hearing(tower=HEARD, projector=MLPProjector(widths=(22, 11), activation="gelu", stack=2), placeholder=1)
-    ),
+    "VisionLanguageModel that hears": PREFIXED.changed(hearing=replace(EARS, placeholder=2)),
+    "AudioLanguageModel": MODEL.changed(hearing=EARS),
     "DualEncoder": MODEL.changed(
         head=Projection(d_model=11, d_out=2),
         vision=Contrast(tower=tower(3, head=Projection(d_model=7, d_out=2))),
@@ -119,8 +120,9 @@ def test_a_text_without_images_is_the_language_models_own(spec: VisionLanguageMo
     """A placeholder beyond the vocabulary aside: the text's module, given the same weights, gives the same."""
     whole, text = strategies.randomised(spec, seed), build(spec.text, dtype=torch.float64, seed=None)
     assert type(spec.text) is LanguageModel
-    text.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith("vision.")})
+    text.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith(("vision.", "hearing."))})
     ids = torch.randint(spec.n_vocab, (2, 5), generator=torch.Generator().manual_seed(seed))
     if spec.per_layer is not None:  # a placeholder's vectors are padding's, of token 0
-        ids = ids.masked_fill(ids == spec.vision.placeholder, 0)
+        for part in (spec.vision, *(() if spec.hearing is None else (spec.hearing,))):
+            ids = ids.masked_fill(ids == part.placeholder, 0)
     assert torch.equal(whole(ids), text(ids))

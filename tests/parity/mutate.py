@@ -29,6 +29,7 @@ from asbuilt.spec import (
     AlternatingUpdates,
     Attention,
     AttentionPooling,
+    AudioEncoder,
     AxialPositions,
     BiasTable,
     Block,
@@ -40,6 +41,7 @@ from asbuilt.spec import (
     CompressedAttention,
     Compressor,
     Contrast,
+    ConvolutionModule,
     ConvolvedProjector,
     CrossAttention,
     DeltaTimeMixing,
@@ -70,6 +72,7 @@ from asbuilt.spec import (
     Mamba2,
     Map,
     MelEmbedding,
+    MelSubsampling,
     MixtureOfExperts,
     MLPProjector,
     Model,
@@ -85,15 +88,18 @@ from asbuilt.spec import (
     ProjectedStreams,
     Projection,
     QueryTemperature,
+    RelativeProjection,
     RMSNorm,
     Rotary,
     Router,
+    ScoreBiases,
     Sections,
     SharedChoice,
     SharedEmbedding,
     SharedTransformer,
     ShortConvolution,
     SideTransformer,
+    SoftplusScale,
     StreamMerge,
     TiedHead,
     TileEmbedding,
@@ -248,6 +254,11 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     # by the sum of two: the best expert is in the best group, and a router to one would not notice
     (Router, "groups"): lambda part: ExpertGroups(n_groups=2, top_groups=1, score="two_best"),
     (ShortConvolution, "activation"): lambda part: "silu",
+    (ConvolutionModule, "norm"): lambda part: RMSNorm(d=part.conv.channels, gain="none"),
+    (RelativeProjection, "window"): lambda part: 8,
+    (RelativeProjection, "max_distance"): lambda part: 1,
+    (RelativeProjection, "biases"): lambda part: ScoreBiases(n_heads=part.n_heads, d_head=part.d_head),
+    (Model, "hearing"): lambda part: _hearing(part),
     (DeltaTimeMixing, "move_rank"): lambda part: 4,
     (DeltaTimeMixing, "value_name"): lambda part: "early",
     (DeltaTimeMixing, "value_from"): lambda part: "early",
@@ -268,6 +279,17 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
 def _shared(d_model: int) -> SharedTransformer:
     attention = Attention(d_model=d_model, d_input=2 * d_model, n_heads=1, n_kv_heads=1, d_head=4)
     return SharedTransformer(attention=attention, ffn=GatedMLP(d_model=d_model, d_ff=4, activation="silu"))
+
+
+def _hearing(spec: Model) -> Hearing:
+    attention = Attention(d_model=4, n_heads=1, n_kv_heads=1, d_head=4, causal=False, cached=False)
+    tower = AudioEncoder(
+        embedding=MelEmbedding(n_mels=2, n_tokens=3, d_model=4),
+        blocks=(Block(branches=(Branch(name="attention", body=attention),)),),
+        max_positions=3,
+    )
+    projector = MLPProjector(widths=(4, spec.d_model), activation="relu")
+    return Hearing(tower=tower, projector=projector, placeholder=2**20)
 
 
 def _compressor(part: CompressedAttention) -> Compressor:
@@ -336,6 +358,10 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     PerLayerInput: lambda part: MLP(d_model=part.d_model, d_ff=part.d, activation=part.activation),
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
     MelEmbedding: lambda part: replace(part, n_mels=part.n_mels + 1),
+    MelSubsampling: lambda part: replace(part, channels=(*part.channels, 2)),
+    ConvolutionModule: lambda part: MLP(d_model=part.d_model, d_ff=part.conv.channels, activation="relu"),
+    RelativeProjection: lambda part: None,
+    SoftplusScale: lambda part: RMSNorm(d=part.d),
     PatchEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_tokens, d_model=part.d_model),
     Classifier: lambda part: Projection(d_model=part.d_model, d_out=part.n_labels),
     Pooler: lambda part: HeadTransform(d_model=part.d_model, activation="gelu"),

@@ -269,9 +269,10 @@ def test_every_assumption_is_in_the_documentation() -> None:
 
 @given(strategies.seers(), st.sampled_from(("adamw", "muon")))
 def test_what_sees_is_held_and_not_trained(spec: VisionLanguageModel, optimizer: str) -> None:
-    """Beside the plan of the text alone only the weights differ, by the tower's and the projector's."""
+    """Beside the plan of the text alone only the weights differ, by the towers' and the projectors'."""
     seeing, text = (train(one, H100, optimizer=optimizer, seq=4) for one in (spec, spec.text))
-    more = 2 * sum(weight.size for _, weight, _ in weights(spec.vision))
+    beside = [part for part in (spec.vision, spec.hearing) if part is not None]
+    more = 2 * sum(weight.size for part in beside for _, weight, _ in weights(part))
     assert seeing.state.weights - text.state.weights == more
     assert replace(seeing.state, weights=0) == replace(text.state, weights=0)
     assert seeing.per_device_bytes - text.per_device_bytes == more

@@ -31,6 +31,7 @@ from asbuilt.spec import (
     ChannelMixing,
     CompressedAttention,
     Compressor,
+    ConvolutionModule,
     ConvolvedProjector,
     DeltaTimeMixing,
     DiagonalStateSpace,
@@ -55,6 +56,7 @@ from asbuilt.spec import (
     Lora,
     Mamba,
     Mamba2,
+    MelSubsampling,
     Model,
     Packed,
     Part,
@@ -69,6 +71,7 @@ from asbuilt.spec import (
     Rotary,
     SharedHead,
     ShortConvolution,
+    SoftplusScale,
     StreamMerge,
     TimeMixing,
     TokenShift,
@@ -156,10 +159,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "LanguageModel": {"name": "model"},
     "FusedPredictor": {"normed": False},
     "SharedHead": {"tied": False},
+    "ConvolutionModule": {"activation": "silu", "bias": False},
     "GatedConvolution": {"bias": False},
+    "MelSubsampling": {"eps": 1e-6},
+    "RelativeProjection": {"scale": 1.0, "endpoint": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
-    "ShortConvolution": {"bias": False, "activation": "silu", "belongs": "ssm"},
+    "ShortConvolution": {"bias": False, "activation": "silu", "belongs": "ssm", "cached": True},
     "TextEncoder": {"name": "model"},
     "EncoderDecoder": {"name": "model"},
     "ImageEncoder": {"name": "model"},
@@ -272,6 +278,9 @@ def examples() -> dict[type[Part], Part]:
     found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
     found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
     conv = ShortConvolution(channels=6, kernel=3)
+    found[ConvolutionModule] = ConvolutionModule(d_model=4, conv=replace(conv, activation=None))
+    found[MelSubsampling] = MelSubsampling(n_mels=4, n_tokens=3, channels=(2, 3), d_model=4)
+    found[SoftplusScale] = SoftplusScale(d=3)
     found[GatedConvolution] = GatedConvolution(d_model=4, conv=conv)
     found[RGLRU] = RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
     found[GatedDeltaNet] = DELTA_NET

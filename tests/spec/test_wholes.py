@@ -300,8 +300,8 @@ def test_parts_come_in_the_order_in_which_they_run(model: Model) -> None:
 @given(strategies.seers())
 def test_the_text_of_a_model_with_images(model: VisionLanguageModel) -> None:
     assert type(model.text) is LanguageModel
-    assert VisionLanguageModel.of(model.text, model.vision) == model
-    assert model.changed(vision=None) == model.text or not model.decodes
+    assert VisionLanguageModel.of(model.text, model.vision, model.hearing) == model
+    assert model.changed(vision=None, hearing=None) == model.text or not model.decodes
 
 
 def test_a_model_without_what_no_pass_reaches() -> None:

@@ -55,6 +55,8 @@ def examples() -> dict[str, Part]:
         ),
     )
     found["AudioLanguageModel"], found["Hearing"] = HEARER, HEARING
+    found["MelSubsampling"] = spec.MelSubsampling(n_mels=4, n_tokens=3, channels=(2, 3), d_model=4)
+    found["SoftplusScale"] = spec.SoftplusScale(d=3)
     found["HyperConnection"] = spec.HyperConnection(n_streams=2, d_model=6)
     found["StreamMerge"] = spec.StreamMerge(n_streams=2, d_model=6)
     found["AlternatingUpdates"] = spec.AlternatingUpdates(n_streams=2, d_model=6, norm=spec.RMSNorm(d=6))
@@ -78,6 +80,8 @@ def examples() -> dict[str, Part]:
     found["Recurrent"] = spec.Recurrent(d_model=4, d_hidden=6)
     found["CausalConvolution"] = spec.CausalConvolution(d_model=4, kernel=3)
     conv = spec.ShortConvolution(channels=6, kernel=3)
+    plain = replace(conv, activation=None)
+    found["ConvolutionModule"] = spec.ConvolutionModule(d_model=4, conv=plain)
     found["GatedConvolution"] = spec.GatedConvolution(d_model=4, conv=conv)
     found["RGLRU"] = spec.RGLRU(d_model=4, d_rnn=6, n_heads=2, conv=conv, activation="gelu_tanh")
     found["GatedDeltaNet"] = DELTA_NET

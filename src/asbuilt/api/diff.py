@@ -17,7 +17,6 @@ from asbuilt.errors import InputError
 from asbuilt.inspect import Difference
 from asbuilt.nn.model import Model
 from asbuilt.shown import number
-from asbuilt.spec import AudioLanguageModel
 from asbuilt.spec import Model as Spec
 from asbuilt.tables import Table, escaped, html, joined
 
@@ -122,7 +121,7 @@ def diff(
     ids, read = tokens([side.source for side in sides], text)
     found, at = (_against_transformers if transformers else _between)(sides, ids, tolerance)
     unread = ("vision",) if any("images" in side.spec.reads for side in sides) else ()
-    unread += ("hearing",) if any(isinstance(side.spec, AudioLanguageModel) for side in sides) else ()
+    unread += ("hearing",) if any(side.spec.heard is not None for side in sides) else ()
     return Comparison(differences=tuple(found), first=at, tolerance=tolerance, read=read, unread=unread)
 
 

@@ -23,11 +23,11 @@ from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.kernels import native
+from asbuilt.nn.audio import Sounds
 from asbuilt.nn.build import interleave
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
-from asbuilt.spec import AudioLanguageModel
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
 
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Messages = list[dict[str, Any]]
-Sound = str | Path | Tensor  # an audio file, or a log-mel spectrogram (1, F, N)
+Sound = str | Path | Tensor | Sounds  # an audio file, or log-mel spectrograms (n, F, N), or of several lengths
 Picture = Any  # an image file, or Pillow's Image
 # Tokens that a processor puts around an image, by the keys of configs.
 AROUND = (
     ("vision_start_token_id", "boi_token_index", "boi_token_id"),
     ("vision_end_token_id", "eoi_token_index", "eoi_token_id"),
 )
+AROUND_SOUNDS = ("boa_token_id", "boa_token_index"), ("eoa_token_id", "eoa_token_index")
 NO_DRAFT = Asked()
 MOST = 256  # default of max_new_tokens
 
@@ -186,17 +187,17 @@ def _sampled(source: Source, sampling: Sampling) -> Sampling:
     return replace(sampling, suppress=suppress, suppress_first=first)
 
 
-def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor]:
+def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor | Sounds]:
     """Returns the option `audio` as a spectrogram, computed as the folder says if it is a file; none without one."""
-    if audio is None or isinstance(audio, Tensor):
+    if audio is None or isinstance(audio, Tensor | Sounds):
         return {} if audio is None else {"audio": audio}
     if "audio" not in source.spec.reads:
         raise InputError("the model hears no sound", field="audio", value=str(audio))
     if source.path is None:
         raise InputError("audio files need a checkpoint folder", field="MODEL", value=source.name)
-    from asbuilt.media.sound import LogMel, read_sound
+    from asbuilt.media.sound import read_sound, spectrogram_of
 
-    mels = LogMel.read(source.path)
+    mels = spectrogram_of(source.path)
     return {"audio": mels.of(read_sound(audio, rate=mels.rate, seconds=mels.seconds))}
 
 
@@ -218,15 +219,22 @@ def _seen(
 
 
 def _placed(
-    source: Source, tokenizer: Tokenizer, ids: list[int], prompt: object, images: Tensor | Patches | Tiles
+    source: Source,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    prompt: object,
+    images: Tensor | Patches | Tiles | Sounds,
+    *,
+    sounds: bool = False,
 ) -> list[int]:
     """Returns the prompt with placeholders of images or sounds; a text without any begins with them."""
     carried, n_vocab = source.reading.carried, source.spec.n_vocab
-    found = [next((carried[key] for key in keys if type(carried.get(key)) is int), None) for keys in AROUND]
+    names = AROUND_SOUNDS if sounds else AROUND
+    found = [next((carried[key] for key in keys if type(carried.get(key)) is int), None) for keys in names]
     around = tuple([one] if one is not None and 0 <= one < n_vocab else [] for one in found)
     bare = tokenizer.encode("", wrap=True) if isinstance(prompt, str) else []
     after = next((i for i, token in enumerate(bare) if i >= len(ids) or ids[i] != token), len(bare))
-    return with_placeholders(source.spec, ids, images, after=after, around=(around[0], around[1]))
+    return with_placeholders(source.spec, ids, images, after=after, around=(around[0], around[1]), sounds=sounds)
 
 
 def _multiplied_packed(source: Source, dtype: torch.dtype | None) -> bool:
@@ -270,10 +278,10 @@ def begin(
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
     decode.check_audio(source.spec, options.get("audio"), 1)
-    if isinstance(source.spec, AudioLanguageModel):
+    if source.spec.heard is not None:
         ids = text.prompt_ids(tokenizer, prompt)
         placed = options.get("audio")
-        ids = ids if placed is None else _placed(source, tokenizer, ids, prompt, placed)
+        ids = ids if placed is None else _placed(source, tokenizer, ids, prompt, placed, sounds=True)
     elif "audio" in source.spec.reads and isinstance(prompt, str):
         ids = [*source.decoder_start, *tokenizer.encode(prompt)]
     else:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     "--images", type=click.IntRange(0, LARGEST), default=0, show_default=True, help="Images, or sounds, per sequence."
 )
 @click.option(
+    "--sounds",
+    type=click.IntRange(0, LARGEST),
+    default=0,
+    show_default=True,
+    help="Sounds per sequence of a model that reads images too, each of full length.",
+)
+@click.option(
     "--dtype", default="bf16", show_default=True, help="Dtype of weights and activations; also q4_k, q4_k_m, q8_0 ..."
 )
 @click.option(
@@ -34,6 +41,7 @@ def describe(
     seq: int | None,
     batch: int,
     images: int,
+    sounds: int,
     dtype: str,
     kv_dtype: str | None,
     allow_unread: tuple[str, ...],
@@ -44,7 +52,8 @@ def describe(
 
     source = opened(model, allow_unread)
     _warn_of_length(source.spec, seq)
-    made = description.describe(source, seq=seq, batch=batch, images=images, dtype=dtype, kv_dtype=kv_dtype or None)
+    asked = {"seq": seq, "batch": batch, "images": images, "sounds": sounds}
+    made = description.describe(source, **asked, dtype=dtype, kv_dtype=kv_dtype or None)  # type: ignore[arg-type]
     if as_json:
         print_json(made.document())
     else:

@@ -248,7 +248,7 @@ def _types(spec: Model, mixture: Mixture, joined: bool) -> dict[str, str]:
 
 def _slot(path: str, weight: Weight, owner: Part, joined: bool) -> str:
     """Returns the name of a weight in the rules."""
-    if path.startswith("vision."):  # a separate file, published in 16 bits
+    if path.startswith(("vision.", "hearing.")):  # a separate file, published in 16 bits
         return "vision"
     if len(weight.shape) < 2 or weight.role not in QUANTISED_ROLES or owner.kind == "router":
         return "plain"

@@ -38,6 +38,7 @@ class Description:
     seq: int
     batch: int
     images: int
+    sounds: int
     dtype: str
     kv_dtype: str
 
@@ -55,6 +56,7 @@ class Description:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             images=self.images,
+            sounds=self.sounds,
         )
 
     def document(self) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def describe(
     seq: int | None = None,
     batch: int = 1,
     images: int = 0,
+    sounds: int = 0,
     dtype: object = "bf16",
     kv_dtype: object = None,
     allow_unread: Sequence[str] = (),
@@ -136,14 +139,16 @@ def describe(
     """Returns a model's structure and costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run.
 
     `model` is a spec, a built model, a source, a catalogue name or a path. `seq` None means 1024 tokens, or the context
-    length if shorter; an image model has its own number. `dtype` is that of weights and activations, or a block format;
-    `kv_dtype` None means `dtype` if that is a float of 16 bits or more, else bf16. Raises InputError for invalid
-    values.
+    length if shorter; an image model has its own number. `images` are those of each sequence, or sounds of a model that
+    hears alone; `sounds` those beside images, all as long as they may be. `dtype` is that of weights and activations,
+    or a block format; `kv_dtype` None means `dtype` if that is a float of 16 bits or more, else bf16. Raises InputError
+    for invalid values.
     """
     from asbuilt.checkpoint.given import source_of
 
     source = source_of(model, allow_unread=allow_unread)
-    for name, value, least in (("seq", 1 if seq is None else seq, 1), ("batch", batch, 1), ("images", images, 0)):
+    sizes = ("seq", 1 if seq is None else seq, 1), ("batch", batch, 1), ("images", images, 0), ("sounds", sounds, 0)
+    for name, value, least in sizes:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_SIZE:
             raise InputError(field=name, value=value, allowed=f"a whole number from {least} to 2^31-1")
     weights = short_name(dtype)
@@ -152,6 +157,7 @@ def describe(
         seq=bill.length(source.spec, seq),
         batch=batch,
         images=images,
+        sounds=sounds,
         dtype=weights,
         kv_dtype=bill.activation_dtype(weights) if kv_dtype is None else short_name(kv_dtype),
     )

@@ -49,15 +49,17 @@ CONVENTIONS = {
 }
 
 
-def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str, images: int = 0) -> dict[str, Any]:
-    """Returns all costs of a model at `batch` sequences of `seq` tokens, each with `images` images.
+def describe(
+    source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str, images: int = 0, sounds: int = 0
+) -> dict[str, Any]:
+    """Returns all costs of a model at `batch` sequences of `seq` tokens, each with `images` images and `sounds` sounds.
 
-    Raises InputError for an unknown dtype, for stored tensors that do not match the description, and for images that
-    the model does not read or that do not fit in the text.
+    Raises InputError for an unknown dtype, for stored tensors that do not match the description, and for images and
+    sounds that the model does not read or that do not fit in the text.
     """
     spec = source.spec
-    _require_images(spec, seq, images)
-    run = Pass(tokens=seq, batch=batch, images=images)
+    _require_images(spec, seq, images, sounds)
+    run = Pass(tokens=seq, batch=batch, images=images, sounds=sounds)
     width = int(PLAIN[activation_dtype(dtype)])
     counts = cost.parameters(spec)
     total, active = sum(counts.values()), cost.active_parameters(spec)
@@ -72,6 +74,7 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
         "batch": batch,
         "dtype": cost.format_name(dtype),
         "images": images,
+        "sounds": sounds,
         "parameters": {"total": total, "active": active, **counts},
         "active_parameters": {
             "with_tables": active,
@@ -100,19 +103,23 @@ def describe(source: Source, *, seq: int, batch: int, dtype: str, kv_dtype: str,
     }
 
 
-def _require_images(spec: Model, seq: int, images: int) -> None:
-    """Raises InputError for images that the model does not read, or that take more tokens than the text has."""
+def _require_images(spec: Model, seq: int, images: int, sounds: int) -> None:
+    """Raises InputError for images or sounds that the model does not read, or that take more tokens than the text."""
     if images and not ({"tokens", "images"}.issubset(spec.reads) or spec.image_tokens):
         raise InputError("this model does not read images beside a text", field="images", value=images, allowed="0")
-    taken = images * spec.image_tokens
-    if taken > seq:
-        raise InputError(
-            f"the images take {taken} tokens",
-            field="images",
-            value=images,
-            allowed=f"few enough to fit in {seq} tokens",
-            fix="raise --seq",
-        )
+    if sounds and not {"images", "audio"}.issubset(spec.reads):
+        fix = "count them as --images" if spec.heard is not None else ""
+        raise InputError("this model hears none beside images", field="sounds", value=sounds, allowed="0", fix=fix)
+    heard = sounds * (0 if spec.heard is None else spec.heard.n_tokens)
+    for field, value, taken in (("images", images, images * spec.image_tokens + heard), ("sounds", sounds, heard)):
+        if value and taken > seq:
+            raise InputError(
+                f"the {field} take {taken} tokens",
+                field=field,
+                value=value,
+                allowed=f"few enough to fit in {seq} tokens",
+                fix="raise --seq",
+            )
 
 
 def _stored(source: Source) -> tuple[int | None, int | None]:

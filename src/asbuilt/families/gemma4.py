@@ -1,7 +1,7 @@
 """The gemma4 family: a tower with positions by column and row, patches averaged and projected, and a gemma4_text.
 
-Gemma Team 2026, as published. Images are square here, as large as the most tokens of an image allow; published
-processors keep an image's own proportions, with as many patches or fewer.
+Small ones hear too, through a conformer. Gemma Team 2026, as published. Images are square here, as large as the most
+tokens of an image allow; published processors keep an image's own proportions, with as many patches or fewer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from asbuilt.families import gemma4_text
 from asbuilt.families.gemma2 import ACTIVATION, SANDWICH
+from asbuilt.families.shared import conformer
 from asbuilt.families.shared.dimensions import residual, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Check, Flag, Irrelevant, Only, Size, Values, depth, tied
@@ -46,8 +47,19 @@ from asbuilt.spec import (
 from asbuilt.spec.linear import transform_maps
 
 
-def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int, n_tokens: int, both_ways: bool) -> Model:
-    """Returns the text with images in it, each of at most `n_tokens`, in windows bidirectional if `both_ways`."""
+def build(
+    text: LanguageModel,
+    images: dict[str, Any],
+    sounds: dict[str, Any] | None = None,
+    *,
+    placeholder: int,
+    n_tokens: int,
+    both_ways: bool,
+) -> Model:
+    """Returns the text with images in it, each of at most `n_tokens`, in windows bidirectional if `both_ways`.
+
+    With `sounds`, a conformer's sizes, the text hears too.
+    """
     pool, own = images["pool"], {key: images[key] for key in images.keys() - {"pool", "standardised"}}
     made = _tower(**own, n_side=pool * math.isqrt(n_tokens))
     projector = PooledProjector(
@@ -60,7 +72,9 @@ def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int, n_to
         standardised=images["standardised"],
     )
     ways = {"both_ways": both_ways, "in_windows": both_ways}
-    return VisionLanguageModel.of(text, Vision(tower=made, projector=projector, placeholder=placeholder, **ways))
+    vision = Vision(tower=made, projector=projector, placeholder=placeholder, **ways)
+    heard = None if sounds is None else conformer.hearing(**sounds, d_text=text.d_model)
+    return VisionLanguageModel.of(text, vision, heard)
 
 
 def _tower(
@@ -205,6 +219,7 @@ def _names(spec: Model, family: str) -> TensorTable:
         Entry(paths=tables, names=("model.vision_tower.patch_embedder.position_embedding_table",), layout=Stacked()),
         *(entry(f"vision.projector.{path}", f"model.vision_tower.{name}") for path, name in standard.items()),
         entry("vision.projector.weight", "model.embed_vision.embedding_projection.weight"),
+        *(() if whole.hearing is None else conformer.entries(whole.hearing, family)),
     )
     again = {"lm_head.weight": "embedding.weight"} if isinstance(whole.head, TiedHead) else {}
     return TensorTable(entries=entries, ignored=text.ignored, duplicates=again)
@@ -220,14 +235,23 @@ FAMILY = Family(
     keys=(  # defaults as in transformers' Gemma4Config
         IMAGE_DELIMITERS,
         Irrelevant("tokens that the processor puts around sounds", "boa_token_id", "eoa_token_id", "eoa_token_index"),
-        Irrelevant("placeholders of sounds and videos, which are not read", "audio_token_id", "video_token_id"),
-        Only("audio_config", None, reason="sounds are not read: there is no tower for them"),
+        Irrelevant("the placeholder of videos, which are not read", "video_token_id"),
         tied(True),
         _Text(gemma4_text.FAMILY),
         SAME_TIE,
         Nested(key="vision_config", into="images", kind="gemma4_vision", at="vision.tower", keys=TOWER),
         _Tokens(),
         replace(placeholder(258880, beyond=True), key="image_token_id", also=("image_token_index",)),
+        conformer.Sounds(
+            key="audio_config", into="sounds", kind="gemma4_audio", at="hearing.tower", keys=conformer.KEYS
+        ),
+        Check(
+            "audio_token_id",
+            (
+                lambda values: values["sounds"] is None or values["sounds"]["placeholder"] != values["placeholder"],
+                "another token than image_token_id",
+            ),
+        ),
     ),
     build=build,
     names=_names,

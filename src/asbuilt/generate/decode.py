@@ -18,6 +18,7 @@ from asbuilt.errors import InputError, one_of
 from asbuilt.generate.draft import Chooser, Draft, Drafter, require_steady
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
+from asbuilt.nn.audio import Sounds
 from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
@@ -37,7 +38,7 @@ def generate(
     sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008  frozen
     eos_ids: Sequence[int] = (),
     start: Sequence[int] = (),
-    audio: Tensor | None = None,
+    audio: Tensor | Sounds | None = None,
     images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
@@ -102,14 +103,14 @@ class _Rows:
 
     begun: list[list[int]]
     sources: list[list[int]] | None = None
-    audio: Tensor | None = None
+    audio: Tensor | Sounds | None = None
     images: Tensor | Patches | Tiles | None = None
     placed: bool = False  # whether sounds stand in the texts, in order, as images do
 
     def keep(self, rows: list[int]) -> _Rows:
         """Returns only these rows."""
         sources = None if self.sources is None else [self.sources[row] for row in rows]
-        audio = self.audio if self.audio is None or self.placed else self.audio[rows]
+        audio = self.audio[rows] if isinstance(self.audio, Tensor) and not self.placed else self.audio
         begun = [self.begun[row] for row in rows]
         return _Rows(begun=begun, sources=sources, audio=audio, images=self.images, placed=self.placed)
 
@@ -143,7 +144,7 @@ def check_start(model: spec.Model, start: Sequence[int]) -> None:
         )
 
 
-def check_audio(model: spec.Model, audio: Tensor | None, rows: int) -> None:
+def check_audio(model: spec.Model, audio: Tensor | Sounds | None, rows: int) -> None:
     """Raises InputError for spectrograms given to a model that does not hear, or missing or too few to an encoder.
 
     Texts in which sounds take the places of tokens may have any number of them.
@@ -153,6 +154,9 @@ def check_audio(model: spec.Model, audio: Tensor | None, rows: int) -> None:
     if ("audio" in model.reads) != (audio is not None):
         heard = "missing: the model hears a sound" if audio is None else "the model hears no sound"
         raise InputError(heard, field="audio", fix="give one spectrogram per prompt" if audio is None else "")
+    if isinstance(audio, Sounds):
+        alike = "sounds of one length, one spectrogram per prompt"
+        raise InputError("sounds of several lengths, which an encoder does not read", field="audio", allowed=alike)
     if audio is not None and len(audio) != rows:
         raise InputError(
             "there must be one per prompt", field="audio", value=len(audio), allowed=f"{rows} spectrograms"
@@ -366,7 +370,7 @@ def prefill(
     cache: Cache,
     *,
     sources: Sequence[Sequence[int]] | None = None,
-    audio: Tensor | None = None,
+    audio: Tensor | Sounds | None = None,
     images: Tensor | Patches | Tiles | None = None,
     chunk: int | None = None,
     kernel: Kernel = "fused",

@@ -11,6 +11,7 @@ from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.draft import Drafter
 from asbuilt.generate.sampling import Sampling
+from asbuilt.nn.audio import Sounds
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
@@ -121,7 +122,7 @@ def complete(
     stop: Sequence[str] = (),
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
-    audio: Tensor | None = None,
+    audio: Tensor | Sounds | None = None,
     images: Tensor | Patches | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",

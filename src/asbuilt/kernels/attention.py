@@ -27,14 +27,16 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    sum_capped: bool = False,
     kernel: Kernel,
 ) -> Tensor:
     """Returns softmax(scale q k^T, masked) v of shape (B, H, T, width of v): the only place that chooses a kernel.
 
-    The fused kernel supports neither soft-capping nor sinks, which always use the reference.
+    The fused kernel supports neither soft-capping nor sinks, which always use the reference. With `sum_capped` a mask
+    that is added is added before the cap.
     """
     if kernel == "reference" or softcap is not None or sinks is not None:
-        return reference(q, k, v, mask, scale, softcap, sinks)
+        return reference(q, k, v, mask, scale, softcap, sinks, sum_capped)
     return fused(q, k, v, mask, scale)
 
 
@@ -46,6 +48,7 @@ def reference(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    sum_capped: bool = False,
 ) -> Tensor:
     """Returns textbook attention, with the softmax in float32 or wider.
 
@@ -56,9 +59,13 @@ def reference(
     K, S = k.shape[1], k.shape[2]
     group = H // K
     scores = torch.matmul(q.reshape(B, K, group * T, D), k.transpose(-1, -2)) * scale
+    scores = scores.view(B, H, T, S)
+    hidden = None
+    if softcap is not None and sum_capped and isinstance(mask, Tensor):
+        hidden, scores = mask.isneginf(), scores + mask
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = _masked(scores.view(B, H, T, S), mask)
+    scores = _masked(scores, mask) if hidden is None else scores.masked_fill(hidden, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).view(1, H, 1, 1).expand(B, H, T, 1)), -1)
     wide = torch.float32 if v.dtype in (torch.bfloat16, torch.float16) else v.dtype

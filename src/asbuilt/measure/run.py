@@ -19,11 +19,12 @@ from asbuilt.measure import timing
 from asbuilt.measure.rates import lower_quartile
 from asbuilt.nn import build, built_parameters
 from asbuilt.nn.cache import Cache
-from asbuilt.nn.fixed_inputs import sounds, source_of
+from asbuilt.nn.fixed_inputs import sounds as spectrograms
+from asbuilt.nn.fixed_inputs import source_of
 from asbuilt.nn.image_encoder import ImageEncoder
 from asbuilt.nn.model import Model
 from asbuilt.nn.text_encoder import TextEncoder
-from asbuilt.spec import AudioLanguageModel, PatchEmbedding, VisionLanguageModel, weights
+from asbuilt.spec import PatchEmbedding, VisionLanguageModel, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
 
@@ -47,14 +48,14 @@ def weight_bytes(model: Model) -> int:
     return sum(p.nbytes for p in {id(p): p for p in built_parameters(model).values()}.values())
 
 
-def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0) -> int:
+def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0, sounds: int = 0) -> int:
     """Returns the FLOPs that PyTorch counts in one forward pass on the meta device, with the reference attention.
 
     The counter does not support fused attention on a CPU, and never halves causal attention.
     """
     model = build(description, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        ids, beside = given(model, torch.zeros(batch, tokens, dtype=torch.long, device="meta"), images)
+        ids, beside = given(model, torch.zeros(batch, tokens, dtype=torch.long, device="meta"), images, sounds)
         kept: dict[str, Cache] = {}
         if description.decodes and "tokens" in description.reads:
             kept["cache"] = Cache(description, batch=batch, capacity=tokens, dtype=torch.float32, device="meta")
@@ -62,26 +63,35 @@ def flops(description: spec.Model, tokens: int, batch: int = 1, images: int = 0)
     return counter.get_total_flops()
 
 
-def given(model: Model, ids: Tensor, images: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+def given(model: Model, ids: Tensor, images: int = 0, sounds: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns a model's input for tokens `ids` (B, T), and its other inputs: a source, and `images` images or sounds.
 
-    Each text has that many, whose placeholders come first. An image model's input is B images instead.
+    Each text has that many, whose placeholders come first, and after them those of `sounds` beside images. An image
+    model's input is B images instead.
     """
     spec, patches = model.spec, model.spec.patches
     if patches is not None and "tokens" not in spec.reads:
         return _pixels(patches, ids, 1).squeeze(1), {}
     if "tokens" not in spec.reads:
-        return sounds(spec, ids), {}
-    if not images or not (patches or isinstance(spec, AudioLanguageModel)):
+        return spectrograms(spec, ids), {}
+    if not (images or sounds) or not (patches or spec.heard is not None):
         return ids, source_of(model, ids)
-    if isinstance(spec, VisionLanguageModel | AudioLanguageModel):
-        placeholder = (spec.vision if isinstance(spec, VisionLanguageModel) else spec.hearing).placeholder
-        places = torch.arange(ids.shape[1], device=ids.device) < images * spec.image_tokens
-        other = (placeholder + 1) % spec.n_vocab
-        ids = ids.masked_fill(ids == placeholder, other).masked_fill(places, placeholder)
-    if patches is None:
-        return ids, {"audio": sounds(spec, ids, images)}
-    return ids, {"images": _pixels(patches, ids, images)}
+    images, sounds = (images, sounds) if patches is not None else (0, images)
+    taken = _placeholders(spec, images, sounds)
+    if taken:
+        other = next((i for i in range(spec.n_vocab) if i not in taken), 0)
+        for token in set(taken):
+            ids = ids.masked_fill(ids == token, other)
+        placed = torch.tensor(taken[: ids.shape[1]], device=ids.device).expand(len(ids), -1)
+        ids = torch.cat((placed, ids[:, placed.shape[1] :]), 1)
+    seen = {"images": _pixels(patches, ids, images)} if patches is not None and images else {}
+    return ids, seen | ({"audio": spectrograms(spec, ids, sounds)} if sounds else {})
+
+
+def _placeholders(model: spec.Model, images: int, sounds: int) -> list[int]:
+    """Returns the placeholders of so many images and sounds in a text."""
+    seen = [model.vision.placeholder] * (images * model.image_tokens) if isinstance(model, VisionLanguageModel) else []
+    return seen if model.heard is None else seen + [model.heard.placeholder] * (sounds * model.heard.n_tokens)
 
 
 def _pixels(embedding: PatchEmbedding, ids: Tensor, images: int) -> Tensor:
@@ -102,13 +112,14 @@ def saved_bytes(
     kernel: Kernel = "fused",
     images: int = 0,
     pooled: bool = False,
+    sounds: int = 0,
 ) -> tuple[int, int]:
     """Returns the bytes that autograd saves in one training step, (by the model, by the loss), each storage once.
 
     Without a head there is no loss; with `pooled` the pass ends in the pooler.
     """
     ids = torch.arange(batch * tokens).remainder(model.spec.n_vocab or 1).view(batch, tokens)
-    ids, beside = given(model, ids, images)
+    ids, beside = given(model, ids, images, sounds)
     ids = ids.to(model.dtype) if ids.is_floating_point() else ids
     beside = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in beside.items()}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}

@@ -16,8 +16,11 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.files import read_object
+from asbuilt.media import framed
+from asbuilt.media.framed import FramedLogMel
 
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+KIND, WITHIN = "feature_extractor_type", "feature_extractor"
 EXTRACTOR = "WhisperFeatureExtractor"
 LARGEST = 1 << 24  # bytes of a preprocessor_config.json: older ones hold the filters, 80 x 201 numbers
 FLOOR, RANGE = 1e-10, 8.0  # the smallest power; the dynamic range, in powers of ten below the largest
@@ -92,6 +95,29 @@ class LogMel:
         low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
         triangles = torch.minimum((bins - low) / (middle - low), (high - bins) / (high - middle)).clamp(min=0)
         return (triangles * 2 / (high - low)).to(torch.float32)
+
+
+def spectrogram_of(folder: Path) -> LogMel | FramedLogMel:
+    """Returns how a checkpoint folder's model is given sounds; raises InputError for settings that are not read.
+
+    They stand in its preprocessor_config.json, or in processor_config.json among those of other inputs.
+    """
+    file, field = folder / PROCESSOR, WITHIN
+    within = read_object(file, LARGEST, finite=False) if file.is_file() else {}
+    if not isinstance(within.get(WITHIN), dict):
+        file, field = folder / PREPROCESSOR, ""
+        found = read_object(file, LARGEST, finite=False)
+    else:
+        found = within[WITHIN]
+    if found.get(KIND) == EXTRACTOR and not field:
+        return LogMel.read(folder)
+    reader = ConfigReader(found, str(file), f"{field}." if field else "")
+    reader.only(KIND, framed.EXTRACTOR, reason="only this kind of spectrogram, and Whisper's, is computed")
+    if KIND not in found:
+        raise reader.error(KIND, "missing", allowed=f"{EXTRACTOR} or {framed.EXTRACTOR}")
+    made = FramedLogMel.read(reader)
+    reader.finish()
+    return made
 
 
 def _mels(hertz: float) -> float:

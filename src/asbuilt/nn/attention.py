@@ -80,6 +80,7 @@ class Attention(PartModule):
             scale=self.scale,
             softcap=part.softcap,
             sinks=self.sinks,
+            sum_capped=isinstance(part.positions, RelativeProjection),
             # fused kernels compute no gradient of an added mask
             kernel="reference" if learned else step.kernel,
         )

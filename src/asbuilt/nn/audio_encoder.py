@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asbuilt.nn.audio import MelEmbedding
+from asbuilt.nn.audio import MelEmbedding, MelSubsampling
 from asbuilt.nn.model import Model
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -18,7 +18,7 @@ from asbuilt.spec.part import Kernel
 class AudioEncoder(Model):
     """Log-mel spectrograms to the normalised stream."""
 
-    embedding: MelEmbedding  # pyright: ignore[reportIncompatibleVariableOverride]  # set once, when it is built
+    embedding: MelEmbedding | MelSubsampling  # pyright: ignore[reportIncompatibleVariableOverride]  # set once, when it is built
 
     def forward(self, audio: Tensor, *, kernel: Kernel = "fused", **unread: Any) -> Tensor:  # noqa: ANN401
         """Returns the stream (B, T, M) for spectrograms (B, F, N); raises InputError for another size."""
@@ -26,5 +26,5 @@ class AudioEncoder(Model):
         return self.logits(audio, self.opened(audio, kernel), last=False)
 
     def opened(self, audio: Tensor, kernel: Kernel) -> Step:
-        """Returns the step over the tokens of the sounds."""
-        return self.begin((len(audio), self.embedding.part.n_tokens), audio.device, None, None, kernel)
+        """Returns the step over the tokens of the sounds; raises InputError for spectrograms of another size."""
+        return self.begin((len(audio), self.embedding.tokens(audio)), audio.device, None, None, kernel)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from asbuilt.nn.hearing import Hearing
+from asbuilt.nn.audio import Sounds
+from asbuilt.nn.hearing import Heard, Hearing
 from asbuilt.nn.language_model import LanguageModel
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -32,7 +33,7 @@ class AudioLanguageModel(LanguageModel):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
-        audio: Tensor | None = None,
+        audio: Tensor | Sounds | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
@@ -40,19 +41,23 @@ class AudioLanguageModel(LanguageModel):
     ) -> Tensor:
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
-        `audio` are log-mel spectrograms (N, bands, frames) in the order of their placeholders. Raises InputError for
-        spectrograms that do not fit.
+        `audio` are log-mel spectrograms (N, bands, frames) in the order of their placeholders, or sounds of several
+        lengths. Raises InputError for spectrograms that do not fit.
         """
         self.refuse(unread)
-        made = None if audio is None else self.hearing(audio, kernel)
+        heard = None if audio is None else self.hearing.heard(audio, kernel)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
-        step.images_NPM = made
+        if heard is not None:
+            step.images_NPM, step.sounds = heard.made, heard.tokens
         return self.run(tokens_BT, step, last)
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by sounds."""
         x_BTM = self.embedding(self.hearing.without_placeholders(tokens_BT, self.spec.n_vocab), step)
-        return x_BTM if step.images_NPM is None else self.hearing.put(x_BTM, tokens_BT, step.images_NPM)
+        if step.images_NPM is None:
+            return x_BTM
+        made = step.images_NPM
+        return self.hearing.put(x_BTM, tokens_BT, Heard(made, step.sounds or (self.hearing.part.n_tokens,) * len(made)))
 
     def known(self, tokens_BT: Tensor) -> Tensor:
         """Returns token 0, padding, for the placeholders of sounds."""

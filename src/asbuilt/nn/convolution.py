@@ -34,7 +34,7 @@ class ShortConvolution(PartModule):
 
     def forward(self, x_BTC: Tensor, step: Step) -> Tensor:
         """Returns (B, T, C)."""
-        keeps = step.cache is not None and self.part.kernel > 1
+        keeps = step.cache is not None and bool(self.part.remembers())
         layer = step.cache.layer(self.path, StateCache) if step.cache is not None and keeps else None
         before = None if layer is None or not any(step.past) else layer.read()[0]
         if step.tokens == 1 and step.valid_BT is None and layer is not None and before is not None:

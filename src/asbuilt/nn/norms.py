@@ -65,6 +65,21 @@ class HeadNorm(PartModule):
         return scaled if self.bias is None else scaled + self.bias
 
 
+@computes(spec.SoftplusScale)
+class SoftplusScale(PartModule):
+    """x * log(1 + e^weight)."""
+
+    weight: Tensor
+
+    def __init__(self, part: spec.SoftplusScale, path: str) -> None:
+        super().__init__(part, path)
+        self.d = part.d
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x times the factors of its last dimension."""
+        return x * F.softplus(self.weight)
+
+
 def normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
     """Returns (B, T, H, D) normalised per head, or over all heads together if the norm is that wide."""
     if norm is None:

@@ -62,7 +62,8 @@ class ProjectedDistances(PartModule):
         far_LHD = F.linear(sinusoids(step, part, q_BTHD.dtype), self.weight).view(-1, H, D)
         biases = None if self.biases is None else self.biases.holder(step)
         far_queries = q_BTHD if biases is None else q_BTHD + biases.distances
-        scores = (by_distance(far_queries, far_LHD, distances) * scale).masked_fill(ahead[:, None], -torch.inf)
+        scores = by_distance(far_queries, far_LHD, distances) * (scale * part.scale)
+        scores = scores.masked_fill(ahead[:, None], -torch.inf)
         return q_BTHD if biases is None else q_BTHD + biases.keys, scores
 
 
@@ -129,13 +130,14 @@ def distances_of(part: spec.RelativeProjection, step: Step, keys: Keys) -> tuple
 def sinusoids(step: Step, part: spec.RelativeProjection, dtype: torch.dtype) -> Tensor:
     """Returns sines and then cosines of every distance that differs (L, width), computed once for all layers.
 
-    Distance d and pair i have the angle d / 10000^(2i / width).
+    Distance d and pair i of n have the angle d / 10000^(i / n), or with an `endpoint` d / 10000^(i / (n - 1)).
     """
     width, n = part.d_model, part.n_distances(max(step.lengths))
 
     def made() -> Tensor:
-        pairs = torch.arange(0, width, 2, device=step.device, dtype=widest(step.device))
-        angles = torch.arange(n, device=step.device)[:, None] / 10000 ** (pairs / width)
+        pairs = torch.arange(width // 2, device=step.device, dtype=widest(step.device))
+        steps = max(1, width // 2 - part.endpoint)
+        angles = torch.arange(n, device=step.device)[:, None] / 10000 ** (pairs / steps)
         return torch.cat((angles.sin(), angles.cos()), -1).to(dtype)
 
-    return step.once(("sinusoids", width, n, dtype), made)
+    return step.once(("sinusoids", width, part.endpoint, n, dtype), made)

@@ -37,7 +37,8 @@ class Step:
     `lent` are the keys and values that later layers read, by the name of the layer that made them, and `lent_values`
     values alone (B, T, any); `lenders` are the modules whose weights later ones use, by name. `entered_BTM` is the
     stream before the first block.
-    `images_NPM` replace tokens; `ends_BT` is the last position that each token attends to, if not its own
+    `images_NPM`, or sounds in their place, replace tokens, and so do `sounds_PM` beside images; `sounds` are the tokens
+    of each sound. `ends_BT` is the last position that each token attends to, if not its own
     (`ends_in_windows`: in layers with windows alone; `ends_past_windows`: what attends both ways does so whatever the
     window). `choice` are the keys (B, T, S) that the last indexer chose, None if all.
     Images of any size have `grids` of tokens (frames, rows, columns) in `places_BT`, and vectors `added` to the stream
@@ -55,6 +56,8 @@ class Step:
     source_BSM: Tensor | None = None
     source_mask: Mask = None
     images_NPM: Tensor | None = None
+    sounds_PM: Tensor | None = None
+    sounds: tuple[int, ...] = ()
     ends_BT: Tensor | None = None
     ends_in_windows: bool = False
     ends_past_windows: bool = False

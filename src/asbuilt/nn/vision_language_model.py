@@ -1,4 +1,4 @@
-"""Language models that read images in a text.
+"""Language models that read images in a text, and hear sounds too.
 
 Shapes: batch B, new tokens T, images N, tokens of an image P, model width M.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asbuilt.errors import InputError
+from asbuilt.nn.hearing import Heard, Hearing
 from asbuilt.nn.language_model import LanguageModel
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -19,6 +20,7 @@ from asbuilt.spec import vision_language_model as spec
 from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
+    from asbuilt.nn.audio import Sounds
     from asbuilt.nn.cache import Cache
     from asbuilt.nn.image_grid import Patches
     from asbuilt.nn.tiles import Tiles
@@ -29,6 +31,7 @@ class VisionLanguageModel(LanguageModel):
     """Tokens to logits, with images in place of some tokens."""
 
     vision: Vision
+    hearing: Hearing | None
 
     def forward(
         self,
@@ -37,6 +40,7 @@ class VisionLanguageModel(LanguageModel):
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
         images: Tensor | Patches | Tiles | None = None,
+        audio: Tensor | Sounds | None = None,
         prefix: tuple[int, ...] | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
@@ -46,15 +50,19 @@ class VisionLanguageModel(LanguageModel):
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
         `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W); or the patches of images of
-        any size, or tiles, if the tower reads these. `prefix` is how many tokens of each row attend to each other both
-        ways, if the model's prefixes do: by default all that come with images, and none without. Raises InputError for
-        images and prefixes that do not fit.
+        any size, or tiles, if the tower reads these. `audio` are spectrograms, if the model hears. `prefix` is how many
+        tokens of each row attend to each other both ways, if the model's prefixes do: by default all that come with
+        images, and none without. Raises InputError for images, sounds and prefixes that do not fit.
         """
-        self.refuse(unread | ({} if self.vision.part.prefix else {"prefix": prefix}))
+        deaf = {} if self.hearing is not None else {"audio": audio}
+        self.refuse(unread | deaf | ({} if self.vision.part.prefix else {"prefix": prefix}))
+        heard = None if self.hearing is None or audio is None else self.hearing.heard(audio, kernel)
         seen = None if images is None else self.vision.seen(images, kernel)  # type: ignore[arg-type]  # pyright: ignore
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         if seen is not None:
             step.images_NPM, step.grids, step.added = seen
+        if heard is not None:
+            step.sounds_PM, step.sounds = heard
         if prefix is not None or (seen is not None and self.vision.part.prefix):
             self.see_prefix(step, step.lengths if prefix is None else prefix)
         return self.run(tokens_BT, step, last)
@@ -74,7 +82,12 @@ class VisionLanguageModel(LanguageModel):
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M): the token embedding, with placeholders replaced by images."""
-        x_BTM = self.embedding(self.vision.without_placeholders(tokens_BT, self.spec.n_rows), step)
+        known_BT = self.vision.without_placeholders(tokens_BT, self.spec.n_rows)
+        if self.hearing is not None:
+            known_BT = self.hearing.without_placeholders(known_BT, self.spec.n_rows)
+        x_BTM = self.embedding(known_BT, step)
+        if self.hearing is not None and step.sounds_PM is not None:
+            x_BTM = self.hearing.put(x_BTM, tokens_BT, Heard(step.sounds_PM, step.sounds))
         if step.images_NPM is not None:
             return self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
         self.vision.carry_on(step)
@@ -85,8 +98,9 @@ class VisionLanguageModel(LanguageModel):
         return self.vision.add(x_BTM, step.added[i], step) if i < len(step.added) else x_BTM
 
     def known(self, tokens_BT: Tensor) -> Tensor:
-        """Returns token 0, padding, for the placeholders of images."""
-        return tokens_BT.masked_fill(tokens_BT == self.vision.part.placeholder, 0)
+        """Returns token 0, padding, for the placeholders of images and sounds."""
+        known_BT = tokens_BT.masked_fill(tokens_BT == self.vision.part.placeholder, 0)
+        return known_BT if self.hearing is None else known_BT.masked_fill(tokens_BT == self.hearing.part.placeholder, 0)
 
     def images_by_row(self, tokens_BT: Tensor, step: Step) -> list[Tensor] | None:
         """Returns the images of each row (n, P, M) in this pass, None without images."""

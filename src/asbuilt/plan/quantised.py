@@ -138,7 +138,7 @@ def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
 
 def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> Rule | None:
     """Returns the general rule, where it applies to this weight."""
-    if path.startswith("vision.") and not packing.vision:
+    if path.startswith(("vision.", "hearing.")) and not packing.vision:
         return None
     if weight.role == "table":
         return packing.rule if packing.tables else None

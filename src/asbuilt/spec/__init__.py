@@ -5,7 +5,7 @@ from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead, ClusterHead, 
 from asbuilt.spec.altup import AlternatingUpdates, ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
-from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.audio import MelEmbedding, MelSubsampling
 from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.audio_language_model import AudioLanguageModel
 from asbuilt.spec.axial import AxialPositions
@@ -13,6 +13,7 @@ from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
 from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
+from asbuilt.spec.convolution_module import ConvolutionModule
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
@@ -61,7 +62,7 @@ from asbuilt.spec.mamba import Mamba
 from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
-from asbuilt.spec.norms import Gain, HeadNorm, LayerNorm, Norm, RMSNorm
+from asbuilt.spec.norms import Gain, HeadNorm, LayerNorm, Norm, RMSNorm, SoftplusScale
 from asbuilt.spec.part import (
     KINDS,
     Gives,
@@ -166,6 +167,7 @@ __all__ = [
     "CompressedAttention",
     "Compressor",
     "Contrast",
+    "ConvolutionModule",
     "ConvolvedProjector",
     "CrossAttention",
     "DeltaTimeMixing",
@@ -219,6 +221,7 @@ __all__ = [
     "Map",
     "Mapped",
     "MelEmbedding",
+    "MelSubsampling",
     "Mixer",
     "MixtureOfExperts",
     "Model",
@@ -260,6 +263,7 @@ __all__ = [
     "ShortConvolution",
     "SideTransformer",
     "Sinusoids",
+    "SoftplusScale",
     "StreamMerge",
     "TextEncoder",
     "TiedHead",

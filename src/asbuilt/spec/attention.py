@@ -15,7 +15,7 @@ from asbuilt.spec.differential import Differential
 from asbuilt.spec.indexer import BlockIndexer
 from asbuilt.spec.linear import Linear, Map
 from asbuilt.spec.mixer import Mixer
-from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm
+from asbuilt.spec.norms import HeadNorm, Norm, RMSNorm, SoftplusScale
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -40,7 +40,8 @@ class Attention(Mixer):
     With a `window` w a token attends to itself and the w-1 before it, with a `chunk` c to those in its own run of c
     positions. With a `stride` s it attends to those s, 2s, ... before it too, and without a window to these and itself
     alone; with a `summary` n of chunks also to the last n tokens of every earlier chunk. In both all keys are cached.
-    `softcap` c replaces each score s by c*tanh(s/c); `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
+    `softcap` c replaces each score s by c*tanh(s/c), before any term of the distance is added but a
+    RelativeProjection's; `scale` None means d_head^-0.5. `q_norm` and `k_norm` normalise
     each head, or all heads together if they are that wide, before RoPE unless `rotate_first`. `sinks` adds one learned
     score per head to the softmax, without a value. `temperature` scales queries by their position. Keys and values are
     not `cached` if all tokens always come at once. With `caches_input` the layer's input is cached in their place, and
@@ -76,8 +77,8 @@ class Attention(Mixer):
     """Whether o has a bias."""
     key_bias: bool = True
     """Whether k has a bias where q and v have one."""
-    q_norm: Norm | HeadNorm | None = None
-    """Norm of the queries, per head or over all heads, depending on its width."""
+    q_norm: Norm | HeadNorm | SoftplusScale | None = None
+    """Norm of the queries, per head or over all heads, depending on its width; or factors in its place."""
     k_norm: Norm | HeadNorm | None = None
     """Norm of the keys, per head or over all heads, depending on its width."""
     v_norm: Norm | None = None
@@ -418,7 +419,9 @@ class Attention(Mixer):
         made = {"positions": positions, "differential": pairs, "indexer": indexer, **norms}
         return self.resized(n_heads=heads, n_kv_heads=kv_heads, **made)
 
-    def _shard_norm(self, norm: Norm | HeadNorm | None, whole: int, heads: int) -> Norm | HeadNorm | None:
+    def _shard_norm(
+        self, norm: Norm | HeadNorm | SoftplusScale | None, whole: int, heads: int
+    ) -> Norm | HeadNorm | SoftplusScale | None:
         if isinstance(norm, HeadNorm):
             return replace(norm, n_heads=heads)
         if norm is None or norm.d != whole or whole == self.d_head:
@@ -573,7 +576,7 @@ def output_map(d_in: int, d_model: int, bias: bool) -> Linear:
     return Linear(d_in=d_in, d_out=d_model, bias=bias, split="in", to_stream=True, belongs="attention")
 
 
-def order_matters(norm: Norm | HeadNorm | None, rotary: Rotary | None = None) -> bool:
+def order_matters(norm: Norm | HeadNorm | SoftplusScale | None, rotary: Rotary | None = None) -> bool:
     """Returns whether normalising heads before RoPE differs from normalising them after.
 
     RoPE preserves a head's length, which is all that an RMSNorm without gains depends on, unless a scaling multiplies

@@ -8,6 +8,7 @@ from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
 from asbuilt.spec.part import Pass, require
+from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision_language_model import of_images
 
 
@@ -26,6 +27,8 @@ class AudioLanguageModel(LanguageModel):
         super().__post_init__()
         made = self.hearing.projector.d_out
         require(self, "hearing", made == self.d_model, f"a projector to d_model = {self.d_model}")
+        fixed = not self.hearing.tower.embedding.any_length or not rotaries_by_length(self)
+        require(self, "hearing", fixed, "sounds of one length, since RoPE frequencies depend on the text's length")
 
     @classmethod
     def of(cls, text: LanguageModel, hearing: Hearing) -> AudioLanguageModel:
@@ -46,6 +49,11 @@ class AudioLanguageModel(LanguageModel):
     def image_tokens(self) -> int:
         """Placeholders per sound."""
         return self.hearing.n_tokens
+
+    @property
+    def heard(self) -> Hearing:
+        """Its `hearing`."""
+        return self.hearing
 
     def child_run(self, name: str, run: Pass) -> Pass | None:
         """The tower processes all sounds, each in one pass."""

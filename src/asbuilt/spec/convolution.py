@@ -29,8 +29,9 @@ from asbuilt.spec.part import (
 class ShortConvolution(Part):
     """y_t = activation(sum over i < kernel of w_i x_(t - kernel + 1 + i) + b), for each channel by itself.
 
-    x before a text is 0, and so are its padded tokens. A sequence's state is its last kernel - 1 inputs. The sums are
-    elementwise, so like those of norms and RoPE they are no products: 2 * kernel FLOPs per token and channel.
+    x before a text is 0, and so are its padded tokens. A sequence's state is its last kernel - 1 inputs, which are not
+    `cached` if all tokens always come at once. The sums are elementwise, so like those of norms and RoPE they are no
+    products: 2 * kernel FLOPs per token and channel.
     """
 
     channels: int
@@ -43,10 +44,12 @@ class ShortConvolution(Part):
     """Activation of the sums; None for none."""
     belongs: Kind = "ssm"
     """The kind of part that its parameters are counted under."""
+    cached: bool = True
+    """Whether its last inputs are cached between passes."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "channels", "kernel")
-        require_flags(self, "bias")
+        require_flags(self, "bias", "cached")
         require(self, "activation", self.activation in ("silu", None), "silu or none")
         require_choice(self, "belongs", KINDS)
 
@@ -61,9 +64,9 @@ class ShortConvolution(Part):
         return taps | ({"bias": Weight(shape=(self.channels,), role="bias", split="out")} if self.bias else {})
 
     def remembers(self) -> tuple[Remembered, ...]:
-        """The last kernel - 1 inputs of a sequence."""
+        """The last kernel - 1 inputs of a sequence, if cached."""
         shape = (self.channels, self.kernel - 1)
-        return (Remembered(name="inputs", shape=shape, per="sequence"),) if self.kernel > 1 else ()
+        return (Remembered(name="inputs", shape=shape, per="sequence"),) if self.kernel > 1 and self.cached else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,9 @@ class EncoderDecoder(Model):
     def __post_init__(self) -> None:
         inner = self.encoder
         text = isinstance(inner, TextEncoder) and inner.head is None and inner.pooler is None
-        plain = text or isinstance(inner, AudioEncoder)
-        require(self, "encoder", plain, "a TextEncoder without head and pooler, or an AudioEncoder")
+        plain = text or (isinstance(inner, AudioEncoder) and not inner.embedding.any_length)
+        allowed = "a TextEncoder without head and pooler, or an AudioEncoder of sounds of one length"
+        require(self, "encoder", plain, allowed)
         super().__post_init__()
         n = inner.max_positions if isinstance(inner, AudioEncoder) else None
         crosses = [part for part in self.mixers if isinstance(part, CrossAttention)]

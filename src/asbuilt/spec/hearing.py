@@ -1,6 +1,7 @@
 """Sounds in a text: an audio encoder whose projected output replaces placeholder tokens, as images do in LLaVA.
 
-Liu et al. 2025, Voxtral (arXiv 2507.13264), section 2: Whisper's encoder, four of its vectors to one token.
+Liu et al. 2025, Voxtral (arXiv 2507.13264), section 2: Whisper's encoder, four of its vectors to one token. Sounds are
+of one length, or each takes as many tokens as it is long, as the tower says.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.audio import MelEmbedding, MelSubsampling
 from asbuilt.spec.part import Part, Pass, require
 from asbuilt.spec.vision import MLPProjector
 
@@ -29,7 +30,7 @@ class Hearing(Part):
 
     def __post_init__(self) -> None:
         embedding = getattr(self.tower, "embedding", None)
-        require(self, "tower", isinstance(embedding, MelEmbedding), "a model of mel spectrograms")
+        require(self, "tower", isinstance(embedding, MelEmbedding | MelSubsampling), "a model of mel spectrograms")
         require(self, "projector", isinstance(self.projector, MLPProjector), "an MLPProjector")
         number = isinstance(self.placeholder, int) and not isinstance(self.placeholder, bool)
         require(self, "placeholder", number and self.placeholder >= 0, "a token id")
@@ -38,12 +39,19 @@ class Hearing(Part):
         n = self.tower.max_positions
         fits = self.projector.merge == 1 and n % self.projector.stack == 0
         require(self, "projector", fits, f"one that merges no squares, and stacks a divisor of {n} vectors")
+        single = self.projector.stack == 1 or not self.tower.embedding.any_length
+        require(self, "projector", single, "one that stacks no vectors of sounds of any length")
 
     @property
     def n_tokens(self) -> int:
-        """Placeholders per sound."""
+        """Placeholders per sound, the most of one of any length."""
         return self.projector.n_tokens(self.tower.max_positions)
 
+    def tokens_of(self, n_frames: int) -> int:
+        """Returns the placeholders of a sound of so many frames."""
+        embedding = self.tower.embedding
+        return embedding.left(n_frames)[-1] if isinstance(embedding, MelSubsampling) else self.n_tokens
+
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The tower and the projector process the tokens of a sound."""
+        """The tower and the projector process the tokens of a sound, as long as it may be."""
         return replace(run, images=0, tokens=self.tower.max_positions)

@@ -16,7 +16,7 @@ from asbuilt.spec.adaptive import AdaptiveEmbedding, AdaptiveHead
 from asbuilt.spec.altup import ProjectedStreams
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.attention_pooling import AttentionPooling
-from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.audio import MelEmbedding, MelSubsampling
 from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block
 from asbuilt.spec.classifier import Classifier
@@ -35,7 +35,10 @@ from asbuilt.spec.streams import StreamMerge
 from asbuilt.spec.tile_embedding import TileEmbedding
 from asbuilt.spec.vision import PatchEmbedding, Projection
 
-Embedding = TokenEmbedding | AdaptiveEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding
+if TYPE_CHECKING:
+    from asbuilt.spec.hearing import Hearing
+
+Embedding = TokenEmbedding | AdaptiveEmbedding | SharedEmbedding | PatchEmbedding | MelEmbedding | MelSubsampling
 AnyHead = Head | TiedHead | AdaptiveHead | Classifier | Projection | AttentionPooling
 # The inputs of whole models: token ids (B, T) and their types, token ids of a source (B, S), images (N, C, H, W),
 # log-mel spectrograms (B, F, N).
@@ -381,6 +384,11 @@ class Model(Part, metaclass=_Chosen):
     def image_tokens(self) -> int:
         """Tokens per image in a text."""
         return 0
+
+    @property
+    def heard(self) -> Hearing | None:
+        """What hears sounds in a text; None if nothing does."""
+        return None
 
     @property
     def without_extras(self) -> Self:

@@ -94,4 +94,23 @@ class HeadNorm(Part):
         return gain | ({"bias": Weight(shape=(self.n_heads, self.d), role="bias")} if self.bias else {})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoftplusScale(Part):
+    """x * log(1 + e^weight), over the last dimension of width `d`: a positive factor in a norm's place.
+
+    Zhang et al. 2023 (USM, arXiv 2303.01037), as published: each channel of a query has its own.
+    """
+
+    kind = "norm"
+    d: int
+    """Width of the scaled dimension."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d")
+
+    def holds(self) -> dict[str, Weight]:
+        """The weight (d), 0 at first."""
+        return {"weight": Weight(shape=(self.d,), role="gain", init="zeros")}
+
+
 Norm = RMSNorm | LayerNorm

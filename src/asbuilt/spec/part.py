@@ -84,7 +84,8 @@ class Pass:
 
     `source` is the number of tokens that an encoder reads; None means the sequence's length after the pass. `images` is
     the number of images per sequence, each with `mutual` tokens of bidirectional attention, with `mutual_in_windows` in
-    layers with a window alone, with `mutual_whole` whatever the window; with `padded` tokens of padding do not attend
+    layers with a window alone, with `mutual_whole` whatever the window; `sounds` that of sounds beside images, where a
+    model reads both (one that hears alone counts its sounds as images); with `padded` tokens of padding do not attend
     to each other. Without `gradients` nothing is saved for the backward pass, whatever is done with the rest of the
     model. `depth` is the number of blocks that run, None for all and the parts after them. `logits` tells for which
     positions the head is computed, or the pooler instead; `kernel` which attention runs; `width` is the bytes of one
@@ -96,6 +97,7 @@ class Pass:
     past: int = 0
     source: int | None = None
     images: int = 0
+    sounds: int = 0
     mutual: int = 0
     mutual_in_windows: bool = False
     mutual_whole: bool = False

@@ -67,9 +67,11 @@ class ScoreBiases(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeProjection(Part):
-    """Scores (q + u) . k + (q + v) . (W s(d)), s(d) the sinusoids of the distance d to the key, before they are scaled.
+    """Scores (q + u) . k + c (q + v) . (W s(d)), s(d) the sinusoids of the distance d, before they are scaled.
 
     Transformer-XL's u and v are the `biases`, absent from others. Keys farther than `max_distance` have its sinusoids.
+    Frequencies fall from 1 towards 1/10000 by equal factors, and reach it only with `endpoint`. A soft cap of the
+    attention is that of the sum.
     """
 
     kind = "attention"
@@ -85,10 +87,16 @@ class RelativeProjection(Part):
     """Distance beyond which all keys count as this far; None for no limit."""
     biases: ScoreBiases | None = None
     """Learned vectors that are added to the queries; None for none."""
+    scale: float = 1.0
+    """Factor on the term of distances, c."""
+    endpoint: bool = False
+    """Whether the last frequency is 1/10000, rather than the one after it."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_model", "n_heads", "d_head")
         require_sizes(self, *(name for name in ("window", "max_distance") if getattr(self, name) is not None))
+        require_number(self, "scale")
+        require_flags(self, "endpoint")
         require(self, "d_model", self.d_model % 2 == 0, "an even number, for a sine and a cosine of each frequency")
         found = self.biases
         fits = found is None or (found.n_heads, found.d_head) == (self.n_heads, self.d_head)

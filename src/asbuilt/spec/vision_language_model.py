@@ -1,4 +1,4 @@
-"""Language models that read images in a text: LLaVA, Gemma 3, Llama 4."""
+"""Language models that read images in a text: LLaVA, Gemma 3, Llama 4; and sounds too: Gemma 4."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from asbuilt.errors import InputError
 from asbuilt.spec.cross import CrossAttention
+from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
 from asbuilt.spec.part import Pass, require
@@ -15,10 +16,15 @@ from asbuilt.spec.vision import PatchEmbedding, Vision
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class VisionLanguageModel(LanguageModel):
-    """A language model that reads images in its text: their projected patches replace placeholder tokens."""
+    """A language model that reads images in its text: their projected patches replace placeholder tokens.
+
+    It may hear sounds too, whose projected vectors replace others.
+    """
 
     vision: Vision
     """The tower, the projector and the placeholder."""
+    hearing: Hearing | None = None
+    """The same of sounds; None if it hears none."""
 
     def __post_init__(self) -> None:
         require(self, "vision", isinstance(self.vision, Vision), "a tower of patches with a projector")
@@ -33,6 +39,19 @@ class VisionLanguageModel(LanguageModel):
             require(self, "vision", fixed, "without a prefix, since RoPE frequencies depend on the text's length")
         self._require_any_size()
         self._require_across()
+        if self.hearing is not None:
+            self._require_sounds(self.hearing)
+
+    def _require_sounds(self, hearing: Hearing) -> None:
+        """Requires sounds that fit the text, beside images that stand in it too."""
+        require(self, "hearing", isinstance(hearing, Hearing), "an audio encoder with a projector, or none")
+        made = hearing.projector.d_out
+        require(self, "hearing", made == self.d_model, f"a projector to d_model = {self.d_model}")
+        apart = hearing.placeholder != self.vision.placeholder
+        require(self, "hearing", apart, f"another placeholder than that of images, {self.vision.placeholder}")
+        inside = not self.vision.crosses and not rotaries_by_length(self)
+        allowed = "none beside images that are read across, or RoPE frequencies that depend on the text's length"
+        require(self, "hearing", inside, allowed)
 
     def _require_across(self) -> None:
         """Requires cross-attention to as many vectors as an image has, if it reads images, and none otherwise."""
@@ -61,9 +80,10 @@ class VisionLanguageModel(LanguageModel):
         return max(1, self.vision.n_vectors - 1)
 
     @classmethod
-    def of(cls, text: LanguageModel, vision: Vision) -> VisionLanguageModel:
-        """Returns the language model with images in its text."""
-        return cls(**{field.name: getattr(text, field.name) for field in fields(text)}, vision=vision)
+    def of(cls, text: LanguageModel, vision: Vision, hearing: Hearing | None = None) -> VisionLanguageModel:
+        """Returns the language model with images in its text, and sounds if given."""
+        own = {field.name: getattr(text, field.name) for field in fields(text)}
+        return cls(**own, vision=vision, hearing=hearing)
 
     @property
     def text(self) -> LanguageModel:
@@ -72,8 +92,9 @@ class VisionLanguageModel(LanguageModel):
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """Tokens, images that replace some of them, and how many tokens attend both ways, if it has such a prefix."""
-        return ("tokens", "images", "prefix") if self.vision.prefix else ("tokens", "images")
+        """Tokens, images that replace some of them, and how many attend both ways, if it has such a prefix; sounds."""
+        seen: tuple[Input, ...] = ("tokens", "images", "prefix") if self.vision.prefix else ("tokens", "images")
+        return seen if self.hearing is None else (*seen, "audio")
 
     @property
     def patches(self) -> PatchEmbedding:
@@ -85,9 +106,16 @@ class VisionLanguageModel(LanguageModel):
         """Placeholders per image."""
         return self.vision.n_tokens
 
+    @property
+    def heard(self) -> Hearing | None:
+        """Its `hearing`."""
+        return self.hearing
+
     def child_run(self, name: str, run: Pass) -> Pass | None:
-        """The tower processes all images, each in one pass."""
-        return of_images(run) if name == "vision" else super().child_run(name, run)
+        """The towers process all images, and all sounds, each in one pass."""
+        if name == "hearing":
+            return of_images(replace(run, images=run.sounds, sounds=0))
+        return of_images(replace(run, sounds=0)) if name == "vision" else super().child_run(name, run)
 
     def _own(self, run: Pass) -> Pass:
         """Returns the pass, with bidirectional attention within an image, or the prefix, which is all, if enabled.

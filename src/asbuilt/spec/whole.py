@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from asbuilt.errors import InputError, near
 from asbuilt.spec.adaptive import AdaptiveHead
-from asbuilt.spec.audio import MelEmbedding
+from asbuilt.spec.audio import MelEmbedding, MelSubsampling
 from asbuilt.spec.audio_encoder import AudioEncoder
 from asbuilt.spec.audio_language_model import AudioLanguageModel
 from asbuilt.spec.dual_encoder import DualEncoder
@@ -59,7 +59,7 @@ def whole(given: Mapping[str, object]) -> tuple[type[Model], dict[str, object]]:
 def _kind(said: Mapping[str, object]) -> type[Model]:
     if isinstance(said.get("embedding"), PatchEmbedding):
         return ImageEncoder
-    if isinstance(said.get("embedding"), MelEmbedding):
+    if isinstance(said.get("embedding"), MelEmbedding | MelSubsampling):
         return AudioEncoder
     if isinstance(said.get("vision"), Contrast):
         return DualEncoder

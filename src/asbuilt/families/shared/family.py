@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families.shared.common import config_of, read_common, require_same
 from asbuilt.families.shared.ends import (
     ASIDE,
@@ -118,7 +119,11 @@ class Family:
         """Returns the names and layouts of a checkpoint folder's tensors, `names` its own where they are packed."""
         names, end = names or self.names, self.end_of(spec, {})
         if end is None:
-            return names(spec, self.name)
+            made = names(spec, self.name)
+            hears = any(path.startswith("hearing.") for one in made.entries for path in one.paths)
+            if spec.heard is not None and not hears:
+                raise InputError(f"{self.name} files have no tower of sounds", field="hearing")
+            return made
         return self.other_ends[end].table(names(trunk(spec), self.name), spec, self.prefix)
 
     def alone(self, reading: Reading, stored: Collection[str]) -> Reading:

@@ -190,6 +190,8 @@ class AttentionMemory(MappedMemory[Attention]):
         mask = (Saved(name="mask", size=self._masked(run), width="bool", divided=divided),) if masked else ()
         mask += self._saves_buckets(run) if isinstance(part.positions, RelativeBuckets) else ()
         capped = () if part.softcap is None else (Saved(name="capped", size=size, divided="width"),)
+        if part.softcap is not None and isinstance(part.positions, RelativeProjection):
+            capped += (Saved(name="hidden", size=size, width="bool", divided="width"),)
         sinks = run.rows * part.n_heads if part.sinks else 0
         probabilities = Saved(name="probabilities", size=size + sinks, width="wide", divided="width")
         cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()

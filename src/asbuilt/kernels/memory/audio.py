@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
-from asbuilt.spec.audio import TAPS, MelEmbedding
+from asbuilt.spec.audio import TAPS, MelEmbedding, MelSubsampling
 from asbuilt.spec.part import Pass
 
 
@@ -31,3 +31,37 @@ class MelEmbeddingMemory(Memory[MelEmbedding]):
         part, copies = self.part, 1 if run.width >= 4 else 2
         frames = run.batch * part.n_frames * part.d_model
         return (copies * 2 * frames + TAPS * part.d_model**2) * run.width
+
+
+@memory_of(MelSubsampling)
+class MelSubsamplingMemory(Memory[MelSubsampling]):
+    """Memory of convolutions, their norms and activations."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The spectrogram; of each convolution its result, the norm's statistics, and the activation's result."""
+        part = self.part
+        kept = [Saved(name="input", size=run.batch * part.n_frames * part.n_mels)]
+        for i, (frames, bands, channels) in enumerate(self._sizes()):
+            rows = run.batch * frames * bands
+            kept += [Saved(name=f"conv_{i}", size=rows * channels), Saved(name=f"hidden_{i}", size=rows * channels)]
+            kept += [Saved(name=f"{name}_{i}", size=rows) for name in ("mean", "rstd")]
+        return tuple(kept)
+
+    def recomputes(self) -> tuple[str, ...]:
+        """The activations' results, from the norms' inputs."""
+        return tuple(f"hidden_{i}" for i in range(len(self.part.channels)))
+
+    def _sizes(self) -> list[tuple[int, int, int]]:
+        """Returns the frames, bands and channels after each convolution."""
+        part = self.part
+        return [*zip(part.left(part.n_frames), part.bands, part.channels, strict=True)]
+
+    def peak_bytes(self, run: Pass) -> int:
+        """A convolution's input and result, and the library's copies of both and of the kernel; then norm and relu."""
+        part, inside, most = self.part, run.batch * self.part.n_frames * self.part.n_mels, 0
+        before = 1
+        for frames, bands, channels in self._sizes():
+            made = run.batch * frames * bands * channels
+            most = max(most, 2 * (inside + made) + TAPS**2 * before * channels, inside + 3 * made)
+            inside, before = made, channels
+        return max(most, inside + run.batch * part.n_tokens * part.d_model) * run.width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
-from asbuilt.spec.norms import HeadNorm, LayerNorm, RMSNorm
+from asbuilt.spec.norms import HeadNorm, LayerNorm, RMSNorm, SoftplusScale
 from asbuilt.spec.part import Pass
 
 
@@ -57,3 +57,19 @@ class HeadNormMemory(Memory[HeadNorm]):
     def peak_bytes(self, run: Pass) -> int:
         """The result without gains, and with them; then that, and with biases."""
         return 2 * run.rows * self.part.d * run.width
+
+
+@memory_of(SoftplusScale)
+class SoftplusScaleMemory(Memory[SoftplusScale]):
+    """Memory of a product with the factors."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input, and the factors."""
+        return (
+            Saved(name="input", size=run.rows * self.part.d),
+            Saved(name="factors", size=self.part.d, divided="none"),
+        )
+
+    def peak_bytes(self, run: Pass) -> int:
+        """The result."""
+        return run.rows * self.part.d * run.width

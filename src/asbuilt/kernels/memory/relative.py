@@ -17,9 +17,10 @@ class RelativeProjectionMemory(Memory[RelativeProjection]):
         length, query = run.past + run.tokens, run.rows * part.n_heads * part.d_head
         pairs, length = run.tokens * length, part.n_distances(length)
         fewer = "" if length == run.past + run.tokens else f" of {length}"
+        ends = " to the endpoint" if part.endpoint else ""
         at = f" {part.window, part.max_distance}" if part.most_distances is not None else ""
         return (
-            Saved(name=f"sinusoids {part.d_model}{fewer}", size=length * part.d_model, shared=True),
+            Saved(name=f"sinusoids {part.d_model}{fewer}{ends}", size=length * part.d_model, shared=True),
             Saved(name=f"distances{at}", size=pairs, width="int64", shared=True),
             Saved(name=f"ahead{at}", size=pairs, width="bool", shared=True),
             Saved(name="queries", size=query, divided="width"),

@@ -10,12 +10,13 @@ from asbuilt.spec.vision_language_model import VisionLanguageModel
 
 @memory_of(VisionLanguageModel)
 class VisionLanguageModelMemory(ModelMemory[VisionLanguageModel]):
-    """Memory of a tower, followed by a text."""
+    """Memory of a tower of sounds, if there is one, one of images, and a text."""
 
     def peak_bytes(self, run: Pass) -> int:
-        """The tower and its projector; or the text beside their output, which stays."""
-
-        vision, seen = self.part.vision, self.part.child_run("vision", run)
-        each = vision.n_made * vision.projector.d_out * run.width
+        """A tower and its projector, the second one beside the first one's output; or the text beside those of both."""
+        part, hears = self.part, self.part.hearing
+        heard, seen = part.child_run("hearing", run), part.child_run("vision", run)
+        each = part.vision.n_made * part.vision.projector.d_out * run.width
         made = 0 if seen is None else seen.batch * each
-        return max(peak(vision, seen), made + super().peak_bytes(run))
+        sounds = 0 if heard is None or hears is None else heard.batch * hears.n_tokens * part.d_model * run.width
+        return max(peak(hears, heard), sounds + peak(part.vision, seen), sounds + made + super().peak_bytes(run))

@@ -36,7 +36,7 @@ class Named:
 class Packing:
     """How modules are packed: by `named` patterns, the rest of attention and feed-forward by `rule`, None if plain.
 
-    `heads`, `tables` and `vision` tell whether heads, embeddings and the vision part are packed by `rule` too;
+    `heads`, `tables` and `vision` tell whether heads, embeddings and what sees or hears are packed by `rule` too;
     `experts` packs routed experts instead. `whole` tells that exempt modules are exempt only from what is named.
     `compute` is the precision of products, None for that of activations; `kv` is the dtype that the cache is published
     for; `note` is added to the plan's.

@@ -46,7 +46,7 @@ ASSUMPTIONS = {
     "selective": "recomputation in selective checkpointing takes no time",
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
-    "images": "training is on text alone: the vision tower and projector are held frozen",
+    "images": "training is on text alone: towers of images and sounds and their projectors are held frozen",
     "backward": "the working memory of a block's backward pass is taken to be that of its forward pass",
     "experts": "tokens are spread evenly over the experts",
     "adamw-8bit": "one byte per moment, an fp32 scale per 256 of them; tensors under 4,096 numbers in fp32",

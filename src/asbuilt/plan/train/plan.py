@@ -52,7 +52,7 @@ class Subject:
             raise InputError(
                 "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
             )
-        elif model.gives == "similarities" or "audio" in model.reads:
+        elif model.gives == "similarities" or ("audio" in model.reads and "images" not in model.reads):
             pairs = "sounds" if "audio" in model.reads else "images"
             raise InputError(
                 f"training on pairs of {pairs} and texts is not planned",
@@ -111,12 +111,12 @@ class Subject:
         if key not in self._adapted:
             small, order = known(self.model).census.small, known(self.model).order  # equal blocks once
             assert isinstance(small, Model)
-            # what makes something of images is not trained
+            # what makes something of images and sounds is not trained
             text = small.text if isinstance(small, VisionLanguageModel) else small
             found = adapted(text, adapters.rank, float(adapters.rank), adapters.targets)
             found = replace(found, blocks=tuple(found.blocks[kind] for kind in order))
             if isinstance(self.model, VisionLanguageModel) and isinstance(found, LanguageModel):
-                found = VisionLanguageModel.of(found, self.model.vision)
+                found = VisionLanguageModel.of(found, self.model.vision, self.model.hearing)
             self._adapted[key] = found
         return self._adapted[key]
 
