@@ -103,14 +103,15 @@ class GatedDeltaNet(PartModule):
     ) -> Tensor:
         """Returns what the queries read, in float32 or wider until the end; the state after is written to `into`."""
         part = self.part
-        if not torch.is_grad_enabled() and (into is None or before is None or before.data_ptr() == into.data_ptr()):
+        T = mixed_BTC.shape[1]
+        here = into is None or before is None or before.data_ptr() == into.data_ptr()
+        if T > 1 and here and not torch.is_grad_enabled():  # of one token, calls cost more than the numbers
             sizes = (part.n_key_heads, part.values_per_key, part.d_key, part.d_value)
             given = (mixed_BTC, beta, decay, A_log.exp(), dt_bias, valid_BT, sizes, part.length_eps)
             made = native.delta_rule(*given, before if into is None else into, past=before is not None)
             if made is not None:
                 return made
         tokens = self.tokens(mixed_BTC, beta, decay, A_log, dt_bias, valid_BT)
-        T = mixed_BTC.shape[1]
         if T == 1:
             y = one_token(tokens, before, into=into)
         else:
