@@ -269,6 +269,27 @@ def test_a_hook_or_another_kind_of_layer_runs_the_modules() -> None:
     other(ids, cache=Cache(other.spec, batch=1, capacity=9, dtype=torch.float32))
 
 
+def test_what_does_not_fit_is_never_read_beyond_its_end() -> None:
+    """A cache of another dtype or batch, inputs of another width: torch's own errors, or torch computes."""
+    made, ids = of_blocks("q8_0"), torch.randint(0, 77, (2, 1))
+    interleave(made)
+    wide = Cache(made.spec, batch=2, capacity=9, dtype=torch.float64)
+    usual = Cache(made.spec, batch=2, capacity=9, dtype=torch.float32)
+    made(ids, cache=usual)
+    assert made.native is not None
+    step = made.begin((2, 1), ids.device, wide, None, "fused")
+    assert made.native(torch.zeros(2, 1, 256), step) is None
+    step = made.begin((1, 1), ids.device, usual, None, "fused")
+    assert made.native(torch.zeros(1, 1, 256), step) is None
+    raw = mixed(drawn("q8_0", 16, 64), "q8_0")
+    with pytest.raises(RuntimeError, match="96 inputs"):
+        native.products(torch.zeros(1, 96), [(raw, "q8_0", None)], native.ready())
+    x, w = torch.zeros(2, 3, 8), torch.zeros(8, 4)
+    assert native.convolve(x, w, None, torch.zeros(1, 8, 3), silu=True) is None
+    given = (torch.zeros(1, 3, 24), torch.zeros(1, 3, 1), torch.zeros(1, 3, 1), torch.ones(1), torch.zeros(1), None)
+    assert native.delta_rule(*given, (1, 1, 8, 8), 1e-6, torch.zeros(2, 8, 8), past=True) is None
+
+
 def test_gradients_flow_past_interleaved_weights() -> None:
     made = of_blocks("q4_0")
     ids = torch.randint(0, 77, (1, 5))

@@ -157,6 +157,11 @@ class Stored:
     path: str
 
 
+def _numberless(path: str) -> str:
+    """Returns a path without the numbers of items."""
+    return ".".join(name for name in path.split(".") if not name.isdigit())
+
+
 def _whole(number: Fraction) -> Number:
     """Returns whole numbers as int, which is ten times as fast."""
     return number.numerator if number.denominator == 1 else number
@@ -187,8 +192,12 @@ class Folded:
                     held.add(entry.path)
                 found.append(entry)
         here = {entry.path for entry in found}
+        # of equal parts the first one's path stands for all
+        merged = {(e.node.whole, _numberless(e.path)) for e in found if e.node is not None and e.count > 1}
         for path in self.multiplied_elsewhere - here:
             whole = _find(self.root.whole, path)
+            if (whole[0], _numberless(path)) in merged:
+                continue
             own = _find(self.root.own, path)
             nbytes = self.held(path, whole[1], whole[0]) * Fraction(own[1].size, whole[1].size)
             found.append(

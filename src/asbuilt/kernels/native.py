@@ -158,6 +158,8 @@ def as_stored(blocks: Tensor, format: str) -> Tensor:
 
 def products(x: Tensor, weights: Sequence[tuple[Tensor, str, Tensor | None]], lib: Any) -> list[Tensor]:  # noqa: ANN401
     """Returns x W^T + b (..., O) for each interleaved matrix (blocks, format, b), x rounded once."""
+    if any(x.shape[-1] != inputs(blocks, format) for blocks, format, _ in weights):
+        raise RuntimeError(f"{x.shape[-1]} inputs, and rows of {[inputs(w, f) for w, f, _ in weights]}")
     flat = x.reshape(-1, x.shape[-1])
     flat = flat if flat.stride(-1) == 1 else flat.contiguous()
     n, rows = len(weights), len(flat)
@@ -213,6 +215,8 @@ def convolve(x_BTC: Tensor, w_CK: Tensor, bias: Tensor | None, before: Tensor | 
     if lib is None or far is None:
         return None
     (B, T, C), K = x_BTC.shape, w_CK.shape[1]
+    if len(w_CK) != C or (before is not None and before.shape != (B, C, K - 1)):
+        return None
     taps_KC = w_CK.t().contiguous()
     past_BKC = None if before is None else before.transpose(1, 2).contiguous()
     y = x_BTC.new_empty(B, T, C)
@@ -295,6 +299,8 @@ def delta_rule(
     if lib is None or None in far or (state_GDW is not None and not state_GDW.is_contiguous()):
         return None
     B, T, _ = mixed_BTC.shape
+    if state_GDW is not None and state_GDW.shape != (B * heads, D, per_key * V):
+        return None
     by_channel = decay.shape[-1] != heads * per_key
     state = mixed_BTC.new_empty(B * heads, D, per_key * V) if state_GDW is None else state_GDW
     y = mixed_BTC.new_empty(B, T, heads * per_key * V)

@@ -81,7 +81,10 @@ class NativeLayers:
             return None
         places = [weight.data_ptr() for weight in self.weights]
         for layer in cache.layers.values():  # rows that are dropped move them
-            places += [number for tensor in layer.tensors for number in (tensor.data_ptr(), tensor.shape[2])]
+            for tensor in layer.tensors:
+                if tensor.dtype is not torch.float32 or len(tensor) != step.batch or not tensor.is_contiguous():
+                    return None
+                places += tensor.data_ptr(), tensor.shape[2]
         if places != self.places:
             self.prepare(cache)
             self.places = places
