@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +21,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cases = [case for case in CASES.values() if case.kind.decodes or not decodes]
         pairs = [(case, variant) for case in cases for variant in case.configs]
         metafunc.parametrize(("case", "variant"), pairs, ids=[f"{case.family}-{v}" for case, v in pairs])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the mutations of one variant of each family, drawn, to a run under CI: they take most of its time."""
+    if not os.environ.get("CI"):
+        return
+    variants = {case.family: sorted(case.configs) for case in CASES.values()}
+    kept = {family: random.Random(f"{harness.SEED} {family}").choice(names) for family, names in variants.items()}
+    left_out = [item for item in items if item.path.name == "test_mutations.py" and _variant(item, kept) is False]
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(map(id, left_out))
+    items[:] = [item for item in items if id(item) not in gone]
+
+
+def _variant(item: pytest.Item, kept: dict[str, str]) -> bool | None:
+    """Returns whether a test of a case is of the family's variant that was drawn; None for another test."""
+    call = getattr(item, "callspec", None)
+    if call is None or "variant" not in call.params:
+        return None
+    return kept[call.params["case"].family] == call.params["variant"]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

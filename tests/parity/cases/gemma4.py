@@ -185,7 +185,10 @@ def draw(
         text_config=inner,
         vision_config=Gemma4VisionConfig(**sizes),
         audio_config=sounds,
-        audio_token_id=rng.choice([inner.vocab_size + 1, rng.randrange(inner.vocab_size)]),
+        # a text to a model without ears has no token for sounds
+        audio_token_id=rng.choice(
+            [inner.vocab_size + 1, *([] if sounds is None else [rng.randrange(inner.vocab_size)])]
+        ),
         image_token_id=inner.vocab_size,
         vision_soft_tokens_per_image=9,  # pyright: ignore[reportCallIssue]  # of the processor's, which files hold
         tie_word_embeddings=True,
