@@ -65,7 +65,7 @@ def test_any_number_turned_bad_is_refused_by_name(spec: Model, data: st.DataObje
     places = [(d, k) for d in _objects(plain) for k, v in d.items() if type(v) is int and k not in ("repeat",)]
     place, key = data.draw(st.sampled_from(places))
     bad = data.draw(st.sampled_from((-1, 0, 2**40, "12", True, [1], {})))
-    if key == "scale" and bad == 2**40:
+    if (key, bad) in (("scale", 2**40), ("offset", 0)):  # are no bad ones
         return
     place[key] = bad
     with pytest.raises(InputError) as refused:
