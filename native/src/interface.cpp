@@ -70,7 +70,7 @@ void multiply(int count, const Packed* matrices, const float* x, int64_t rows, i
   for (int i = 0; i < count; ++i) {
     const Format& f = kFormats[matrices[i].format];
     const int64_t groups = matrices[i].rows / kRows, bytes = kRows * (inputs / f.values) * f.bytes;
-    run.push_back(std::max<int64_t>(1, kBytesOfPiece / (bytes * std::min<int64_t>(rows, 8))));
+    run.push_back(std::max<int64_t>(1, kBytesOfPiece / (bytes * std::min<int64_t>(rows, 4))));
     first_piece.push_back(first_piece.back() + (groups + run.back() - 1) / run.back());
   }
   const int64_t *starts = first_piece.data(), *runs = run.data();

@@ -231,23 +231,23 @@ template <class F>
 void groups_of(const Packed& w, int64_t first, int64_t last, const Rounded* x, int64_t rows, const float* bias,
                float* y, int64_t stride) {
   const int64_t blocks = w.inputs / F::VALUES, per_row = w.inputs / kGroup;
-  // rows of x that stay in the second-level cache while the groups pass
-  const int64_t near = std::max<int64_t>(4, (192 << 10) / (per_row * static_cast<int64_t>(sizeof(Rounded))) / 4 * 4);
-  for (int64_t from = 0; from < rows; from += near) {
-    const int64_t until = std::min(rows, from + near);
-    for (int64_t group = first; group < last; ++group) {
-      const uint8_t* data = w.data + group * kRows * blocks * F::BYTES;
-      const float* added = bias ? bias + group * kRows : nullptr;
-      float* out = y + group * kRows;
-      int64_t row = from;
-      for (; row + 4 <= until; row += 4)
-        rows_of<F, 4>(data, blocks, x + row * per_row, per_row, added, out + row * stride, stride);
-      if (row + 2 <= until) {
-        rows_of<F, 2>(data, blocks, x + row * per_row, per_row, added, out + row * stride, stride);
-        row += 2;
-      }
-      if (row < until) rows_of<F, 1>(data, blocks, x + row * per_row, per_row, added, out + row * stride, stride);
+  // groups that stay in the first-level cache while the rows of x pass: each few rows of x are then read once for them
+  const int64_t bytes = kRows * blocks * F::BYTES, near = std::max<int64_t>(1, (12 << 10) / bytes);
+  for (int64_t from = first; from < last; from += near) {
+    const int64_t until = std::min(last, from + near);
+    const auto all_groups = [&](auto count, int64_t row) {
+      for (int64_t group = from; group < until; ++group)
+        rows_of<F, decltype(count)::value>(w.data + group * bytes, blocks, x + row * per_row, per_row,
+                                           bias ? bias + group * kRows : nullptr, y + group * kRows + row * stride,
+                                           stride);
+    };
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) all_groups(std::integral_constant<int, 4>{}, row);
+    if (row + 2 <= rows) {
+      all_groups(std::integral_constant<int, 2>{}, row);
+      row += 2;
     }
+    if (row < rows) all_groups(std::integral_constant<int, 1>{}, row);
   }
 }
 
