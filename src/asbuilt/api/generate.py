@@ -315,7 +315,7 @@ def begin(
         )
         compute = replace(compute, why=why)
     elif native.missing() and _blocks(source):
-        gain = "quantised weights are several times faster with asbuilt[native] (in a clone: pip install ./native)"
+        gain = "quantised weights are several times faster with the native kernels (in a clone: pip install ./native)"
         compute = replace(compute, warning="; ".join(filter(None, (compute.warning, gain))))
     options |= {"draft": draft.loaded(model)}
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

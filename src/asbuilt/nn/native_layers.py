@@ -100,6 +100,10 @@ class NativeLayers:
         )
         return x
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model begins without pointers, which are those of its own weights."""
+        return self.__dict__ | {"places": [], "layers": None}
+
     def prepare(self, cache: Cache) -> None:
         """Fills in the layers' pointers."""
         self.layers = (_Layer * len(self.pieces))()
