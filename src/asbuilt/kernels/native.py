@@ -122,7 +122,7 @@ def ready(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> Any | 
     """
     global _threads
     lib = library()
-    if lib is None or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+    if lib is None or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
         return None
     for tensor in tensors:
         if tensor is not None and (tensor.dtype is not dtype or tensor.device.type != "cpu"):

@@ -90,15 +90,11 @@ def interleave(built: Model) -> int:
             native.interleave(one.weight, format)
             one.format = format + native.INTERLEAVED
             count += 1
-    built.native = None
-    if (
-        type(built) is LanguageModel
-        and built.device.type == "cpu"
-        and built.streams is None
-        and built.per_layer is None
-        and built.relative is None
-    ):
-        built.native = native_layers(built.blocks, built.spec.d_model)
+    plain = (
+        type(built) is LanguageModel and built.streams is None and built.per_layer is None and built.relative is None
+    )
+    usable = plain and built.device.type == "cpu"
+    built.native = native_layers(built.blocks, built.spec.d_model) if usable else None
     return count
 
 
