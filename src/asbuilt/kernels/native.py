@@ -77,7 +77,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
     if lib.asbuilt_version() != VERSION:
         log.warning("the native kernels are of version %d, not %d; torch computes", lib.asbuilt_version(), VERSION)
         return None
-    lib.asbuilt_instructions.restype = c_char_p
+    lib.asbuilt_instructions.restype = lib.asbuilt_usable.restype = c_char_p
     lib.asbuilt_packed.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
     lib.asbuilt_interleave.argtypes = (c_int, c_void_p, c_int64, c_int64, c_int)
     lib.asbuilt_rows.argtypes = (c_void_p, c_void_p, c_int64, c_void_p)
@@ -96,7 +96,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
             "not an instruction set of this processor and build",
             field=SWITCH,
             value=wanted,
-            allowed=f"0 (torch computes), portable, {lib.asbuilt_instructions().decode()}",
+            allowed=f"0 (torch computes), {', '.join(lib.asbuilt_usable().decode().split())}",
         )
     return lib
 
