@@ -66,7 +66,9 @@ def measured(format: str, dtype: str) -> StackRates:
 def _built(width: int, layers: int, format: str, dtype: str) -> Model:
     described = stack(layers, width)
     if format != dtype:
-        described = packed_spec(described, {path: format for path in maps_by_path(described) if path.startswith("blocks")})
+        described = packed_spec(
+            described, {path: format for path in maps_by_path(described) if path.startswith("blocks")}
+        )
     made = build(described, dtype=DTYPES[dtype]).eval()
     interleave(made)
     return made
