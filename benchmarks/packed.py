@@ -38,6 +38,7 @@ from asbuilt.kernels import native
 from asbuilt.measure.calibrate import calibrate
 from asbuilt.nn import build
 from asbuilt.nn.build import interleave
+from asbuilt.nn.model import Model
 
 IN, OUT, PREFILLS, BATCHES, GREEDY = 64, 64, (512, 2048), (8, 32), 64
 TEXT = Path(__file__).parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
@@ -56,7 +57,7 @@ def locate() -> Path:
     return Path(subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout.strip())
 
 
-def timed_steps(model: Any, prompts: list[list[int]], new: int) -> tuple[float, float]:
+def timed_steps(model: Model, prompts: list[list[int]], new: int) -> tuple[float, float]:
     """Returns the seconds of the prefill with its tokens, and of each further step."""
     start = time.perf_counter()
     steps = generate(model, prompts, max_new_tokens=new, eos_ids=())

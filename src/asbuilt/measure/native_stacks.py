@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
 from asbuilt.checkpoint.packed import packed_spec
 from asbuilt.measure.micro import stack
 from asbuilt.measure.rates import DTYPES, TimeGrid
