@@ -41,7 +41,9 @@ WIDER = ("bf16", "fp16", "fp32", "q8_0", "q6_k")  # formats that a head is writt
 HEAD = "q6_k"
 # llama.cpp's numbers of what most tensors of a file are (`general.file_type`).
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11}
-FILE_TYPES |= {"Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "BF16": 32, "MXFP4": 38}
+FILE_TYPES |= {"Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24}
+FILE_TYPES |= {"IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36}
+FILE_TYPES |= {"TQ2_0": 37, "MXFP4": 38, "NVFP4": 39}
 ARCHITECTURE, FILE_TYPE, VERSION = "general.architecture", "general.file_type", "general.quantization_version"
 QUANTISERS = ("quantize.", "imatrix.")  # keys that tell how other blocks were made
 CHUNK = 1 << 22  # numbers that are converted and written at a time
