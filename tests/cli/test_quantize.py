@@ -57,6 +57,8 @@ def test_what_is_written_is_what_is_said(run: Run, checkpoint: Path, tmp_path: P
         assert math.isclose(said["loss"][when], float(wanted), rel_tol=1e-5)
     assert said["loss"]["tokens"] == 100
     assert said["loss"]["before"] != said["loss"]["after"]
+    assert sum(one["bytes"] for one in said["weights"]) == stored_bytes(out)
+    assert {one["format"] for one in said["weights"] if one["error"] > 0} == {"q8_0", "f16"}
     words = ("once upon", "--max-new-tokens", 9, "--json")
     assert run("generate", out, *words).exit_code == 0
 
@@ -65,6 +67,7 @@ def test_the_table_and_the_loss_are_printed(run: Run, checkpoint: Path, tmp_path
     result = run("quantize", checkpoint, tmp_path / "q.gguf", "--format", "q4_0", "--text", text, "--by", "head=f16")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"attention .* 14%", result.stdout)
+    assert re.search(r"blocks\.\*\.ffn\.body\.gate +q4_0 +2 .* \d\.\d\d% +\d\.\d\d%", result.stdout)
     assert re.search(r"loss: \d\.\d{4} nats per token before, \d\.\d{4} after \([+-]0\.\d{4}\)", result.stdout)
     assert "3 F16" in result.stdout  # rows of 40 divide into no blocks
     assert read_header(tmp_path / "q.gguf").tensors["output.weight"].type == "F16"

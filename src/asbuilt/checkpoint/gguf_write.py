@@ -1,18 +1,14 @@
 """Writes a checkpoint as a GGUF file, its weights as they are or rounded to blocks, tensor by tensor.
 
 What a header says and what tensors are called comes from the same tables that files are read by
-(`asbuilt.families.gguf`). The formats: vectors, norms, biases, routers, and tables other than the tokens', are float32,
-which llama.cpp computes in; matrices and token tables are in the format asked for. The head, and a token table that
-is also the head, stay in Q6_K where the format is narrower, as llama.cpp's own files have them. Rows that do not divide
-into blocks are written in the next format that holds them (`narrower_rows`).
+(`asbuilt.families.gguf`); which format each is written in, from `wanted`.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,62 +17,43 @@ from asbuilt.checkpoint.load import Contents, alike, as_source, require_range, s
 from asbuilt.checkpoint.regroup import Regrouped
 from asbuilt.checkpoint.save import ROOM, Progress, files_aside, named_memory
 from asbuilt.checkpoint.source import TOKENIZER, Source
-from asbuilt.dtypes import BLOCKS, GGML_TYPES, short_name
-from asbuilt.errors import InputError, near, one_of
+from asbuilt.checkpoint.wanted import FLOATS, HEAD, WIDER, Formats, Wanted, file_type, fitting, kept_wide
+from asbuilt.dtypes import BLOCKS
+from asbuilt.errors import InputError
 from asbuilt.families import gguf_family, gguf_header, gguf_table
 from asbuilt.families.shared.table import Entry
 from asbuilt.files import open_regular
 from asbuilt.formats.gguf import GGUFFile, GGUFTensor
 from asbuilt.formats.gguf_write import Planned, Typed, header, in_parts, part_names, write
-from asbuilt.spec import Part, Weight, stored_weights
+from asbuilt.spec import stored_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FLOATS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-ENCODABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
-# What a format gives way to where rows do not divide into its blocks: of 256 numbers, then of 32.
-INSTEAD = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
-WIDER = ("bf16", "fp16", "fp32", "q8_0", "q6_k")  # formats that a head is written in as asked
-HEAD = "q6_k"
-# llama.cpp's numbers of what most tensors of a file are (`general.file_type`).
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11}
-FILE_TYPES |= {"Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24}
-FILE_TYPES |= {"IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36}
-FILE_TYPES |= {"TQ2_0": 37, "MXFP4": 38, "NVFP4": 39}
 ARCHITECTURE, FILE_TYPE, VERSION = "general.architecture", "general.file_type", "general.quantization_version"
 QUANTISERS = ("quantize.", "imatrix.")  # keys that tell how other blocks were made
 CHUNK = 1 << 22  # numbers that are converted and written at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Formats:
-    """Which format weights are written in: `common`, or that of the last of `rules`, (glob of paths, format).
+class Row:
+    """A tensor as it was written: the weights in it, its type and bytes, and |written - was| / |was|, 0 if copied."""
 
-    None keeps the format that a weight is stored in.
-    """
-
-    common: str | None = None
-    rules: tuple[tuple[str, str], ...] = ()
+    paths: tuple[str, ...]
+    type: str
+    nbytes: int
+    error: float
 
 
 @dataclass(kw_only=True)
 class Summary:
-    """What was written: the files, and by kind of part the bytes of the tensors as they were and as they are."""
+    """What was written: the files, by kind of part the bytes of the tensors as they were and as they are, and each."""
 
     files: list[Path] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
     types: Counter[str] = field(default_factory=Counter)
-
-
-def format_named(name: str, what: str = "format") -> str:
-    """Returns our name of a format that can be written (q4_0, fp16); raises InputError naming `what`."""
-    found = short_name(name)
-    if found not in FLOATS and found not in ENCODABLE:
-        allowed = one_of([*FLOATS, *ENCODABLE])
-        raise InputError("cannot be written", field=what, value=name, allowed=allowed, fix=near(found, ENCODABLE))
-    return found
 
 
 def is_gguf(out: str | os.PathLike[str]) -> bool:
@@ -142,13 +119,13 @@ class _Job:
 
     def _plan(self) -> list[Planned]:
         """Returns the tensors with their types; counts their bytes."""
-        rules = _Rules(self.formats, [path for path, _, _ in stored_weights(self.spec)])
+        wanted = self.wanted = Wanted(self.formats, self.spec, list(self.entries.values()))
         shapes = {path: weight.shape for path, weight, _ in stored_weights(self.spec)}
         planned = []
         for name, entry in self.entries.items():
             assert len(entry.names) == 1, f"{entry.names}: a GGUF file has one tensor for several, not several for one"
             (shape,) = entry.layout.stored_shapes([shapes[path] for path in entry.paths])
-            planned.append(Planned(name=name, type=self._type(entry, shape, rules), shape=shape))
+            planned.append(Planned(name=name, type=self._type(entry, shape, wanted), shape=shape))
             kind = self._owners[entry.paths[0]][1].kind
             self.summary.after[kind] += planned[-1].nbytes
             self.summary.types[planned[-1].type] += 1
@@ -157,20 +134,19 @@ class _Job:
             self.summary.before[self._owners[entry.paths[0]][1].kind] += held
         return planned
 
-    def _type(self, entry: Entry, shape: tuple[int, ...], rules: _Rules) -> str:
+    def _type(self, entry: Entry, shape: tuple[int, ...], of: Wanted) -> str:
         (weight, owner), path = self._owners[entry.paths[0]], entry.paths[0]
-        wanted = rules.of(entry)
+        wanted = of.of(entry)
         if wanted is None:
             stored = self._stored_type(entry)
             if self.file is not None or stored not in FLOATS.values():
-                return _fitting(stored, shape)
+                return fitting(stored, shape)
             wanted = next(ours for ours, theirs in FLOATS.items() if theirs == stored)
         if len(shape) < 2 or kept_wide(path, weight, owner):
             return "F32"
-        given = rules.ruled(path)
-        if not given and wanted not in WIDER and path == self._head:
+        if not of.as_said(path) and wanted not in WIDER and path == self._head:
             wanted = HEAD
-        return _fitting(FLOATS.get(wanted, wanted.upper()), shape)
+        return fitting(FLOATS.get(wanted, wanted.upper()), shape)
 
     def _stored_type(self, entry: Entry) -> str:
         """Returns the type that an entry's weights have in the source, of a folder that of their dtype."""
@@ -194,7 +170,7 @@ class _Job:
             types[tensor.type] += tensor.nbytes if len(tensor.shape) > 1 else 0
         most = types.most_common(1)[0][0]
         own: dict[str, Any] = {ARCHITECTURE: self.header.architecture.name, "general.type": "model"}
-        own |= {"general.name": source.name, FILE_TYPE: FILE_TYPES.get(most)}
+        own |= {"general.name": source.name, FILE_TYPE: file_type(self.wanted.mixture, most)}
         if any(tensor.type.lower() in BLOCKS for tensor in self.planned):
             own[VERSION] = 2
         own |= self.header.metadata
@@ -213,7 +189,7 @@ class _Job:
 
     def data(self, tensor: Planned) -> Iterator[memoryview]:
         """Yields the bytes of a tensor."""
-        same = self._same(tensor)
+        same, off = self._same(tensor), _Off()
         if same is not None and self.file is not None:
             yield from _raw(self.file, same)
         elif tensor.name in self.header.values:
@@ -225,13 +201,36 @@ class _Job:
             with named_memory(entry):
                 found = [part.float() for part in self._read.read(entry)] if tensor.type == "F32" else None
                 (made,) = entry.layout.save(found or alike(self._read.read(entry)))
-                yield from _pieces(made, tensor)
+                yield from _pieces(made, tensor, off)
+        if tensor.name in self.entries:
+            paths = tuple(self.entries[tensor.name].paths)
+            row = Row(paths=paths, type=tensor.type, nbytes=tensor.nbytes, error=off.error)
+            self.summary.rows.append(row)
 
 
-def _pieces(made: Tensor, tensor: Planned) -> Iterator[memoryview]:
-    """Yields the bytes of a tensor in its type, some rows at a time."""
+@dataclass
+class _Off:
+    """How far written numbers are from those that they were: sums of squares."""
+
+    of_error: float = 0.0
+    of_all: float = 0.0
+
+    def add(self, was: Tensor, now: Tensor) -> None:
+        """Adds some rows."""
+        self.of_error += float((now - was).double().square().sum())
+        self.of_all += float(was.double().square().sum())
+
+    @property
+    def error(self) -> float:
+        """|now - was| / |was|; 0 where nothing was or changed."""
+        return (self.of_error / self.of_all) ** 0.5 if self.of_all else 0.0
+
+
+def _pieces(made: Tensor, tensor: Planned, off: _Off) -> Iterator[memoryview]:
+    """Yields the bytes of a tensor in its type, some rows at a time, and adds up how far off they are."""
     import torch
 
+    from asbuilt.kernels.packed import expand
     from asbuilt.kernels.quantise import quantise
 
     assert tuple(made.shape) == tensor.shape, f"{tensor.name}: {tuple(made.shape)} is not {tensor.shape}"
@@ -240,7 +239,10 @@ def _pieces(made: Tensor, tensor: Planned) -> Iterator[memoryview]:
     if plain is not None:
         require_range(made, plain, tensor.name)
     for part in rows.split(max(1, CHUNK // made.shape[-1])):
-        stored = part.to("cpu", plain) if plain is not None else quantise(part, tensor.type.lower(), tensor.name)
+        format, part = tensor.type.lower(), part.to("cpu")
+        stored = part.to(plain) if plain is not None else quantise(part, format, tensor.name)
+        if stored.dtype != part.dtype:
+            off.add(part.float(), stored.float() if plain is not None else expand(stored, format, torch.float32))
         yield stored.contiguous().view(torch.uint8).numpy().data.cast("B")
 
 
@@ -256,54 +258,6 @@ def _raw(file: GGUFFile, tensor: GGUFTensor) -> Iterator[memoryview]:
                 raise InputError("ends before its tensors do", field=str(path), value=tensor.name)
             left -= len(piece)
             yield memoryview(piece)
-
-
-def kept_wide(path: str, weight: Weight, owner: Part) -> bool:
-    """Returns whether a weight is always written in float32: what is no matrix, nor a table of tokens, and routers."""
-    table = weight.role == "table" and not path.endswith("embedding.weight")
-    return weight.role in ("bias", "gain") or table or owner.kind == "router"
-
-
-def _fitting(kind: str, shape: tuple[int, ...]) -> str:
-    """Returns the type, or what it gives way to where rows do not divide into its blocks."""
-    blocks = {found.name: found.block for found in GGML_TYPES.values()}
-    while shape and shape[-1] % blocks[kind]:
-        kind = INSTEAD.get(kind.lower(), "f16").upper()
-    return kind
-
-
-class _Rules:
-    """Which format is asked for a weight."""
-
-    def __init__(self, formats: Formats, paths: Sequence[str]) -> None:
-        self._formats = formats
-        self._of: dict[str, str] = {}
-        for glob, format in formats.rules:
-            found = [path for path in paths if _matches(path, glob)]
-            if not found:
-                raise InputError("no weight has such a path", field="by", value=glob, fix=near(glob, paths))
-            self._of |= dict.fromkeys(found, format_named(format, "by"))
-        if formats.common is not None:
-            format_named(formats.common)
-
-    def ruled(self, path: str) -> bool:
-        """Returns whether a rule says the format."""
-        return path in self._of
-
-    def of(self, entry: Entry) -> str | None:
-        """Returns the format of a tensor; raises InputError where its weights are asked for in several."""
-        common = None if self._formats.common is None else format_named(self._formats.common)
-        found = {path: self._of.get(path, common) for path in entry.paths}
-        if len(set(found.values())) > 1:
-            said = {path: format or "as stored" for path, format in found.items()}
-            allowed = "one format for weights that lie in one tensor of a GGUF file"
-            raise InputError(field="by", value=said, allowed=allowed)
-        return found[entry.paths[0]]
-
-
-def _matches(path: str, glob: str) -> bool:
-    """Returns whether a weight's path, or the part's that holds it, matches."""
-    return fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path.removesuffix(".weight"), glob)
 
 
 def _as_before(file: GGUFFile, own: Mapping[str, Any], copied: bool) -> dict[str, Any]:
