@@ -73,9 +73,36 @@ def test_the_table_and_the_loss_are_printed(run: Run, checkpoint: Path, tmp_path
     assert read_header(tmp_path / "q.gguf").tensors["output.weight"].type == "F16"
 
 
+def test_errors_are_weighed_by_a_text(run: Run, checkpoint: Path, tmp_path: Path, text: Path) -> None:
+    """The loss is of the last quarter, which was not read; what was found is a file that gives the same weights."""
+    words = ("--format", "q4_0", "--tokens", 60)
+    calibrated = ("--calibration", text, "--save-imatrix", tmp_path / "i.gguf", "--json")
+    result = run("quantize", checkpoint, tmp_path / "q.gguf", *words, *calibrated)
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert said["calibration"] == {"tokens": 60, "weights": 14}
+    ids = open_model(checkpoint).tokenizer().encode(TEXT[len(TEXT) * 3 // 4 :])[:60]  # type: ignore[union-attr]
+    assert math.isclose(said["loss"]["before"], nats_per_token(load(checkpoint, dtype="float32"), ids), rel_tol=1e-6)
+    assert math.isclose(said["loss"]["after"], nats_per_token(load(tmp_path / "q.gguf"), ids), rel_tol=1e-6)
+    assert sum(one["output_error"] is not None for one in said["weights"]) == 14
+    again = run("quantize", checkpoint, tmp_path / "again.gguf", *words, "--imatrix", tmp_path / "i.gguf")
+    assert again.exit_code == 0, again.stderr
+    assert "of outputs" in again.stdout
+    plain = run("quantize", checkpoint, tmp_path / "plain.gguf", *words)
+    assert plain.exit_code == 0
+    weights = {name: load(tmp_path / f"{name}.gguf").state_dict() for name in ("q", "again", "plain")}
+    assert all(torch.allclose(weights["q"][path], weights["again"][path], atol=1e-6) for path in weights["q"])
+    path = "blocks.0.attention.body.q.weight"
+    assert not torch.equal(weights["q"][path], weights["plain"][path])
+
+
 @pytest.mark.parametrize(
     ("out", "words", "said"),
     [
+        ("q.gguf", ("--format", "q8_0", "--save-imatrix", "i.gguf"), "--save-imatrix: needs --calibration"),
+        ("q.gguf", ("--format", "q8_0", "--imatrix", "none.gguf"), "none.gguf"),
+        ("q.gguf", ("--format", "q8_0", "--calibration", "none.txt"), "text: .*cannot be read"),
+        ("q.gguf", ("--format", "q8_0", "--calibration", "x", "--imatrix", "y"), "--imatrix: goes without"),
         ("out", ("--format", "q8_0"), r"OUT: is no name of a GGUF file.*let it end in \.gguf"),
         ("q.gguf", ("--format", "int4"), "--format: cannot be written.*int4.*q4_k"),
         ("q.gguf", ("--format", "q8_0", "--by", "nothing"), "by: must be GLOB=FORMAT.*nothing"),

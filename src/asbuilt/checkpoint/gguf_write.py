@@ -6,6 +6,7 @@ What a header says and what tensors are called comes from the same tables that f
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.checkpoint.load import Contents, alike, as_source, require_range, stored_dtype
+from asbuilt.checkpoint.packed import by_rows
 from asbuilt.checkpoint.regroup import Regrouped
 from asbuilt.checkpoint.save import ROOM, Progress, files_aside, named_memory
 from asbuilt.checkpoint.source import TOKENIZER, Source
@@ -37,12 +39,16 @@ CHUNK = 1 << 22  # numbers that are converted and written at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A tensor as it was written: the weights in it, its type and bytes, and |written - was| / |was|, 0 if copied."""
+    """A tensor as it was written: the weights in it, its type and bytes, and |written - was| / |was|, 0 if copied.
+
+    `output_error` is the same of what the weights give, for inputs of known mean squares that are uncorrelated.
+    """
 
     paths: tuple[str, ...]
     type: str
     nbytes: int
     error: float
+    output_error: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -68,16 +74,18 @@ def write_gguf(
     max_part_bytes: float = float("inf"),
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda text: None,
+    importance: Mapping[str, Tensor] | None = None,
 ) -> Summary:
     """Writes `source`, a checkpoint folder or GGUF file, as the GGUF file `out`, and returns what was written.
 
+    `importance` are mean squares of the inputs of maps, by weights' paths, that weigh errors (`measure.importance`).
     Where its parts would exceed `max_part_bytes` it becomes NAME-00001-of-0000N.gguf and so on. Blocks of a GGUF file
     whose format stays are copied. `note` is told what such files cannot say of the model. Raises InputError for a model
     that no architecture of GGUF holds, a tokenizer that its keys cannot say, numbers that the format cannot hold, files
     that exist, and a full disk; whatever is raised, nothing is left behind.
     """
     out = Path(out)
-    job = _Job(as_source(source), formats)
+    job = _Job(as_source(source), formats, importance or {})
     for path, text in job.header.notes.items():
         note(f"{path}: {text}")
     parts = in_parts(job.planned, max_part_bytes)
@@ -90,21 +98,29 @@ def write_gguf(
     return job.summary
 
 
+def file_entries(source: Source) -> dict[str, Entry]:
+    """Returns the tensors of the GGUF file that a model is written as, by name.
+
+    Maps of latent attention are written one by one, as newer files have them.
+    """
+    there = () if source.gguf is None else source.gguf.tensors
+    stored = [name for name in there if not name.endswith("attn_kv_b.weight")]
+    table = gguf_table(gguf_family(source.family, source.spec), source.spec, stored)
+    return {entry.names[0]: entry for entry in table.entries}
+
+
 class _Job:
     """One file to be written: its metadata, its tensors as planned, and their bytes."""
 
-    def __init__(self, source: Source, formats: Formats) -> None:
-        self.contents, self.formats, self.summary = Contents(source), formats, Summary()
+    def __init__(self, source: Source, formats: Formats, importance: Mapping[str, Tensor]) -> None:
+        self.contents, self.formats, self.summary, self.importance = Contents(source), formats, Summary(), importance
         self.spec, self.file = source.spec, source.gguf
         if any(weight.format is not None for _, weight, _ in stored_weights(self.spec)):
             fix = "convert the file or folder that it was loaded from"
             raise InputError(
                 "packed weights of our own form are not written", field="MODEL", value=source.name, fix=fix
             )
-        family = gguf_family(source.family, self.spec)
-        # maps of latent attention are written one by one, as newer files have them
-        stored = [name for name in (self.file.tensors if self.file else ()) if not name.endswith("attn_kv_b.weight")]
-        self.entries = {entry.names[0]: entry for entry in gguf_table(family, self.spec, stored).entries}
+        self.entries = file_entries(source)
         self._owners = {path: (weight, owner) for path, weight, owner in stored_weights(self.spec)}
         # logits are products with the head's matrix, in a tied model with the token table
         self._head = next((path for path in ("head.weight", "embedding.weight") if path in self._owners), None)
@@ -112,7 +128,7 @@ class _Job:
         self._read = Regrouped(self.contents)
         self.planned = self._plan()
         shapes = {tensor.name: tensor.shape for tensor in self.planned}
-        self.header = gguf_header(family, self.spec, source.reading.carried, shapes)
+        self.header = gguf_header(gguf_family(source.family, self.spec), self.spec, source.reading.carried, shapes)
         self.planned += [Planned(name=n, type="F32", shape=(len(v),)) for n, v in self.header.values.items()]
         self._place_as_stored()
         self.metadata = self._metadata(source)
@@ -189,7 +205,7 @@ class _Job:
 
     def data(self, tensor: Planned) -> Iterator[memoryview]:
         """Yields the bytes of a tensor."""
-        same, off = self._same(tensor), _Off()
+        same, off = self._same(tensor), _Off(self._weighs(tensor))
         if same is not None and self.file is not None:
             yield from _raw(self.file, same)
         elif tensor.name in self.header.values:
@@ -204,26 +220,51 @@ class _Job:
                 yield from _pieces(made, tensor, off)
         if tensor.name in self.entries:
             paths = tuple(self.entries[tensor.name].paths)
-            row = Row(paths=paths, type=tensor.type, nbytes=tensor.nbytes, error=off.error)
-            self.summary.rows.append(row)
+            said = {"error": off.error, "output_error": off.output_error}
+            self.summary.rows.append(Row(paths=paths, type=tensor.type, nbytes=tensor.nbytes, **said))
+
+    def _weighs(self, tensor: Planned) -> Tensor | None:
+        """Returns the importance of a tensor's columns, (I), of a stack (E, I); None where it is not known.
+
+        Maps that lie in one tensor read the same input.
+        """
+        entry = self.entries.get(tensor.name)
+        some = [self.importance[path] for path in entry.paths if path in self.importance] if entry else []
+        if entry is None or len(some) < len(entry.paths) or by_rows(entry.layout, {}) is None:
+            return None
+        mean = sum(some[1:], some[0]) / len(some)
+        stacked = mean.ndim == 2
+        wanted = (tensor.shape[0], tensor.shape[-1]) if stacked and len(tensor.shape) > 2 else tensor.shape[-1:]
+        return mean if tuple(mean.shape) == wanted else None
 
 
-@dataclass
 class _Off:
-    """How far written numbers are from those that they were: sums of squares."""
+    """How far written numbers are from those that they were: sums of squares, also weighed by `importance`."""
 
-    of_error: float = 0.0
-    of_all: float = 0.0
+    def __init__(self, importance: Tensor | None) -> None:
+        self.importance = importance
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # of errors and of all, then both weighed
 
-    def add(self, was: Tensor, now: Tensor) -> None:
+    def add(self, was: Tensor, now: Tensor, weighs: Tensor | None) -> None:
         """Adds some rows."""
-        self.of_error += float((now - was).double().square().sum())
-        self.of_all += float(was.double().square().sum())
+        squares = ((now - was).double().square(), was.double().square())
+        self._sums[:2] = (a + float(b.sum()) for a, b in zip(self._sums[:2], squares, strict=True))
+        if weighs is not None:
+            self._sums[2:] = (a + float((b * weighs).sum()) for a, b in zip(self._sums[2:], squares, strict=True))
 
     @property
     def error(self) -> float:
         """|now - was| / |was|; 0 where nothing was or changed."""
-        return (self.of_error / self.of_all) ** 0.5 if self.of_all else 0.0
+        return _root(*self._sums[:2])
+
+    @property
+    def output_error(self) -> float | None:
+        """The same of outputs; None without importance."""
+        return None if self.importance is None else _root(*self._sums[2:])
+
+
+def _root(part: float, whole: float) -> float:
+    return math.sqrt(part / whole) if whole else 0.0
 
 
 def _pieces(made: Tensor, tensor: Planned, off: _Off) -> Iterator[memoryview]:
@@ -234,16 +275,27 @@ def _pieces(made: Tensor, tensor: Planned, off: _Off) -> Iterator[memoryview]:
     from asbuilt.kernels.quantise import quantise
 
     assert tuple(made.shape) == tensor.shape, f"{tensor.name}: {tuple(made.shape)} is not {tensor.shape}"
-    rows = made.reshape(-1, made.shape[-1])
+    rows, format, start = made.reshape(-1, made.shape[-1]), tensor.type.lower(), 0
     plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(tensor.type)
     if plain is not None:
         require_range(made, plain, tensor.name)
-    for part in rows.split(max(1, CHUNK // made.shape[-1])):
-        format, part = tensor.type.lower(), part.to("cpu")
-        stored = part.to(plain) if plain is not None else quantise(part, format, tensor.name)
+    for piece in rows.split(max(1, CHUNK // made.shape[-1])):
+        part, weighs = piece.to("cpu"), _of_rows(off.importance, made, start, len(piece))
+        stored = part.to(plain) if plain is not None else quantise(part, format, tensor.name, weighs)
         if stored.dtype != part.dtype:
-            off.add(part.float(), stored.float() if plain is not None else expand(stored, format, torch.float32))
+            now = stored.float() if plain is not None else expand(stored, format, torch.float32)
+            off.add(part.float(), now, weighs)
+        start += len(piece)
         yield stored.contiguous().view(torch.uint8).numpy().data.cast("B")
+
+
+def _of_rows(importance: Tensor | None, made: Tensor, start: int, n: int) -> Tensor | None:
+    """Returns the importance of the columns, (I), or of a stack's rows from `start` on, (n, I)."""
+    import torch
+
+    if importance is None or importance.ndim == 1:
+        return importance
+    return importance[torch.arange(start, start + n) // (made[0].numel() // made.shape[-1])]
 
 
 def _raw(file: GGUFFile, tensor: GGUFTensor) -> Iterator[memoryview]:
