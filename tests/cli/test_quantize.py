@@ -96,6 +96,22 @@ def test_errors_are_weighed_by_a_text(run: Run, checkpoint: Path, tmp_path: Path
     assert not torch.equal(weights["q"][path], weights["plain"][path])
 
 
+def test_folders_of_other_formats(run: Run, checkpoint: Path, tmp_path: Path, text: Path) -> None:
+    words = ("--format", "int8", "--by", "blocks.0.*=keep", "--text", text, "--tokens", 60, "--json")
+    result = run("quantize", checkpoint, tmp_path / "out", *words)
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert said["types"] == {"int8": 7}
+    assert sum(one["after"] for one in said["kinds"].values()) == stored_bytes(tmp_path / "out")
+    ids = open_model(checkpoint).tokenizer().encode(TEXT)[:60]  # type: ignore[union-attr]
+    assert math.isclose(
+        said["loss"]["after"], nats_per_token(load(tmp_path / "out", dtype="float32"), ids), rel_tol=1e-6
+    )
+    assert run("generate", tmp_path / "out", "once upon", "--max-new-tokens", 3, "--json").exit_code == 0
+    billed = json.loads(run("describe", tmp_path / "out", "--json").stdout)
+    assert billed["stored_bytes"] == stored_bytes(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("out", "words", "said"),
     [
@@ -103,7 +119,9 @@ def test_errors_are_weighed_by_a_text(run: Run, checkpoint: Path, tmp_path: Path
         ("q.gguf", ("--format", "q8_0", "--imatrix", "none.gguf"), "none.gguf"),
         ("q.gguf", ("--format", "q8_0", "--calibration", "none.txt"), "text: .*cannot be read"),
         ("q.gguf", ("--format", "q8_0", "--calibration", "x", "--imatrix", "y"), "--imatrix: goes without"),
-        ("out", ("--format", "q8_0"), r"OUT: is no name of a GGUF file.*let it end in \.gguf"),
+        ("out", ("--format", "q8_0"), r"--format: is not written to a folder.*q8_0"),
+        ("out", ("--format", "int8", "--by", "head=q8_0"), "by: must be GLOB=keep.*GGUF"),
+        ("out", ("--format", "mxfp4", "--by", "x=keep"), "by: no weight has such a path"),
         ("q.gguf", ("--format", "int4"), "--format: cannot be written.*int4.*q4_k"),
         ("q.gguf", ("--format", "q8_0", "--by", "nothing"), "by: must be GLOB=FORMAT.*nothing"),
         ("q.gguf", ("--format", "q8_0", "--by", "head=q9"), "by: cannot be written.*q9"),

@@ -205,7 +205,7 @@ class _Job:
 
     def data(self, tensor: Planned) -> Iterator[memoryview]:
         """Yields the bytes of a tensor."""
-        same, off = self._same(tensor), _Off(self._weighs(tensor))
+        same, off = self._same(tensor), Off(self._weighs(tensor))
         if same is not None and self.file is not None:
             yield from _raw(self.file, same)
         elif tensor.name in self.header.values:
@@ -238,7 +238,7 @@ class _Job:
         return mean if tuple(mean.shape) == wanted else None
 
 
-class _Off:
+class Off:
     """How far written numbers are from those that they were: sums of squares, also weighed by `importance`."""
 
     def __init__(self, importance: Tensor | None) -> None:
@@ -267,7 +267,7 @@ def _root(part: float, whole: float) -> float:
     return math.sqrt(part / whole) if whole else 0.0
 
 
-def _pieces(made: Tensor, tensor: Planned, off: _Off) -> Iterator[memoryview]:
+def _pieces(made: Tensor, tensor: Planned, off: Off) -> Iterator[memoryview]:
     """Yields the bytes of a tensor in its type, some rows at a time, and adds up how far off they are."""
     import torch
 

@@ -84,10 +84,7 @@ class Wanted:
         paths = [path for path, _, _ in stored_weights(spec)]
         self._ruled: dict[str, str] = {}
         for glob, format in asked.rules:
-            found = [path for path in paths if _matches(path, glob)]
-            if not found:
-                raise InputError("no weight has such a path", field="by", value=glob, fix=near(glob, paths))
-            self._ruled |= dict.fromkeys(found, format_named(format, "by"))
+            self._ruled |= dict.fromkeys(matching(glob, paths), format_named(format, "by"))
         common = None if asked.common is None else format_named(asked.common, mixtures=True)
         self.mixture = common if common in WRITTEN else None
         self._of: dict[str, str | None] = dict.fromkeys(paths, common)
@@ -115,6 +112,11 @@ def _joined(entry: Entry) -> bool:
     return names >= {"q", "k", "v"}
 
 
-def _matches(path: str, glob: str) -> bool:
-    """Returns whether a weight's path, or the part's that holds it, matches."""
-    return fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path.removesuffix(".weight"), glob)
+def matching(glob: str, paths: Sequence[str]) -> list[str]:
+    """Returns the paths of weights that match, or of which the part that holds them does; InputError if none does."""
+    found = [
+        path for path in paths if any(fnmatch.fnmatchcase(one, glob) for one in (path, path.removesuffix(".weight")))
+    ]
+    if not found:
+        raise InputError("no weight has such a path", field="by", value=glob, fix=near(glob, paths))
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +28,16 @@ NUMBER = re.compile(r"\.\d+\.")
 @click.command()
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--format", "format_", required=True, help="q8_0, q6_k, q4_k, q4_0, mxfp4, fp16 ..., or q4_k_m ...")
+@click.option(
+    "--format", "format_", required=True, help="q8_0, q4_k, q4_0, q4_k_m ... of a .gguf; fp8, int8, int4, nvfp4, mxfp4."
+)
 @click.option("--by", metavar="GLOB=FORMAT", multiple=True, help="Another format for weights whose path matches.")
 @click.option("--text", type=click.Path(path_type=Path), help="Print the loss on this text before and after.")
 @click.option("--calibration", type=click.Path(path_type=Path), help="Weigh errors by what maps read of this text.")
 @click.option("--imatrix", type=click.Path(path_type=Path), help="Weigh errors by llama.cpp's importance matrix.")
 @click.option("--save-imatrix", type=click.Path(path_type=Path), help="Write what --calibration found as such a file.")
 @click.option("--tokens", type=Tokens(least=2), default=8192, show_default=True, help="At most so many of each text.")
-@click.option("--max-shard-size", help="Split larger files, as llama.cpp names them: 4GB. By default one file.")
+@click.option("--max-shard-size", help="Split larger files: 4GB. By default one .gguf, or 5 GB each.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def quantize(
@@ -51,27 +54,25 @@ def quantize(
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Round the weights of MODEL to nearest in blocks and write the GGUF file OUT.
+    """Round the weights of MODEL and write OUT: a GGUF file of blocks if it ends in .gguf, else a checkpoint folder.
 
-    Vectors, norms, biases and routers stay in fp32, the head (or the token table of a tied model) in q6_k; rows that
-    do not divide into blocks take the next format that holds them. --format q4_k_m and llama.cpp's other file types
-    (q2_k_s q3_k_s q3_k_m q3_k_l q4_k_s q5_k_s q5_k_m ...) are the mixtures of formats that `describe --dtype` bills.
-    --by 'blocks.*.ffn.*=q6_k' overrules the format of the weights whose paths match (those of `asbuilt describe`); the
-    last rule that matches counts.
+    In a GGUF file vectors, norms, biases and routers stay in fp32, the head (or the token table of a tied model) in
+    q6_k; rows that do not divide into blocks take the next format that holds them. --format q4_k_m and llama.cpp's
+    other file types (q2_k_s q3_k_s q3_k_m q3_k_l q4_k_s q5_k_s q5_k_m ...) are the mixtures of formats that `describe
+    --dtype` bills. --by 'blocks.*.ffn.*=q6_k' overrules the format of the weights whose paths match (those of `asbuilt
+    describe`); the last rule that matches counts.
+
+    In a folder the matrices of linear maps are in fp8 (a scale for 128 x 128 numbers, or the square of 64 or 32 that
+    divides all), int8 (one per row), int4 (one per group of a row), nvfp4 or mxfp4, as transformers and engines read
+    them; --by 'blocks.0.*=keep' leaves weights as they are.
 
     --calibration weighs the errors of each weight by the mean square of the input that it is multiplied by while the
     model reads the first three quarters of a text; the loss before and after is of the last quarter, unless there is a
     --text.
     """
-    from asbuilt.catalog.quantities import parse_bytes
-    from asbuilt.checkpoint.gguf_write import is_gguf, write_gguf
-    from asbuilt.checkpoint.wanted import Formats, format_named
     from asbuilt.errors import InputError
 
-    if not is_gguf(out):
-        raise InputError("is no name of a GGUF file", field="OUT", value=str(out), fix="let it end in .gguf")
-    formats = Formats(common=format_named(format_, "--format", mixtures=True), rules=tuple(_rule(said) for said in by))
-    limit = float("inf") if max_shard_size is None else parse_bytes(max_shard_size, "--max-shard-size")
+    write = _writer(out, format_, by, max_shard_size)
     if calibration is not None and imatrix is not None:
         raise InputError("goes without --calibration", field="--imatrix", value=str(imatrix))
     if save_imatrix is not None and calibration is None:
@@ -82,11 +83,11 @@ def quantize(
     before = None if ids is None else _loss(source, ids)
     weighs = _importance(source, read, imatrix, save_imatrix)
     began = time.perf_counter()
-    summary = write_gguf(source, out, formats, limit, Bar(), warn, weighs)
+    summary = write(source, weighs)
     document = _document(source.name, summary, time.perf_counter() - began)
     document["calibration"] = None if read is None else {"tokens": len(read), "weights": len(weighs)}
     if ids is not None and before is not None:
-        after = _loss(opened(str(summary.files[0]), ()), ids)
+        after = _loss(opened(str(out if out.is_dir() else summary.files[0]), ()), ids)
         document["loss"] = {"tokens": len(ids), "before": before, "after": after}
     if as_json:
         print_json(document)
@@ -94,14 +95,46 @@ def quantize(
         _print(document)
 
 
+def _writer(
+    out: Path, format: str, by: tuple[str, ...], max_shard_size: str | None
+) -> Callable[[Source, dict[str, Tensor]], Summary]:
+    """Returns what writes a model, given the importance of its maps' inputs; checks the options first."""
+    from asbuilt.catalog.quantities import parse_bytes
+    from asbuilt.checkpoint import pack
+    from asbuilt.checkpoint.gguf_write import is_gguf, write_gguf
+    from asbuilt.checkpoint.save import MAX_SHARD_BYTES
+    from asbuilt.checkpoint.wanted import Formats, format_named
+
+    limit = None if max_shard_size is None else parse_bytes(max_shard_size, "--max-shard-size")
+    if is_gguf(out):
+        rules = tuple((glob, format_named(said, "by")) for glob, said in map(_rule, by))
+        formats = Formats(common=format_named(format, "--format", mixtures=True), rules=rules)
+        most = float("inf") if limit is None else limit
+        return lambda source, weighs: write_gguf(source, out, formats, most, Bar(), warn, weighs)
+    common, kept = pack.folder_format(format, "--format"), [_kept(one) for one in by]
+    most = MAX_SHARD_BYTES if limit is None else limit
+    return lambda source, weighs: pack.write_packed(
+        source, out, common, kept=kept, importance=weighs, max_shard_bytes=most, progress=Bar()
+    )
+
+
 def _rule(said: str) -> tuple[str, str]:
-    from asbuilt.checkpoint.wanted import format_named
     from asbuilt.errors import InputError
 
     glob, equals, format = said.rpartition("=")
     if not equals or not glob:
         raise InputError(field="by", value=said, allowed="GLOB=FORMAT: blocks.0.*=q8_0")
-    return glob, format_named(format, "by")
+    return glob, format
+
+
+def _kept(said: str) -> str:
+    from asbuilt.errors import InputError
+
+    glob, format = _rule(said)
+    if format != "keep":
+        allowed = "GLOB=keep, as the matrices of a folder are in one format"
+        raise InputError(field="by", value=said, allowed=allowed, fix="write a GGUF file, whose formats may differ")
+    return glob
 
 
 def _tokens(source: Source, path: Path, most: int) -> list[int]:

@@ -150,7 +150,7 @@ def _around_zero(x: Tensor, half: int, weight: Tensor | None = None) -> tuple[Te
     With weights the step is searched.
     """
     if weight is not None:
-        step = _signed_step(x[:, None], half, weight[:, None]).half().float()
+        step = signed_steps(x[:, None], half, weight[:, None]).half().float()
         return step, (_rounded(x, _inverse(step), -half, half - 1) + half).to(torch.uint8)
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     step = largest / -half
@@ -260,7 +260,7 @@ def _step_and_least(
     return step, below
 
 
-def _signed_step(x: Tensor, half: int, weight: Tensor | None = None) -> Tensor:
+def signed_steps(x: Tensor, half: int, weight: Tensor | None = None) -> Tensor:
     """Returns the step of groups (n, g, w), so that x is about step * code with codes -half to half - 1."""
 
     def total(values: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ def _neighbours(
 def _with_sign(x: Tensor, half: int, half_scale: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns d, the sixteen groups' scales as floats, and the codes plus `half` (n, size)."""
     grouped, (weight, whole) = x.unflatten(-1, (16, -1)), _by_group(weight, 16)
-    d, scales = _signed_shared(_signed_step(grouped, half, weight), half_scale, whole)
+    d, scales = _signed_shared(signed_steps(grouped, half, weight), half_scale, whole)
     codes = _rounded(grouped, _inverse(d * scales)[..., None], -half, half - 1)
     return d, scales, (codes + half).to(torch.uint8).flatten(1)
 
