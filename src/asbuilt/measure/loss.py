@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
@@ -22,14 +23,19 @@ def nats_per_token(model: Model, ids: Sequence[int], first: int | None = None, w
     """
     if len(ids) < 2:
         raise InputError("too short for a loss", field="text", value=len(ids), allowed="at least 2 tokens")
-    begin = [] if first is None else [first]
-    size = window - len(begin)
     total, counted = 0.0, 0
-    for start in range(0, len(ids), size):
-        tokens = torch.tensor([begin + list(ids[start : start + size])])
-        if tokens.shape[1] < 2:
-            continue  # a last window of one token, of which nothing is predicted
+    for tokens in windows(ids, first, window):
         logits = model(tokens)[0, :-1].float()
         total += float(F.cross_entropy(logits, tokens[0, 1:], reduction="sum"))
         counted += tokens.shape[1] - 1
     return total / counted
+
+
+def windows(ids: Sequence[int], first: int | None = None, window: int = WINDOW) -> Iterator[Tensor]:
+    """Yields the tokens (1, T) of each window, without a last one of a single token, of which nothing is predicted."""
+    begin = [] if first is None else [first]
+    size = window - len(begin)
+    for start in range(0, len(ids), size):
+        tokens = torch.tensor([begin + list(ids[start : start + size])])
+        if tokens.shape[1] > 1:
+            yield tokens
