@@ -101,7 +101,7 @@ GGUF_READABLE = (
 _NAMED = ("fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4")
 # Bytes per number of each format that a user may name for weights or a cache.
 PLAIN = {f.name: Fraction(f.bits, 8) for f in FORMATS if f.name in _NAMED}
-# Bytes of the scales beside each vector of a token and head, of the cache formats that store them: NAME:head holds codes
+# Bytes of the scales beside each vector of a token and head, of the cache formats that store them: NAME:head has codes
 # in NAME. A scale is bfloat16; 4 bits have a minimum too.
 CACHE_SCALES = {"int8:head": 2, "fp8:head": 2, "int4:head": 4}
 # The block formats that model files are published in, by name: (numbers, bytes) of a block. Q8_K is never stored.

@@ -351,8 +351,8 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str, state: str | 
 
     A weight is read once for each part that uses it, regardless of the number of sequences, and only the experts that
     are expected to be used; of a table only the looked-up rows, unless a tied head multiplies it. Cached keys and
-    values are read once per sequence and new ones are written. `dtype` is as in `weight_bytes`, `kv_dtype` and `state` as
-    in `cache_format`.
+    values are read once per sequence and new ones are written. `dtype` is as in `weight_bytes`; `kv_dtype` and `state`
+    are as in `cache_format`.
     """
     held, kv = find_held(spec, dtype) if isinstance(dtype, str) else dtype, cache_format(kv_dtype, state)
     multiplied = {p.weight_path for p in products(spec, run)}

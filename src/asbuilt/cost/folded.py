@@ -302,9 +302,7 @@ class Folded:
                 states += count * r.size
             elif r.dtype is None:
                 vectors[r.width] = vectors.get(r.width, 0) + count * (r.size // r.width)
-        return CacheNumbers(
-            cached=found[None], float32=found["float32"], vectors=tuple(vectors.items()), states=states
-        )
+        return CacheNumbers(cached=found[None], float32=found["float32"], vectors=tuple(vectors.items()), states=states)
 
     def step(self, run: Pass, kv_bytes: Number | CacheFormat) -> dict[Kind, RunCost]:
         """Returns the traffic and FLOPs of one pass, by kind of part; `kv_bytes` are those of one cached number.

@@ -38,7 +38,8 @@ def attend(
     that is added is added before the cap. Keys and values in codes are read in blocks, by a kernel of their own.
     """
     if isinstance(k, Coded) or isinstance(v, Coded):
-        assert isinstance(k, Coded) and isinstance(v, Coded), "keys and values are both in codes, or neither"
+        assert isinstance(k, Coded), "keys and values are both in codes, or neither"
+        assert isinstance(v, Coded), "keys and values are both in codes, or neither"
         return attend_coded(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, sum_capped=sum_capped)
     if kernel == "reference" or softcap is not None or sinks is not None:
         return reference(q, k, v, mask, scale, softcap, sinks, sum_capped)

@@ -96,6 +96,9 @@ def _tile(
     B, H, T, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     q = q.to(wide)
+    if k.shape[2] <= keys and sinks is None and not isinstance(mask, str):  # as when decoding: one block, one softmax
+        scores = scoring.scores(q, k.block(0, k.shape[2], wide), mask)
+        return _mixed(scores.softmax(-1), v.block(0, k.shape[2], wide))
     top = torch.full((B, H, T, 1), torch.finfo(wide).min, dtype=wide, device=q.device)
     total = torch.zeros_like(top)
     if sinks is not None:

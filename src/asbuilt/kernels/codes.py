@@ -20,6 +20,8 @@ from asbuilt.errors import InputError, one_of
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = 448.0
 CASTS = ("fp64", "fp32", "bf16", "fp16", "fp8")
+# What is nearest to a format that other programs have, with scales for 32 numbers.
+NEAREST = {"q8_0": "int8:head", "q4_0": "int4:head", "q4_1": "int4:head"}
 NAMES = (*CASTS, *CACHE_SCALES)
 
 
@@ -115,7 +117,8 @@ def code(name: str, dtype: torch.dtype, field: str = "kv-dtype") -> Code | None:
     """Returns the format of this name, None if it is `dtype`, that of computing; raises InputError for any other."""
     key = short_name(name)
     if key not in NAMES:
-        fix = f"{key}:head, with a scale for each token and head" if f"{key}:head" in CACHE_SCALES else ""
+        near = NEAREST.get(key, f"{key}:head")
+        fix = f"{near} has a scale for each token and head" if near in CACHE_SCALES else ""
         raise InputError("not a format of our caches", field=field, value=name, allowed=one_of(NAMES), fix=fix)
     return None if key == short_name(dtype) else Code(key)
 

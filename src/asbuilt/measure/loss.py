@@ -21,7 +21,8 @@ def nats_per_token(
     """Returns the mean of -log p(next token) over a text in windows side by side.
 
     Each window begins anew, with the token `first` if it is given, and its own first token is not counted unless that
-    is. With `kv` each token attends to keys and values as a cache of that format holds them. Raises InputError for a text of fewer than two tokens.
+    is. With `kv` each token attends to keys and values as a cache of that format holds them. Raises InputError for a
+    text of fewer than two tokens.
     """
     if len(ids) < 2:
         raise InputError("too short for a loss", field="text", value=len(ids), allowed="at least 2 tokens")

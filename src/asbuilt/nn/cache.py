@@ -10,7 +10,7 @@ activations), so that the cache can be recomputed when the frequencies change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -274,7 +274,7 @@ class Mark:
     saved: dict[str, list[Tensor]]
 
 
-# Arguments: what is remembered, rows, capacity, compute dtype, device; and the format of a CodedCache, if not that dtype.
+# Arguments: what is remembered, rows, capacity, compute dtype, device; and a CodedCache's format, if not that dtype.
 Makes = Callable[..., LayerCache]
 # Caches of parts with their own cache class, by type of part.
 CACHES: dict[type[Part], Makes] = {}
@@ -287,6 +287,35 @@ def usual_cache(remembered: tuple[Remembered, ...]) -> Makes:
     if remembered[0].per == "sequence":
         return StateCache
     return KVCache if remembered[0].window is None else RingCache
+
+
+def _made(path: str, kind: type[Part], remembered: tuple[Remembered, ...], held: Code | None) -> Makes:
+    """Returns what makes a layer's cache, with keys and values in codes if these are given."""
+    made = CACHES.get(kind, usual_cache(remembered))
+    if held is None or made is StateCache:
+        return made
+    if not (isinstance(made, type) and issubclass(made, CodedCache)):
+        raise InputError(
+            f"{kind.__name__} at {path} holds its cache in the compute dtype alone",
+            field="kv-dtype",
+            value=held.name,
+            fix="leave --kv-dtype out",
+        )
+    return partial(made, code=held)
+
+
+def _remembering(spec: Part, path: str = "") -> Iterator[tuple[str, type[Part], tuple[Remembered, ...]]]:
+    """Yields path, type and what it remembers, of every part that does."""
+    for at, part in walk(spec, path):
+        if remembered := part.remembers():
+            yield at, type(part), remembered
+
+
+def require_cache(spec: Part, kv: str, dtype: torch.dtype) -> None:
+    """Raises InputError for an unknown format, or a layer that cannot hold its cache in it."""
+    held = code(kv, dtype)
+    for path, kind, remembered in _remembering(spec):
+        _made(path, kind, remembered, held)
 
 
 class Cache:
@@ -320,17 +349,16 @@ class Cache:
         self.source_tokens = 0
         self.source_valid_BS: Tensor | None = None
         device = torch.device(device)
-        remembering = [(path, type(part), part.remembers()) for path, part in walk(spec, path) if part.remembers()]
         held = None if kv is None else code(kv, dtype)
         self.layers = {
-            path: self._made(path, kind, remembered, held)(
+            path: _made(path, kind, remembered, held)(
                 remembered,
                 batch,
                 (remembered[0].n_source or self.source_capacity) if remembered[0].of == "source" else capacity,
                 dtype,
                 device,
             )
-            for path, kind, remembered in remembering
+            for path, kind, remembered in _remembering(spec, path)
         }
         self.rotaries = rotaries_by_length(spec)
         # per row: the length that determined its keys' angles, 0 initially; its token ids, types and images
@@ -338,18 +366,6 @@ class Cache:
         self._text_BN = torch.zeros(batch, capacity if self.rotaries else 0, dtype=torch.long, device=device)
         self._types_BN: Tensor | None = None
         self._images: list[list[Tensor]] = [[] for _ in range(batch)]
-
-    @staticmethod
-    def _made(path: str, kind: type[Part], remembered: tuple[Remembered, ...], held: Code | None) -> Makes:
-        """Returns what makes a layer's cache, with keys and values in codes if these are given."""
-        made = CACHES.get(kind, usual_cache(remembered))
-        if held is None or made is StateCache:
-            return made
-        if not (isinstance(made, type) and issubclass(made, CodedCache)):
-            raise InputError(
-                f"{kind.__name__} at {path} keeps its cache in the compute dtype alone", field="kv-dtype", value=held.name
-            )
-        return partial(made, code=held)
 
     @property
     def nbytes(self) -> int:
