@@ -53,10 +53,10 @@ def generate(
     of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
     `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. `kv_dtype` is the format of the cache,
     as `Cache` takes it; None means the compute dtype, which a draft's own caches always have. Rows that share one
-    `sampling` share its seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in one pass: greedy text
-    is the same, except where the two largest logits are so near that passes of one and of several tokens round them
-    differently; sampled text is distributed alike. Raises InputError for invalid input before anything runs, and at the
-    step at which logits are not finite.
+    `sampling` share its seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in
+    one pass: greedy text is the same, except where the two largest logits are so near that passes of one and of several
+    tokens round them differently; sampled text is distributed alike. Raises InputError for invalid input before
+    anything runs, and at the step at which logits are not finite.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:

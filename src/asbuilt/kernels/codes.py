@@ -91,7 +91,8 @@ class Code:
             codes = stored.view(torch.int8 if self.name == "int8:head" else FP8).to(dtype)
         if not self.scales:
             return Block(codes, None, None)
-        scales = rows[..., : self.scales].contiguous().view(torch.bfloat16).to(dtype)
+        scales = rows[..., : self.scales].clone(memory_format=torch.contiguous_format)  # in places that are even
+        scales = scales.view(torch.bfloat16).to(dtype)
         return Block(codes, scales[..., :1], scales[..., 1:] if scales.shape[-1] > 1 else None)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.kernels.codes import Code, Coded, code, expanded
+from asbuilt.nn.registry import registered
 from asbuilt.nn.step import Step
 from asbuilt.spec.part import Part, Remembered, walk
 from asbuilt.spec.positions import rotaries_by_length
@@ -291,6 +292,7 @@ def usual_cache(remembered: tuple[Remembered, ...]) -> Makes:
 
 def _made(path: str, kind: type[Part], remembered: tuple[Remembered, ...], held: Code | None) -> Makes:
     """Returns what makes a layer's cache, with keys and values in codes if these are given."""
+    registered(kind)  # imports its module, which may have a cache class of its own
     made = CACHES.get(kind, usual_cache(remembered))
     if held is None or made is StateCache:
         return made
