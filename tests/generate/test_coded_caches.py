@@ -13,12 +13,13 @@ from codes_by_hand import CODES, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
-from strategies import SEEDS, models, random_tokens, randomised, specs, texts
+from strategies import SEEDS, models, random_tokens, randomised, specs, texts, translators
 from test_draft import Scripted, stack
 from torch import Tensor
 
 import asbuilt.kernels.coded_attention as kernel
 import asbuilt.nn.attention
+import asbuilt.nn.cross
 import asbuilt.nn.latent
 from asbuilt import cost
 from asbuilt.cost.folded import Folded, tree
@@ -28,7 +29,8 @@ from asbuilt.kernels.attention import reference
 from asbuilt.kernels.codes import Coded
 from asbuilt.nn.cache import Cache, CodedCache
 from asbuilt.nn.model import Model
-from asbuilt.spec import Attention, BlockIndexer, Indexer, Pass, decoder, walk
+from asbuilt.nn.step import Step
+from asbuilt.spec import Attention, BlockIndexer, CrossAttention, Indexer, Pass, decoder, walk
 from asbuilt.spec.compressed import CompressedAttention, Compressor
 from asbuilt.spec.latent import LatentAttention
 from asbuilt.spec.relative import Disentangled
@@ -166,6 +168,49 @@ def test_attention_is_to_the_keys_and_values_as_quantised_by_hand(model: Model, 
         patch.setattr(asbuilt.nn.latent.LatentAttention, "project", projected)
         want = model(tokens)
     same(got, want, 1e-8)
+
+
+@given(st.builds(randomised, translators(), SEEDS), FORMATS, st.integers(1, 9), st.integers(1, 9), SEEDS)
+@torch.no_grad()
+def test_a_decoder_reads_its_source_from_codes(model: Model, kv: str, source: int, count: int, seed: int) -> None:
+    """Token by token as at once: the pass that reads the source attends to its codes too."""
+    tokens = random_tokens(model.spec.n_vocab, 2, source + count, seed=seed)
+    read, written = tokens[:, :source], tokens[:, source:]
+
+    def pieces(sizes: list[int]) -> Tensor:
+        cache = Cache(model.spec, batch=2, capacity=count, source=source + 2, dtype=torch.float64, kv=kv)
+        reach = (count,) * 2
+        return torch.cat(
+            [
+                model(piece, source_BS=None if i else read, cache=cache, reach=reach)
+                for i, piece in enumerate(written.split(sizes, 1))
+            ],
+            1,
+        )
+
+    with small_blocks():
+        got = pieces([1] * count)
+    same(got, pieces([count]))
+
+
+def test_cross_attention_by_hand() -> None:
+    """Alone: what it gives for keys and values that NumPy rounds, in the pass that reads the source and in the next."""
+    part = CrossAttention(d_model=8, n_heads=2, d_head=4, d_source=6)
+    torch.manual_seed(0)
+    layer = asbuilt.nn.cross.CrossAttention(part, "cross").double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x, source = torch.randn(2, 3, 8).double(), torch.randn(2, 5, 6).double()
+    for kv in CODES:
+        cache = Cache(part, batch=2, capacity=7, dtype=torch.float64, path="cross", kv=kv)
+        first, then = (Step((2, 3), x.device, cache=cache) for _ in "12")
+        first.source_BSM, cache.source_tokens = source, 5
+        k, v = (y.view(2, 5, -1, 4).transpose(1, 2) for y in layer.kv(source))
+        k, v = (torch.from_numpy(by_hand(y.detach().numpy(), kv)) for y in (k, v))
+        q = layer.q(x).view(2, 3, 2, 4).transpose(1, 2)
+        want = layer.o(reference(q, k, v, None, 0.5).transpose(1, 2).reshape(2, 3, 8))
+        for step in (first, then):
+            same(layer(x, step), want, 1e-12)
 
 
 def test_a_cache_of_wide_numbers_changes_nothing_and_a_narrow_one_does() -> None:

@@ -322,7 +322,7 @@ def _cached(numbers: CacheNumbers, held: Fraction | int | CacheFormat) -> tuple[
             (f"vectors of {width}", count, f"bytes of a vector of {width}", held.vector_bytes(width))
             for width, count in numbers.vectors
         ]
-        terms += [("numbers of states", numbers.states, "bytes of a state's", own)] if numbers.states else []
+        terms += [("numbers of states", numbers.states, "bytes of one of a state", own)] if numbers.states else []
     else:
         terms = [("cached numbers", numbers.cached, "bytes", held)]
     if numbers.float32:
