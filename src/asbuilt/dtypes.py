@@ -104,6 +104,9 @@ GGUF_READABLE = (*GGUF_FLOATS, *GGUF_PACKABLE, *GGUF_EXPANDED)
 _NAMED = ("fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4")
 # Bytes per number of each format that a user may name for weights or a cache.
 PLAIN = {f.name: Fraction(f.bits, 8) for f in FORMATS if f.name in _NAMED}
+# Bytes of the scales beside each vector of a token and head, of the cache formats that store them: NAME:head has codes
+# in NAME. A scale is bfloat16; 4 bits have a minimum too.
+CACHE_SCALES = {"int8:head": 2, "fp8:head": 2, "int4:head": 4}
 # The block formats that model files are published in, by name: (numbers, bytes) of a block. Q8_K is never stored.
 BLOCKS = {kind.name.lower(): (kind.block, kind.nbytes) for kind in _GGUF_BLOCKS.values() if kind.name != "Q8_K"}
 # The dtypes a model can compute in (our name -> torch's), those a machine is calibrated for, and those for training.
