@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -20,7 +21,7 @@ from asbuilt.dtypes import BLOCKS
 from asbuilt.kernels import convolution, native, packed
 from asbuilt.kernels import rows as plain_rows
 from asbuilt.kernels.delta_rule import Tokens, by_tokens
-from asbuilt.nn import build, stored_tensors
+from asbuilt.nn import build, experts, stored_tensors
 from asbuilt.nn.build import interleave
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
@@ -29,9 +30,11 @@ from asbuilt.spec import (
     Branch,
     GatedDeltaNet,
     GatedMLP,
+    MixtureOfExperts,
     Part,
     RMSNorm,
     Rotary,
+    Router,
     ShortConvolution,
     weights,
 )
@@ -387,6 +390,40 @@ def as_near(ours: Tensor, theirs: Tensor, exact: Tensor) -> bool:
     """Whether ours differ at most twice as much from the exact logits as theirs do, by the medians of tokens."""
     near, far = ((one - exact).norm(dim=-1).median() for one in (ours, theirs))
     return bool(near <= 2 * far)
+
+
+@pytest.mark.parametrize(("d_ff", "stacks"), [(64, 3), (96, 3), (36, 0)])
+def test_stacks_of_experts_are_multiplied_packed(d_ff: int, stacks: int) -> None:
+    """Those whose matrices have a multiple of 8 rows, in each of 2 layers; beside expanded weights."""
+
+    def routed(_: str, part: Part) -> Part:
+        if not isinstance(part, GatedMLP):
+            return part
+        router = Router(d_model=64, n_experts=5, top_k=2, scoring="softmax", renormalise=True)
+        return MixtureOfExperts(d_model=64, d_ff=d_ff, n_experts=5, activation="silu", router=router, bias=True)
+
+    spec = transform(asbuilt.decoder(d_model=64, n_layers=2, n_heads=2, d_ff=64, n_vocab=77), routed)
+    paths = [path for path, one in maps_by_path(spec).items() if one.plain.d_in % 32 == 0]
+    plain = strategies.randomised(spec, 3, torch.float32)
+    made = build(packed_spec(spec, dict.fromkeys(paths, "q8_0")))
+    for path, weight, _ in weights(made.spec):
+        held, number = made.get_parameter(path), plain.get_parameter(path)
+        if weight.format is None:
+            held.copy_(number)
+        else:
+            raw = drawn("q8_0", math.prod(held.shape[:-1]), weight.shape[-1], SCALE["q8_0"]).view(held.shape)
+            held.copy_(raw)
+            number.copy_(packed.expand(raw, "q8_0", torch.float32))
+    stored = {path: tensor.clone() for path, tensor in stored_tensors(made).items()}
+    mixtures = [one for one in made.modules() if isinstance(one, experts.MixtureOfExperts)]
+    interleave(made)
+    found = [sum((format or "").endswith(native.INTERLEAVED) for format in one.formats.values()) for one in mixtures]
+    assert found == [stacks, stacks]
+    assert all(torch.equal(tensor, stored[path]) for path, tensor in stored_tensors(made).items())
+    ids = torch.randint(0, 77, (2, 40))
+    for step in (ids, ids[:, :1]):
+        ours, want = made(step), plain(step)
+        assert (ours - want).norm() / want.norm() < 1e-3
 
 
 def test_a_long_text_is_computed_in_slabs() -> None:

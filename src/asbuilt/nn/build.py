@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from asbuilt.dtypes import torch_name
 from asbuilt.kernels import native
 from asbuilt.nn.embedding import TokenEmbedding
+from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.head import Head
 from asbuilt.nn.language_model import LanguageModel
 from asbuilt.nn.linear import Linear
@@ -21,7 +23,7 @@ from asbuilt.nn.registry import module
 from asbuilt.spec import model
 from asbuilt.spec.part import Weight, buffers, stored_weights
 
-HOLDERS = (Linear, TokenEmbedding, Head)  # of matrices that can be interleaved
+HOLDERS = (Linear, TokenEmbedding, Head)  # of a matrix that can be packed
 
 
 def build(
@@ -69,40 +71,42 @@ def stored_tensors(built: Model) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = dict(built.named_parameters())
     tensors |= {path: built.get_buffer(path) for path, _, _ in buffers(built.spec)}
-    for path, one in interleaved(built):
-        tensors[f"{path}.weight"] = native.as_stored(tensors[f"{path}.weight"], one.format)
+    for path, _, format, _ in blocks_of(built):
+        if format.endswith(native.INTERLEAVED):
+            held = tensors[path]
+            tensors[path] = native.as_stored(held.flatten(0, -2), format).view(held.shape)
     return {path: tensors[path] for path, _, _ in stored_weights(built.spec)}
 
 
 def interleave(built: Model) -> int:
     """Interleaves packed matrices in place, as the native kernels read them, and returns how many.
 
-    None without the kernels (`asbuilt[native]`), or on another device than the CPU. Stacks of experts stay as they are.
-    Layers that one native call can compute are given to it, packed or not: modules replaced later need another call.
+    None without the kernels (`asbuilt[native]`), or on another device than the CPU. A stack of experts is one, if its
+    matrices have a multiple of 8 rows. Layers that one native call can compute are given to it, packed or not: modules
+    replaced later need another call.
     """
-    count = 0
-    for one in built.modules():
-        format = getattr(one, "format", None)
-        if not isinstance(one, HOLDERS) or not isinstance(one.weight, nn.Parameter) or format is None:
-            continue
-        usable = native.library() is not None and one.weight.device.type == "cpu"
-        if usable and not format.endswith(native.INTERLEAVED) and native.number(format) >= 0:
-            native.interleave(one.weight, format)
-            one.format = format + native.INTERLEAVED
+    count, usable = 0, native.library() is not None and built.device.type == "cpu"
+    for _, blocks, format, keep in list(blocks_of(built)) if usable else ():
+        divides = blocks.dim() == 2 or blocks.shape[1] % native.GROUP == 0
+        if divides and not format.endswith(native.INTERLEAVED) and native.number(format) >= 0:
+            native.interleave(blocks.flatten(0, -2), format)
+            keep(format + native.INTERLEAVED)
             count += 1
-    plain = (
-        type(built) is LanguageModel and built.streams is None and built.per_layer is None and built.relative is None
-    )
-    usable = plain and built.device.type == "cpu"
-    built.native = native_layers(built.blocks, built.spec.d_model) if usable else None
+    extras = (built.streams, built.per_layer, built.relative)
+    plain = usable and type(built) is LanguageModel and all(one is None for one in extras)
+    built.native = native_layers(built.blocks, built.spec.d_model) if plain else None
     return count
 
 
-def interleaved(built: Model) -> Iterator[tuple[str, Any]]:
-    """Yields the modules whose matrix is interleaved, by path."""
+def blocks_of(built: Model) -> Iterator[tuple[str, nn.Parameter, str, Callable[[str], None]]]:
+    """Yields the packed matrices and stacks: path, blocks, format as held, and what is called when that changes."""
     for path, one in built.named_modules():
-        if isinstance(one, HOLDERS) and (one.format or "").endswith(native.INTERLEAVED):
-            yield path, one
+        if isinstance(one, MixtureOfExperts):
+            for name, format in one.formats.items():
+                if format is not None:
+                    yield f"{path}.{name}", one.get_parameter(name), format, partial(one.formats.__setitem__, name)
+        elif isinstance(one, HOLDERS) and one.format is not None and isinstance(one.weight, nn.Parameter):
+            yield f"{path}.weight", one.weight, one.format, partial(setattr, one, "format")
 
 
 def built_parameters(built: Model) -> dict[str, nn.Parameter]:

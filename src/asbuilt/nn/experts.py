@@ -120,6 +120,7 @@ class MixtureOfExperts(PartModule):
     def __init__(self, part: experts.MixtureOfExperts, path: str) -> None:
         super().__init__(part, path)
         self.part, self.activation = part, ACTIVATIONS[part.activation]
+        self.formats = {name: stack.format for name, stack in part.stacks.items()}  # as held: interleaved or as stored
         # told each stack's name and inputs, sorted by expert, with so many rows each; a stack is no module to be hooked
         self.watch: Callable[[str, Tensor, list[int]], None] | None = None
         self.router = Router(part.router, f"{path}.router")
@@ -178,7 +179,7 @@ class MixtureOfExperts(PartModule):
                 self.watch(name, rows, counts)
             bias = getattr(self, f"{name}_bias") if self.part.bias else None
             one = self.part.stacks[name]
-            made = grouped_product(rows, getattr(self, name), counts, kernel, bias, one.format)
+            made = grouped_product(rows, getattr(self, name), counts, kernel, bias, self.formats[name])
             if not isinstance(one, Lora):
                 return made
             narrow = grouped_product(rows, getattr(self, f"{name}_lora_a"), counts, kernel)
