@@ -348,7 +348,8 @@ class Predictors(StreamDrafter):
         sure = max(start, len(text) - used)
         (stream_1TM,) = self.streams(start, stop)
         merge = self.target.streams
-        stream_1TM = self.target.normed(stream_1TM if merge is None else merge(stream_1TM))
+        stream_1TM = stream_1TM if merge is None else merge(stream_1TM)
+        stream_1TM = self.target.normed(stream_1TM) if self.predictors[0].normed else stream_1TM
         tokens: list[int] = list(text)
         drafts: list[Draft] = []
         marks: list[Mark] = []

@@ -1,10 +1,10 @@
-"""What causal convolutions save and need."""
+"""What convolutions over tokens save and need."""
 
 from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
-from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
+from asbuilt.spec.convolution import CausalConvolution, CentredConvolution, ShortConvolution
 from asbuilt.spec.part import Pass
 
 
@@ -34,3 +34,18 @@ class CausalConvolutionMemory(MappedMemory[CausalConvolution]):
         part = self.part
         padded = run.batch * (run.tokens + part.reach) * part.d_model
         return (2 * (padded + run.rows * part.d_model) + part.d_model**2 * part.kernel) * run.width
+
+
+@memory_of(CentredConvolution)
+class CentredConvolutionMemory(MappedMemory[CentredConvolution]):
+    """Memory of the library's convolution and an activation."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """The input and the sums, of which the activation is computed again."""
+        size = run.rows * self.part.d_model
+        return (Saved(name="input", size=size), Saved(name="sums", size=size))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """Inputs, sums and matrices, the former two twice: the library puts all of them in another order."""
+        part = self.part
+        return (4 * run.rows * part.d_model + part.d_model**2 * part.kernel) * run.width
