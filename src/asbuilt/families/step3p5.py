@@ -236,13 +236,14 @@ class _Predicted:
         """Reads the windows of those that are built into `predicted`."""
         count = reader.size(predictors.KEY, default=0, null=0, least=0, most=predictors.MOST)
         types, mlps = (reader.config.get(key) for key in (self.types, self.mlps))
-        for key, said, words in ((self.types, types, (FULL, SLIDING)), (self.mlps, mlps, ("dense", "sparse"))):
-            ok = isinstance(said, list) and len(said) == count and all(word in words for word in said)
-            reader.require(key, said is None or ok, f"{count} of {', '.join(words)}")
+        for key, said, kinds in ((self.types, types, (FULL, SLIDING)), (self.mlps, mlps, ("dense", "sparse"))):
+            ok = isinstance(said, list) and len(said) == count and all(word in kinds for word in said)
+            reader.require(key, said is None or ok, f"{count} of {', '.join(kinds)}")
         window = next((one for one in values["windows"] if one is not None), None)
+        words = types or []
         built = types is not None and all(word == "dense" for word in mlps or [])
-        built = built and (window is not None or SLIDING not in types)
-        values["predicted"] = tuple(window if word == SLIDING else None for word in types or ()) if built else ()
+        built = built and (window is not None or SLIDING not in words)
+        values["predicted"] = tuple(window if word == SLIDING else None for word in words) if built else ()
         for key in (predictors.KEY, self.types, self.mlps):
             if count and not built:
                 reader.note(key, self.reason, self.note)
