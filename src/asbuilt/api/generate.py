@@ -336,7 +336,7 @@ def begin(
         fix="use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk",
     )
     model = load(source, compute.dtype, packed=packed, adapter=adapter)
-    if packed and interleave(model):
+    if interleave(model):
         why = (
             f"packed weights are multiplied by the native kernels ({native.instructions()}), inputs rounded to 16 bits"
         )
