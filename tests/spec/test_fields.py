@@ -356,6 +356,7 @@ KEPT = {
     "closed",
     "convolved",
     "patches 0",
+    "taps' inputs",
     "patches 1",
     "d",
     "decay",

@@ -105,8 +105,10 @@ class CentredConvolution(PartModule):
     def forward(self, x_BTC: Tensor, step: Step) -> Tensor:
         """Returns (B, T, C)."""
         x_BTC = x_BTC if step.valid_BT is None else x_BTC * step.valid_BT[..., None]
-        y_BCT = F.conv1d(x_BTC.transpose(1, 2), self.taps, self.bias, padding=self.reach)
-        return convolution.activated(y_BCT.transpose(1, 2), self.activation)
+        near_BTK = F.pad(x_BTC, (0, 0, self.reach, self.reach)).unfold(1, 2 * self.reach + 1, 1).flatten(2)
+        y_BTC = F.linear(near_BTK, self.taps.flatten(1), self.bias)
+        del near_BTK
+        return convolution.activated(y_BTC, self.activation)
 
 
 def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,14 +38,16 @@ class CausalConvolutionMemory(MappedMemory[CausalConvolution]):
 
 @memory_of(CentredConvolution)
 class CentredConvolutionMemory(MappedMemory[CentredConvolution]):
-    """Memory of the library's convolution and an activation."""
+    """Memory of a product with each token's inputs side by side, and of an activation."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input and the sums, of which the activation is computed again."""
-        size = run.rows * self.part.d_model
-        return (Saved(name="input", size=size), Saved(name="sums", size=size))
+        """Those inputs and the sums, of which the activation is computed again."""
+        part, size = self.part, run.rows * self.part.d_model
+        return (Saved(name="taps' inputs", size=size * part.kernel), Saved(name="sums", size=size))
 
     def peak_bytes(self, run: Pass) -> int:
-        """Inputs, sums and matrices, the former two twice: the library puts all of them in another order."""
+        """Each token's inputs beside the input with its edges, or beside the sums; or those and what is activated."""
         part = self.part
-        return (4 * run.rows * part.d_model + part.d_model**2 * part.kernel) * run.width
+        padded = run.batch * (run.tokens + part.kernel - 1)
+        rows = max(run.rows * part.kernel + max(padded, run.rows), 2 * run.rows)
+        return rows * part.d_model * run.width
