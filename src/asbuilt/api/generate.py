@@ -16,6 +16,7 @@ from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
 from asbuilt.checkpoint.packed import PACKABLE
 from asbuilt.checkpoint.room import memory_errors, require_room
+from asbuilt.dtypes import short_name
 from asbuilt.errors import InputError
 from asbuilt.generate import compute as computing
 from asbuilt.generate import decode, text
@@ -25,6 +26,7 @@ from asbuilt.generate.seeing import with_placeholders
 from asbuilt.kernels import native
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.build import interleave
+from asbuilt.nn.cache import require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
@@ -67,6 +69,7 @@ def generate(
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
     timestamps: bool | None = None,
+    kv_dtype: object = None,
 ) -> str: ...
 
 
@@ -86,6 +89,7 @@ def generate(
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
     timestamps: bool | None = None,
+    kv_dtype: object = None,
 ) -> list[int]: ...
 
 
@@ -104,6 +108,7 @@ def generate(
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
     timestamps: bool | None = None,
+    kv_dtype: object = None,
 ) -> str | list[int]:
     """Returns a model's completion of a text or chat messages as text, or of token ids as token ids.
 
@@ -116,12 +121,14 @@ def generate(
     given `audio`, a file or a spectrogram, and writes on from the prompt, a text prompt after its start tokens, and
     with `timestamps` a line for each segment. With `draft`, `draft_tokens` tokens at a time are drafted and verified in
     one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a smaller model of
-    the same vocabulary or an EAGLE-3 folder. `asbuilt.complete` streams the text. Raises InputError before anything
-    runs.
+    the same vocabulary or an EAGLE-3 folder. `kv_dtype` is the format of the cache, None for that of computing: a float
+    such as bf16 or fp8, or int8:head, fp8:head, int4:head with scales for each token and head. `asbuilt.complete`
+    streams the text. Raises InputError before anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
     options |= {} if images is None else {"images": images}
+    options |= {} if kv_dtype is None else {"kv_dtype": short_name(kv_dtype)}
     drafts = asked(draft, draft_tokens)
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
@@ -322,10 +329,13 @@ def begin(
     contents = Contents(source, packed=packed, adapter=adapter)
     begun, chunk = start if reads else ids, options["prefill_chunk"]
     new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
+    kv = options.get("kv_dtype")
+    if kv is not None:
+        require_cache(source.spec, kv, asked or torch.float32)
 
     def needs(dtype: torch.dtype) -> int:
         source_tokens = len(ids) if reads else None
-        request = computing.request_bytes(contents.spec, len(begun), new, dtype, chunk, source_tokens)
+        request = computing.request_bytes(contents.spec, len(begun), new, dtype, chunk, source_tokens, kv)
         return contents.needs(dtype, request) + draft.needs(contents.spec, (len(begun), new), dtype, chunk)
 
     compute = computing.choose(contents.dtype(None), asked, len(ids), new, needs)
@@ -333,7 +343,7 @@ def begin(
         compute.needed,
         source.name,
         what="to be run",
-        fix="use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk",
+        fix="use a narrower --dtype or --kv-dtype, fewer --max-new-tokens or a --prefill-chunk",
     )
     model = load(source, compute.dtype, packed=packed, adapter=adapter)
     if interleave(model):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asbuilt.dtypes import GGML_TYPES, GGUF_FLOATS, GGUF_READABLE
+from asbuilt.dtypes import BLOCKS, GGUF_FLOATS, GGUF_READABLE
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import open_regular
 from asbuilt.formats.gguf import GGUFFile, GGUFTensor
@@ -15,26 +14,23 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
-# gguf.quants processes 16 rows at a time, which is slow for short rows. Blocks are independent of rows, so a tensor can
-# be reshaped: with 256 blocks per row, a 98 MB file with rows of 18 blocks dequantises in 0.7 s instead of 2.5 s.
-BLOCKS_PER_ROW = 256
-
 
 def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.Tensor:
     """Returns a tensor, or the given rows of its first dimension; only their bytes are read.
 
-    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32 (`gguf.quants`). Raises InputError for
+    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32. Raises InputError for
     an unknown name, an unsupported type, and a file that has changed since its header was read.
     """
     import torch
 
+    from asbuilt.kernels.codebooks import expand
+
     tensor = _find(file, name)
     shape, start, nbytes = _window(tensor, rows)
-    raw = _read_bytes(file.holder(tensor), start, nbytes)
+    raw = torch.from_numpy(_read_bytes(file.holder(tensor), start, nbytes))
     if tensor.type in GGUF_FLOATS:
-        dtype = getattr(torch, GGUF_FLOATS[tensor.type])
-        return torch.from_numpy(raw).view(dtype).reshape(shape)
-    return torch.from_numpy(_finite(_expand(raw, tensor.type), tensor, file)).reshape(shape)
+        return raw.view(getattr(torch, GGUF_FLOATS[tensor.type])).reshape(shape)
+    return _finite(expand(raw, tensor.type.lower()), tensor, file).reshape(shape)
 
 
 def read_blocks(file: GGUFFile, name: str) -> torch.Tensor:
@@ -44,12 +40,13 @@ def read_blocks(file: GGUFFile, name: str) -> torch.Tensor:
     """
     import torch
 
+    from asbuilt.kernels.codebooks import expand
     from asbuilt.kernels.packed import finite
 
     tensor = _find(file, name)
     raw = torch.from_numpy(_read_bytes(file.holder(tensor), tensor.offset, tensor.nbytes))
     if not finite(raw, tensor.type.lower()):
-        _finite(_expand(raw.numpy(), tensor.type), tensor, file)  # names the block
+        _finite(expand(raw, tensor.type.lower()), tensor, file)  # names the block
     return raw.view(*tensor.shape[:-1], -1)
 
 
@@ -96,28 +93,10 @@ def _read_bytes(path: Path, start: int, nbytes: int) -> numpy.ndarray:
     return raw
 
 
-def _expand(raw: numpy.ndarray, kind: str) -> numpy.ndarray:
-    """Returns the float32 elements of the blocks in `raw`, flat: long rows first, then the remaining blocks."""
-    import numpy as np
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    number = next(number for number, known in GGML_TYPES.items() if known.name == kind)
-    row_bytes = BLOCKS_PER_ROW * GGML_TYPES[number].nbytes
-    whole = len(raw) // row_bytes * row_bytes
-    parts = [raw[:whole].reshape(-1, row_bytes), raw[whole:].reshape(1, -1)]
-    expand: Callable[[numpy.ndarray], numpy.ndarray] = lambda part: dequantize(part, GGMLQuantizationType(number))  # noqa: E731
-    with np.errstate(all="ignore"):
-        return np.concatenate([expand(part).reshape(-1) for part in parts if part.size] or [np.empty(0, np.float32)])
-
-
-def _finite(values: numpy.ndarray, tensor: GGUFTensor, file: GGUFFile) -> numpy.ndarray:
+def _finite(values: torch.Tensor, tensor: GGUFTensor, file: GGUFFile) -> torch.Tensor:
     """Returns the values; raises InputError if a block's scale makes them infinite or NaN."""
-    import numpy as np
-
-    if not (ok := np.isfinite(values)).all():
-        per_block = next(kind.block for kind in GGML_TYPES.values() if kind.name == tensor.type)
-        block = int(ok.argmin()) // per_block
+    if not bool((ok := values.isfinite()).all()):
+        block = int(ok.int().argmin()) // BLOCKS[tensor.type.lower()][0]
         raise InputError(
             f"{tensor.name[:80]}: block {block} has a scale that is not finite",
             field=str(file.holder(tensor)),

@@ -50,6 +50,11 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     "on this machine and fits; fp32 for quantised weights.",
 )
 @click.option(
+    "--kv-dtype",
+    help="Format of the cache, by default that of computing: bf16, fp16, fp8 ..., or with scales for each token and "
+    "head int8:head, fp8:head, int4:head.",
+)
+@click.option(
     "--prefill-chunk", type=Tokens(), help="Process the prompt in chunks of this many tokens, to save memory."
 )
 @click.option(
@@ -94,6 +99,7 @@ def generate(
     seed: int,
     stop: tuple[str, ...],
     dtype: str | None,
+    kv_dtype: str | None,
     prefill_chunk: int | None,
     packed: bool | None,
     images: tuple[str, ...],
@@ -130,6 +136,7 @@ def generate(
     options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
     options |= {} if audio is None else {"audio": audio}
     options |= {"images": images} if images else {}
+    options |= {"kv_dtype": kv_dtype} if kv_dtype else {}
     from asbuilt.api.draft import asked as drafting
     from asbuilt.api.generate import begin
     from asbuilt.checkpoint.room import memory_errors
@@ -142,7 +149,7 @@ def generate(
     if compute.warning:
         warn(f"warning: {compute.warning}")
     with memory_errors(compute.needed, source.name, "to be run"):
-        _finish(completion, compute, as_json)
+        _finish(completion, compute, {"kv_dtype": kv_dtype} if kv_dtype else {}, as_json)
 
 
 def _prompt(prompt: str | None) -> str:
@@ -172,7 +179,7 @@ def _messages(prompt: str, system: str | None, images: int) -> list[dict[str, An
     return said if system is None else [{"role": "system", "content": system}, *said]
 
 
-def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
+def _finish(completion: Completion, compute: Compute, asked: dict[str, Any], as_json: bool) -> None:
     if completion.note:
         warn(f"warning: {completion.note}")
     began = time.perf_counter()
@@ -182,7 +189,7 @@ def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
     seconds = time.perf_counter() - began
     speed = len(completion.tokens) / seconds
     if as_json:
-        print_json(_document(completion, seconds, speed) | _computed(compute) | _drafted(completion.draft))
+        print_json(_document(completion, seconds, speed) | _computed(compute) | asked | _drafted(completion.draft))
         return
     write("\n")
     warn(
