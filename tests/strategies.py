@@ -48,6 +48,7 @@ from asbuilt.spec import (
     BlockIndexer,
     Branch,
     CausalConvolution,
+    CentredConvolution,
     ChannelMixing,
     ClampedGate,
     Classifier,
@@ -1168,6 +1169,7 @@ def predictors(n_vocab: int, d_model: int) -> SearchStrategy[Predictor]:
         block=blocks(d_model),
         norm=norms(d_model),
         head=st.just(Head(d_model=d_model, n_vocab=n_vocab)),
+        normed=st.booleans(),
     )
 
 
@@ -1335,6 +1337,34 @@ def classifiers(draw: DrawFn, d_model: int, labelled: tuple[Labelled, ...] = LAB
     )
 
 
+@cache
+def centred_convolutions(d_model: int) -> SearchStrategy[CentredConvolution]:
+    """A convolution over all channels, of tokens on both sides."""
+    return st.builds(
+        CentredConvolution,
+        d_model=st.just(d_model),
+        kernel=st.sampled_from((1, 3, 5)),
+        activation=st.sampled_from(POOLER_ACTIVATIONS),
+    )
+
+
+@st.composite
+def convolved(draw: DrawFn, drawn: tuple[Block, ...], d_model: int) -> tuple[Block, ...]:
+    """The blocks; to the first may be added a convolution, of what that block or its last branch reads."""
+    if draw(st.integers(0, 2)) or drawn[0].branches[0].streams is not None:
+        return drawn
+    norm, post_norm, sum_norm = (draw(maybe_norms(d_model)) for _ in range(3))
+    more = Branch(
+        name="convolution",
+        body=draw(centred_convolutions(d_model)),
+        norm=norm,
+        post_norm=post_norm,
+        sum_norm=sum_norm,
+        block_input=draw(st.booleans()),
+    )
+    return (replace(drawn[0], branches=(*drawn[0].branches, more)), *drawn[1:])
+
+
 @st.composite
 def encoders(draw: DrawFn) -> TextEncoder:
     """A whole model, with token types or not, with any head and pooler or neither; most see both ways.
@@ -1344,6 +1374,7 @@ def encoders(draw: DrawFn) -> TextEncoder:
     d_model, n_vocab = draw(st.integers(2, 7)), draw(st.integers(2, 17))
     causal = draw(st.integers(0, 3)) == 0
     blocks, table = draw(stacks(d_model, causal, None))
+    blocks = blocks if causal else draw(convolved(blocks, d_model))
     width = draw(st.none() | st.integers(1, 9))
     d = d_model if width is None else width
     heads = classifiers(d_model) | (st.none() if causal else masked_heads(d_model, n_vocab, d))

@@ -68,7 +68,6 @@ V3 = DISENTANGLED | {"architectures": ["DebertaV2ForMaskedLM"], "position_bucket
         ({"model_type": "electra", "architectures": ["ElectraForPreTraining"], "summary_type": "last"}, "summary_type"),
         ({"model_type": "electra", "architectures": ["ElectraForCausalLM"]}, "other heads"),
         (V3 | {"share_att_key": False}, "separate maps of distances"),
-        (V3 | {"conv_kernel_size": 3}, "convolution after the first layer"),
         (V3 | {"pos_att_type": "p2p"}, "pos_att_type"),
         (V3 | {"pos_att_type": None}, "pos_att_type"),
         (V3 | {"position_buckets": 1}, "position_buckets"),
@@ -279,6 +278,44 @@ def test_published_configs_of_deberta_and_electra() -> None:
     assert replace(small, name="electra-small-discriminator") == find("electra-small-discriminator").spec()
     assert replace(large, name="deberta-v3-base") == find("deberta-v3-base").spec()
     assert [cost.total_parameters(spec) for spec in (small, large)] == [13_549_057, 184_551_780]
+
+
+# What microsoft/deberta-v2-xlarge says beside v3's kind of keys.
+V2_XLARGE = DISENTANGLED | {
+    "attention_head_size": 64,
+    "attention_probs_dropout_prob": 0.1,
+    "conv_act": "gelu",
+    "conv_kernel_size": 3,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 1536,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 24,
+    "pooler_dropout": 0,
+    "pooler_hidden_act": "gelu",
+    "pooler_hidden_size": 1536,
+    "vocab_size": 128100,
+}
+
+
+def test_v2_xlarge_convolves_its_embeddings() -> None:
+    """Beside the same without it: a matrix for each of three tokens, their bias, and a norm."""
+    spec = read_config(V2_XLARGE, "xlarge").spec
+    assert replace(spec, name="deberta-v2-xlarge") == find("deberta-v2-xlarge").spec()
+    without = read_config(V2_XLARGE | {"conv_kernel_size": 0}, "xlarge").spec
+    assert cost.total_parameters(spec) - cost.total_parameters(without) == 3 * 1536**2 + 3 * 1536
+    assert [branch.name for branch in spec.blocks[0].branches] == ["attention", "ffn", "convolution"]
+    assert spec.blocks[1] == without.blocks[0]
+
+
+@pytest.mark.parametrize("said", [{"conv_kernel_size": 2}, {"conv_groups": 2}, {"conv_act": "swoosh"}])
+def test_refused_convolutions(said: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refused:
+        read_config(V2_XLARGE | said, "xlarge")
+    assert next(iter(said)) in str(refused.value)
 
 
 def test_deberta_heads_under_the_names_of_its_authors(tmp_path: Path) -> None:

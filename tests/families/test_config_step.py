@@ -57,6 +57,9 @@ def test_step_is_as_large_as_published() -> None:
     spec = whole("step3p7", STEP)
     assert (cost.total_parameters(spec), cost.active_parameters(spec)) == (197_824_847_872, 12_856_041_472)
     assert cost.stored_extra(spec)["buffers"] == 42 * 288
+    # three layers without experts, with a window, a map of both halves, three norms more and a head
+    layer = 4096 * (2 * 64 * 128 + 2 * 8 * 128 + 64 + 3 * 11264 + 2) + 2 * 128
+    assert cost.stored_extra(spec)["predictors"] == 3 * (layer + 4096 * (2 * 4096 + 3 + 128815))
     found = cost.cache(spec, 10**6, "bf16")
     each = 2 * 8 * 128 * 2  # keys and values of 8 heads, 2 bytes a number
     assert (found.unbounded, found.window) == (12 * each, 512 * 33 * each)

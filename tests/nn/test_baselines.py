@@ -15,9 +15,10 @@ from torch import nn
 from asbuilt import cost
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run as measured
+from asbuilt.nn.encoder import pooler_activation
 from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
-from asbuilt.spec import CELLS, CausalConvolution, Model, Part, Pass, Recurrent
+from asbuilt.spec import CELLS, CausalConvolution, CentredConvolution, Model, Part, Pass, Recurrent
 
 STACKS = one_mixer.stacks(strategies.baselines(5))
 LENGTHS = st.integers(1, 12)
@@ -86,6 +87,36 @@ def test_a_convolution_is_a_sum_of_shifted_products(part: CausalConvolution, tok
     one_mixer.near(made(x, Step((2, tokens), x.device)), wanted, 1e-10)
 
 
+@given(strategies.centred_convolutions(5), LENGTHS, st.integers(0, 3), st.integers(0, 3), strategies.SEEDS)
+def test_a_centred_convolution_reads_both_sides(
+    part: CentredConvolution, tokens: int, before: int, after: int, seed: int
+) -> None:
+    """Shifted products, activated; padding on either side, and its gradients, count for nothing."""
+    built: Any = module(part, "x")
+    made, x = built.double(), drawn(2, tokens, 5, seed=seed).requires_grad_()
+    with torch.no_grad():
+        for i, parameter in enumerate(made.parameters()):
+            parameter.copy_(drawn(*parameter.shape, seed=seed + i))
+    rows = []
+    for t in range(tokens):
+        near = [(i, t + i - part.kernel // 2) for i in range(part.kernel)]
+        inside = [x[:, at] @ made.taps[:, :, i].T for i, at in near if 0 <= at < tokens]
+        rows.append(sum(inside, made.bias.expand(2, 5)))
+    wanted = pooler_activation(part.activation)(torch.stack(rows, 1))
+    dy = drawn(2, tokens, 5, seed=seed + 7)
+    inputs = [x, *made.parameters()]
+    want = torch.autograd.grad(wanted, inputs, dy)
+    valid = torch.zeros(2, before + tokens + after, dtype=torch.bool)
+    valid[:, before : before + tokens] = True
+    wide = torch.nn.functional.pad(x, (0, 0, before, after), value=9.0)
+    for given_x, step in ((x, Step((2, tokens), x.device)), (wide, Step(valid.shape, x.device, valid_BT=valid))):  # type: ignore[arg-type]
+        have = made(given_x, step)
+        have = have[:, before : before + tokens] if given_x is wide else have
+        one_mixer.near(have, wanted, 1e-10)
+        for one, two in zip(torch.autograd.grad(have, inputs, dy, retain_graph=True), want, strict=True):
+            one_mixer.near(one, two, 1e-9)
+
+
 @given(STACKS, LENGTHS, st.integers(1, 11), strategies.SEEDS)
 def test_pieces_are_the_whole(spec: Model, tokens: int, cut: int, seed: int) -> None:
     one_mixer.check_pieces(spec, tokens, (cut,), seed)
@@ -104,10 +135,11 @@ def test_what_is_kept(spec: Model, batch: int, tokens: int, dtype: torch.dtype) 
     assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
 
 
-PARTS = [Recurrent(d_model=64, d_hidden=96, cell=cell) for cell in CELLS] + [CausalConvolution(d_model=64, kernel=3)]
+CONVOLUTIONS = [CausalConvolution(d_model=64, kernel=3), CentredConvolution(d_model=64, kernel=3)]
+PARTS = [Recurrent(d_model=64, d_hidden=96, cell=cell) for cell in CELLS] + CONVOLUTIONS
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: getattr(part, "cell", "convolution"))
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: getattr(part, "cell", type(part).__name__))
 @pytest.mark.parametrize("tokens", [1, 256])
 def test_peak_is_the_allocators(part: Part, tokens: int) -> None:
     made, x = module(part, "x"), torch.zeros(2, tokens, 64)

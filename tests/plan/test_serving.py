@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from formulas import worked_out
@@ -12,6 +13,7 @@ from formulas import worked_out
 from asbuilt import InputError, catalog, cost
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine
+from asbuilt.checkpoint.source import open_model
 from asbuilt.kernels.memory import memory
 from asbuilt.plan import Conventions, serve
 from asbuilt.plan.devices import degrees, device, unplanned
@@ -600,6 +602,39 @@ def test_published_models_are_planned() -> None:
         spec = catalog.find(name).spec()
         found = {figure for _, _, figure, _ in unplanned(spec)}
         assert found == (set() if spec.decodes else {"decode"}), name
+
+
+def test_layers_that_read_others_keys_are_planned() -> None:
+    """They cache nothing themselves: Gemma 4's last layers, and every second one here."""
+    (block,) = {*LLAMA.blocks}
+    branch = block.branches[0]
+    own, other = (
+        replace(block, branches=(replace(branch, body=replace(branch.body, **how)), block.branches[1]))  # pyright: ignore
+        for how in ({"kv_name": "early"}, {"kv_from": "early"})
+    )
+    spec = replace(LLAMA, blocks=(own, other, *(block,) * 14))
+    assert unplanned(spec) == ()
+    plan = serve(spec, "h100-sxm")
+    assert plan.users is not None
+    plain = cost.cache(replace(LLAMA, blocks=(block,) * 15), 1, "bf16").per_token
+    assert cost.cache(spec, 1, "bf16").per_token == plain
+
+
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no published models here")
+def test_published_configs_are_planned() -> None:
+    """Of every config that is read: whatever generates is planned."""
+    found = 0
+    for path in sorted(SHARED.glob("*/*/config.json")):
+        try:
+            spec = open_model(path).spec
+        except InputError:
+            continue
+        found += spec.generates
+        assert not spec.generates or not unplanned(spec), path
+    assert found > 50
 
 
 WRONG = [

@@ -26,6 +26,7 @@ from asbuilt.spec import (
     RGLRU,
     BlockIndexer,
     CausalConvolution,
+    CentredConvolution,
     EntryIndexer,
     Indexer,
     MixtureOfExperts,
@@ -123,7 +124,7 @@ def test_muon_for_matrices_and_adamw_for_the_rest(spec: Model) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this PyTorch has no Muon")
     # PyTorch's takes no stacks of matrices, nor those of a convolution
-    stacked = MixtureOfExperts | RGLRU | CausalConvolution | ProjectedStreams
+    stacked = MixtureOfExperts | RGLRU | CausalConvolution | CentredConvolution | ProjectedStreams
     assume(not any(isinstance(part, stacked) for _, part in walk(spec)))
     model, found = stepped(spec, torch.float32), state(spec, "muon", "fp32").optimizer
     chosen = {path for path, weight, owner in weights(spec) if orthogonal(weight, owner.kind)}

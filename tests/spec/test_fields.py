@@ -28,6 +28,7 @@ from asbuilt.spec import (
     AxialPositions,
     BlockIndexer,
     CausalConvolution,
+    CentredConvolution,
     ChannelMixing,
     CompressedAttention,
     Compressor,
@@ -104,6 +105,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Branch": {
         "scale": 1.0,
         "parallel": False,
+        "block_input": False,
         "layer_scale": False,
         "gated": False,
         "after_source": False,
@@ -111,6 +113,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "normed": False,
     },
     "CausalConvolution": {"dilation": 1, "bias": True},
+    "CentredConvolution": {"activation": "gelu"},
     "Classifier": {"bias": True, "labels": "first"},
     "ClampedGate": {"shift": True, "activated": False},
     "ClusterHead": {"tied": False, "tied_map": False, "n_clusters": 0},
@@ -158,6 +161,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Model": {"name": "model"},
     "LanguageModel": {"name": "model"},
     "FusedPredictor": {"normed": False},
+    "Predictor": {"normed": True},
     "SharedHead": {"tied": False},
     "ConvolutionModule": {"activation": "silu", "bias": False},
     "GatedConvolution": {"bias": False},
@@ -276,6 +280,7 @@ def examples() -> dict[type[Part], Part]:
     found[Laurel] = Laurel(d_model=6, rank=2)
     found[DiagonalStateSpace] = DiagonalStateSpace(d_model=4, d_state=3)
     found[Recurrent] = Recurrent(d_model=4, d_hidden=6)
+    found[CentredConvolution] = CentredConvolution(d_model=4, kernel=3)
     found[CausalConvolution] = CausalConvolution(d_model=4, kernel=3)
     conv = ShortConvolution(channels=6, kernel=3)
     found[ConvolutionModule] = ConvolutionModule(d_model=4, conv=replace(conv, activation=None))
@@ -350,8 +355,9 @@ KEPT = {
     "chosen scores",
     "closed",
     "convolved",
-    "convolved 0",
-    "convolved 1",
+    "patches 0",
+    "taps' inputs",
+    "patches 1",
     "d",
     "decay",
     "decays",

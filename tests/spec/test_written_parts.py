@@ -78,6 +78,7 @@ def examples() -> dict[str, Part]:
     found["XIELU"] = spec.XIELU()
     found["DiagonalStateSpace"] = spec.DiagonalStateSpace(d_model=4, d_state=3)
     found["Recurrent"] = spec.Recurrent(d_model=4, d_hidden=6)
+    found["CentredConvolution"] = spec.CentredConvolution(d_model=4, kernel=3)
     found["CausalConvolution"] = spec.CausalConvolution(d_model=4, kernel=3)
     conv = spec.ShortConvolution(channels=6, kernel=3)
     plain = replace(conv, activation=None)

@@ -21,7 +21,7 @@ from asbuilt.errors import InputError
 from asbuilt.generate import compute as computing
 from asbuilt.generate import decode, text
 from asbuilt.generate.compute import Compute
-from asbuilt.generate.sampling import Sampling
+from asbuilt.generate.sampling import Sampling, Times
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.kernels import native
 from asbuilt.nn.audio import Sounds
@@ -68,6 +68,7 @@ def generate(
     allow_unread: Sequence[str] = (),
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
+    timestamps: bool | None = None,
     kv_dtype: object = None,
 ) -> str: ...
 
@@ -87,6 +88,7 @@ def generate(
     allow_unread: Sequence[str] = (),
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
+    timestamps: bool | None = None,
     kv_dtype: object = None,
 ) -> list[int]: ...
 
@@ -105,6 +107,7 @@ def generate(
     allow_unread: Sequence[str] = (),
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
+    timestamps: bool | None = None,
     kv_dtype: object = None,
 ) -> str | list[int]:
     """Returns a model's completion of a text or chat messages as text, or of token ids as token ids.
@@ -113,14 +116,14 @@ def generate(
     `tokenizer` is a tokenizer or a model that has one. `dtype` is the compute dtype; None means as stored, or float32
     if that is much faster on this machine. Greedy unless `sampling` is given; ends at the model's end tokens, before a
     `stop` text, or after `max_new_tokens`; tokens that the folder's generation settings suppress are not chosen, unless
-    `sampling` says which. A model that sees is given `images`, files, Pillow's images, or pixels or
-    patches as it reads them: each replaces one placeholder of the prompt, and a text without any begins with them. A
-    model that hears is given `audio`, a file or a spectrogram, and writes on
-    from the prompt, a text prompt after its start tokens. With `draft`, `draft_tokens` tokens at a time are drafted and
-    verified in one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a
-    smaller model of the same vocabulary or an EAGLE-3 folder. `kv_dtype` is the format of the cache, None for that of
-    computing: a float such as bf16 or fp8, or int8:head, fp8:head, int4:head with scales for each token and head.
-    `asbuilt.complete` streams the text. Raises InputError before anything runs.
+    `sampling` says which. A model that sees is given `images`, files, Pillow's images, or pixels or patches as it reads
+    them: each replaces one placeholder of the prompt, and a text without any begins with them. A model that hears is
+    given `audio`, a file or a spectrogram, and writes on from the prompt, a text prompt after its start tokens, and
+    with `timestamps` a line for each segment. With `draft`, `draft_tokens` tokens at a time are drafted and verified in
+    one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a smaller model of
+    the same vocabulary or an EAGLE-3 folder. `kv_dtype` is the format of the cache, None for that of computing: a float
+    such as bf16 or fp8, or int8:head, fp8:head, int4:head with scales for each token and head. `asbuilt.complete`
+    streams the text. Raises InputError before anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
@@ -137,7 +140,8 @@ def generate(
         options |= {"draft": drafts.loaded(model), "sampling": _sampled(source, sampling)}
         return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
     options |= {"stop": stop}
-    completion, compute = begin(source, prompt, dtype, options, tokenizer=_tokenizer_of(tokenizer), draft=drafts)
+    own = _tokenizer_of(tokenizer)
+    completion, compute = begin(source, prompt, dtype, options, tokenizer=own, draft=drafts, timestamps=timestamps)
     if compute.warning:
         log.warning(compute.warning)
     with memory_errors(compute.needed, source.name, "to be run"):
@@ -192,6 +196,19 @@ def _sampled(source: Source, sampling: Sampling) -> Sampling:
         return sampling
     suppress, first = source.suppressed
     return replace(sampling, suppress=suppress, suppress_first=first)
+
+
+def _timed(source: Source, sampling: Sampling, wanted: bool | None) -> Sampling:
+    """Returns the settings of a text with times, if they are `wanted`, by default as the folder's settings say."""
+    if not (source.timed if wanted is None else wanted):
+        return sampling
+    begin, latest = source.times
+    ends = [token for token in source.eos_ids if token < begin]
+    if not ends:
+        raise InputError(
+            "no end token before those of times", field=f"{source.name}: eos_token_id", value=source.eos_ids
+        )
+    return replace(sampling, times=Times(begin=begin, end=ends[0], latest=latest))
 
 
 def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor | Sounds]:
@@ -267,11 +284,13 @@ def begin(
     packed: bool | None = None,
     adapter: str | None = None,
     draft: Asked = NO_DRAFT,
+    timestamps: bool | None = None,
 ) -> tuple[Completion, Compute]:
     """Checks the request and the memory, loads the model, and starts generating.
 
     `options` are those of `text.complete`; `field` names the dtype in messages; `packed` and `adapter` are as `load`
-    takes them, `packed` by default where the native kernels multiply the blocks of a GGUF file.
+    takes them, `packed` by default where the native kernels multiply the blocks of a GGUF file. A speech model first
+    hears which language it is, where no setting says it; `timestamps` are as the folder's settings say by default.
     """
     draft.check(source.spec)
     asked = None if dtype is None else dtype_of(dtype, field)
@@ -282,6 +301,11 @@ def begin(
     )
     options["sampling"] = _sampled(source, options.get("sampling", Sampling()))
     tokenizer, reads = tokenizer or _required(source), "source" in source.spec.reads
+    heard: tuple[int, ...] = ()
+    if timestamps and (
+        "audio" not in source.spec.reads or source.spec.heard is not None or not isinstance(prompt, str)
+    ):
+        raise InputError("only a speech model's transcription has times", field="timestamps", value=source.name)
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
     decode.check_audio(source.spec, options.get("audio"), 1)
@@ -290,7 +314,10 @@ def begin(
         placed = options.get("audio")
         ids = ids if placed is None else _placed(source, tokenizer, ids, prompt, placed, sounds=True)
     elif "audio" in source.spec.reads and isinstance(prompt, str):
-        ids = [*source.decoder_start, *tokenizer.encode(prompt)]
+        options["sampling"] = timing = _timed(source, options["sampling"], timestamps)
+        heard = source.languages
+        first = source.begun(heard[0] if heard else None, timing.times is not None)
+        ids = [*first, *tokenizer.encode(prompt)]
     else:
         ids = text.prompt_ids(tokenizer, prompt)
     if "images" in options:
@@ -327,5 +354,7 @@ def begin(
     elif native.missing() and _blocks(source):
         gain = "quantised weights are several times faster with the native kernels (in a clone: pip install ./native)"
         compute = replace(compute, warning="; ".join(filter(None, (compute.warning, gain))))
+    if heard:
+        ids[1] = decode.detect_language(model, ids[0], heard, options["audio"])
     options |= {"draft": draft.loaded(model)}
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute

@@ -21,6 +21,7 @@ from asbuilt.families.shared.sizes import every_but_last
 from asbuilt.families.shared.towers import tower
 from asbuilt.spec import (
     Activation,
+    CentredConvolution,
     Classifier,
     Disentangled,
     ExpertGroups,
@@ -408,6 +409,32 @@ ROWS["deberta-v3-base"] = Entry(
     source="He et al. 2021, arXiv 2111.09543; config of microsoft/deberta-v3-base",
     dtype="float16",
     make=_make_deberta,
+)
+
+
+def _deberta_v2_xlarge() -> Model:
+    return deberta_v2.build(
+        n_vocab=128100,
+        d_model=1536,
+        n_layers=24,
+        n_heads=24,
+        d_ff=6144,
+        max_positions=512,
+        n_types=0,
+        name="deberta-v2-xlarge",
+        distances=Disentangled(span=256, max_distance=512),
+        normed=True,
+        absolute=False,
+        convolution=CentredConvolution(d_model=1536, kernel=3),
+    )
+
+
+ROWS["deberta-v2-xlarge"] = Entry(
+    name="deberta-v2-xlarge",
+    family="deberta-v2",
+    source="He et al. 2020, arXiv 2006.03654; config of microsoft/deberta-v2-xlarge",
+    dtype="float16",
+    make=_deberta_v2_xlarge,
 )
 _roberta("all-mpnet-base-v2", "mpnet", MPNET_SOURCE, n_vocab=30527, n_types=0, n_buckets=32, masked=False, pooled=True)
 

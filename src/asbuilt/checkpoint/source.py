@@ -32,7 +32,7 @@ from asbuilt.packing import CACHE
 from asbuilt.spec import Model, from_dict
 from asbuilt.spec.whole import WHOLES
 from asbuilt.text.ends import declared_ends
-from asbuilt.text.spoken import task_tokens, without_times
+from asbuilt.text.spoken import NO_TIMES, heard_tokens, languages, task_tokens, without_times
 
 if TYPE_CHECKING:
     from asbuilt.catalog import Entry
@@ -121,7 +121,38 @@ class Source:
 
         Raises InputError if neither config has a start token.
         """
+        return self.begun()
+
+    @property
+    def languages(self) -> tuple[int, ...]:
+        """The tokens of languages of which a speech model is to hear one, as no setting says which; none otherwise."""
+        return tuple(languages(self._generation, self.name).values())
+
+    @property
+    def timed(self) -> bool:
+        """Whether the settings want times in a speech model's text."""
+        return self._generation.get("return_timestamps") is True
+
+    @property
+    def times(self) -> tuple[int, int | None]:
+        """The first token that says a time, and the last time with which a text may begin, None for any.
+
+        Raises InputError for a model without such tokens.
+        """
         said = self._generation
+        token, latest = said.get(NO_TIMES), said.get("max_initial_timestamp_index")
+        if type(token) is not int or type(latest) not in (int, type(None)):
+            raise InputError(
+                "the folder's settings say no tokens of times", field=f"{self.name}: {NO_TIMES}", value=token
+            )
+        return token + 1, latest
+
+    def begun(self, language: int | None = None, times: bool | None = None) -> tuple[int, ...]:
+        """Returns `decoder_start` in the `language` of this token, if it was heard, and with `times` or without.
+
+        None is for what the settings say.
+        """
+        said = self._generation | ({} if times is None else {"return_timestamps": times})
         start = said.get("bos_token_id") if (own := said.get("decoder_start_token_id")) is None else own
         if type(start) is not int:
             raise InputError(
@@ -129,7 +160,9 @@ class Source:
                 value=start,
                 allowed="a token id, in config.json or generation_config.json",
             )
-        spoken = task_tokens(said, self.name)
+        if language is not None:
+            return start, *heard_tokens(said, self.name, language)
+        spoken = () if self.languages else task_tokens(said, self.name)
         if spoken:
             return start, *spoken
         forced = said.get("forced_bos_token_id")

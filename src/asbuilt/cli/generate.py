@@ -69,6 +69,11 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.option(
     "--audio", metavar="FILE", help="Sound for a model that hears, such as Whisper; PROMPT then begins its text."
 )
+@click.option(
+    "--timestamps/--no-timestamps",
+    default=None,
+    help="Print a line for each segment of a transcription, with its times; by default as the folder's settings say.",
+)
 @click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
 @click.option(
     "--draft",
@@ -99,6 +104,7 @@ def generate(
     packed: bool | None,
     images: tuple[str, ...],
     audio: str | None,
+    timestamps: bool | None,
     adapter: str | None,
     draft: str | None,
     draft_tokens: int | None,
@@ -138,7 +144,7 @@ def generate(
     # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     asked = _messages(said, system, len(images)) if chat else said
-    how: dict[str, Any] = {"field": "--dtype", "packed": packed, "adapter": adapter}
+    how: dict[str, Any] = {"field": "--dtype", "packed": packed, "adapter": adapter, "timestamps": timestamps}
     completion, compute = begin(source, asked, dtype or None, options, draft=drafting(draft, draft_tokens), **how)
     if compute.warning:
         warn(f"warning: {compute.warning}")
@@ -199,6 +205,13 @@ def _finish(completion: Completion, compute: Compute, asked: dict[str, Any], as_
         )
 
 
+def _segments(completion: Completion) -> dict[str, Any]:
+    """The segments of a text with times; the end of the last one may be null."""
+    if completion.segments is None:
+        return {}
+    return {"segments": [{"start": a, "end": b, "text": said} for a, b, said in completion.segments.found]}
+
+
 def _drafted(draft: Drafter | None) -> dict[str, Any]:
     """Counts of drafts; `acceptance` is the share of drafted tokens that were accepted, null without any."""
     if draft is None:
@@ -217,6 +230,7 @@ def _document(completion: Completion, seconds: float, speed: float) -> dict[str,
     return {
         "prompt_tokens": len(completion.prompt),
         "text": completion.text,
+        **_segments(completion),
         "tokens": completion.tokens,
         "finish_reason": completion.finish_reason,
         "seconds": seconds,

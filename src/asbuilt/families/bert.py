@@ -157,11 +157,13 @@ def names(
     unused: dict[str, str],
     stems: dict[str, str] = STEMS,
     layers: str = "encoder.layer",
+    elsewhere: tuple[str, ...] = (),
 ) -> TensorTable:
     """Returns the table of a family of these names, `base` in front of all but the head.
 
     `stems` are those of a block, whose number follows `layers`; `decoder` is the stem under which the tied table and
-    the head's bias may be stored again, `unused` are tensors that the class with the head leaves aside. Early files say
+    the head's bias may be stored again, parts `elsewhere` have
+    entries of their own, `unused` are tensors that the class with the head leaves aside. Early files say
     gamma and beta of a LayerNorm.
     """
     prefix = f"{base}."
@@ -169,6 +171,7 @@ def names(
         stems=stems,
         outside={path: prefix + stem for path, stem in OUTSIDE.items()} | head,
         layers=prefix + layers,
+        elsewhere=elsewhere,
     )
     again = {f"{decoder}.weight": "embedding.weight"}
     again |= {} if decoder == head["head"] else {f"{decoder}.bias": "head.bias"}

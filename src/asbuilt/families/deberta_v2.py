@@ -1,9 +1,9 @@
 """The deberta-v2 family: bert whose scores also depend on embeddings of distances, as keys and as queries.
 
 He et al. 2020 (arXiv 2006.03654), and 2021 for v3 (arXiv 2111.09543), whose models are published under this name too.
-The maps of keys and queries are those of the tokens; models with separate ones for distances are refused, and so is the
-convolution after the first layer (v2-xlarge). In a file of v3's authors the head has other names, by which it is read
-as well; transformers leaves it aside there.
+The maps of keys and queries are those of the tokens; models with separate ones for distances are refused. v2-xlarge
+adds a convolution of the embeddings after its first layer. In a file of v3's authors the head has other names, by which
+it is read as well; transformers leaves it aside there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families import bert
+from asbuilt.families.shared.common import ACTIVATION_NAMES
 from asbuilt.families.shared.ends import End
 from asbuilt.families.shared.key import Flag, Irrelevant, Only, Size, Values, but
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader, is_whole
-from asbuilt.families.shared.table import TensorTable
-from asbuilt.spec import Attention, Disentangled, DistanceTable, Model, TextEncoder
+from asbuilt.families.shared.table import TensorTable, entry
+from asbuilt.spec import (
+    Attention,
+    Branch,
+    CentredConvolution,
+    Disentangled,
+    DistanceTable,
+    LayerNorm,
+    Model,
+    PoolerActivation,
+    TextEncoder,
+)
 
 STEMS = bert.STEMS | {
     "attention.body.q": "attention.self.query_proj",
@@ -31,6 +42,14 @@ AUTHORS = (
     ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
     ("cls.predictions.transform", "lm_predictions.lm_head"),
 )
+CONVOLVED = {
+    "convolution.body.taps": "deberta.encoder.conv.conv.weight",
+    "convolution.body.bias": "deberta.encoder.conv.conv.bias",
+    "convolution.sum_norm.weight": "deberta.encoder.conv.LayerNorm.weight",
+    "convolution.sum_norm.bias": "deberta.encoder.conv.LayerNorm.bias",
+}
+MOST_TAPS = 1025
+CONVOLUTION_ACTIVATIONS: dict[str, PoolerActivation] = {"tanh": "tanh", **ACTIVATION_NAMES}
 KINDS = {"to_queries": "p2c", "to_keys": "c2p"}
 
 
@@ -39,19 +58,29 @@ def build(
     distances: Disentangled | None = None,
     normed: bool = False,
     absolute: bool = True,
+    convolution: CentredConvolution | None = None,
     eps: float = 1e-7,
     **sizes: Any,  # noqa: ANN401  # what bert's `build` takes
 ) -> Model:
     """Returns the model of these sizes; scores count the embedded `distances`, which may be `normed`.
 
-    Positions are added to the embedding if `absolute`. Scores are divided by the root of d_head times the number of
-    their terms.
+    Positions are added to the embedding if `absolute`; a `convolution` of it is added to the first block's result,
+    before a norm. Scores are divided by the root of d_head times the number of their terms.
     """
     spec = bert.build(eps=eps, **sizes)
     assert isinstance(spec, TextEncoder)
     spec = spec if absolute else replace(spec, positions=None)
-    if distances is None:
+    spec = spec if distances is None else _distant(spec, distances, normed, eps)
+    if convolution is None:
         return spec
+    norm = LayerNorm(d=spec.d_model, eps=eps)
+    more = Branch(name="convolution", body=convolution, sum_norm=norm, block_input=True)
+    first = replace(spec.blocks[0], branches=(*spec.blocks[0].branches, more))
+    return replace(spec, blocks=(first, *spec.blocks[1:]))
+
+
+def _distant(spec: TextEncoder, distances: Disentangled, normed: bool, eps: float) -> TextEncoder:
+    """Returns the model whose scores count embedded distances."""
     attention, ffn = spec.blocks[0].branches
     body = attention.body
     assert isinstance(body, Attention)
@@ -124,6 +153,39 @@ class Distances:
         return said
 
 
+class Convolution:
+    """The keys of the convolution after the first layer; there is none without `conv_kernel_size`."""
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads its width and activation into `convolution`."""
+        reader.known.add("conv_kernel_size")
+        kernel = reader.config.get("conv_kernel_size", 0)
+        ok = is_whole(kernel) and (kernel == 0 or (kernel % 2 == 1 and 0 < kernel <= MOST_TAPS))
+        reader.require("conv_kernel_size", ok, f"0 for none, or an odd number to {MOST_TAPS}")
+        values["convolution"] = None
+        if kernel == 0:
+            for key in ("conv_act", "conv_groups"):
+                reader.irrelevant(key, "of the convolution that this model does not have")
+            return
+        name = reader.choice("conv_act", choices=CONVOLUTION_ACTIVATIONS, default="tanh")
+        reader.require("conv_groups", reader.size("conv_groups", default=1) == 1, "1: groups are not supported")
+        values["convolution"] = CentredConvolution(d_model=values["d_model"], kernel=kernel, activation=name)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys as a config has them."""
+        found = _convolution(parts.model)
+        if found is None:
+            return {}
+        name = next(name for name, meant in CONVOLUTION_ACTIVATIONS.items() if meant == found.activation)
+        return {"conv_kernel_size": found.kernel, "conv_act": name}
+
+
+def _convolution(spec: Model) -> CentredConvolution | None:
+    """Returns the convolution in the first block."""
+    bodies = (branch.body for branch in spec.blocks[0].branches)
+    return next((body for body in bodies if isinstance(body, CentredConvolution)), None)
+
+
 def _n_types(parts: Parts) -> int:
     types = getattr(parts.model, "types", None)
     return 0 if types is None else types.n_types
@@ -145,7 +207,11 @@ def _ends(name: str) -> dict[str, End]:
 
 def _names(spec: Model, family: str) -> TensorTable:
     """Returns the table; a file may hold positions although none are added."""
-    table = bert.names(spec, family, "deberta", OUTSIDE, "cls.predictions.decoder", UNUSED, STEMS)
+    again, other = "cls.predictions.decoder", ("convolution.body", "convolution.sum_norm")
+    table = bert.names(spec, family, "deberta", OUTSIDE, again, UNUSED, STEMS, elsewhere=other)
+    if _convolution(spec) is not None:
+        more = (entry(f"blocks.0.{path}", name) for path, name in CONVOLVED.items())
+        table = replace(table, entries=(*table.entries, *more))
     left = {r"deberta\.embeddings\.position_embeddings\..*": "positions, which are not added to these embeddings"}
     if spec.head is None:
         return table
@@ -173,7 +239,7 @@ FAMILY = replace(
         ),
         Flag("position_biased_input", "absolute", default=True, at=lambda parts: parts.model.positions is not None),
         Distances(),
-        Only("conv_kernel_size", 0, reason="the convolution after the first layer is not supported"),
+        Convolution(),
         Only("embedding_size", lambda values: values["d_model"], reason=SAME_WIDTH),
         Only(
             "attention_head_size",
@@ -184,7 +250,6 @@ FAMILY = replace(
         Only("pooler_hidden_act", "gelu", reason="only gelu is read before the labels of a text"),
         Only("legacy", True, reason="the head has other names there"),
         Irrelevant("training only", "pooler_dropout", "cls_dropout"),
-        Irrelevant("of the convolution that this model does not have", "conv_act", "conv_groups"),
     ),
     build=build,
     names=_names,

@@ -2,7 +2,8 @@
 
 StepFun 2026, the model cards and published code of Step-3.5-Flash and Step-3.7-Flash, of which this is the text.
 Published configs have one number of RoPE and of the clamps for each layer, the prediction layers after the last
-included, which are not built.
+included. Those have no experts, share the embedding and have heads of their own, and read streams before the norms, as
+vLLM and SGLang run them (transformers has them read after the norms, and takes the model's head).
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from asbuilt.families.shared.rotary import TwoRopes
 from asbuilt.families.shared.sizes import FULL, MLP_BIAS, SLIDING, HeadWidth, LayerWindows, sizes
 from asbuilt.families.shared.table import TensorTable, entry
 from asbuilt.spec import (
+    Attention,
     Block,
     ClampedGate,
     GatedMLP,
+    Head,
     LanguageModel,
     MixtureOfExperts,
     Model,
+    Predictor,
     RMSNorm,
     Rotary,
     Router,
+    SharedEmbedding,
 )
 
 LAYERS = "num_hidden_layers"
@@ -57,6 +62,7 @@ def build(
     local: Rotary,
     limits: Sequence[float | None],
     shared_limits: Sequence[float | None],
+    predicted: Sequence[int | None] = (),
     scale: float | None = None,
     dense: Collection[int] = (),
     n_dense: int = 0,
@@ -68,7 +74,7 @@ def build(
     """Returns the model of these sizes; layers with a window have `local` RoPE and `window_heads`.
 
     The experts of each layer are clamped at one of `limits`, the shared one and layers without experts, those in
-    `dense`, at one of `shared_limits`; None is for no clamp.
+    `dense`, at one of `shared_limits`; None is for no clamp. Prediction layers have the windows `predicted`.
     """
     made = sized(sizes)
     norm = RMSNorm(d=made.d_model, eps=eps, gain="offset")
@@ -91,7 +97,19 @@ def build(
         (window, i >= n_dense and i not in dense, limits[i], shared_limits[i]) for i, window in enumerate(windows)
     ]
     kinds = {layer: block(*layer) for layer in set(layers)}
-    return made.model(tuple(kinds[layer] for layer in layers), norm)
+    spec = made.model(tuple(kinds[layer] for layer in layers), norm)
+    table: dict[str, Any] = {"n_vocab": spec.n_vocab, "d_model": spec.d_model}
+    each = Predictor(
+        embedding=SharedEmbedding(**table),
+        token_norm=norm,
+        stream_norm=norm,
+        block=kinds[layers[0]],
+        norm=norm,
+        head=Head(**table),
+        normed=False,
+    )
+    layer = {window: block(window, False, None, None) for window in set(predicted)}
+    return replace(spec, predictors=tuple(replace(each, block=layer[window]) for window in predicted))
 
 
 def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -101,6 +119,7 @@ def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
     more = said.get(predictors.KEY) or 0
     if not isinstance(n, int) or not isinstance(more, int):
         return said
+    said |= _after(said, n, more)
     for key in (*LISTS, *EACH):
         if isinstance(said.get(key), list) and len(said[key]) == n + more:
             said[key] = said[key][:n]
@@ -108,11 +127,34 @@ def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
     if said.get("mlp_layer_types") is None and isinstance(marked, str | list):
         items = marked.split(",") if isinstance(marked, str) else marked
         sparse = {str(one).strip() for one in items}
-        said["mlp_layer_types"] = ["sparse" if str(i) in sparse else "dense" for i in range(n)]
+        every = ["sparse" if str(i) in sparse else "dense" for i in range(n + more)]
+        said["mlp_layer_types"] = every[:n]
+        if said.get("mtp_layer_types") is not None and said.get("mtp_mlp_layer_types") is None:
+            said["mtp_mlp_layer_types"] = every[n:]
     other = said.get("attention_other_setting")
     if said.get("num_sliding_attention_heads") is None and isinstance(other, dict) and "num_attention_heads" in other:
         said["num_sliding_attention_heads"] = other["num_attention_heads"]
     return _roped(said, n) if any(isinstance(said.get(key), list) for key in EACH) else said
+
+
+def _after(said: dict[str, Any], n: int, more: int) -> dict[str, Any]:
+    """Returns what lists that reach past the last layer say of the kinds of prediction layers.
+
+    Nothing, if one has a clamp, or RoPE other than the layers of its kind.
+    """
+    given = {key: said.get(key) for key in (*LISTS, *EACH)}
+    lists = {key: value for key, value in given.items() if isinstance(value, list) and len(value) == n + more}
+    types = lists.get("layer_types")
+    if not more or types is None:
+        return {}
+    plain = not any(one for key in LISTS[2:] for one in lists.get(key, [])[n:])
+    ropes = [lists[key] for key in EACH if key in lists]
+    known = all(kind in types[:n] for kind in types[n:])
+    if not plain or not known or any(one[i] != one[types.index(types[i])] for one in ropes for i in range(n, n + more)):
+        return {}
+    mlps = lists.get("mlp_layer_types")
+    found = {"mtp_layer_types": types[n:]} | ({} if mlps is None else {"mtp_mlp_layer_types": mlps[n:]})
+    return {key: value for key, value in found.items() if said.get(key) is None}
 
 
 def _roped(said: dict[str, Any], n: int) -> dict[str, Any]:
@@ -183,6 +225,42 @@ class _Kinds(experts.LayerKinds):
         reader.require(LAYERS, some, "more than 3, such that some layer has experts")
 
 
+class _Predicted:
+    """Prediction layers: their number, windows and feed-forwards, carried since a folder may leave them out."""
+
+    types, mlps = "mtp_layer_types", "mtp_mlp_layer_types"
+    reason = "the spec says it where they are stored"
+    note = "prediction layers are not built: only those without experts are, whose attention is as that of other layers"
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the windows of those that are built into `predicted`."""
+        count = reader.size(predictors.KEY, default=0, null=0, least=0, most=predictors.MOST)
+        types, mlps = (reader.config.get(key) for key in (self.types, self.mlps))
+        for key, said, kinds in ((self.types, types, (FULL, SLIDING)), (self.mlps, mlps, ("dense", "sparse"))):
+            ok = isinstance(said, list) and len(said) == count and all(word in kinds for word in said)
+            reader.require(key, said is None or ok, f"{count} of {', '.join(kinds)}")
+        window = next((one for one in values["windows"] if one is not None), None)
+        words = types or []
+        built = types is not None and all(word == "dense" for word in mlps or [])
+        built = built and (window is not None or SLIDING not in words)
+        values["predicted"] = tuple(window if word == SLIDING else None for word in words) if built else ()
+        for key in (predictors.KEY, self.types, self.mlps):
+            if count and not built:
+                reader.note(key, self.reason, self.note)
+            else:
+                reader.irrelevant(key, self.reason)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the keys; of a model without such layers what was carried."""
+        layers = getattr(parts.model, "predictors", ())
+        keys = (predictors.KEY, self.types, self.mlps)
+        if not layers:
+            return {key: parts.carried[key] for key in keys if key in parts.carried}
+        bodies = [parts.expect(one.block.branches[0].body, Attention, "predictors.block") for one in layers]
+        types = [FULL if body.window is None else SLIDING for body in bodies]
+        return dict(zip(keys, (len(layers), types, ["dense"] * len(layers)), strict=True))
+
+
 class _LayerHeads:
     """The heads of layers with windows, said again for each of them."""
 
@@ -251,7 +329,7 @@ def _scale(said: float) -> float:
     return said**-0.5
 
 
-# What a prediction layer has: a block with a window and without experts, and what stands around it.
+# What a prediction layer has: a block without experts, and what stands around it.
 PREDICTOR = r"(self_attn|mlp|input_layernorm|post_attention_layernorm|enorm|hnorm|eh_proj|transformer\.shared_head)\..*"
 NAMES = Names(
     stems=NORMS
@@ -265,8 +343,16 @@ NAMES = Names(
 )
 
 
+BESIDE = {part: name for part, name in predictors.NAMES.items() if part != "embedding"} | {
+    "norm": "transformer.shared_head.norm",
+    "head": "transformer.shared_head.output",
+}
+
+
 def table(spec: Model, family: str) -> TensorTable:
-    """Returns the table, which leaves out the prediction layers after the last layer: they have no experts."""
+    """Returns the table, which leaves out prediction layers after the last layer that are not built."""
+    if list(spec.extras()):
+        return predictors.named(NAMES, BESIDE)(spec, family)
     after = "|".join(str(spec.n_layers + i) for i in range(predictors.MOST))
     found = NAMES(spec, family)
     return replace(found, ignored={**found.ignored, rf"model\.layers\.({after})\.{PREDICTOR}": "not built"})
@@ -338,7 +424,7 @@ FAMILY = Family(
         Only("yarn_only_types", [FULL], reason="RoPE of layers without windows alone is scaled"),
         Only("gating", True, "per-head", reason="each head of this family has a gate"),
         Only("use_bidirectional_attention", False, reason="all attention is causal"),
-        Irrelevant("prediction layers are not built", predictors.KEY, "mtp_layer_types", "mtp_mlp_layer_types"),
+        _Predicted(),
         Irrelevant("queries and keys are always normed, whatever a config says", "use_qk_norm"),
         Irrelevant("precision of the router's product", "need_fp32_gate"),
         Irrelevant("mlp_layer_types says it", "moe_layer_offset", "moe_every_n_layer"),

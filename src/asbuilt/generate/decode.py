@@ -412,6 +412,15 @@ def prefill(
     return logits[:, -1]
 
 
+@torch.inference_mode()
+def detect_language(model: Model, start: int, languages: Sequence[int], audio: Tensor) -> int:
+    """Returns the token of the language that a speech model hears: the most likely one after its start token."""
+    ids_11 = torch.tensor([[start]], device=model.device)
+    logits_V = model(ids_11, audio=audio.to(model.device), last=True)[0, -1]
+    require_logits(logits_V[None], model, (1,))
+    return languages[int(logits_V[list(languages)].argmax())]
+
+
 def padded_sources(sources: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
     """Returns a model's arguments for sources: the tokens (B, S), and which are valid if the lengths differ."""
     lengths = torch.tensor([len(source) for source in sources])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from asbuilt import spec
 from asbuilt.errors import InputError
-from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, suppressed, transform
+from asbuilt.generate.sampling import Sampling, penalise_repetition, seen_tokens, suppressed, timed, transform
 from asbuilt.kernels.rows import row_products
 from asbuilt.nn.cache import Cache, Mark
 from asbuilt.nn.fused_predictor import FusedPredictor
@@ -80,6 +80,7 @@ class Chooser:
             seen_V = seen_tokens(text, len(logits_V), logits_V.device)
             logits_V = penalise_repetition(logits_V, seen_V, said.repetition_penalty)
         logits_V = suppressed(logits_V, said, first=len(text) == self.begun)
+        logits_V = logits_V if said.times is None else timed(logits_V[None], said.times, [text[self.begun or 0 :]])[0]
         if said.temperature == 0:
             p_V = torch.zeros(len(logits_V), dtype=torch.float64, device=logits_V.device)
             p_V[logits_V.max(-1).indices] = 1.0
@@ -348,7 +349,8 @@ class Predictors(StreamDrafter):
         sure = max(start, len(text) - used)
         (stream_1TM,) = self.streams(start, stop)
         merge = self.target.streams
-        stream_1TM = self.target.normed(stream_1TM if merge is None else merge(stream_1TM))
+        stream_1TM = stream_1TM if merge is None else merge(stream_1TM)
+        stream_1TM = self.target.normed(stream_1TM) if self.predictors[0].normed else stream_1TM
         tokens: list[int] = list(text)
         drafts: list[Draft] = []
         marks: list[Mark] = []

@@ -21,11 +21,29 @@ CANDIDATES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
+class Times:
+    """Which tokens say times in a speech model's text: those from `begin` on, each 20 ms after the one before it.
+
+    The token before `begin` is for no times; `end` ends a text, and only it and times come after it. `latest` is the
+    last that the first time may be, None for any. Radford et al. 2022 (Whisper, arXiv 2212.04356), section 2.3.
+    """
+
+    begin: int
+    end: int
+    latest: int | None = None
+
+    def seconds(self, token: int) -> float | None:
+        """Returns the time that a token says; None if it says none."""
+        return None if token < self.begin else (token - self.begin) / 50
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How one request samples its tokens; temperature 0 is greedy, None disables a transform.
 
-    Tokens in `suppress` are never chosen, those in `suppress_first` not as the first one after the prompt. Raises
-    InputError for a value out of range. Equal seeds and equal logits give equal tokens, whatever else runs.
+    With `times` the text has times around its segments. Tokens in `suppress` are never chosen, those in
+    `suppress_first` not as the first one after the prompt. Raises InputError for a value out of range. Equal seeds and
+    equal logits give equal tokens, whatever else runs.
     """
 
     temperature: float = 0.0
@@ -36,6 +54,7 @@ class Sampling:
     seed: int = 0
     suppress: tuple[int, ...] = ()
     suppress_first: tuple[int, ...] = ()
+    times: Times | None = None
 
     def __post_init__(self) -> None:
         # beyond these bounds float32 logits overflow, and the probabilities become NaN
@@ -75,6 +94,33 @@ def suppressed(logits_BV: Tensor, sampling: Sampling, *, first: bool) -> Tensor:
     said = {*sampling.suppress, *(sampling.suppress_first if first else ())}
     tokens = [token for token in said if token < logits_BV.shape[-1]]
     return logits_BV.index_fill(-1, torch.tensor(tokens, device=logits_BV.device), NEVER) if tokens else logits_BV
+
+
+def timed(logits_BV: Tensor, times: Times, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the logits with tokens dropped that cannot follow each row's new text, where times stand in pairs.
+
+    A text begins with a time. One that ends a segment is followed by the time at which the next one begins, not
+    earlier, or by the end; else times grow. If all times together are more likely than any other token, one of them
+    comes.
+    """
+    logits_BV, begin = logits_BV.clone(), times.begin
+    logits_BV[:, begin - 1] = NEVER
+    for row_V, text in zip(logits_BV, texts, strict=True):
+        said = [token for token in text if token >= begin]
+        last = len(text) > 0 and text[-1] >= begin
+        paired = len(text) < 2 or text[-2] >= begin
+        if last:
+            row_V[slice(begin, None) if paired else slice(times.end)] = NEVER
+        if said:
+            row_V[begin : said[-1] + (0 if last and not paired else 1)] = NEVER
+        if not text:
+            row_V[:begin] = NEVER
+            if times.latest is not None:
+                row_V[begin + times.latest + 1 :] = NEVER
+        logs_V = row_V.float().log_softmax(-1)
+        if bool(logs_V[begin:].logsumexp(-1) > logs_V[:begin].max()):
+            row_V[:begin] = NEVER
+    return logits_BV
 
 
 def divide_by_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
@@ -163,6 +209,7 @@ class Sampler:
         self._generators = [torch.Generator().manual_seed(request.seed) for request in requests]
         self._seen_BV: Tensor | None = None
         self._first = True
+        self._new: list[list[int]] = [[] for _ in requests]  # of each row, kept where its settings have times
         if any(request.repetition_penalty != 1 for request in requests):
             self._seen_BV = torch.zeros(len(prompts), n_vocab, dtype=torch.bool, device=device)
             for row, prompt in enumerate(prompts):
@@ -176,13 +223,19 @@ class Sampler:
             groups.setdefault(replace(request, seed=0), []).append(row)
         self._groups = list(groups.items())
         self._greedy = all(
-            r.temperature == 0 and r.repetition_penalty == 1 and not r.suppress and not r.suppress_first for r in groups
+            r.temperature == 0
+            and r.repetition_penalty == 1
+            and not r.suppress
+            and not r.suppress_first
+            and r.times is None
+            for r in groups
         )
 
     def keep(self, rows: list[int]) -> None:
         """Continues with only these rows, in this order."""
         self._requests = [self._requests[row] for row in rows]
         self._generators = [self._generators[row] for row in rows]
+        self._new = [self._new[row] for row in rows]
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[rows]
         self._group()
@@ -194,6 +247,8 @@ class Sampler:
         chosen_B = torch.empty(len(logits_BV), dtype=torch.long, device=logits_BV.device)
         for settings, rows in self._groups:
             chosen_B[rows] = self._choose(logits_BV[rows], settings, rows)
+            for row in rows if settings.times is not None else ():
+                self._new[row].append(int(chosen_B[row]))
         self._first = False
         if self._seen_BV is not None:
             self._seen_BV.scatter_(1, chosen_B[:, None], True)
@@ -205,6 +260,8 @@ class Sampler:
         if settings.repetition_penalty != 1 and self._seen_BV is not None:
             logits_BV = penalise_repetition(logits_BV, self._seen_BV[rows], settings.repetition_penalty)
         logits_BV = suppressed(logits_BV, settings, first=self._first)
+        if settings.times is not None:
+            logits_BV = timed(logits_BV, settings.times, [self._new[row] for row in rows])
         if settings.temperature == 0:
             return logits_BV.max(-1).indices  # equals argmax, in less than half the time
         uniform = [torch.rand((), generator=self._generators[row], dtype=torch.float64) for row in rows]

@@ -10,13 +10,14 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.draft import Drafter
-from asbuilt.generate.sampling import Sampling
+from asbuilt.generate.sampling import Sampling, Times
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
+from asbuilt.text.spoken import Segments
 from asbuilt.text.tokenizer import Tokenizer
 
 FinishReason = Literal["eos", "stop", "length"]
@@ -68,7 +69,8 @@ class Completion(Iterator[str]):
 
     `tokens` are all generated tokens, including an end token and those of a stop string; `note` tells why fewer tokens
     were allowed than requested, or that the text may be recomputed, and is empty otherwise. `draft` is what drafted,
-    with its counts. If iteration is abandoned, `finish_reason` stays None.
+    with its counts. With `times` the text is a line for each segment, which `segments.found` holds too. If iteration is
+    abandoned, `finish_reason` stays None.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class Completion(Iterator[str]):
         eos_ids: Sequence[int],
         note: str = "",
         draft: Drafter | None = None,
+        times: Times | None = None,
     ) -> None:
         self.prompt, self.note, self.draft = prompt, note, draft
+        self.segments = None if times is None else Segments(times.seconds, tokenizer.decode)
         self.text = ""
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -103,11 +107,13 @@ class Completion(Iterator[str]):
             if token in eos_ids:
                 reason = "eos"
                 break
-            if piece := stop.push(stream.push(token)):
+            said = stream.push(token) if self.segments is None else self.segments.push(token)
+            if piece := stop.push(said):
                 yield piece
             if stop.stopped:
                 break
-        if rest := stop.push(stream.finish()) + stop.finish():
+        said = stream.finish() if self.segments is None else self.segments.finish()
+        if rest := stop.push(said) + stop.finish():
             yield rest
         self.finish_reason = "stop" if stop.stopped else reason
 
@@ -157,7 +163,7 @@ def complete(
         kv_dtype=kv_dtype,
     )
     note = "; ".join(notes(model.spec, len(start if read else ids), max_new_tokens))
-    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note, draft)
+    return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note, draft, sampling.times)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[dict[str, Any]]) -> list[int]:

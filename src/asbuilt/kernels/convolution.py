@@ -5,6 +5,7 @@ Shapes: batch B, tokens T, channels C, taps K; x (B, T, C), w (C, K), the inputs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -144,3 +145,30 @@ class FullFunction(torch.autograd.Function):
             dy.transpose(1, 2), wide, w, sizes, [1], [0], [ctx.dilation], False, [0], 1, [True, True, ctx.biased]
         )
         return found[0][:, :, wide.shape[2] - x.shape[1] :].transpose(1, 2), found[1], found[2], None
+
+
+def activated(sums: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns the activation of the sums, which alone are saved under autograd, never the result."""
+    if torch.is_grad_enabled() and sums.requires_grad:
+        return ActivationFunction.apply(sums, activation)  # type: ignore[no-any-return]
+    return activation(sums)
+
+
+class ActivationFunction(torch.autograd.Function):
+    """The activation, computed again for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401
+        """Saves the sums."""
+        ctx.save_for_backward(sums)
+        ctx.activation = activation
+        return activation(sums)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Returns the gradient of the sums."""
+        (sums,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = sums.detach().requires_grad_()
+            return torch.autograd.grad(ctx.activation(again), again, dy)[0], None

@@ -59,7 +59,8 @@ class Branch(PartModule):
         self.post_norm = optional(part.post_norm, f"{path}.post_norm")
         self.beside = None if part.beside is None else Laurel(part.beside, f"{path}.beside")
         self.sum_norm = optional(part.sum_norm, f"{path}.sum_norm")
-        self.scale, self.parallel, self.after_source = part.scale, part.parallel, part.after_source
+        self.scale, self.after_source = part.scale, part.after_source
+        self.parallel, self.block_input = part.parallel, part.block_input
         self.stream_scale, self.normed = part.stream_scale, part.normed
 
     def forward(self, x_BTM: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
@@ -141,10 +142,10 @@ class Block(PartModule):
 
     def branched(self, x_BTM: Tensor, step: Step) -> Tensor:
         """Returns what the branches make of one stream, or of all where each has streams of its own."""
-        stream_BTM = x_BTM
+        stream_BTM = first_BTM = x_BTM
         for name in (branch.name for branch in self.part.branches):
             branch = self._modules[name]
             if not branch.parallel:  # type: ignore[union-attr]
-                x_BTM = stream_BTM
+                x_BTM = first_BTM if branch.block_input else stream_BTM  # type: ignore[union-attr]
             stream_BTM = branch(x_BTM, stream_BTM, step)  # type: ignore[misc]
         return stream_BTM

@@ -1,14 +1,16 @@
-"""Causal convolutions, with a sequence's last inputs in the cache.
+"""Convolutions over tokens; of causal ones, with a sequence's last inputs in the cache.
 
 Shapes: batch B, new tokens T, channels C, taps K.
 """
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels import convolution
 from asbuilt.nn.cache import StateCache
+from asbuilt.nn.encoder import pooler_activation
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -87,6 +89,26 @@ class CausalConvolution(PartModule):
         if layer is not None:
             layer.write((convolution.last_inputs(x_BTC, before, counts, reach),))
         return y if places is None else _rows(y, places)
+
+
+@computes(spec.CentredConvolution)
+class CentredConvolution(PartModule):
+    """An activated product with each token's inputs on both sides, of which padding counts as zeros."""
+
+    taps: Tensor
+    bias: Tensor
+
+    def __init__(self, part: spec.CentredConvolution, path: str) -> None:
+        super().__init__(part, path)
+        self.reach, self.activation = part.kernel // 2, pooler_activation(part.activation)
+
+    def forward(self, x_BTC: Tensor, step: Step) -> Tensor:
+        """Returns (B, T, C)."""
+        x_BTC = x_BTC if step.valid_BT is None else x_BTC * step.valid_BT[..., None]
+        near_BTK = F.pad(x_BTC, (0, 0, self.reach, self.reach)).unfold(1, 2 * self.reach + 1, 1).flatten(2)
+        y_BTC = F.linear(near_BTK, self.taps.flatten(1), self.bias)
+        del near_BTK
+        return convolution.activated(y_BTC, self.activation)
 
 
 def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,8 @@ Shapes: batch B, new tokens T, width of embeddings E, model width M.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -55,6 +57,11 @@ class HeadTransform(PartModule):
         return F.layer_norm(x, (self.width,), self.norm.weight, self.norm.bias, self.eps)
 
 
+def pooler_activation(name: spec.PoolerActivation) -> Callable[[Tensor], Tensor]:
+    """Returns the function of this name."""
+    return torch.tanh if name == "tanh" else ACTIVATIONS[name]
+
+
 @computes(spec.Pooler)
 class Pooler(PartModule):
     """activation(x W^T + b)."""
@@ -63,7 +70,7 @@ class Pooler(PartModule):
 
     def __init__(self, part: spec.Pooler, path: str) -> None:
         super().__init__(part, path)
-        self.activation = torch.tanh if part.activation == "tanh" else ACTIVATIONS[part.activation]
+        self.activation = pooler_activation(part.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns (..., M)."""

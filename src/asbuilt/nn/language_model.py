@@ -41,6 +41,7 @@ class Predictor(PartModule):
         self.block = Block(part.block, f"{path}.block")
         self.norm = module(part.norm, f"{path}.norm")
         self.head = module(part.head, f"{path}.head")
+        self.normed = part.normed
         self.requires_grad_(False)
 
     def forward(self, next_BT: Tensor, stream_BTM: Tensor, step: Step, whole: Scores | None = None) -> Tensor:
@@ -48,16 +49,18 @@ class Predictor(PartModule):
         return self.scores(self.states(next_BT, stream_BTM, step), whole)
 
     def states(self, next_BT: Tensor, stream_BTM: Tensor, step: Step) -> Tensor:
-        """Returns (B, T, M), normalised: what the head reads, and a further predictor as its stream.
+        """Returns (B, T, M): what a further predictor reads as its stream, after the norm where that is `normed`.
 
         A shared embedding looks up the step's table.
         """
         step.tokens_BT = next_BT
         halves = self.token_norm(self.embedding(next_BT, step)), self.stream_norm(stream_BTM)
-        return self.norm(self.block(self.join(torch.cat(halves, -1)), step))
+        x_BTM = self.block(self.join(torch.cat(halves, -1)), step)
+        return self.norm(x_BTM) if self.normed else x_BTM
 
     def scores(self, x_BTM: Tensor, whole: Scores | None = None) -> Tensor:
-        """Returns the logits of normalised states; a shared head is `whole`, the model's own `scores`."""
+        """Returns the logits of `states`; a shared head is `whole`, the model's own `scores`."""
+        x_BTM = x_BTM if self.normed else self.norm(x_BTM)
         return self.head(x_BTM, whole if isinstance(self.head, SharedHead) else None)
 
 

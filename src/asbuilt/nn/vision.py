@@ -172,7 +172,10 @@ class PooledProjector(PartModule):
 
 @computes(vision.ConvolvedProjector)
 class ConvolvedProjector(PartModule):
-    """Convolutions with a stride of 2, and a map of what they leave."""
+    """Convolutions with a stride of 2, and a map of what they leave.
+
+    They are products with nine patches each: the library's convolution needs memory that depends on the shape.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -185,11 +188,14 @@ class ConvolvedProjector(PartModule):
 
     def forward(self, x_NPM: Tensor) -> Tensor:
         """Returns (N, patches left, d_out)."""
-        x_NMHW = x_NPM.transpose(1, 2).unflatten(2, (self.part.n_side, self.part.n_side))
-        for i in range(self.part.steps):
+        for i, side in enumerate(self.part.sides[:-1]):
             conv: Linear = self.get_submodule(f"conv_{i}")  # type: ignore[assignment]  # pyright: ignore
-            x_NMHW = F.conv2d(x_NMHW, conv.weight, conv.bias, stride=2, padding=1)
-        return F.linear(x_NMHW.flatten(2).transpose(1, 2).contiguous(), self.weight, self.bias)
+            edged_NHWM = F.pad(x_NPM.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
+            patches_NP9 = edged_NHWM.unfold(1, 3, 2).unfold(2, 3, 2).flatten(3).flatten(1, 2)
+            del edged_NHWM
+            x_NPM = F.linear(patches_NP9, conv.weight.flatten(1), conv.bias)
+            del patches_NP9
+        return F.linear(x_NPM, self.weight, self.bias)
 
 
 @computes(vision.Vision)

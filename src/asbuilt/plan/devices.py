@@ -175,7 +175,8 @@ def _unplanned(small: Part) -> Iterator[tuple[str, str, str, str]]:
     whole, step = Pass(tokens=2), Pass(tokens=1, past=8)
     for path, part, run in _outermost(small, step):
         mixes = part.kind in ("attention", "ssm") and any(p.weight is None for p in part.multiplies(run))
-        if mixes and not part.remembers():
+        reads = getattr(part, "kv_from", None) is not None  # an earlier layer's, which is held to this itself
+        if mixes and not part.remembers() and not reads:
             yield path, type(part).__name__, "decode", "it has no cache, so it cannot decode"
     for path, part, run in _outermost(small, whole):
         if part.multiplies(run) and not memory(part).peak_bytes(run):

@@ -12,7 +12,7 @@ from asbuilt.spec.axial import AxialPositions
 from asbuilt.spec.block import Block, Body, Branch, Parallel
 from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
-from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
+from asbuilt.spec.convolution import CausalConvolution, CentredConvolution, ShortConvolution
 from asbuilt.spec.convolution_module import ConvolutionModule
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
@@ -160,6 +160,7 @@ __all__ = [
     "Branch",
     "CausalConvolution",
     "Cell",
+    "CentredConvolution",
     "ChannelMixing",
     "ClampedGate",
     "Classifier",

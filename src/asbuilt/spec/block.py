@@ -65,10 +65,10 @@ class Branch(Part):
     The residual r is stream_scale * x, or stream_scale * norm(x) where the stream is `normed`. What is `beside` the
     body reads norm(x) too, and is added to g * post_norm(...) before the scale. With a `side` transformer the body
     reads norm(x + side(x)) instead; the stream itself stays x. A `parallel` branch has the same input as the branch
-    before it, and is added to that branch's sum. With `streams` x is read from several residual streams, and the output
-    written to all of them. g is a `layer_scale`, one learned factor for each number of the stream (Touvron et al. 2021,
-    arXiv 2103.17239); a `gated` branch's output is multiplied by the tanh of one learned number (Alayrac et al. 2022,
-    Flamingo, arXiv 2204.14198, section 2.3).
+    before it, and is added to that branch's sum; with `block_input` it reads what the block reads. With `streams` x is
+    read from several residual streams, and the output written to all of them. g is a `layer_scale`, one learned factor
+    for each number of the stream (Touvron et al. 2021, arXiv 2103.17239); a `gated` branch's output is multiplied by
+    the tanh of one learned number (Alayrac et al. 2022, Flamingo, arXiv 2204.14198, section 2.3).
     """
 
     name: str
@@ -91,6 +91,8 @@ class Branch(Part):
     """Factor on the branch's output."""
     parallel: bool = False
     """Whether it has the same input as the branch before it."""
+    block_input: bool = False
+    """Whether it reads the block's input, rather than the stream after the branch before it."""
     layer_scale: bool = False
     """Whether a learned vector multiplies the branch's output."""
     gated: bool = False
@@ -107,7 +109,7 @@ class Branch(Part):
         require(self, "name", simple, "a name of letters, digits and underscores: it is part of every path")
         require_number(self, "scale")
         require_number(self, "stream_scale")
-        require_flags(self, "parallel", "layer_scale", "normed", "gated", "after_source")
+        require_flags(self, "parallel", "block_input", "layer_scale", "normed", "gated", "after_source")
         for field in ("norm", "post_norm", "sum_norm"):
             norm = getattr(self, field)
             fits = norm is None or norm.d == self.body.d_model
@@ -117,14 +119,21 @@ class Branch(Part):
         require(self, "beside", fits, f"one of d_model = {self.body.d_model}")
         fits = self.side is None or self.side.d_model == self.body.d_model
         require(self, "side", fits, f"one of d_model = {self.body.d_model}")
+        allowed = "one alone: parallel, or of the block's input"
+        require(self, "block_input", not (self.parallel and self.block_input), allowed)
         if self.streams is not None:
             fits = self.streams.d_model == self.body.d_model
             require(self, "streams", fits, f"streams of d_model = {self.body.d_model}")
-            plain = self.scale == self.stream_scale == 1.0 and not self.parallel
+            plain = self.scale == self.stream_scale == 1.0 and not self.again
             plain = plain and self.sum_norm is None and self.side is None
             require(self, "streams", plain, "none with a scale, a norm of the sum, a side, or in parallel")
-        alone = self.norm is not None and self.streams is None and self.side is None and not self.parallel
+        alone = self.norm is not None and self.streams is None and self.side is None and not self.again
         require(self, "normed", not self.normed or alone, "false without a norm, with streams, a side, or in parallel")
+
+    @property
+    def again(self) -> bool:
+        """Whether it reads what an earlier branch of its block read."""
+        return self.parallel or self.block_input
 
     def holds(self) -> dict[str, Weight]:
         """g (d_model), and the number whose tanh gates, 0 at first, if enabled."""
@@ -158,7 +167,7 @@ class Block(Part):
         names = [branch.name for branch in self.branches]
         require(self, "branches", len(names) > 0, "at least one branch")
         require(self, "branches", len(set(names)) == len(names), "branches of different names")
-        require(self, "branches", not names or not self.branches[0].parallel, "a first branch that is not parallel")
+        require(self, "branches", not names or not self.branches[0].again, "a first branch that is not parallel")
         require_flags(self, "scaled")
         require_names(self, "weights_name", "weights_from")
         both = self.weights_name is not None and self.weights_from is not None

@@ -1,4 +1,4 @@
-"""Causal convolutions over tokens: the short one of recurrent mixers, for each channel by itself, and a full one.
+"""Convolutions over tokens: the short one of recurrent mixers, for each channel by itself, and full ones.
 
 Short ones as in H3 (Fu et al. 2022, arXiv 2212.14052) and Mamba (Gu & Dao 2023, arXiv 2312.00752), section 3.4.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from asbuilt.spec.encoder import POOLER_ACTIVATIONS, PoolerActivation
 from asbuilt.spec.linear import Linear
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import (
@@ -114,3 +115,44 @@ class CausalConvolution(Mixer):
         """The last dilation * (kernel - 1) inputs of a sequence."""
         shape = (self.d_model, self.reach)
         return (Remembered(name="inputs", shape=shape, per="sequence"),) if self.reach else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentredConvolution(Mixer):
+    """y_t = activation(sum over i < kernel of W_i x_(t + i - (kernel - 1) / 2) + b), with W_i over all channels.
+
+    x before and after a text is 0, and so are its padded tokens. It reads what follows, so that nothing is cached and
+    it does not decode. That of DeBERTa v2 (He et al. 2020, arXiv 2006.03654) reads what the first block reads.
+    """
+
+    kind = "ssm"
+    d_model: int
+    """Width of the residual stream."""
+    kernel: int
+    """Tokens that an output depends on, as many before as after its own: an odd number."""
+    activation: PoolerActivation = "gelu"
+    """Activation of the sums."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "d_model", "kernel")
+        require(self, "kernel", self.kernel % 2 == 1, "an odd number of tokens")
+        require_choice(self, "activation", POOLER_ACTIVATIONS)
+
+    @property
+    def decodes(self) -> bool:
+        """No: an output depends on later tokens."""
+        return False
+
+    def plain_maps(self) -> dict[str, Linear]:
+        """None: its matrices are one tensor."""
+        return {}
+
+    def holds(self) -> dict[str, Weight]:
+        """W (d_model, d_model, kernel), as in PyTorch's convolution, and b (d_model)."""
+        taps = Weight(shape=(self.d_model, self.d_model, self.kernel), role="matrix")
+        return {"taps": taps, "bias": Weight(shape=(self.d_model,), role="bias")}
+
+    def multiplies(self, run: Pass) -> tuple[Product, ...]:
+        """One product of each token's inputs, side by side, zeros around a text included."""
+        wide = self.d_model * self.kernel
+        return (Product(name="taps", a=run.rows, b=wide, c=self.d_model, weight="taps"),)

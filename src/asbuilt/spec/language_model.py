@@ -13,7 +13,7 @@ from asbuilt.spec.head import Head, SharedHead, TiedHead
 from asbuilt.spec.linear import Linear, Map, Mapped
 from asbuilt.spec.model import Model
 from asbuilt.spec.norms import Norm
-from asbuilt.spec.part import Part, Pass, Product, require, require_sizes
+from asbuilt.spec.part import Part, Pass, Product, require, require_flags, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Predictor(Mapped):
     where files store them so, or those of the model. DeepSeek-V3 (arXiv 2412.19437), section 2.2: multi-token
     prediction. The first predictor reads the model's stream after the final norm, as vLLM and SGLang do; each further
     one that of the predictor before it, after its norm (SGLang; vLLM omits it), at the same position, with the token
-    one further on.
+    one further on. Some are made to read both before those norms (Step-3.5: not `normed`).
     """
 
     embedding: TokenEmbedding | SharedEmbedding
@@ -41,9 +41,12 @@ class Predictor(Mapped):
     """Logits of the token after next."""
     join: Map | None = None
     """Replaces the plain map that joins both, if given."""
+    normed: bool = True
+    """Whether the first reads the stream after the final norm, and the next one this one's after its `norm`."""
 
     def __post_init__(self) -> None:
         self.require_maps()
+        require_flags(self, "normed")
         d_model = self.embedding.d_model
         widths = {name: getattr(self, name).d for name in ("token_norm", "stream_norm", "norm")}
         widths |= {"head": self.head.d_model, "block": self.block.branches[0].body.d_model}
@@ -62,8 +65,9 @@ class Predictor(Mapped):
         return {"join": Linear(d_in=2 * self.d_model, d_out=self.d_model)}
 
     def child_run(self, name: str, run: Pass) -> Pass:
-        """The head processes only the requested positions; the norm all, since the next predictor may read them."""
-        return replace(run, tokens=1) if name == "head" and run.logits != "all" else run
+        """The head processes only the requested positions; the norm too, unless the next predictor reads all."""
+        above = ("head",) if self.normed else ("head", "norm")
+        return replace(run, tokens=1) if name in above and run.logits != "all" else run
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """The map, in addition to the products of the block and the head."""

@@ -6,7 +6,7 @@ and a token where no times are wanted. Keys of generation_config.json as transfo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asbuilt.errors import InputError, one_of
@@ -147,16 +147,76 @@ def task_tokens(said: Mapping[str, Any], where: str) -> tuple[int, ...]:
     )
 
 
-def without_times(said: Mapping[str, Any], tokens: tuple[int, ...]) -> tuple[int, ...]:
+def languages(said: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Returns the tokens of languages by name, of which the model is to hear one; none where the settings say it."""
+    found, forced = said.get("lang_to_id"), said.get("forced_decoder_ids")
+    if not isinstance(found, dict) or said.get("language") is not None:
+        return {}
+    if said.get("task") is None and forced and not (isinstance(forced[0], list) and forced[0][-1] is None):
+        return {}
+    return {str(name): _token(token, where, "lang_to_id") for name, token in found.items()}
+
+
+def heard_tokens(said: Mapping[str, Any], where: str, language: int) -> tuple[int, ...]:
+    """Returns the tokens after the start token, in a language that was heard: with the task that is set or forced."""
+    task, tasks = said.get("task"), said.get("task_to_id")
+    if task is not None:
+        known = tasks if isinstance(tasks, dict) else {}
+        if task not in known:
+            raise InputError(field=f"{where}: task", value=task, allowed=one_of(sorted(map(str, known))))
+        return without_times(said, (language, _token(known[task], where, "task_to_id")))
+    forced = said.get("forced_decoder_ids") or []
+    later = (pair for pair in forced if isinstance(pair, list) and len(pair) == 2 and pair[0] > 1)
+    return without_times(said, (language, *(_token(token, where, "forced_decoder_ids") for _, token in later)), 1)
+
+
+def without_times(said: Mapping[str, Any], tokens: tuple[int, ...], least: int = 2) -> tuple[int, ...]:
     """Returns the first tokens of a text with the one for no times, where the settings have one and want none.
 
-    Before a language is known there is none: the model says it first.
+    Before a language is known, of fewer tokens than `least`, there is none: the model says it first.
     """
     token, times = said.get(NO_TIMES), said.get("return_timestamps")
-    unknown = isinstance(said.get("lang_to_id"), dict) and len(tokens) < 2
+    unknown = isinstance(said.get("lang_to_id"), dict) and len(tokens) < least
+    if times is True and tokens and tokens[-1] == token:
+        return tokens[:-1]
     if type(token) is not int or times is True or unknown or token in tokens:
         return tokens
     return (*tokens, token)
+
+
+class Segments:
+    """The segments of a text with times, one after the other: from which second to which, None for open, and the text.
+
+    `seconds` gives the time that a token says, None for none; `decode` the text of the others.
+    """
+
+    def __init__(self, seconds: Callable[[int], float | None], decode: Callable[[list[int]], str]) -> None:
+        self.found: list[tuple[float, float | None, str]] = []
+        self._seconds, self._decode = seconds, decode
+        self._start = 0.0
+        self._tokens: list[int] = []
+
+    def push(self, token: int) -> str:
+        """Returns the line of the segment that ends with this token; empty if none does."""
+        time = self._seconds(token)
+        if time is None:
+            self._tokens.append(token)
+            return ""
+        if not self._tokens:
+            self._start = time
+            return ""
+        return self._ended(time)
+
+    def finish(self) -> str:
+        """Returns the line of a segment whose end is not said; empty without one."""
+        return self._ended(None) if self._tokens else ""
+
+    def _ended(self, time: float | None) -> str:
+        text = self._decode(self._tokens).strip()
+        self.found.append((self._start, time, text))
+        start, self._tokens = self._start, []
+        self._start = start if time is None else time
+        return f"[{start:.2f} - {'' if time is None else f'{time:.2f}'}] {text}\n"
 
 
 def _token(value: object, where: str, key: str) -> int:

@@ -1,4 +1,4 @@
-"""deberta-v2: distances beyond four tokens share rows of their table, or those beyond the table do."""
+"""deberta-v2: distances beyond four tokens share rows of their table, or those beyond the table do; a convolution."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ CASE = ParityCase(
             norm_rel_ebd="none",
             position_biased_input=True,
             type_vocab_size=2,
+        ),
+        "convolved": partial(draw, conv_kernel_size=3, conv_act="gelu"),
+        "wide": partial(
+            draw, name="DebertaV2Model", conv_kernel_size=5, position_biased_input=True, norm_rel_ebd="none"
         ),
         "texts": partial(draw, name="DebertaV2ForSequenceClassification", num_labels=3),
     },

@@ -152,8 +152,8 @@ class Parts:
 
     @property
     def last(self) -> Branch:
-        """The first block's last branch."""
-        return self.model.blocks[0].branches[-1]
+        """The first block's last branch that reads the stream, rather than the block's input again."""
+        return next(one for one in reversed(self.model.blocks[0].branches) if not one.block_input)
 
     @cached_property
     def attentions(self) -> list[Attention]:

@@ -5,7 +5,7 @@ Most are named as further blocks, after the last one; Qwen's have names of their
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -105,8 +105,11 @@ def beside(names: Names) -> Callable[[Model, str], TensorTable]:
     return table
 
 
-def named(names: Names) -> Callable[[Model, str], TensorTable]:
-    """Returns what makes the table of a model with prediction layers, which are named as further blocks."""
+def named(names: Names, beside: Mapping[str, str] = NAMES) -> Callable[[Model, str], TensorTable]:
+    """Returns what makes the table of a model with prediction layers, which are named as further blocks.
+
+    `beside` names their parts beside the block.
+    """
 
     def table(spec: Model, family: str) -> TensorTable:
         if not isinstance(spec, LanguageModel):
@@ -117,7 +120,7 @@ def named(names: Names) -> Callable[[Model, str], TensorTable]:
         for i, predictor in enumerate(spec.predictors):
             layer = spec.n_layers + i
             entries = [_moved(one, f"blocks.{layer}.", f"predictors.{i}.block.") for one in entries]
-            for part, name in NAMES.items():
+            for part, name in beside.items():
                 held = {"weight"} if part == "join" else getattr(predictor, part).local_weights()
                 entries += [
                     entry(f"predictors.{i}.{part}.{kind}", f"model.layers.{layer}.{name}.{kind}") for kind in held

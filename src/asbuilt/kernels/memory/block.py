@@ -115,10 +115,12 @@ class BlockMemory(Memory[Block]):
         return max(updates.peak_bytes(run), updates.read(run) + inside)
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
-        """A parallel branch has the same input as the branch before it."""
+        """A parallel branch has the same input as the branch before it; some read that of the first."""
         part = self.part
+        first = part.branches[0]
         pairs = zip(part.branches, part.branches[1:], strict=False)
-        return tuple((reader(second), reader(first)) for first, second in pairs if second.parallel)
+        after = tuple((reader(second), reader(one)) for one, second in pairs if second.parallel)
+        return after + tuple((reader(one), reader(first)) for one in part.branches if one.block_input)
 
 
 def reader(branch: Branch) -> str:

@@ -1,10 +1,10 @@
-"""What causal convolutions save and need."""
+"""What convolutions over tokens save and need."""
 
 from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
-from asbuilt.spec.convolution import CausalConvolution, ShortConvolution
+from asbuilt.spec.convolution import CausalConvolution, CentredConvolution, ShortConvolution
 from asbuilt.spec.part import Pass
 
 
@@ -34,3 +34,20 @@ class CausalConvolutionMemory(MappedMemory[CausalConvolution]):
         part = self.part
         padded = run.batch * (run.tokens + part.reach) * part.d_model
         return (2 * (padded + run.rows * part.d_model) + part.d_model**2 * part.kernel) * run.width
+
+
+@memory_of(CentredConvolution)
+class CentredConvolutionMemory(MappedMemory[CentredConvolution]):
+    """Memory of a product with each token's inputs side by side, and of an activation."""
+
+    def saves(self, run: Pass) -> tuple[Saved, ...]:
+        """Those inputs and the sums, of which the activation is computed again."""
+        part, size = self.part, run.rows * self.part.d_model
+        return (Saved(name="taps' inputs", size=size * part.kernel), Saved(name="sums", size=size))
+
+    def peak_bytes(self, run: Pass) -> int:
+        """Each token's inputs beside the input with its edges, or beside the sums; or those and what is activated."""
+        part = self.part
+        padded = run.batch * (run.tokens + part.kernel - 1)
+        rows = max(run.rows * part.kernel + max(padded, run.rows), 2 * run.rows)
+        return rows * part.d_model * run.width

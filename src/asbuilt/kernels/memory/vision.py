@@ -108,27 +108,31 @@ class PooledProjectorMemory(Memory[PooledProjector]):
 
 @memory_of(ConvolvedProjector)
 class ConvolvedProjectorMemory(Memory[ConvolvedProjector]):
-    """Memory of convolutions and a product."""
+    """Memory of convolutions, as products of nine patches each, and of the product after them."""
 
     def _sizes(self, run: Pass) -> list[int]:
         """Returns the numbers before and after each convolution."""
         part = self.part
         return [run.batch * side**2 * width for side, width in zip(part.sides, part.widths, strict=True)]
 
+    def _patches(self, run: Pass) -> list[int]:
+        """Returns the numbers that each convolution multiplies: nine patches for one of its results."""
+        part = self.part
+        return [run.batch * side**2 * 9 * width for side, width in zip(part.sides[1:], part.widths, strict=False)]
+
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input of each convolution, and of the product."""
-        first, *others = self._sizes(run)
-        return (
-            Saved(name="input", size=first),
-            *(Saved(name=f"convolved {i}", size=size) for i, size in enumerate(others)),
-        )
+        """The patches of each convolution, and the input of the last product."""
+        patches = (Saved(name=f"patches {i}", size=size) for i, size in enumerate(self._patches(run)))
+        return (*patches, Saved(name="convolved", size=self._sizes(run)[-1]))
 
     def peak_bytes(self, run: Pass) -> int:
-        """A convolution's input and result, and the library's copies of input, result and kernel."""
+        """A convolution's patches beside its input with edges, or its result; from the second on, its input too."""
         part, sizes = self.part, self._sizes(run)
-        kernels = [9 * inside * out for inside, out in zip(part.widths, part.widths[1:], strict=False)]
-        most = max(2 * (a + b) + kernel for a, b, kernel in zip(sizes, sizes[1:], kernels, strict=False))
-        return max(most, 2 * sizes[-1] + run.batch * part.sides[-1] ** 2 * part.d_out) * run.width
+        most = 0
+        for i, patches in enumerate(self._patches(run)):
+            edged = run.batch * (part.sides[i] + 2) ** 2 * part.widths[i]
+            most = max(most, (sizes[i] if i else 0) + patches + max(edged, sizes[i + 1]))
+        return max(most, sizes[-1] + run.batch * part.sides[-1] ** 2 * part.d_out) * run.width
 
 
 @memory_of(Vision)
