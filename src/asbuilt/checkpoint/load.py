@@ -64,7 +64,11 @@ def load(
     floats, for values beyond the range of `dtype`, for a device that is not there, for `packed` where nothing is held
     as blocks, and, before anything is allocated, for a model that the free memory does not hold.
     """
-    contents = Contents(as_source(source), packed=packed, adapter=adapter)
+    return load_contents(Contents(as_source(source), packed=packed, adapter=adapter), dtype, device)
+
+
+def load_contents(contents: Contents, dtype: torch.dtype | str | None = None, device: str = "cpu") -> Model:
+    """Returns the model of tensors that are matched already; see `load`."""
     wanted, place = contents.dtype(dtype), _device(device)
     needed = contents.needs(wanted)
     if place.type == "cpu":
@@ -195,6 +199,11 @@ class Contents:
             )
         self._blocks = {entry.paths: entry for entry, _ in found}
         self.spec = packed_spec(self.spec, {path: format for entry, format in found for path in entry.paths})
+
+    @property
+    def stays_packed(self) -> bool:
+        """Whether some weights stay packed in memory."""
+        return bool(self._blocks)
 
     def dtype(self, wanted: torch.dtype | str | None) -> torch.dtype:
         """Returns the dtype to build in; see `load`."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, warn, write
+from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
+from asbuilt.files import read_text
 from asbuilt.shown import number
 
 if TYPE_CHECKING:
@@ -28,43 +31,29 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.argument("prompt", required=False)
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to PROMPT, as the user's message.")
 @click.option("--system", help="System message; needs --chat.")
+@click.option("-p", "--prompt", "given", metavar="PROMPT", help="The prompt, as the argument PROMPT.")
+@click.option("-f", "--file", "file", metavar="FILE", help="Read the prompt from this file.")
 @click.option(
-    "--max-new-tokens", type=Tokens(), default=256, show_default=True, help="Generate at most this many tokens."
-)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
-@click.option("--top-p", type=float, help="Sample from the fewest tokens whose probabilities sum to p.")
-@click.option("--min-p", type=float, help="Sample from tokens at least p times as likely as the most likely.")
-@click.option(
-    "--repetition-penalty",
-    type=float,
-    default=1.0,
+    "-n",
+    "--max-new-tokens",
+    "max_new_tokens",
+    type=Tokens(),
+    default=256,
     show_default=True,
-    help="Above 1, makes repeated tokens less likely.",
+    help="Generate at most this many tokens.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
-@click.option(
-    "--dtype",
-    help="Compute in fp32, bf16 or fp16. By default as stored, or fp32 where that is much faster "
-    "on this machine and fits; fp32 for quantised weights.",
-)
+@context_option
+@sampling_options
 @click.option(
     "--prefill-chunk", type=Tokens(), help="Process the prompt in chunks of this many tokens, to save memory."
 )
-@click.option(
-    "--packed/--expanded",
-    default=None,
-    help="Keep the weights of a GGUF file or MXFP4 checkpoint packed, or expand them to the compute dtype. By default "
-    "those of a GGUF file stay packed where the native kernels multiply them; without these that is slower.",
-)
+@place_options
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="Image that the model sees before PROMPT; may be repeated."
 )
 @click.option(
     "--audio", metavar="FILE", help="Sound for a model that hears, such as Whisper; PROMPT then begins its text."
 )
-@click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
 @click.option(
     "--draft",
     metavar="own|prompt|MODEL",
@@ -80,7 +69,10 @@ def generate(
     prompt: str | None,
     chat: bool,
     system: str | None,
+    given: str | None,
+    file: str | None,
     max_new_tokens: int,
+    context: int | None,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
@@ -88,12 +80,14 @@ def generate(
     repetition_penalty: float,
     seed: int,
     stop: tuple[str, ...],
-    dtype: str | None,
     prefill_chunk: int | None,
+    threads: int | None,
+    device: str,
+    dtype: str | None,
     packed: bool | None,
+    adapter: str | None,
     images: tuple[str, ...],
     audio: str | None,
-    adapter: str | None,
     draft: str | None,
     draft_tokens: int | None,
     allow_unread: tuple[str, ...],
@@ -107,6 +101,7 @@ def generate(
         raise click.UsageError("--system needs --chat")
     if draft_tokens is not None and draft is None:
         raise click.UsageError("--draft-tokens needs --draft")
+    prompt = _one_prompt(prompt, given, file)
     said = "" if audio is not None and prompt is None else _prompt(prompt)
     from asbuilt.generate.sampling import Sampling
     from asbuilt.generate.text import StopFilter
@@ -131,12 +126,22 @@ def generate(
     # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
     logging.getLogger("asbuilt").addHandler(logging.NullHandler())
     asked = _messages(said, system, len(images)) if chat else said
-    how: dict[str, Any] = {"field": "--dtype", "packed": packed, "adapter": adapter}
-    completion, compute = begin(source, asked, dtype or None, options, draft=drafting(draft, draft_tokens), **how)
+    place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
+    how, count = place.taken()
+    drafts = drafting(draft, draft_tokens)
+    completion, compute = begin(source, asked, how, options, draft=drafts, context=context)
     if compute.warning:
         warn(f"warning: {compute.warning}")
+    more = {"max_new_tokens": max_new_tokens, "context": context}
     with memory_errors(compute.needed, source.name, "to be run"):
-        _finish(completion, compute, as_json)
+        _finish(completion, compute, echoed(sampling, place, count, **more) if as_json else None)
+
+
+def _one_prompt(prompt: str | None, given: str | None, file: str | None) -> str | None:
+    """Returns the prompt that was given, in one of three ways."""
+    if sum(one is not None for one in (prompt, given, file)) > 1:
+        raise click.UsageError("give PROMPT, --prompt or --file, not several")
+    return read_text(Path(file), LONGEST_PROMPT) if file is not None else prompt if given is None else given
 
 
 def _prompt(prompt: str | None) -> str:
@@ -166,17 +171,18 @@ def _messages(prompt: str, system: str | None, images: int) -> list[dict[str, An
     return said if system is None else [{"role": "system", "content": system}, *said]
 
 
-def _finish(completion: Completion, compute: Compute, as_json: bool) -> None:
+def _finish(completion: Completion, compute: Compute, settings: dict[str, Any] | None) -> None:
+    """Prints the text as it comes, or, with `settings`, one JSON document."""
     if completion.note:
         warn(f"warning: {completion.note}")
     began = time.perf_counter()
     for piece in completion:
-        if not as_json:
+        if settings is None:
             write(piece)
     seconds = time.perf_counter() - began
     speed = len(completion.tokens) / seconds
-    if as_json:
-        print_json(_document(completion, seconds, speed) | _computed(compute) | _drafted(completion.draft))
+    if settings is not None:
+        print_json(_document(completion, seconds, speed) | _computed(compute) | settings | _drafted(completion.draft))
         return
     write("\n")
     warn(

@@ -1,0 +1,127 @@
+"""How a request's model is run: on which device, in which dtype, packed or expanded; then loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from asbuilt.checkpoint.load import Contents, headers, load_contents
+from asbuilt.checkpoint.packed import PACKABLE
+from asbuilt.checkpoint.room import require_room, too_large
+from asbuilt.errors import InputError, one_of
+from asbuilt.generate import compute as computing
+from asbuilt.generate.compute import Compute
+from asbuilt.kernels import native
+from asbuilt.nn.build import interleave
+
+if TYPE_CHECKING:
+    from asbuilt.checkpoint.source import Source
+    from asbuilt.nn.model import Model
+    from asbuilt.spec import Model as Spec
+
+FIX = "use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk"
+NARROWER = "use a narrower --dtype or a smaller --context"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What a request says of how its model is run; `packed` None stays packed where that is multiplied faster."""
+
+    dtype: torch.dtype | None = None
+    packed: bool | None = None
+    adapter: str | Path | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The tokens of a request, what it needs beside the weights in a dtype, and how to need less."""
+
+    prompt_tokens: int
+    new_tokens: int
+    needs: Callable[[Spec, torch.dtype], int]
+    fix: str = FIX
+
+
+def contents_of(source: Source, how: Running) -> Contents:
+    """Returns the stored tensors as they will be held, packed or expanded."""
+    headers(source)  # raises if there are no weights
+    packed = _multiplied_packed(source, how) if how.packed is None else how.packed
+    return Contents(source, packed=packed, adapter=how.adapter)
+
+
+def ready(source: Source, how: Running, contents: Contents, request: Request) -> tuple[Model, Compute]:
+    """Chooses the dtype, checks the memory and loads the model; raises InputError before anything is allocated."""
+
+    def needs(dtype: torch.dtype) -> int:
+        return contents.needs(dtype, request.needs(contents.spec, dtype))
+
+    stored = contents.dtype(None)
+    if how.device == "cpu":
+        compute = computing.choose(stored, how.dtype, request.prompt_tokens, request.new_tokens, needs)
+        require_room(compute.needed, source.name, what="to be run", fix=request.fix)
+    else:
+        dtype = stored if how.dtype is None else how.dtype
+        why = "as stored" if how.dtype is None else "as requested"
+        compute = Compute(dtype=dtype, why=why, needed=needs(dtype))
+        _require_device_room(source, how.device, compute.needed, request.fix)
+    model = load_contents(contents, compute.dtype, how.device)
+    if contents.stays_packed and interleave(model):
+        why = (
+            f"packed weights are multiplied by the native kernels ({native.instructions()}), inputs rounded to 16 bits"
+        )
+        compute = replace(compute, why=why)
+    elif native.missing() and blocks(source) and how.device == "cpu":
+        gain = "quantised weights are several times faster with the native kernels (in a clone: pip install ./native)"
+        compute = replace(compute, warning="; ".join(filter(None, (compute.warning, gain))))
+    return model, compute
+
+
+def _multiplied_packed(source: Source, how: Running) -> bool:
+    """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32."""
+    usable = how.dtype in (None, torch.float32) and how.device == "cpu" and native.library() is not None
+    return usable and any(native.number(kind) >= 0 for kind in blocks(source))
+
+
+def blocks(source: Source) -> set[str]:
+    """Returns the block formats of a GGUF file's matrices."""
+    tensors = {} if source.gguf is None else source.gguf.tensors
+    return {tensor.type.lower() for tensor in tensors.values() if len(tensor.shape) == 2}.intersection(PACKABLE)
+
+
+def devices() -> list[str]:
+    """Returns the devices that are here."""
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    more = [f"cuda:{i}" for i in range(cards)] if cards > 1 else []
+    apple = ["mps"] if torch.backends.mps.is_available() else []
+    return ["cpu", *(["cuda"] if cards else []), *more, *apple]
+
+
+def require_device(name: str, field: str = "device") -> str:
+    """Returns the name; raises InputError, naming the devices that are here, for any other one."""
+    here = devices()
+    if name not in here and not (name == "cuda:0" and "cuda" in here):
+        raise InputError("not on this machine", field=field, value=name, allowed=one_of(here))
+    return name
+
+
+def use_threads(count: int | None, field: str = "threads") -> int:
+    """Has torch and the native kernels use so many threads, None as torch would; returns how many."""
+    most = os.cpu_count() or 1
+    if count is not None:
+        if type(count) is not int or not 1 <= count <= most:
+            raise InputError(field=field, value=count, allowed=f"from 1 to {most}, the processors of this machine")
+        torch.set_num_threads(count)
+    return torch.get_num_threads()
+
+
+def _require_device_room(source: Source, device: str, needed: int, fix: str) -> None:
+    if device.startswith("cuda"):
+        free, _ = torch.cuda.mem_get_info(device)
+        if needed > free:
+            raise too_large(needed, free, source.name, "to be run", fix)
