@@ -133,12 +133,14 @@ class Chat:
     ) -> None:
         require_chat(model.spec, tokenizer)
         StopFilter(stop)
-        self.model, self.tokenizer, self.sampling, self.stops = model, tokenizer, sampling, tuple(stop)
+        self.model, self.tokenizer, self.stops = model, tokenizer, tuple(stop)
         self.context = chat_context(model.spec, context)
         self.history: list[Message] = []
         self._system: str | None = None
         self._most, self._chunk, self._kernel = max_new_tokens, chunk, kernel
         self._see, self._hear = see, hear
+        # the tokens that stand for images and sounds are no text
+        self.sampling = replace(sampling, suppress=(*sampling.suppress, *self._placeholders().values()))
         self._ends = frozenset((*tokenizer.eos_ids, *eos_ids, *turn_ends(tokenizer)))
         self._stopping = False
         self._forget()
@@ -285,6 +287,7 @@ class Chat:
                 media[name] = make(new)
         return _Asked(message, ids, keep, media)
 
+    @torch.inference_mode()
     def _rewound(self, keep: int) -> int:
         """Drops the tokens after `keep` from the cache, or more where it cannot; returns how many it keeps."""
         cache = self._cache
