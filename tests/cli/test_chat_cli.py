@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from conftest import CONTEXT, write_tokenizer
 
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.save import save
@@ -28,6 +27,7 @@ from asbuilt.nn import build
 from asbuilt.spec import Rotary
 
 Run = Callable[..., Result]
+CONTEXT = 64  # of the fixture `checkpoint`
 
 
 def answer(folder: Path, messages: list[tuple[str, str]], tokens: int, **options: Any) -> str:  # noqa: ANN401
@@ -168,21 +168,20 @@ def test_places_that_are_not_here(
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Path:
+def endless(checkpoint: Path, tmp_path: Path) -> Path:
     """A checkpoint that says "!" for ever: all its logits are equal, and "!" is the first token."""
     folder = tmp_path / "endless"
-    n_vocab = write_tokenizer(tmp_path / "text")
     made = build(
         llama.build(
-            n_vocab=n_vocab, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=40, max_positions=1 << 20,
+            n_vocab=open_model(checkpoint).spec.n_vocab, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=40, max_positions=1 << 20,
             rotary=Rotary(d_rotary=8), tied=False, name="endless",
         )
     )  # fmt: skip
     with torch.no_grad():
         made.get_parameter("head.weight").zero_()
     save(made, folder, family="llama", carried={})
-    for file in (tmp_path / "text").iterdir():
-        file.rename(folder / file.name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (checkpoint / name).rename(folder / name)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -79,6 +80,7 @@ def interleave(built: Model) -> int:
 
     None without the kernels (`asbuilt[native]`), or on another device than the CPU. Stacks of experts stay as they are.
     """
+    found: list[tuple[Tensor, str]] = []
     count = 0
     for one in built.modules():
         format = getattr(one, "format", None)
@@ -86,9 +88,12 @@ def interleave(built: Model) -> int:
             continue
         usable = native.library() is not None and one.weight.device.type == "cpu"
         if usable and not format.endswith(native.INTERLEAVED) and native.number(format) >= 0:
-            native.interleave(one.weight, format)
+            found.append((one.weight, format))
             one.format = format + native.INTERLEAVED
             count += 1
+    if found:  # the library lets go of Python meanwhile
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(lambda each: native.interleave(*each), found))
     if type(built) is LanguageModel and built.streams is None and built.per_layer is None and built.relative is None:
         built.native = native_layers(built.blocks, built.spec.d_model)
     return count
