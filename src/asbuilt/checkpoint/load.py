@@ -96,7 +96,7 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
                 assert tensor.shape == tensors[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
                 if tensors[path].is_floating_point():
                     require_range(tensor, tensors[path].dtype, path)
-                if contents.stays_packed and _owned(tensor, tensors[path], taken):
+                if contents.source.gguf is not None and _owned(tensor, tensors[path], taken):
                     tensors[path].data = tensor
                 else:
                     tensors[path].copy_(tensor)
@@ -108,8 +108,8 @@ def _owned(tensor: Tensor, place: Tensor, taken: set[int]) -> bool:
     """Returns whether a tensor can be the parameter itself: like it, aligned, and nobody else's; then it is `taken`."""
     alike = tensor.dtype == place.dtype and tensor.device == place.device and tensor.is_contiguous()
     start = tensor.data_ptr()
-    whole = alike and tensor.untyped_storage().nbytes() == tensor.nbytes and start % ALIGNED == 0
-    if not whole or start in taken:
+    whole = all(one.untyped_storage().nbytes() == one.nbytes for one in (tensor, place))  # no view of a larger one
+    if not (alike and whole and start % ALIGNED == 0) or start in taken:
         return False
     taken.add(start)
     return True
