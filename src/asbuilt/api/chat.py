@@ -58,7 +58,7 @@ def open_chat(
         return computing.request_bytes(spec, tokens, 0, dtype, min(chunk, tokens), None)
 
     request = Request(prompt_tokens=QUESTION, new_tokens=ANSWER, needs=needs, fix=NARROWER)
-    model, compute = ready(source, how, contents_of(source, how), request)
+    model, compute = ready(source, how, contents_of(source, how, (QUESTION, ANSWER)), request)
     senses = {"see": _sight(source), "hear": _hearing(source)}
     made = Chat(model, tokenizer, context=tokens, chunk=chunk, eos_ids=source.eos_ids, **senses, **options)
     return made, compute

@@ -268,10 +268,11 @@ def begin(
     decode.check_prompt(source.spec, ids)
     draft.check_words(tokenizer, ids)
     eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
-    contents = contents_of(source, how)
     begun, chunk = start if reads else ids, options["prefill_chunk"]
     options["max_new_tokens"] = _within(source.spec, len(begun), options["max_new_tokens"], context)
     new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
+
+    contents = contents_of(source, how, (len(ids), new))
 
     def needs(spec: Spec, dtype: torch.dtype) -> int:
         request = computing.request_bytes(spec, len(begun), new, dtype, chunk, len(ids) if reads else None)

@@ -10,10 +10,13 @@ from torch import nn
 
 from asbuilt import cost, memory
 from asbuilt import measure as measuring
+from asbuilt.api.running import speeds_here
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import load
 from asbuilt.dtypes import CALIBRATED, TORCH_NAMES, short_name
 from asbuilt.errors import InputError, one_of
+from asbuilt.generate.compute import choose
+from asbuilt.measure.loading import Loading, loaded
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
 from asbuilt.shown import size
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
     from asbuilt.measure import Report
 
-TOKENS = 512
+TOKENS, AUTO = 512, "auto"
 Say = Callable[[str], None]
 
 
@@ -41,17 +44,17 @@ def measure(
     """Returns each figure of a model as predicted from its description and as measured on this machine's CPU.
 
     A built model is measured as it is; otherwise the weights are loaded, or random for a description, in `dtype` (fp32
-    or bf16; None means as stored if that is one of these, else fp32). `refresh` recalibrates the machine. Raises
+    or bf16; None or "auto" mean the one that `generate` would choose). `refresh` recalibrates the machine. Raises
     InputError for a model that does not predict the next token, or is too large for this machine.
     """
     if isinstance(model, nn.Module):
         return _of_built(model, dtype, refresh, say, warn)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     require_measurable(source.spec, source.name)
-    stored = "bf16" if source.reading.dtype == "bfloat16" else "fp32"
-    chosen = stored if dtype is None else _calibrated(dtype)
+    chosen = _faster(source, say) if dtype in (None, AUTO) else _calibrated(dtype)
     _require_room(source, chosen)
-    return measuring.measure(_built(source, chosen), name=source.name, refresh=refresh, say=say, warn=warn)
+    built, loading = _built(source, chosen)
+    return measuring.measure(built, name=source.name, loading=loading, refresh=refresh, say=say, warn=warn)
 
 
 def _of_built(model: nn.Module, dtype: object, refresh: bool, say: Say, warn: Say) -> Report:
@@ -59,9 +62,19 @@ def _of_built(model: nn.Module, dtype: object, refresh: bool, say: Say, warn: Sa
         raise InputError(field="model", value=type(model).__name__, allowed="a model that `build` or `load` returned")
     require_measurable(model.spec, model.spec.name)
     own = _calibrated(model.dtype)
-    if dtype is not None and short_name(dtype) != own:
+    if dtype not in (None, AUTO) and short_name(dtype) != own:
         raise InputError("a built model is measured in its own dtype", field="dtype", value=str(dtype), allowed=own)
     return measuring.measure(model, refresh=refresh, say=say, warn=warn)
+
+
+def _faster(source: Source, say: Say) -> str:
+    """Returns the dtype that a request of these figures would compute in: bf16 where it is stored and not slower."""
+    if source.reading.dtype != "bfloat16":
+        return "fp32"
+    needs = {getattr(torch, TORCH_NAMES[name]): cost.weight_bytes(source.spec, name) for name in CALIBRATED}
+    found = choose(torch.bfloat16, None, TOKENS, TOKENS // 8, lambda dtype: needs[dtype], speeds_here)
+    say(found.warning or found.choice)
+    return "bf16" if found.dtype == torch.bfloat16 else "fp32"
 
 
 def _calibrated(dtype: object) -> str:
@@ -97,8 +110,9 @@ def _require_room(source: Source, dtype: str) -> None:
         )
 
 
-def _built(source: Source, dtype: str) -> Model:
+def _built(source: Source, dtype: str) -> tuple[Model, Loading | None]:
+    """Returns the model, and what loading its weights took, if there are any."""
     wanted: torch.dtype = getattr(torch, TORCH_NAMES[dtype])
     if source.has_weights or source.kind == "folder":
-        return load(source, wanted)
-    return build(source.spec, dtype=wanted).eval()
+        return loaded(lambda: load(source, wanted))
+    return build(source.spec, dtype=wanted).eval(), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from asbuilt import memory
 from asbuilt.checkpoint.load import Contents, headers, load_contents
 from asbuilt.checkpoint.packed import PACKABLE
-from asbuilt.checkpoint.room import require_room, too_large
+from asbuilt.checkpoint.room import built_bytes, require_room, too_large
+from asbuilt.dtypes import CALIBRATED, TORCH_NAMES
 from asbuilt.errors import InputError, one_of
 from asbuilt.generate import compute as computing
 from asbuilt.generate.compute import Compute
-from asbuilt.kernels import native
+from asbuilt.kernels import native, speed
+from asbuilt.kernels.rows import SHAPE
 from asbuilt.nn.build import interleave
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from asbuilt.spec import Model as Spec
 
 FIX = "use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk"
+CALIBRATED_DTYPES = {getattr(torch, TORCH_NAMES[name]): name for name in CALIBRATED}
 NARROWER = "use a narrower --dtype or a smaller --context"
 
 
@@ -48,10 +53,10 @@ class Request:
     fix: str = FIX
 
 
-def contents_of(source: Source, how: Running) -> Contents:
-    """Returns the stored tensors as they will be held, packed or expanded."""
+def contents_of(source: Source, how: Running, tokens: tuple[int, int]) -> Contents:
+    """Returns the stored tensors as they will be held, packed or expanded, for a prompt and new tokens."""
     headers(source)  # raises if there are no weights
-    packed = _multiplied_packed(source, how) if how.packed is None else how.packed
+    packed = _multiplied_packed(source, how, tokens) if how.packed is None else how.packed
     return Contents(source, packed=packed, adapter=how.adapter)
 
 
@@ -63,7 +68,8 @@ def ready(source: Source, how: Running, contents: Contents, request: Request) ->
 
     stored = contents.dtype(None)
     if how.device == "cpu":
-        compute = computing.choose(stored, how.dtype, request.prompt_tokens, request.new_tokens, needs)
+        tokens = request.prompt_tokens, request.new_tokens
+        compute = computing.choose(stored, how.dtype, *tokens, needs, speeds_here)
         require_room(compute.needed, source.name, what="to be run", fix=request.fix)
     else:
         dtype = stored if how.dtype is None else how.dtype
@@ -72,20 +78,64 @@ def ready(source: Source, how: Running, contents: Contents, request: Request) ->
         _require_device_room(source, how.device, compute.needed, request.fix)
     model = load_contents(contents, compute.dtype, how.device)
     if contents.stays_packed and interleave(model):
-        why = (
-            f"packed weights are multiplied by the native kernels ({native.instructions()}), inputs rounded to 16 bits"
-        )
-        compute = replace(compute, why=why)
+        instructions = native.instructions()
+        why = f"packed weights are multiplied by the native kernels ({instructions}), inputs rounded to 16 bits"
+        compute = replace(compute, why=why, choice=_packed_choice(source, how, request))
     elif native.missing() and blocks(source) and how.device == "cpu":
         gain = "quantised weights are several times faster with the native kernels (in a clone: pip install ./native)"
         compute = replace(compute, warning="; ".join(filter(None, (compute.warning, gain))))
     return model, compute
 
 
-def _multiplied_packed(source: Source, how: Running) -> bool:
-    """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32."""
+def _packed_choice(source: Source, how: Running, request: Request) -> str:
+    if how.packed is not None or how.dtype is not None:
+        return ""
+    format = _usual(source)
+    packed, wide = (one.seconds(request.prompt_tokens, request.new_tokens) for one in speed.packed_speeds(format))
+    faster = f", {wide / packed:.1f} times as fast as float32 on this CPU" if wide > packed else " to save memory"
+    return f"computing with packed weights ({format}){faster}"
+
+
+def _multiplied_packed(source: Source, how: Running, tokens: tuple[int, int]) -> bool:
+    """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32.
+
+    Not where expanded ones are much faster for this request and fit in the free memory.
+    """
     usable = how.dtype in (None, torch.float32) and how.device == "cpu" and native.library() is not None
-    return usable and any(native.number(kind) >= 0 for kind in blocks(source))
+    format = _usual(source) if usable else ""
+    if not format:
+        return False
+    packed, wide = (one.seconds(*tokens) for one in speed.packed_speeds(format))
+    free = memory.free()
+    fits = free is None or 2 * built_bytes(source.spec, "float32") < free
+    return not (wide < computing.MUCH * packed and fits)
+
+
+def _usual(source: Source) -> str:
+    """Returns the block format of most of a GGUF file's bytes that the native kernels multiply, empty without any."""
+    tensors = {} if source.gguf is None else source.gguf.tensors
+    found: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if len(tensor.shape) == 2 and native.number(tensor.type.lower()) >= 0:
+            found[tensor.type.lower()] += tensor.nbytes
+    return max(found, key=lambda name: found[name]) if found else ""
+
+
+def speeds_here(dtypes: tuple[torch.dtype, ...]) -> tuple[speed.Speed, ...]:
+    """Returns the speed of products in each dtype: from this machine's stored calibration, without one timed now."""
+    if any(dtype not in CALIBRATED_DTYPES for dtype in dtypes):
+        return speed.speeds(dtypes)
+    from asbuilt.measure.calibrate import stored
+
+    kept = stored()
+    if kept is None:
+        return speed.speeds(dtypes)
+    (outputs, inputs), rows = SHAPE, speed.ROWS
+    rates = [kept.rates[CALIBRATED_DTYPES[dtype]] for dtype in dtypes]
+    return tuple(
+        speed.Speed(prefill=one.matrix.at(rows, inputs, outputs) / rows, decode=one.vector.at(outputs, inputs))
+        for one in rates
+    )
 
 
 def blocks(source: Source) -> set[str]:

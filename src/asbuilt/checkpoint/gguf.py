@@ -25,8 +25,8 @@ EXPONENT = 0x7C00  # of a float16; all ones for infinities and NaN
 def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.Tensor:
     """Returns a tensor, or the given rows of its first dimension; only their bytes are read.
 
-    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32, as `gguf.quants` does. Raises InputError for
-    an unknown name, an unsupported type, and a file that has changed since its header was read.
+    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32, as `gguf.quants` does. Raises
+    InputError for an unknown name, an unsupported type, and a file that has changed since its header was read.
     """
     import torch
 

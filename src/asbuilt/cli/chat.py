@@ -114,6 +114,8 @@ def chat(
     talk, compute = open_chat(source, how, context=context, **options)
     if compute.warning:
         warn(f"warning: {compute.warning}")
+    elif compute.choice and console.interactive() and not as_json:
+        warn(f"[{compute.choice}]")
     session = Session(talk, source.name, typed=console.interactive() and not as_json, quiet=as_json)
     session.attach("images", images)
     session.attach("audio", sounds)

@@ -132,6 +132,8 @@ def generate(
     completion, compute = begin(source, asked, how, options, draft=drafts, context=context)
     if compute.warning:
         warn(f"warning: {compute.warning}")
+    elif compute.choice and not as_json:
+        warn(f"[{compute.choice}]")
     more = {"max_new_tokens": max_new_tokens, "context": context}
     with memory_errors(compute.needed, source.name, "to be run"):
         _finish(completion, compute, echoed(sampling, place, count, **more) if as_json else None)

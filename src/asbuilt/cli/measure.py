@@ -9,6 +9,7 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
+from asbuilt.cli.running import threads_option
 from asbuilt.dtypes import CALIBRATED
 
 if TYPE_CHECKING:
@@ -19,15 +20,24 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option(
     "--dtype",
-    type=click.Choice(CALIBRATED),
-    help="Dtype to run in; by default as stored if that is one of these, else fp32.",
+    type=click.Choice(("auto", *CALIBRATED)),
+    default="auto",
+    show_default=True,
+    help="Dtype to run in. auto: bf16 where weights are stored so and fp32 is not faster here, else fp32.",
 )
 @click.option("--refresh", is_flag=True, help="Recalibrate this machine instead of using the cached calibration.")
+@threads_option
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def measure(
-    ctx: click.Context, model: str, dtype: str | None, refresh: bool, allow_unread: tuple[str, ...], as_json: bool
+    ctx: click.Context,
+    model: str,
+    dtype: str,
+    refresh: bool,
+    threads: int | None,
+    allow_unread: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Predict MODEL's figures from its description, run it, and print both.
 
@@ -36,7 +46,9 @@ def measure(
     """
     source = opened(model, allow_unread, weights=True)
     from asbuilt.api.measure import measure as measured
+    from asbuilt.api.running import use_threads
 
+    use_threads(threads, "--threads")
     report = measured(source, dtype=dtype, refresh=refresh, say=_say, warn=_warn)
     if as_json:
         print_json(report.document())
@@ -58,5 +70,5 @@ def _print(report: Report) -> None:
     say(report.title)
     made = report.table()
     table(made.title, made.columns, made.rows)
-    for note in report.notes:
-        say(f"note: {note}")
+    for told in report.beside:
+        say(told)
