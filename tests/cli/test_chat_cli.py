@@ -173,10 +173,18 @@ def endless(checkpoint: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "endless"
     made = build(
         llama.build(
-            n_vocab=open_model(checkpoint).spec.n_vocab, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=40, max_positions=1 << 20,
-            rotary=Rotary(d_rotary=8), tied=False, name="endless",
+            n_vocab=open_model(checkpoint).spec.n_vocab,
+            d_model=32,
+            n_layers=1,
+            n_heads=4,
+            n_kv_heads=2,
+            d_ff=40,
+            max_positions=1 << 20,
+            rotary=Rotary(d_rotary=8),
+            tied=False,
+            name="endless",
         )
-    )  # fmt: skip
+    )
     with torch.no_grad():
         made.get_parameter("head.weight").zero_()
     save(made, folder, family="llama", carried={})

@@ -1,11 +1,13 @@
 """How long loading a model takes, and how much memory at most.
 
-The peak is the kernel's own (VmHWM, reset before), so that nothing is missed. It counts pages of mapped files, which
-the system can drop: those are said apart. Where the system has no such counters, only the time is known.
+The peak is the kernel's own (VmHWM, reset before where that is allowed), so that nothing is missed. It counts pages of
+mapped files, which the system can drop: those are said apart. Where the system has no such counters, or the process was
+larger before, only the time is known.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from asbuilt.nn.model import Model
 from asbuilt.shown import number, size
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+SLACK = 2**20  # bytes by which the counters, which each CPU keeps for itself, may be behind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +64,17 @@ def loaded(load: Callable[[], Model]) -> tuple[Model, Loading]:
     after = None if before is None else _status()
     found: dict[str, int] = {}
     if before is not None and after is not None:
-        found["peak_bytes"] = max(0, after["VmHWM"] - before["VmRSS"])
-        found["mapped_bytes"] = max(0, after["RssFile"] - before["RssFile"])
+        fresh = before["VmHWM"] - before["VmRSS"] < SLACK or after["VmHWM"] > before["VmHWM"]
+        if fresh:
+            found["peak_bytes"] = max(0, after["VmHWM"] - before["VmRSS"])
+            found["mapped_bytes"] = max(0, after["RssFile"] - before["RssFile"])
     return model, Loading(seconds=seconds, weight_bytes=weight_bytes(model), **found)
 
 
 def _reset() -> dict[str, int] | None:
-    """Has the kernel begin a new peak; returns what the process holds now, None where that cannot be had."""
-    try:
+    """Has the kernel begin a new peak, where it lets us; returns what the process holds, None if it does not say."""
+    with contextlib.suppress(OSError):
         RESET.write_text("5")
-    except OSError:
-        return None
     return _status()
 
 
@@ -79,7 +82,7 @@ def _status() -> dict[str, int] | None:
     """Returns the bytes of the process: resident, of files, and the peak."""
     try:
         lines = STATUS.read_text().splitlines()
-        found = {name: text.split()[0] for name, _, text in (line.partition(":") for line in lines)}
-        return {name: 1024 * int(found[name]) for name in ("VmHWM", "VmRSS", "RssFile")}
+        found = {name: text for name, _, text in (line.partition(":") for line in lines)}
+        return {name: 1024 * int(found[name].split()[0]) for name in ("VmHWM", "VmRSS", "RssFile")}
     except (OSError, KeyError, IndexError, ValueError):
         return None
