@@ -12,7 +12,7 @@ import click
 from asbuilt.cli import console
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, warn, write
-from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options
+from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options, starting
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError, near
 from asbuilt.shown import number
@@ -93,25 +93,31 @@ def chat(
     8,192 tokens unless -c says otherwise. /help lists what else can be typed. Where stdin is no terminal, each line
     is a message, and the answers are printed without anything beside them.
     """
-    from asbuilt.generate.sampling import Sampling
+    with starting():
+        from asbuilt.generate.sampling import Sampling
 
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
-    source = opened(model, allow_unread, weights=True)
-    from asbuilt.api.chat import open_chat
-    from asbuilt.checkpoint.room import memory_errors
+        sampling = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+        source = opened(model, allow_unread, weights=True)
+        from asbuilt.api.chat import open_chat
+        from asbuilt.checkpoint.room import memory_errors
 
-    logging.getLogger("asbuilt").addHandler(logging.NullHandler())
-    place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
-    how, count = place.taken()
-    options: dict[str, Any] = {"system": system, "max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop}
-    talk, compute = open_chat(source, how, context=context, **options)
+        logging.getLogger("asbuilt").addHandler(logging.NullHandler())
+        place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
+        how, count = place.taken()
+        options: dict[str, Any] = {
+            "system": system,
+            "max_new_tokens": max_new_tokens,
+            "sampling": sampling,
+            "stop": stop,
+        }
+        talk, compute = open_chat(source, how, context=context, **options)
     if compute.warning:
         warn(f"warning: {compute.warning}")
     elif compute.choice and console.interactive() and not as_json:

@@ -12,7 +12,7 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, warn, write
-from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options
+from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options, starting
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
 from asbuilt.files import read_text
@@ -103,33 +103,34 @@ def generate(
         raise click.UsageError("--draft-tokens needs --draft")
     prompt = _one_prompt(prompt, given, file)
     said = "" if audio is not None and prompt is None else _prompt(prompt)
-    from asbuilt.generate.sampling import Sampling
-    from asbuilt.generate.text import StopFilter
+    with starting():
+        from asbuilt.generate.sampling import Sampling
+        from asbuilt.generate.text import StopFilter
 
-    StopFilter(stop)  # refuses what it must before the weights are read
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
-    source = opened(model, allow_unread, weights=True)
-    options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
-    options |= {} if audio is None else {"audio": audio}
-    options |= {"images": images} if images else {}
-    from asbuilt.api.draft import asked as drafting
-    from asbuilt.api.generate import begin
-    from asbuilt.checkpoint.room import memory_errors
+        StopFilter(stop)  # refuses what it must before the weights are read
+        sampling = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+        source = opened(model, allow_unread, weights=True)
+        options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
+        options |= {} if audio is None else {"audio": audio}
+        options |= {"images": images} if images else {}
+        from asbuilt.api.draft import asked as drafting
+        from asbuilt.api.generate import begin
+        from asbuilt.checkpoint.room import memory_errors
 
-    # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
-    logging.getLogger("asbuilt").addHandler(logging.NullHandler())
-    asked = _messages(said, system, len(images)) if chat else said
-    place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
-    how, count = place.taken()
-    drafts = drafting(draft, draft_tokens)
-    completion, compute = begin(source, asked, how, options, draft=drafts, context=context)
+        # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
+        logging.getLogger("asbuilt").addHandler(logging.NullHandler())
+        asked = _messages(said, system, len(images)) if chat else said
+        place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
+        how, count = place.taken()
+        drafts = drafting(draft, draft_tokens)
+        completion, compute = begin(source, asked, how, options, draft=drafts, context=context)
     if compute.warning:
         warn(f"warning: {compute.warning}")
     elif compute.choice and not as_json:

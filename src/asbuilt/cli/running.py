@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,6 +99,18 @@ class Place:
         device = require_device(self.device, "--device")
         dtype = None if self.dtype in (None, "", AUTO) else dtype_of(self.dtype, "--dtype")
         return Running(dtype=dtype, packed=self.packed, adapter=self.adapter, device=device), count
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Has Python look for garbage only afterwards: while modules and a model are loaded it would find none, slowly."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def echoed(sampling: Sampling, place: Place, threads: int, **more: object) -> dict[str, Any]:
