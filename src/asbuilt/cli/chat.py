@@ -70,18 +70,9 @@ def chat(
     system: str | None,
     max_new_tokens: int | None,
     context: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float,
-    seed: int,
+    sampled: dict[str, Any],
     stop: tuple[str, ...],
-    threads: int | None,
-    device: str,
-    dtype: str | None,
-    packed: bool | None,
-    adapter: str | None,
+    place: Place,
     images: tuple[str, ...],
     sounds: tuple[str, ...],
     allow_unread: tuple[str, ...],
@@ -96,20 +87,12 @@ def chat(
     with starting():
         from asbuilt.generate.sampling import Sampling
 
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
+        sampling = Sampling(**sampled)
         source = opened(model, allow_unread, weights=True)
         from asbuilt.api.chat import open_chat
         from asbuilt.checkpoint.room import memory_errors
 
         logging.getLogger("asbuilt").addHandler(logging.NullHandler())
-        place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
         how, count = place.taken()
         options: dict[str, Any] = {
             "system": system,

@@ -73,19 +73,10 @@ def generate(
     file: str | None,
     max_new_tokens: int,
     context: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float,
-    seed: int,
+    sampled: dict[str, Any],
     stop: tuple[str, ...],
     prefill_chunk: int | None,
-    threads: int | None,
-    device: str,
-    dtype: str | None,
-    packed: bool | None,
-    adapter: str | None,
+    place: Place,
     images: tuple[str, ...],
     audio: str | None,
     draft: str | None,
@@ -108,14 +99,7 @@ def generate(
         from asbuilt.generate.text import StopFilter
 
         StopFilter(stop)  # refuses what it must before the weights are read
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
+        sampling = Sampling(**sampled)
         source = opened(model, allow_unread, weights=True)
         options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
         options |= {} if audio is None else {"audio": audio}
@@ -127,7 +111,6 @@ def generate(
         # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
         logging.getLogger("asbuilt").addHandler(logging.NullHandler())
         asked = _messages(said, system, len(images)) if chat else said
-        place = Place(threads=threads, device=device, dtype=dtype, packed=packed, adapter=adapter)
         how, count = place.taken()
         drafts = drafting(draft, draft_tokens)
         completion, compute = begin(source, asked, how, options, draft=drafts, context=context)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -63,20 +64,6 @@ context_option = click.option(
 threads_option = PLACE[0]
 
 
-def options_of(group: tuple[Callable[[C], C], ...]) -> Callable[[C], C]:
-    """Returns what adds the options to a command, in order."""
-
-    def add(command: C) -> C:
-        for option in reversed(group):
-            command = option(command)
-        return command
-
-    return add
-
-
-sampling_options, place_options = options_of(SAMPLING), options_of(PLACE)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """What a command line says of where and how the model runs."""
@@ -101,6 +88,28 @@ class Place:
         return Running(dtype=dtype, packed=self.packed, adapter=self.adapter, device=device), count
 
 
+def options_of(group: tuple[Callable[[C], C], ...], names: Sequence[str], into: str, make: Any) -> Callable[[C], C]:  # noqa: ANN401
+    """Returns what adds the options to a command, in order, which is given those of `names` as one, `make` of them."""
+
+    def add(command: C) -> C:
+        @functools.wraps(command)
+        def run(*args: Any, **given: Any) -> Any:  # noqa: ANN401
+            given[into] = make(**{name: given.pop(name) for name in names})
+            return command(*args, **given)
+
+        made = cast(C, run)
+        for option in reversed(group):
+            made = option(made)
+        return made
+
+    return add
+
+
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+sampling_options = options_of(SAMPLING, SAMPLED, "sampled", dict)
+place_options = options_of(PLACE, [field.name for field in fields(Place)], "place", Place)
+
+
 @contextmanager
 def starting() -> Iterator[None]:
     """Has Python look for garbage only afterwards: while modules and a model are loaded it would find none, slowly."""
@@ -115,6 +124,5 @@ def starting() -> Iterator[None]:
 
 def echoed(sampling: Sampling, place: Place, threads: int, **more: object) -> dict[str, Any]:
     """Returns the settings of a run, for --json."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    said = {name: getattr(sampling, name) for name in names}
+    said = {name: getattr(sampling, name) for name in SAMPLED}
     return {"settings": said | {"threads": threads, "device": place.device} | more}
