@@ -6,6 +6,10 @@
 #pragma once
 #include <cstring>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "kernels.h"
 
 namespace asbuilt {
@@ -26,6 +30,22 @@ inline float half(uint16_t bits) {
   float out;
   std::memcpy(&out, &made, 4);
   return out;
+}
+
+// To nearest, to even; what is too large becomes infinite.
+inline uint16_t to_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return sign | 0x7e00u;
+  if (bits >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and above
+  if (bits < 0x38800000u) {  // subnormal: in steps of 2^-24
+    float small;
+    std::memcpy(&small, &bits, 4);
+    return sign | static_cast<uint16_t>(__builtin_rintf(small * 0x1p24f));
+  }
+  return sign | static_cast<uint16_t>((bits + 0xfff + (bits >> 13 & 1) - 0x38000000u) >> 13);
 }
 
 // The bytes of one row's block, wherever they lie.
@@ -387,6 +407,7 @@ struct MXFP4 {
 #endif
 };
 
+#define PLAIN_FORMATS(X) X(F32) X(BF16) X(F16)
 #define ALL_FORMATS(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(MXFP4)
 
 }  // namespace KERNELS

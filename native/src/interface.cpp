@@ -16,8 +16,9 @@ namespace asbuilt {
 
 #define LIST(F) \
   {#F, listed::F::VALUES, listed::F::BYTES, listed::F::units, static_cast<int>(sizeof(listed::F::units) / sizeof(int))},
-const Format kFormats[] = {ALL_FORMATS(LIST)};
+const Format kFormats[] = {ALL_FORMATS(LIST){"F32", 1, 4, nullptr, 0}, {"BF16", 1, 2, nullptr, 0}, {"F16", 1, 2, nullptr, 0}};
 const int kFormatCount = static_cast<int>(sizeof(kFormats) / sizeof(Format));
+const int kBlockFormats = kFormatCount - 3;
 
 namespace portable {
 extern const Kernels kTable;
@@ -48,41 +49,116 @@ const Kernels*& chosen() {
 // Pieces of about equal size, several for each thread, so that a thread that the machine took away delays little.
 constexpr int64_t kBytesOfPiece = 48 << 10;
 
-// y = x W^T + bias of several matrices with one x (rows, inputs): of each y (rows, rows of W), rows `stride` apart.
-void multiply(int count, const Packed* matrices, const float* x, int64_t rows, int64_t x_stride,
-              const float* const* biases, float* const* outs, const int64_t* strides) {
-  const Kernels& k = *chosen();
-  const int64_t inputs = matrices[0].inputs, per_row = inputs / kGroup;
+// From so many rows on matrices are unpacked to float32: blocks multiply in integers below, plain rows one by one.
+constexpr int64_t kManyRows = 48, kManyRowsOfNumbers = 12;
+constexpr int64_t kSlab = 768;  // rows of x that are packed at once
+
+struct Product {
+  int count;
+  const Packed* matrices;
+  const float* x;
+  int64_t rows, x_stride;
+  const float* const* biases;
+  float* const* outs;
+  const int64_t* strides;
+};
+
+// Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each.
+template <class Pieces, class Work>
+void each_piece(int count, Pieces&& pieces, Work&& work) {
+  static thread_local std::vector<int64_t> starts;
+  starts.assign(1, 0);
+  for (int i = 0; i < count; ++i) starts.push_back(starts.back() + pieces(i));
+  const int64_t* first = starts.data();
+  each(first[count], [&](int64_t piece) {
+    int i = 0;
+    while (piece >= first[i + 1]) ++i;
+    work(i, piece - first[i]);
+  });
+}
+
+void many_rows(const Kernels& k, const Product& p) {
+  const int64_t inputs = p.matrices[0].inputs;
+  static thread_local std::vector<float> packed;
+  for (int64_t start = 0; start < p.rows; start += kSlab) {
+    const int64_t rows = std::min(kSlab, p.rows - start), tall = k.tall, panels = (rows + tall - 1) / tall;
+    packed.resize(static_cast<size_t>(panels * tall * inputs + 16));
+    float* x = packed.data();
+    constexpr int64_t kTogether = 4;
+    each((panels + kTogether - 1) / kTogether, [&](int64_t i) {
+      const int64_t from = i * kTogether * tall, n = std::min(kTogether * tall, rows - from);
+      k.pack_rows(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x + from * inputs);
+    });
+    // a piece is a run of columns, and of rows where there are few columns
+    const int64_t halves = rows >= 384 ? 2 : 1, half = (panels + halves - 1) / halves * tall;
+    const auto runs = [&](int i) { return (p.matrices[i].rows + k.columns - 1) / k.columns; };
+    each_piece(p.count, [&](int i) { return runs(i) * halves; }, [&](int i, int64_t piece) {
+      const Packed& w = p.matrices[i];
+      const int64_t first = piece / halves * k.columns, row = piece % halves * half;
+      if (row < rows)
+        k.many_rows(w, first, std::min(first + k.columns, w.rows), x + row * inputs, std::min(half, rows - row),
+                    p.biases[i], p.outs[i] + (start + row) * p.strides[i], p.strides[i]);
+    });
+  }
+}
+
+void few_rows(const Kernels& k, const Product& p) {
+  const int64_t inputs = p.matrices[0].inputs;
+  const auto run = [&](int i) {
+    return std::max<int64_t>(4, kBytesOfPiece / (inputs * kFormats[p.matrices[i].format].bytes) / 4 * 4);
+  };
+  each_piece(p.count, [&](int i) { return (p.matrices[i].rows + run(i) - 1) / run(i); }, [&](int i, int64_t piece) {
+    const Packed& w = p.matrices[i];
+    const int64_t first = piece * run(i);
+    k.few_rows(w, first, std::min(first + run(i), w.rows), p.x, p.rows, p.x_stride, p.biases[i], p.outs[i], p.strides[i]);
+  });
+}
+
+void few_rows_of_blocks(const Kernels& k, const Product& p) {
+  const int64_t inputs = p.matrices[0].inputs, per_row = inputs / kGroup, rows = p.rows;
   static thread_local std::vector<Rounded> rounded;
-  static thread_local std::vector<int64_t> first_piece, run;
   rounded.resize(static_cast<size_t>(rows * per_row));
   Rounded* r = rounded.data();
   if (rows < 8) {
-    k.round_rows(x, rows, inputs, x_stride, r);
+    k.round_rows(p.x, rows, inputs, p.x_stride, r);
   } else {
     each((rows + 7) / 8, [&](int64_t i) {
-      k.round_rows(x + 8 * i * x_stride, std::min<int64_t>(8, rows - 8 * i), inputs, x_stride, r + 8 * i * per_row);
+      k.round_rows(p.x + 8 * i * p.x_stride, std::min<int64_t>(8, rows - 8 * i), inputs, p.x_stride, r + 8 * i * per_row);
     });
   }
-  // a piece is a run of groups of one matrix
-  first_piece.assign(1, 0);
-  run.clear();
-  for (int i = 0; i < count; ++i) {
-    const Format& f = kFormats[matrices[i].format];
-    const int64_t groups = matrices[i].rows / kRows, bytes = kRows * (inputs / f.values) * f.bytes;
-    run.push_back(std::max<int64_t>(1, kBytesOfPiece / (bytes * std::min<int64_t>(rows, 4))));
-    first_piece.push_back(first_piece.back() + (groups + run.back() - 1) / run.back());
-  }
-  const int64_t *starts = first_piece.data(), *runs = run.data();
-  each(first_piece.back(), [&](int64_t piece) {
-    int i = 0;
-    while (piece >= starts[i + 1]) ++i;
-    const Packed& w = matrices[i];
-    const int64_t first = (piece - starts[i]) * runs[i];
-    k.packed_groups(w, first, std::min(first + runs[i], w.rows / kRows), r, rows, biases[i], outs[i], strides[i]);
+  const auto run = [&](int i) {
+    const Format& f = kFormats[p.matrices[i].format];
+    const int64_t bytes = kRows * (inputs / f.values) * f.bytes;
+    return std::max<int64_t>(1, kBytesOfPiece / (bytes * std::min<int64_t>(rows, 4)));
+  };
+  const auto groups = [&](int i) { return p.matrices[i].rows / kRows; };
+  each_piece(p.count, [&](int i) { return (groups(i) + run(i) - 1) / run(i); }, [&](int i, int64_t piece) {
+    const int64_t first = piece * run(i);
+    k.packed_groups(p.matrices[i], first, std::min(first + run(i), groups(i)), r, rows, p.biases[i], p.outs[i],
+                    p.strides[i]);
   });
-  for (int i = 0; i < count; ++i)
-    if (matrices[i].rows % kRows) k.packed_tail(matrices[i], x, rows, x_stride, biases[i], outs[i], strides[i]);
+  for (int i = 0; i < p.count; ++i)
+    if (p.matrices[i].rows % kRows)
+      k.packed_tail(p.matrices[i], p.x, rows, p.x_stride, p.biases[i], p.outs[i], p.strides[i]);
+}
+
+// y = x W^T + bias of several matrices with one x (rows, inputs): of each y (rows, rows of W), rows `stride` apart.
+void multiply(const Product& p) {
+  const Kernels& k = *chosen();
+  const auto blocks = [&](int i) { return p.matrices[i].format < kBlockFormats; };
+  for (int i = 0; i < p.count;) {  // runs of matrices of one kind
+    int end = i + 1;
+    while (end < p.count && blocks(end) == blocks(i)) ++end;
+    const Product part{end - i, p.matrices + i, p.x, p.rows, p.x_stride, p.biases + i, p.outs + i, p.strides + i};
+    if (p.rows >= (blocks(i) ? kManyRows : kManyRowsOfNumbers)) {
+      many_rows(k, part);
+    } else if (blocks(i)) {
+      few_rows_of_blocks(k, part);
+    } else {
+      few_rows(k, part);
+    }
+    i = end;
+  }
 }
 
 }  // namespace
@@ -91,7 +167,7 @@ void multiply(int count, const Packed* matrices, const float* x, int64_t rows, i
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 1; }
+PUBLIC int asbuilt_version() { return 2; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // Chooses an instruction set by name; 0 if this processor or build lacks it.
@@ -138,7 +214,7 @@ PUBLIC void asbuilt_interleave(int format, uint8_t* data, int64_t rows, int64_t 
 
 PUBLIC void asbuilt_packed(int count, const Packed* matrices, const float* x, int64_t rows, int64_t x_stride,
                            const float* const* biases, float* const* outs, const int64_t* strides) {
-  multiply(count, matrices, x, rows, x_stride, biases, outs, strides);
+  multiply({count, matrices, x, rows, x_stride, biases, outs, strides});
 }
 
 // Rows of a packed table, (count, inputs).
@@ -190,34 +266,73 @@ PUBLIC void asbuilt_gated_product(const float* gate, const float* up, int64_t st
   });
 }
 
-// One token of each of `texts` texts through a run of layers: x + o(attention(norm(x))), x + down(act(gate) * up).
+// Tokens of each of `texts` texts through a run of layers: x + o(attention(norm(x))), x + down(act(gate) * up).
 
 namespace {
 
 struct Norm {
-  const float* weight;
+  const void* weight;
   float offset, eps;
 };
 
 struct Map {
   Packed matrix;
-  const float* bias;
+  const void* bias;
 };
 
 struct Layer {
   Norm attention_norm, ffn_norm, q_norm, k_norm;  // those of heads without a weight and with eps < 0: none
   Map q, k, v, o, gate, up, down;
   int64_t heads, key_heads, d_head, slots;
-  float *keys, *values;  // (texts, key heads, slots, d_head)
+  uint8_t *keys, *values;  // (texts, key heads, slots, d_head)
+  int type;                // the plain format of norms, biases, keys and values
   int rope, d_rotary, adjacent;  // the number of its tables, -1 for none
   float scale, attention_scale, ffn_scale;  // of scores, and of what each branch adds
   int activation;
 };
 
 struct Rope {
-  const float *cos, *sin;
-  int64_t stride;
+  const float *cos, *sin;  // (texts or 1, tokens, d_rotary)
+  int64_t stride;          // between texts
 };
+
+// What one call works on: `tokens` new tokens of each text, positions[text] of it cached already.
+struct Run {
+  const Kernels& k;
+  const Rope* ropes;
+  const int64_t* positions;
+  int64_t texts, tokens, width;
+  int threads;
+};
+
+// Some of them: tokens `token` .. `token` + tokens - 1 of `texts` texts from `text` on; all tokens if of several texts.
+struct Slab {
+  int64_t text, texts, token, tokens;
+  int64_t rows() const { return texts * tokens; }
+};
+
+struct Scratch {
+  std::vector<float> read, q, kv, mixed, gate, hidden, most, total, sums;
+  std::vector<float> norm, q_norm, k_norm, biases[3];  // as float32
+};
+
+// n numbers of a plain format as float32: where they lie, or in `room`.
+const float* as_float(const Kernels& k, int type, const void* numbers, int64_t n, std::vector<float>& room) {
+  if (!numbers || type == kBlockFormats) return static_cast<const float*>(numbers);
+  room.resize(n);
+  k.widen(type, numbers, n, room.data());
+  return room.data();
+}
+
+constexpr int64_t kRowsOfPiece = 16;
+constexpr int64_t kTokensOfPiece = 64;
+
+// Calls work(first, last) for pieces of rows; few rows are one piece.
+template <class Work>
+void each_rows(int64_t rows, Work&& work) {
+  each((rows + kRowsOfPiece - 1) / kRowsOfPiece,
+       [&](int64_t i) { work(i * kRowsOfPiece, std::min(rows, (i + 1) * kRowsOfPiece)); });
+}
 
 void rotate(float* head, const float* cos, const float* sin, int d, bool adjacent) {
   static thread_local std::vector<float> old;
@@ -228,45 +343,58 @@ void rotate(float* head, const float* cos, const float* sin, int d, bool adjacen
   }
 }
 
-void normed(const Kernels& k, const Norm& norm, const float* x, int64_t rows, int64_t width, float* out) {
-  k.gated_norm(x, width, nullptr, 0, norm.weight, norm.offset, norm.eps, 1, width, 0, out, 0, rows);
+void normed(const Kernels& k, const Norm& norm, int type, Scratch& s, const float* x, int64_t rows, int64_t width,
+            float* out) {
+  const float* weight = as_float(k, type, norm.weight, width, s.norm);
+  each_rows(rows, [&](int64_t first, int64_t last) {
+    k.gated_norm(x, width, nullptr, 0, weight, norm.offset, norm.eps, 1, width, 0, out, first, last);
+  });
 }
 
-struct Scratch {
-  std::vector<float> read, q, kv, mixed, gate, hidden, most, total, sums;
-};
-
-void attention(const Kernels& k, const Layer& layer, const Rope* ropes, const int64_t* positions, int64_t texts,
-               int threads, Scratch& s) {
-  const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K;
-  const auto placed = [&](float* head, const Norm& norm, int64_t text) {
-    if (norm.eps >= 0) normed(k, norm, head, 1, D, head);
-    if (layer.rope < 0) return;
-    const Rope& rope = ropes[layer.rope];
-    rotate(head, rope.cos + text * rope.stride, rope.sin + text * rope.stride, layer.d_rotary, layer.adjacent != 0);
-  };
-  int64_t longest = 0;
-  for (int64_t text = 0; text < texts; ++text) {
-    longest = std::max(longest, positions[text] + 1);
-    for (int64_t h = 0; h < H; ++h) placed(&s.q[(text * H + h) * D], layer.q_norm, text);
-    for (int64_t h = 0; h < K; ++h) {
-      const int64_t place = ((text * K + h) * layer.slots + positions[text]) * D;
-      std::memcpy(layer.keys + place, &s.kv[(text * K + h) * D], D * sizeof(float));
-      placed(layer.keys + place, layer.k_norm, text);
-      std::memcpy(layer.values + place, &s.kv[(texts * K + text * K + h) * D], D * sizeof(float));
+// Norms of heads and RoPE in place; keys and values into the cache.
+void place(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
+  const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, rows = slab.rows();
+  const int64_t bytes = D * kFormats[layer.type].bytes;
+  const float* q_weight = as_float(run.k, layer.type, layer.q_norm.weight, D, s.q_norm);
+  const float* k_weight = as_float(run.k, layer.type, layer.k_norm.weight, D, s.k_norm);
+  each_rows(rows, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t text = slab.text + row / slab.tokens, token = slab.token + row % slab.tokens;
+      const auto placed = [&](float* head, const Norm& norm, const float* weight) {
+        if (norm.eps >= 0)
+          run.k.gated_norm(head, D, nullptr, 0, weight, norm.offset, norm.eps, 1, D, 0, head, 0, 1);
+        if (layer.rope < 0) return;
+        const Rope& rope = run.ropes[layer.rope];
+        const int64_t at = text * rope.stride + token * layer.d_rotary;
+        rotate(head, rope.cos + at, rope.sin + at, layer.d_rotary, layer.adjacent != 0);
+      };
+      for (int64_t h = 0; h < H; ++h) placed(&s.q[(row * H + h) * D], layer.q_norm, q_weight);
+      for (int64_t h = 0; h < K; ++h) {
+        const int64_t slot = ((text * K + h) * layer.slots + run.positions[text] + token) * bytes;
+        float* key = &s.kv[(row * K + h) * D];
+        placed(key, layer.k_norm, k_weight);
+        run.k.narrow(layer.type, key, D, layer.keys + slot);
+        run.k.narrow(layer.type, &s.kv[((rows + row) * K + h) * D], D, layer.values + slot);
+      }
     }
-  }
-  // keys divided so that every thread has some, in runs of at least 128
-  const int64_t wanted = std::max<int64_t>(1, 2 * threads / (texts * K)), parts = std::min(wanted, (longest + 127) / 128);
+  });
+}
+
+// One token of each text; keys are divided so that every thread has some, in runs of at least 128.
+void attend_one(const Run& run, const Layer& layer, Scratch& s) {
+  const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K, texts = run.texts;
+  int64_t longest = 0;
+  for (int64_t text = 0; text < texts; ++text) longest = std::max(longest, run.positions[text] + 1);
+  const int64_t wanted = std::max<int64_t>(1, 2 * run.threads / (texts * K)), parts = std::min(wanted, (longest + 127) / 128);
   s.most.resize(texts * H * parts);
   s.total.resize(texts * H * parts);
   s.sums.resize(texts * H * parts * D);
   each(texts * K * parts, [&](int64_t i) {
-    const int64_t part = i % parts, head = i / parts % K, text = i / parts / K, n = positions[text] + 1;
-    const int64_t place = (text * K + head) * layer.slots * D, at = i * group;
-    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + place, layer.values + place, group, D,
+    const int64_t part = i % parts, head = i / parts % K, text = i / parts / K, n = run.positions[text] + 1;
+    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[layer.type].bytes, at = i * group;
+    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, layer.type, group, D,
                      layer.scale, &s.most[at], &s.total[at], &s.sums[at * D]};
-    k.attend(job, part * n / parts, (part + 1) * n / parts);
+    run.k.attend(job, part * n / parts, (part + 1) * n / parts);
   });
   for (int64_t i = 0; i < texts * H; ++i) {
     const int64_t head = i % H, of_key = (i / H * K + head / group) * parts;
@@ -284,50 +412,94 @@ void attention(const Kernels& k, const Layer& layer, const Rope* ropes, const in
   }
 }
 
+void attend_many(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
+  const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K;
+  const int64_t parts = (slab.tokens + kTokensOfPiece - 1) / kTokensOfPiece;
+  each(slab.texts * K * parts, [&](int64_t i) {
+    // the last tokens first: they see the most keys
+    const int64_t part = parts - 1 - i / (slab.texts * K), head = i % K, of = i / K % slab.texts, text = slab.text + of;
+    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[layer.type].bytes;
+    const int64_t at = (of * slab.tokens * H + head * group) * D;
+    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, layer.type, group, D,
+                         run.positions[text] + slab.token, layer.scale, &s.mixed[at], H * D};
+    run.k.attend_many(job, part * kTokensOfPiece, std::min(slab.tokens, (part + 1) * kTokensOfPiece));
+  });
+}
+
 void add(float* x, const float* y, float scale, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += scale * y[i];
+}
+
+void product(const Kernels& k, int type, Scratch& s, std::initializer_list<const Map*> maps, const float* in,
+             int64_t rows, std::initializer_list<float*> outs) {
+  Packed matrices[3];
+  const float* biases[3];
+  float* to[3];
+  int64_t strides[3];
+  int n = 0;
+  for (const Map* map : maps) {
+    matrices[n] = map->matrix;
+    biases[n] = as_float(k, type, map->bias, map->matrix.rows, s.biases[n]);
+    strides[n] = map->matrix.rows;
+    to[n] = outs.begin()[n];
+    ++n;
+  }
+  multiply({n, matrices, in, rows, matrices[0].inputs, biases, to, strides});
+}
+
+void through(const Run& run, const Layer& layer, const Slab& slab, Scratch& s, float* x) {
+  const int64_t rows = slab.rows(), queries = rows * layer.heads * layer.d_head, inner = layer.up.matrix.rows;
+  const int64_t keys = rows * layer.key_heads * layer.d_head, width = run.width;
+  s.read.resize(rows * width);
+  s.q.resize(queries);
+  s.kv.resize(2 * keys);
+  s.mixed.resize(std::max(queries, rows * inner));
+  s.gate.resize(2 * rows * inner);
+  s.hidden.resize(rows * width);
+  const auto added = [&](float scale) {
+    each_rows(rows, [&](int64_t first, int64_t last) {
+      add(x + first * width, &s.hidden[first * width], scale, (last - first) * width);
+    });
+  };
+  const auto multiplied = [&](std::initializer_list<const Map*> maps, const float* in, std::initializer_list<float*> outs) {
+    product(run.k, layer.type, s, maps, in, rows, outs);
+  };
+  normed(run.k, layer.attention_norm, layer.type, s, x, rows, width, s.read.data());
+  multiplied({&layer.q, &layer.k, &layer.v}, s.read.data(), {s.q.data(), s.kv.data(), s.kv.data() + keys});
+  place(run, layer, slab, s);
+  if (run.tokens == 1) {
+    attend_one(run, layer, s);
+  } else {
+    attend_many(run, layer, slab, s);
+  }
+  multiplied({&layer.o}, s.mixed.data(), {s.hidden.data()});
+  added(layer.attention_scale);
+  normed(run.k, layer.ffn_norm, layer.type, s, x, rows, width, s.read.data());
+  float *gate = s.gate.data(), *up = gate + rows * inner;
+  multiplied({&layer.gate, &layer.up}, s.read.data(), {gate, up});
+  each_rows(rows, [&](int64_t first, int64_t last) {
+    run.k.gated_product(gate, up, inner, inner, layer.activation, s.mixed.data(), first, last);
+  });
+  multiplied({&layer.down}, s.mixed.data(), {s.hidden.data()});
+  added(layer.ffn_scale);
 }
 
 }  // namespace
 
 PUBLIC void asbuilt_layers(const Layer* layers, int count, const Rope* ropes, const int64_t* positions, int64_t texts,
-                           int64_t width, int threads, float* x) {
-  static thread_local Scratch s;
-  const Kernels& k = *chosen();
-  const auto product = [&](std::initializer_list<const Map*> maps, const float* in, std::initializer_list<float*> outs) {
-    Packed matrices[3];
-    const float* biases[3];
-    float* to[3];
-    int64_t strides[3];
-    int n = 0;
-    for (const Map* map : maps) {
-      matrices[n] = map->matrix;
-      biases[n] = map->bias;
-      strides[n] = map->matrix.rows;
-      to[n] = outs.begin()[n];
-      ++n;
-    }
-    multiply(n, matrices, in, texts, matrices[0].inputs, biases, to, strides);
-  };
+                           int64_t tokens, int64_t width, int threads, float* x) {
+  static thread_local Scratch kept;  // of one token each: few bytes
+  Scratch own;
+  const Run run{*chosen(), ropes, positions, texts, tokens, width, threads};
+  // as many rows at once as `many_rows` packs: several texts, or a part of one
+  const int64_t together = tokens == 1 ? texts : std::max<int64_t>(1, kSlab / tokens);
   for (const Layer* layer = layers; layer < layers + count; ++layer) {
-    const int64_t queries = texts * layer->heads * layer->d_head, keys = texts * layer->key_heads * layer->d_head;
-    const int64_t inner = layer->up.matrix.rows;
-    s.read.resize(texts * width);
-    s.q.resize(queries);
-    s.kv.resize(2 * keys);
-    s.mixed.resize(std::max(queries, texts * inner));
-    s.gate.resize(2 * texts * inner);
-    s.hidden.resize(texts * width);
-    normed(k, layer->attention_norm, x, texts, width, s.read.data());
-    product({&layer->q, &layer->k, &layer->v}, s.read.data(), {s.q.data(), s.kv.data(), s.kv.data() + keys});
-    attention(k, *layer, ropes, positions, texts, threads, s);
-    product({&layer->o}, s.mixed.data(), {s.hidden.data()});
-    add(x, s.hidden.data(), layer->attention_scale, texts * width);
-    normed(k, layer->ffn_norm, x, texts, width, s.read.data());
-    float *gate = s.gate.data(), *up = gate + texts * inner;
-    product({&layer->gate, &layer->up}, s.read.data(), {gate, up});
-    k.gated_product(gate, up, inner, inner, layer->activation, s.mixed.data(), 0, texts);
-    product({&layer->down}, s.mixed.data(), {s.hidden.data()});
-    add(x, s.hidden.data(), layer->ffn_scale, texts * width);
+    for (int64_t text = 0; text < texts; text += together) {
+      const int64_t n = std::min(together, texts - text), most = n > 1 ? tokens : std::min(tokens, kSlab);
+      for (int64_t token = 0; token < tokens; token += most) {
+        const Slab slab{text, n, token, std::min(most, tokens - token)};
+        through(run, *layer, slab, tokens == 1 ? kept : own, x + (text * tokens + token) * width);
+      }
+    }
   }
 }

@@ -9,76 +9,11 @@
 #include <immintrin.h>
 #endif
 
-#include "formats.h"
+#include "attention.h"
 
 namespace asbuilt {
 namespace KERNELS {
 namespace {
-
-typedef float f8 __attribute__((vector_size(32), aligned(4)));
-
-inline f8 load(const float* x) { return *reinterpret_cast<const f8*>(x); }
-inline void store(float* x, f8 v) { *reinterpret_cast<f8*>(x) = v; }
-inline f8 all_of(float x) { return f8{x, x, x, x, x, x, x, x}; }
-inline float sum_of(f8 v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
-
-inline float dot(const float* a, const float* b, int64_t n) {
-  f8 sum[2] = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    sum[0] += load(a + i) * load(b + i);
-    sum[1] += load(a + i + 8) * load(b + i + 8);
-  }
-  float rest = 0;
-  for (; i < n; ++i) rest += a[i] * b[i];
-  return sum_of(sum[0] + sum[1]) + rest;
-}
-
-// e^x within 2 units in the last place; written without branches, so that loops of it are vectorised. Results below
-// the smallest normal number are 0.
-inline float power(float x) {
-  const float clamped = x < -87.3f ? -87.3f : x > 88.72283f ? 88.72283f : x;
-  const float n = __builtin_rintf(clamped * 1.44269504f);
-  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  // in two steps, since 2^128 is no float
-  const int32_t whole = static_cast<int32_t>(n), first = whole >> 1, second = whole - first;
-  const uint32_t a = static_cast<uint32_t>(first + 127) << 23, b = static_cast<uint32_t>(second + 127) << 23;
-  float fa, fb;
-  std::memcpy(&fa, &a, 4);
-  std::memcpy(&fb, &b, 4);
-  const float made = p * fa * fb;
-  return x < -87.3f ? 0.0f : x > 88.72283f ? std::numeric_limits<float>::infinity() : x == x ? made : x;
-}
-
-inline float sigmoid(float x) { return 1.0f / (1.0f + power(-x)); }
-inline float silu(float x) { return x / (1.0f + power(-x)); }
-
-// log(1 + e^x) = max(x, 0) + 2 atanh(s), s = u / (2 + u) <= 1/3, u = e^-|x|.
-inline float softplus(float x) {
-  const float u = power(x < 0 ? x : -x), s = u / (2.0f + u), z = s * s;
-  float p = 1.0f / 17;
-  p = p * z + 1.0f / 15;
-  p = p * z + 1.0f / 13;
-  p = p * z + 1.0f / 11;
-  p = p * z + 1.0f / 9;
-  p = p * z + 1.0f / 7;
-  p = p * z + 1.0f / 5;
-  p = p * z + 1.0f / 3;
-  return (x < 0 ? 0.0f : x) + 2.0f * (s + s * z * p);
-}
-
-// tanh-approximated GELU: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
-inline float gelu_tanh(float x) {
-  const float inner = 1.5957691216f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + power(-inner));
-}
 
 // Products with packed weights.
 
@@ -264,24 +199,24 @@ void unpacked(const Packed& w, int64_t row, float* out) {
   }
 }
 
-template <class Work>
-void with_format(int format, Work&& work) {
-  int number = 0;
-#define TRY(F) \
-  if (format == number++) return work(static_cast<F*>(nullptr));
-  ALL_FORMATS(TRY)
-#undef TRY
-}
-
 void packed_groups(const Packed& w, int64_t first, int64_t last, const Rounded* x, int64_t rows, const float* bias,
                    float* y, int64_t stride) {
   with_format(w.format, [&](auto* format) {
-    groups_of<std::remove_pointer_t<decltype(format)>>(w, first, last, x, rows, bias, y, stride);
+    using F = std::remove_pointer_t<decltype(format)>;
+    if constexpr (!IsPlain<F>::value) groups_of<F>(w, first, last, x, rows, bias, y, stride);
   });
 }
 
 void unpack_row(const Packed& w, int64_t row, float* out) {
-  with_format(w.format, [&](auto* format) { unpacked<std::remove_pointer_t<decltype(format)>>(w, row, out); });
+  with_format(w.format, [&](auto* format) {
+    using F = std::remove_pointer_t<decltype(format)>;
+    if constexpr (IsPlain<F>::value) {
+      const auto* data = reinterpret_cast<const typename F::Stored*>(w.data) + row * w.inputs;
+      for (int64_t i = 0; i < w.inputs; ++i) out[i] = F::one(data[i]);
+    } else {
+      unpacked<F>(w, row, out);
+    }
+  });
 }
 
 void packed_tail(const Packed& w, const float* x, int64_t rows, int64_t x_stride, const float* bias, float* y,
@@ -479,49 +414,14 @@ void gated_product(const float* gate, const float* up, int64_t stride, int64_t w
   }
 }
 
-// The softmax of a run of keys, with what its neighbours need to be joined with it: e^(score - most).
-void attend(const Attend& job, int64_t first, int64_t last) {
-  const int64_t D = job.d;
-  constexpr int64_t kBlock = 64;
-  float scores[kBlock];
-  for (int64_t g = 0; g < job.group; ++g) {
-    const float* q = job.q + g * D;
-    float* sums = job.sums + g * D;
-    float most = -std::numeric_limits<float>::infinity(), total = 0;
-    std::memset(sums, 0, D * sizeof(float));
-    for (int64_t start = first; start < last; start += kBlock) {
-      const int64_t n = std::min(kBlock, last - start);
-      float largest = most;
-      for (int64_t i = 0; i < n; ++i) {
-        scores[i] = dot(q, job.k + (start + i) * D, D) * job.scale;
-        largest = scores[i] > largest ? scores[i] : largest;
-      }
-      if (largest > most) {
-        const float kept = power(most - largest);
-        total *= kept;
-        for (int64_t d = 0; d < D; ++d) sums[d] *= kept;
-        most = largest;
-      }
-      for (int64_t i = 0; i < n; ++i) scores[i] = power(scores[i] - most);
-      for (int64_t i = 0; i < n; ++i) {
-        const float weight = scores[i];
-        const float* v = job.v + (start + i) * D;
-        total += weight;
-        for (int64_t d = 0; d < D; ++d) sums[d] += weight * v[d];
-      }
-    }
-    job.most[g] = most;
-    job.total[g] = total;
-  }
-}
-
 }  // namespace
 
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kTable;
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail, unpack_row,
-                        delta_rule,    convolve,   gated_norm,    gated_product, attend};
+                        delta_rule,    convolve,   gated_norm,    gated_product, attend, attend_many,
+                        kTall,         kNearColumns, pack_rows,   many_rows,     widen,        narrow,        few_rows};
 
 }  // namespace KERNELS
 }  // namespace asbuilt

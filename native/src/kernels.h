@@ -17,7 +17,7 @@ constexpr int kFine = 254;
 
 struct Packed {
   int format;           // an index of the list of formats
-  const uint8_t* data;  // groups of 8 rows interleaved by units, then the rows that are left, as in files
+  const uint8_t* data;  // groups of 8 rows interleaved by units, then the rows that are left, as in files; or plain rows
   int64_t rows, inputs;
 };
 
@@ -38,10 +38,24 @@ struct DeltaRule {
 
 // Attention of one token of one text over the cached keys of one key head, for the query heads of its group.
 struct Attend {
-  const float *q, *k, *v;  // (group, d), (keys, d), (keys, d)
+  const float* q;       // (group, d)
+  const void *k, *v;    // (keys, d), numbers of the plain format `type`
+  int type;
   int64_t group, d;
   float scale;
   float *most, *total, *sums;  // (group), (group), (group, d): the largest score, of weights the sum, of values
+};
+
+// The same of many tokens of one text, token t after `past` + t cached ones; keys and values include their own.
+struct AttendMany {
+  const float* q;
+  int64_t q_stride;  // between tokens, (group, d) each
+  const void *k, *v;
+  int type;
+  int64_t group, d, past;
+  float scale;
+  float* out;  // like q
+  int64_t out_stride;
 };
 
 struct Kernels {
@@ -64,9 +78,20 @@ struct Kernels {
   void (*gated_product)(const float* gate, const float* up, int64_t stride, int64_t width, int activation, float* out,
                         int64_t first, int64_t last);
   void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
+  void (*attend_many)(const AttendMany& job, int64_t first, int64_t last);  // tokens first .. last - 1
+  // Many rows of x, packed by `tall`: columns first .. last - 1 of y, `first` a multiple of `columns`. Any format.
+  int64_t tall, columns;
+  void (*pack_rows)(const float* x, int64_t rows, int64_t inputs, int64_t stride, float* out);
+  void (*many_rows)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, const float* bias,
+                    float* y, int64_t stride);
+  void (*widen)(int format, const void* from, int64_t n, float* to);
+  void (*narrow)(int format, const float* from, int64_t n, void* to);
+  // A few rows of x and matrices of plain numbers: rows first .. last - 1 of W.
+  void (*few_rows)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, int64_t x_stride,
+                   const float* bias, float* y, int64_t stride);
 };
 
-// Block formats in the order of their numbers in `kernels/native.py`.
+// Formats by their numbers: of blocks, and of plain numbers, which have no units.
 struct Format {
   const char* name;
   int values, bytes;
@@ -74,6 +99,6 @@ struct Format {
   int n_units;
 };
 extern const Format kFormats[];
-extern const int kFormatCount;
+extern const int kFormatCount, kBlockFormats;
 
 }  // namespace asbuilt

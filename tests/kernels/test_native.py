@@ -12,11 +12,13 @@ import strategies
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import asbuilt
 from asbuilt.checkpoint.packed import packed_spec
 from asbuilt.dtypes import BLOCKS
 from asbuilt.kernels import convolution, native, packed
+from asbuilt.kernels import rows as plain_rows
 from asbuilt.kernels.delta_rule import Tokens, by_tokens
 from asbuilt.nn import build, stored_tensors
 from asbuilt.nn.build import interleave
@@ -55,7 +57,7 @@ def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         one.cache_clear()
 
 
-_fastest = native.instructions() or ""
+_fastest, ready = native.instructions() or "", native.ready
 native.library.cache_clear()
 
 
@@ -116,6 +118,54 @@ def test_a_product_is_that_of_inputs_rounded_twice(format: str, threads: int) ->
             assert ((found - bias - x.double() @ dense.T).abs() <= bound * 1.01 + 1e-6 * size).all()
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("format", sorted(packed.EXPANDED))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_rows_are_multiplied_in_float32(format: str, threads: int) -> None:
+    """By weights as they are expanded: what is left is float32's rounding, beside float64."""
+    torch.set_num_threads(threads)
+    try:
+        for tokens in (48, 53, 390, 800):
+            rows, inputs = int(torch.randint(1, 140, ())), int(torch.randint(1, 11, ())) * BLOCKS[format][0]
+            raw, bias = drawn(format, rows, inputs), torch.randn(rows)
+            dense = packed.expand(raw, format, torch.float32).double()
+            x = torch.randn(tokens, inputs + 3)[:, 3:]
+            (found,) = native.products(x, [(mixed(raw, format), format, bias)], native.ready(x))
+            size = x.double().abs() @ dense.abs().T + 1
+            assert ((found - x.double() @ dense.T - bias).abs() / size).max() < 1e-6
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", list(native.NUMBERS))
+def test_plain_numbers_are_multiplied_in_float32(dtype: torch.dtype) -> None:
+    for tokens in (1, 2, 3, 11, 12, 50, 400):
+        rows, inputs = int(torch.randint(1, 140, ())), int(torch.randint(1, 600, ()))
+        weight, bias = torch.randn(rows, inputs).to(dtype), torch.randn(rows)
+        x = torch.randn(tokens, inputs + 3)[:, 3:]
+        (found,) = native.products(x, [(weight, None, bias)], native.ready(x))
+        size = x.double().abs() @ weight.double().abs().T + 1
+        assert ((found - x.double() @ weight.double().T - bias).abs() / size).max() < 1e-6
+        narrow, offset = x.to(dtype), bias.to(dtype)
+        found, want = native.linear(narrow, weight, offset), F.linear(narrow.float(), weight.float(), offset.float())
+        assert found is not None
+        torch.testing.assert_close(found, want.to(dtype), atol=1e-3, rtol=2 * torch.finfo(dtype).eps)
+
+
+def test_several_matrices_of_different_kinds_share_their_inputs() -> None:
+    x, plain = torch.randn(20, 256), torch.randn(9, 256)
+    first, last = mixed(drawn("q4_k", 17, 256), "q4_k"), mixed(drawn("q8_0", 17, 256), "q8_0")
+    given = [(first, "q4_k", None), (plain, None, None), (last, "q8_0", None)]
+    for ours, one in zip(native.products(x, given, native.ready(x)), given, strict=True):
+        assert torch.equal(ours, native.products(x, [one], native.ready(x))[0])
+
+
+def test_a_flop_counter_sees_every_product() -> None:
+    x, weight = torch.randn(5, 64), torch.randn(9, 64)
+    with FlopCounterMode(display=False) as counter:
+        plain_rows.linear(x, weight)
+    assert counter.get_total_flops() == 2 * 5 * 64 * 9
 
 
 def test_inputs_that_are_not_finite_or_tiny() -> None:
@@ -287,6 +337,61 @@ def test_layers_in_one_call_are_the_modules(format: str, edit: Callable[[str, Pa
         # both are as far from the dense product as 16 bits of the inputs allow; a factor left out is 100 times that
         assert (fused - expanded).norm() / expanded.norm() < 1e-3
         assert (modules - expanded).norm() / expanded.norm() < 1e-3
+
+
+def narrow_heads(_: str, part: Part) -> Part:
+    """Heads that are no multiple of a vector, three queries to a key."""
+    if isinstance(part, Attention):
+        return replace(
+            part, n_heads=6, n_kv_heads=2, d_head=20, positions=Rotary(d_rotary=20), q=None, k=None, v=None, o=None
+        )
+    return part
+
+
+@pytest.mark.parametrize("dtype", list(native.NUMBERS))
+@pytest.mark.parametrize("edit", [other_kinds, without_positions, narrow_heads])
+def test_many_tokens_through_layers_of_plain_weights(
+    dtype: torch.dtype, edit: Callable[[str, Part], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More tokens after texts of different lengths, and steps: about as near to float64 as the modules, or nearer."""
+    spec = transform(asbuilt.decoder(d_model=256, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=200, n_vocab=77), edit)
+    made = strategies.randomised(spec, 3, torch.float32).to(dtype).eval()
+    modules, exact = deepcopy(made), deepcopy(made).double()
+    assert interleave(made) == 0
+    assert made.native is not None
+    calls, run = [], made.native
+    made.native = lambda x, step: calls.append(step.tokens) or run(x, step)  # type: ignore[func-returns-value]
+    ids = torch.randint(0, 77, (3, 160))
+    valid = torch.arange(9) >= torch.tensor([[0], [4], [7]])
+    pieces = [ids[:, :9], ids[:, 9:140], ids[:, 140:143], ids[:, 143:144], ids[:, 144:145]]
+    found = []
+    for model in (made, modules, exact):
+        monkeypatch.setattr(native, "ready", ready if model is made else lambda *_, **__: None)
+        cache = Cache(spec, batch=3, capacity=200, dtype=model.dtype)
+        model(pieces[0], cache=cache, valid_BT=valid)  # by the modules: it has padding
+        found.append(torch.cat([model(one, cache=cache).double() for one in pieces[1:]], 1))
+    assert calls == [131, 3, 1, 1]
+    assert as_near(*found)
+    assert as_near(*(logits[:, 131:] for logits in found))
+
+
+def as_near(ours: Tensor, theirs: Tensor, exact: Tensor) -> bool:
+    """Whether ours differ at most twice as much from the exact logits as theirs do, by the medians of tokens."""
+    near, far = ((one - exact).norm(dim=-1).median() for one in (ours, theirs))
+    return bool(near <= 2 * far)
+
+
+def test_a_long_text_is_computed_in_slabs() -> None:
+    spec = asbuilt.decoder(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=64, n_vocab=77, max_positions=2000)
+    made = strategies.randomised(spec, 3, torch.float32)
+    modules, exact = deepcopy(made), deepcopy(made).double()
+    interleave(made)
+    for shape in ((1, 1700), (5, 300), (40, 45)):
+        ids, found = torch.randint(0, 77, shape), []
+        for model in (made, modules, exact):
+            cache = Cache(spec, batch=shape[0], capacity=shape[1], dtype=model.dtype)
+            found.append(model(ids, cache=cache).double())
+        assert as_near(*found)
 
 
 def test_a_hook_or_another_kind_of_layer_runs_the_modules() -> None:

@@ -77,7 +77,7 @@ def ready(source: Source, how: Running, contents: Contents, request: Request) ->
         compute = Compute(dtype=dtype, why=why, needed=needs(dtype))
         _require_device_room(source, how.device, compute.needed, request.fix)
     model = load_contents(contents, compute.dtype, how.device)
-    if contents.stays_packed and interleave(model):
+    if interleave(model):
         instructions = native.instructions()
         why = f"packed weights are multiplied by the native kernels ({instructions}), inputs rounded to 16 bits"
         compute = replace(compute, why=why, choice=_packed_choice(source, how, request))

@@ -27,14 +27,16 @@ from asbuilt.dtypes import BLOCKS
 from asbuilt.errors import InputError
 
 log = logging.getLogger(__name__)
-VERSION, SWITCH = 1, "ASBUILT_NATIVE"
+VERSION, SWITCH = 2, "ASBUILT_NATIVE"
 # A format whose name ends so holds groups of 8 rows interleaved, the layout that the native kernels read.
 INTERLEAVED = "x8"
 GROUP = 8  # rows
+# Plain numbers that the library reads, by its names.
+NUMBERS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class PackedMatrix(ctypes.Structure):
-    """A matrix of interleaved blocks."""
+    """A matrix of interleaved blocks or plain numbers."""
 
     _fields_ = (("format", c_int), ("data", c_void_p), ("rows", c_int64), ("inputs", c_int64))
 
@@ -88,7 +90,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
     )
     lib.asbuilt_gated_product.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)
     lib.asbuilt_delta_rule.argtypes = (c_void_p, c_int)
-    lib.asbuilt_layers.argtypes = (c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p)
+    lib.asbuilt_layers.argtypes = (c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)
     if wanted not in ("", "1") and not lib.asbuilt_choose(wanted.encode()):
         raise InputError(
             "not an instruction set of this processor and build",
@@ -113,14 +115,17 @@ def instructions() -> str | None:
 _threads = 0
 
 
-def ready(*tensors: Tensor | None) -> Any | None:  # noqa: ANN401
-    """Returns the library if it can compute with these tensors: float32 on the CPU, without autograd."""
+def ready(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> Any | None:  # noqa: ANN401
+    """Returns the library if it can compute with these tensors: of this dtype, on the CPU, without autograd.
+
+    Not under a dispatch mode either, such as a FLOP counter, which would not see what the library computes.
+    """
     global _threads
     lib = library()
-    if lib is None or torch.is_grad_enabled():
+    if lib is None or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
         return None
     for tensor in tensors:
-        if tensor is not None and (tensor.dtype is not torch.float32 or tensor.device.type != "cpu"):
+        if tensor is not None and (tensor.dtype is not dtype or tensor.device.type != "cpu"):
             return None
     if _threads != (threads := torch.get_num_threads()):
         lib.asbuilt_threads(threads)
@@ -130,7 +135,7 @@ def ready(*tensors: Tensor | None) -> Any | None:  # noqa: ANN401
 
 @cache
 def number(format: str) -> int:
-    """Returns the library's number of a block format, -1 for one that it lacks."""
+    """Returns the library's number of a block format or of one in NUMBERS, -1 for one that it lacks."""
     lib = library()
     return -1 if lib is None else lib.asbuilt_format(format.removesuffix(INTERLEAVED).upper().encode())
 
@@ -156,15 +161,25 @@ def as_stored(blocks: Tensor, format: str) -> Tensor:
     return made.to(blocks.device)
 
 
-def products(x: Tensor, weights: Sequence[tuple[Tensor, str, Tensor | None]], lib: Any) -> list[Tensor]:  # noqa: ANN401
-    """Returns x W^T + b (..., O) for each interleaved matrix (blocks, format, b), x rounded once."""
-    if any(x.shape[-1] != inputs(blocks, format) for blocks, format, _ in weights):
-        raise RuntimeError(f"{x.shape[-1]} inputs, and rows of {[inputs(w, f) for w, f, _ in weights]}")
+def multiplies(weight: Tensor, format: str | None) -> bool:
+    """Returns whether the library multiplies this matrix: interleaved blocks, or plain numbers row by row."""
+    if format is not None:
+        return format.endswith(INTERLEAVED)
+    return weight.dtype in NUMBERS and weight.dim() == 2 and weight.is_contiguous() and weight.device.type == "cpu"
+
+
+def products(x: Tensor, weights: Sequence[tuple[Tensor, str | None, Tensor | None]], lib: Any) -> list[Tensor]:  # noqa: ANN401
+    """Returns x W^T + b (..., O) in float32 for each matrix that the library multiplies, x and the biases in float32.
+
+    A matrix is (interleaved blocks, format, b), or (numbers, None, b).
+    """
+    if any(x.shape[-1] != _width(weight, format) for weight, format, _ in weights):
+        raise RuntimeError(f"{x.shape[-1]} inputs, and rows of {[_width(w, f) for w, f, _ in weights]}")
     flat = x.reshape(-1, x.shape[-1])
     flat = flat if flat.stride(-1) == 1 else flat.contiguous()
     n, rows = len(weights), len(flat)
-    made = [x.new_empty(*x.shape[:-1], len(blocks)) for blocks, _, _ in weights]
-    matrices = (PackedMatrix * n)(*(packed_matrix(w, f) for w, f, _ in weights))
+    made = [x.new_empty(*x.shape[:-1], len(weight)) for weight, _, _ in weights]
+    matrices = (PackedMatrix * n)(*(matrix(w, f) for w, f, _ in weights))
     biases = (c_void_p * n)(*(None if b is None else b.data_ptr() for _, _, b in weights))
     outs = (c_void_p * n)(*(y.data_ptr() for y in made))
     strides = (c_int64 * n)(*(len(w) for w, _, _ in weights))
@@ -172,9 +187,22 @@ def products(x: Tensor, weights: Sequence[tuple[Tensor, str, Tensor | None]], li
     return made
 
 
-def packed_matrix(blocks: Tensor, format: str) -> PackedMatrix:
-    """Returns what the library reads of an interleaved matrix."""
-    return PackedMatrix(number(format), blocks.data_ptr(), len(blocks), inputs(blocks, format))
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Returns x W^T + b of plain numbers in x's dtype, computed in float32; None where the library cannot."""
+    if x.dtype not in NUMBERS or (lib := ready(x, weight, bias, dtype=x.dtype)) is None or not multiplies(weight, None):
+        return None
+    made = products(x.float(), [(weight, None, None if bias is None else bias.float())], lib)
+    return made[0].to(x.dtype)
+
+
+def matrix(weight: Tensor, format: str | None) -> PackedMatrix:
+    """Returns what the library reads of a matrix."""
+    known = NUMBERS[weight.dtype] if format is None else format
+    return PackedMatrix(number(known), weight.data_ptr(), len(weight), _width(weight, format))
+
+
+def _width(weight: Tensor, format: str | None) -> int:
+    return weight.shape[-1] if format is None else inputs(weight, format)
 
 
 def look_up(index: Tensor, blocks: Tensor, format: str) -> Tensor:
@@ -185,7 +213,7 @@ def look_up(index: Tensor, blocks: Tensor, format: str) -> Tensor:
     if flat.numel() and not (int(flat.min()) >= 0 and int(flat.max()) < len(blocks)):
         raise IndexError("index out of range in a packed table")
     made = torch.empty(*index.shape, d)
-    table = packed_matrix(blocks, format)
+    table = matrix(blocks, format)
     lib.asbuilt_rows(byref(table), flat.data_ptr(), flat.numel(), made.data_ptr())
     return made
 

@@ -65,7 +65,7 @@ def products(x: Tensor, weights: Sequence[tuple[Tensor, str | None, Tensor | Non
     if x.is_cuda or x.is_meta or (lib := native.ready()) is None:
         return None
     biases = (None if b is None else b.float() for _, _, b in weights)
-    given = [(w, format or "", b) for (w, format, _), b in zip(weights, biases, strict=True)]
+    given = [(w, format, b) for (w, format, _), b in zip(weights, biases, strict=True)]
     return [y.to(x.dtype) for y in native.products(x.float(), given, lib)]
 
 

@@ -1,8 +1,9 @@
-"""One row times a matrix on a CPU, which dominates decoding: the library's usual call is not its fastest.
+"""Products on a CPU, of which those of one row dominate decoding: torch's usual call is not the fastest.
 
-For narrow dtypes oneDNN repeats its setup for every such product, while PyTorch's own kernel does not. In float32 a
-BLAS may use only one core, while the same matrix as a batch of pieces is distributed over all. Which is faster depends
-on the CPU, so it is measured once per dtype.
+The native kernels read narrow weights at half the bytes and compute in float32, whatever instructions the CPU has.
+Without them: for narrow dtypes oneDNN repeats its setup for every product of one row, while PyTorch's own kernel does
+not; in float32 a BLAS may use only one core, while the same matrix as a batch of pieces is distributed over all. Which
+is faster depends on the CPU, so it is measured once per dtype.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends import mkldnn
 
+from asbuilt.kernels import native
+
 NARROW = (torch.bfloat16, torch.float16)
 # Large enough to be memory-bound, as in a model, and enough of them that they do not stay in a near cache.
 SHAPE, POOL, REPEATS = (2048, 768), 8, 24
+# From so many rows on a product is bound by arithmetic rather than by memory.
+MANY, TIMED_MANY = 12, 64
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Returns x W^T + b, (..., out) from (..., in), written to `out` if given; one float32 row uses the faster way."""
+    """Returns x W^T + b, (..., out) from (..., in), written to `out` if given, in the way that is the fastest here."""
+    made = _native(x, weight, bias)
+    if made is not None:
+        return made if out is None else out.copy_(made)
     if x.dtype is torch.float32 and x.numel() == weight.shape[1] and not torch.is_grad_enabled() and _cuts(x, weight):
         n = pieces()
         y = by_pieces(x, weight, n, None if out is None else out.view(n, -1, 1)).view(*x.shape[:-1], -1)
@@ -32,6 +40,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
     if out is None:
         return F.linear(x, weight, bias)
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _native(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Returns the native kernels' product where they are there and faster, else None."""
+    if native.ready(x, weight, bias, dtype=x.dtype) is None or not native.multiplies(weight, None):
+        return None
+    many = x.numel() >= MANY * x.shape[-1]
+    return native.linear(x, weight, bias) if native_is_faster(x.dtype, many, torch.get_num_threads()) else None
 
 
 def by_pieces(x: Tensor, weight: Tensor, n: int, out: Tensor | None = None) -> Tensor:
@@ -62,6 +78,29 @@ def row_products(dtype: torch.dtype, device: torch.device, rows: int) -> Iterato
             mkldnn.enabled = True
     else:
         yield
+
+
+@cache
+def native_is_faster(dtype: torch.dtype, many: bool, threads: int) -> bool:
+    """Returns whether the native kernels multiply one row, or many rows, faster than torch, timed in milliseconds."""
+    if dtype not in native.NUMBERS:
+        return False
+
+    def ours(x: Tensor, weight: Tensor) -> Tensor:
+        made = native.linear(x, weight, None)
+        assert made is not None
+        return made
+
+    def theirs(x: Tensor, weight: Tensor) -> Tensor:
+        if not many and dtype is torch.float32 and pieces_are_faster(threads):
+            return by_pieces(x, weight, pieces())
+        with row_products(dtype, x.device, len(x)):
+            return F.linear(x, weight)
+
+    with torch.inference_mode():
+        x = torch.ones(TIMED_MANY if many else 1, SHAPE[1], dtype=dtype)
+        pool = [torch.ones(SHAPE, dtype=dtype) for _ in range(POOL)]
+        return _seconds(x, pool, ours) < _seconds(x, pool, theirs)
 
 
 @cache

@@ -79,6 +79,7 @@ def interleave(built: Model) -> int:
     """Interleaves packed matrices in place, as the native kernels read them, and returns how many.
 
     None without the kernels (`asbuilt[native]`), or on another device than the CPU. Stacks of experts stay as they are.
+    Layers that one native call can compute are given to it, packed or not: modules replaced later need another call.
     """
     found: list[tuple[Tensor, str]] = []
     count = 0
@@ -94,8 +95,11 @@ def interleave(built: Model) -> int:
     if found:  # the library lets go of Python meanwhile
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(lambda each: native.interleave(*each), found))
-    if type(built) is LanguageModel and built.streams is None and built.per_layer is None and built.relative is None:
-        built.native = native_layers(built.blocks, built.spec.d_model)
+    plain = (
+        type(built) is LanguageModel and built.streams is None and built.per_layer is None and built.relative is None
+    )
+    usable = plain and built.device.type == "cpu"
+    built.native = native_layers(built.blocks, built.spec.d_model) if usable else None
     return count
 
 

@@ -128,7 +128,7 @@ class Model(nn.Module):
         vectors = None if self.per_layer is None else self.per_layer(self.known(tokens_BT), x_BTM, step)
         if self.streams is not None:
             x_BTM = self.streams.split(x_BTM)
-        made = self.decoded(x_BTM, step) if step.tokens == 1 and depth is None else None
+        made = self.through(x_BTM, step) if depth is None else None
         if made is not None:
             return made
         for i, block in enumerate(self.blocks if depth is None else self.blocks[:depth]):
@@ -137,11 +137,10 @@ class Model(nn.Module):
             x_BTM = self.after(i, block(x_BTM, step), step)
         return x_BTM if self.streams is None or depth is not None else self.streams(x_BTM)
 
-    def decoded(self, x_B1M: Tensor, step: Step) -> Tensor | None:
+    def through(self, x_BTM: Tensor, step: Step) -> Tensor | None:
         """Returns the stream after all blocks, by the native kernels; None where the blocks must run."""
-        if self.native is None or step.valid_BT is not None or step.coordinates_3BT is not None:
-            return None
-        return self.native(x_B1M, step)
+        plain = step.valid_BT is None and step.coordinates_3BT is None and step.kernel == "fused"
+        return self.native(x_BTM, step) if plain and self.native is not None else None
 
     def entered(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns the stream (B, T, M) before the first block."""

@@ -1,8 +1,8 @@
-"""One token of each text through all layers in one native call: what Python and torch cost a decode step is saved.
+"""Tokens of each text through all layers in one native call: what Python and torch cost each operation is saved.
 
-It computes what the modules would, for stacks whose layers are all plain attention and a gated feed-forward, each after
-an RMSNorm, with interleaved weights (`nn.build.interleave`). Any other stack, a hook on a module, padding, or
-autograd: the modules run.
+It computes in float32 what the modules would, for stacks whose layers are all plain attention and a gated feed-forward,
+each after an RMSNorm, with weights as they are or interleaved (`nn.build.interleave`), in float32, bfloat16 or float16.
+Any other stack, a hook on a module, padding, or autograd: the modules run.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class _Layer(ctypes.Structure):
         *((name, _Map) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, c_int64) for name in ("heads", "key_heads", "d_head", "slots")),
         *((name, c_void_p) for name in ("keys", "values")),
+        ("type", c_int),
         *((name, c_int) for name in ("rope", "d_rotary", "adjacent")),
         *((name, c_float) for name in ("scale", "attention_scale", "ffn_scale")),
         ("activation", c_int),
@@ -69,36 +70,36 @@ class NativeLayers:
     def __init__(self, blocks: nn.ModuleList, pieces: list[Pieces], width: int) -> None:
         self.pieces, self.width, self.modules = pieces, width, list(blocks.modules())
         self.weights = list(blocks.parameters())
+        self.dtype = next(weight.dtype for weight in self.weights if weight.is_floating_point())
         found = dict.fromkeys(one.mixer.part.positions for one in pieces)
         self.rotaries = [rotary for rotary in found if isinstance(rotary, Rotary)]
         self.places: list[int] = []
         self.layers: Any = None
 
-    def __call__(self, x_B1M: Tensor, step: Step) -> Tensor | None:
-        """Returns the stream (B, 1, M) after the layers, None where the modules must run."""
-        lib, cache = native.ready(x_B1M), step.cache
+    def __call__(self, x_BTM: Tensor, step: Step) -> Tensor | None:
+        """Returns the stream (B, T, M) after the layers, None where the modules must run."""
+        lib, cache = native.ready(x_BTM, dtype=self.dtype), step.cache
         if lib is None or cache is None or hooked(*self.modules):
             return None
         places = [weight.data_ptr() for weight in self.weights]
         for layer in cache.layers.values():  # rows that are dropped move them
             for tensor in layer.tensors:
-                if tensor.dtype is not torch.float32 or len(tensor) != step.batch or not tensor.is_contiguous():
+                if tensor.dtype is not self.dtype or len(tensor) != step.batch or not tensor.is_contiguous():
                     return None
                 places += tensor.data_ptr(), tensor.shape[2]
         if places != self.places:
             self.prepare(cache)
             self.places = places
-        x = x_B1M.clone(memory_format=torch.contiguous_format)
+        x = x_BTM.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         B = step.batch
-        tables = [rope_tables(step, rotary, x.dtype) for rotary in self.rotaries]
+        tables = [rope_tables(step, rotary, torch.float32) for rotary in self.rotaries]
         ropes = (_Rope * len(tables))(
-            *((t.cos.data_ptr(), t.sin.data_ptr(), t.cos.shape[-1] if len(t.cos) > 1 else 0) for t in tables)
+            *((t.cos.data_ptr(), t.sin.data_ptr(), t.cos[0].numel() if len(t.cos) > 1 else 0) for t in tables)
         )
         positions = (c_int64 * B)(*step.past)
-        lib.asbuilt_layers(
-            self.layers, len(self.pieces), ropes, positions, B, self.width, torch.get_num_threads(), x.data_ptr()
-        )
-        return x
+        run = (len(self.pieces), ropes, positions, B, step.tokens, self.width, torch.get_num_threads())
+        lib.asbuilt_layers(self.layers, *run, x.data_ptr())
+        return x.to(self.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model begins without pointers, which are those of its own weights."""
@@ -109,14 +110,15 @@ class NativeLayers:
         self.layers = (_Layer * len(self.pieces))()
         for layer, (first, mixer, second, ffn) in zip(self.layers, self.pieces, strict=True):
             part = mixer.part
-            keys, values = cache.layer(mixer.path, KVCache).tensors  # of the model's dtype, float32
+            keys, values = cache.layer(mixer.path, KVCache).tensors  # of the model's dtype
             rotary = part.positions if isinstance(part.positions, Rotary) else None
             layer.attention_norm, layer.ffn_norm = _norm(first.norm), _norm(second.norm)
             layer.q_norm, layer.k_norm = _norm(mixer.q_norm), _norm(mixer.k_norm)
             for name, one in (*_maps(mixer, "q", "k", "v", "o"), *_maps(ffn, "gate", "up", "down")):
-                setattr(layer, name, _Map(native.packed_matrix(one.weight, one.format or ""), native.pointer(one.bias)))
+                setattr(layer, name, _Map(native.matrix(one.weight, one.format), native.pointer(one.bias)))
             layer.heads, layer.key_heads, layer.d_head = part.n_heads, part.n_kv_heads, part.d_head
             layer.keys, layer.values, layer.slots = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+            layer.type = native.number(native.NUMBERS[self.dtype])
             layer.rope = -1 if rotary is None else self.rotaries.index(rotary)
             layer.d_rotary = 0 if rotary is None else rotary.d_rotary
             layer.adjacent = int(rotary is not None and rotary.pairing == "adjacent")
@@ -165,7 +167,8 @@ def _pieces(one: nn.Module) -> Pieces | None:
         and ffn.named in native.ACTIVATIONS
         and _plain_ffn(one.part.branches[1].body)
         and all(_plain_map(one) for _, one in (*_maps(mixer, "q", "k", "v", "o"), *_maps(ffn, "gate", "up", "down")))
-        and all(weight.dtype in (torch.float32, torch.uint8) for weight in one.parameters())
+        and len({weight.dtype for weight in one.parameters()} - {torch.uint8}) == 1
+        and all(weight.dtype in (*native.NUMBERS, torch.uint8) for weight in one.parameters())
     )
     return Pieces(first, mixer, second, ffn) if plain else None
 
@@ -195,4 +198,4 @@ def _plain_ffn(part: object) -> bool:
 
 
 def _plain_map(one: Linear) -> bool:
-    return type(one) is Linear and not one.clipped and (one.format or "").endswith(native.INTERLEAVED)
+    return type(one) is Linear and not one.clipped and native.multiplies(one.weight, one.format)
