@@ -195,6 +195,12 @@ def test_a_question_that_is_stopped_while_it_is_read_was_not_said() -> None:
     answer = chat.send("abcdefg")
     assert list(answer) == []
     assert (answer.finish_reason, chat.history, chat.used) == ("stopped", [], 2)
+    chat = Chat(plain(), letters())
+    answer = chat.send("abc")
+    chat.stop()  # before anything is read
+    assert list(answer) == []
+    assert (answer.finish_reason, chat.history, chat.used) == ("stopped", [], 0)
+    assert list(chat.send("abc"))
 
 
 def test_a_pass_that_fails_leaves_nothing_half_read() -> None:

@@ -35,7 +35,7 @@ def test_a_peak_is_seen_though_it_is_over(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.weight_bytes == sum(p.nbytes for p in made.parameters())
     if found.peak_bytes is None:
         pytest.skip("this system has no such counters")
-    assert 256 * MIB <= found.peak_bytes < 256 * MIB + 4 * found.weight_bytes
+    assert 250 * MIB <= found.peak_bytes < 256 * MIB + 4 * found.weight_bytes
     assert loaded(lambda: made)[1].peak_bytes is not None
 
 

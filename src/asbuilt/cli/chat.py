@@ -165,10 +165,10 @@ class Session:
 
     def answer(self, text: str) -> None:
         """Sends a message and prints the answer as it comes."""
-        answer = self.chat.send(text, **{name: list(files) for name, files in self.beside.items()})
-        for files in self.beside.values():
-            files.clear()
         with console.interrupting(self.chat.stop) if self.typed else nullcontext():
+            answer = self.chat.send(text, **{name: list(files) for name, files in self.beside.items()})
+            for files in self.beside.values():
+                files.clear()
             for piece in answer:
                 if not self.quiet:
                     write(piece)

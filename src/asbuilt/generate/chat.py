@@ -206,6 +206,7 @@ class Chat:
         Raises InputError, before anything runs, for a question that the context does not hold (`ContextFull`), and for
         images and sounds that the model does not read.
         """
+        self._stopping = False
         message = Message(role="user", content=text, images=tuple(images), audio=tuple(audio))
         self._measure(message)
         ids = self._tokens([*self.history, message])
@@ -309,7 +310,6 @@ class Chat:
 
     @torch.inference_mode()
     def _run(self, answer: Answer, asked: _Asked) -> Iterator[str]:
-        self._stopping = False
         stream, stop = self.tokenizer.stream(), StopFilter(self.stops)
         self.history.append(asked.message)
         whole = False
