@@ -16,16 +16,17 @@ fi
 sources=("$root"/native/src/interface.cpp "$root"/native/src/pool.cpp)
 flags=(-std=gnu++17 -O1 -g -fPIC -fvisibility=hidden -fsanitize=address,undefined -fno-sanitize-recover=undefined)
 objects=()
-for kind in portable avx2; do
+kinds=(portable)
+# The code for AVX-512 in AVX2 instructions: it is tested where there is none, and not timed.
+[ "$(uname -m)" = x86_64 ] && kinds+=(avx2 avx512) && flags+=(-DHAS_avx2 -DHAS_avx512)
+for kind in "${kinds[@]}"; do
   extra=()
-  if [ "$kind" = avx2 ]; then
-    [ "$(uname -m)" = x86_64 ] || continue
-    extra=(-mavx2 -mfma -mf16c)
-    flags+=(-DHAS_avx2)
-  fi
+  [ "$kind" = portable ] || extra=(-mavx2 -mfma -mf16c)
+  [ "$kind" = avx512 ] && extra+=(-DEMULATED)
   c++ "${flags[@]}" "${extra[@]}" -Wno-psabi -DKERNELS=$kind -c "$root/native/src/kernels.cpp" -o "$build/$kind.o"
   objects+=("$build/$kind.o")
 done
+[ "$(uname -m)" = x86_64 ] && flags+=(-DEMULATED)
 c++ "${flags[@]}" -shared "${sources[@]}" "${objects[@]}" -o "$build/asbuilt_native/libasbuilt_kernels.so" -lpthread
 cp "$root/native/asbuilt_native/__init__.py" "$build/asbuilt_native/"
 LD_PRELOAD="$preload" PYTHONPATH="$build:$root/src" \

@@ -11,7 +11,7 @@ namespace KERNELS {
 namespace {
 
 // A tile of y: kTall rows of x times 2 vectors of columns, so that the sums fill the registers: 12 of 16, or 24 of 32.
-#ifdef WIDE_VECTORS
+#if defined(__AVX512F__) || defined(EMULATED)
 constexpr int kLanes = 16, kTall = 12;
 #else
 constexpr int kLanes = 8, kTall = 6;

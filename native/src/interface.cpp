@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <string>
 #include <vector>
 
 #define KERNELS listed
@@ -23,6 +24,11 @@ const int kBlockFormats = kFormatCount - 3;
 namespace portable {
 extern const Kernels kTable;
 }
+#ifdef HAS_avx512
+namespace avx512 {
+extern const Kernels kTable;
+}
+#endif
 #ifdef HAS_avx2
 namespace avx2 {
 extern const Kernels kTable;
@@ -33,6 +39,13 @@ namespace {
 
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
+#ifdef EMULATED
+  found.push_back(&avx512::kTable);
+#elif defined(HAS_avx512)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+    found.push_back(&avx512::kTable);
+#endif
 #ifdef HAS_avx2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     found.push_back(&avx2::kTable);
@@ -169,6 +182,16 @@ using namespace asbuilt;
 
 PUBLIC int asbuilt_version() { return 2; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
+
+// The names of the instruction sets of this processor and build, the fastest first, with spaces between.
+PUBLIC const char* asbuilt_usable() {
+  static const std::string names = [] {
+    std::string made;
+    for (const Kernels* one : usable()) made += (made.empty() ? "" : " ") + std::string(one->name);
+    return made;
+  }();
+  return names.c_str();
+}
 
 // Chooses an instruction set by name; 0 if this processor or build lacks it.
 PUBLIC int asbuilt_choose(const char* name) {

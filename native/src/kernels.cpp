@@ -53,6 +53,20 @@ inline float summed(const Rounded& x, int sub_size, int sub) {
   return sub_size == 32 ? x.sum : sub % 2 == 0 ? x.first : x.sum - x.first;
 }
 
+// The sums of four products of bytes, unsigned by signed, in one instruction; or the same in several, to be tested.
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define DOT_PRODUCTS
+inline __m256i dotted(__m256i sum, __m256i codes, __m256i x) { return _mm256_dpbusd_epi32(sum, codes, x); }
+#elif defined(EMULATED)
+#define DOT_PRODUCTS
+inline __m256i dotted(__m256i sum, __m256i codes, __m256i x) {
+  const __m256i ones = _mm256_set1_epi16(1), even = _mm256_set1_epi16(255);
+  const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(codes, even), x);
+  const __m256i high = _mm256_maddubs_epi16(_mm256_andnot_si256(even, codes), x);
+  return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones)));
+}
+#endif
+
 #ifdef __AVX2__
 template <class F>
 inline __m256i multiplied(__m256i w, __m256i w_abs, __m256i x) {
@@ -70,8 +84,10 @@ inline __m256i four(const int8_t* x) {
 template <class F, int R>
 void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sums) {
   constexpr int SUBS = F::VALUES / F::SUB, CHUNKS = F::SUB / 4;
+#ifndef DOT_PRODUCTS
   constexpr int FIT = std::max(1, 32767 / (F::MOST * 127 * 2)), RUN = FIT >= CHUNKS ? CHUNKS : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
   const __m256i ones = _mm256_set1_epi16(1);
+#endif
   __m256 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm256_setzero_ps();
   for (int64_t block = 0; block < blocks; ++block, w += kRows * F::BYTES) {
@@ -80,6 +96,21 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
     for (int sub = 0; sub < SUBS; ++sub) {
       const int64_t at = block * (F::VALUES / kGroup) + sub * F::SUB / kGroup;
       __m256i whole[R], fine[R];
+#ifdef DOT_PRODUCTS
+      for (int r = 0; r < R; ++r) whole[r] = fine[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+      for (int c = 0; c < CHUNKS; ++c) {
+        // signed codes plus 128 are unsigned
+        const __m256i stored = F::codes(w, sub * CHUNKS + c);
+        const __m256i codes = F::SIGNED ? _mm256_xor_si256(stored, all(0x80)) : stored;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const int place = sub * F::SUB % kGroup + 4 * c;
+          whole[r] = dotted(whole[r], codes, four(x[r][at].q + place));
+          fine[r] = dotted(fine[r], codes, four(x[r][at].r + place));
+        }
+      }
+#else
 #pragma GCC unroll 8
       for (int run = 0; run < CHUNKS; run += RUN) {
         __m256i narrow[R], finer[R];
@@ -103,14 +134,21 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
           fine[r] = run == 0 ? more : _mm256_add_epi32(fine[r], more);
         }
       }
+#endif
       __m256 scale, offset;
       header.scales(sub, scale, offset);
+#ifdef DOT_PRODUCTS
+      constexpr bool SUMMED = true;
+      if (F::SIGNED) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-128));
+#else
+      constexpr bool SUMMED = !F::SIGNED;
+#endif
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const Rounded& in = x[r][at];
         const __m256 both = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), _mm256_set1_ps(kFine), _mm256_cvtepi32_ps(fine[r]));
         acc[r] = _mm256_fmadd_ps(both, _mm256_mul_ps(scale, _mm256_set1_ps(in.d)), acc[r]);
-        if (!F::SIGNED) acc[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(summed(in, F::SUB, sub)), acc[r]);
+        if (SUMMED) acc[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(summed(in, F::SUB, sub)), acc[r]);
       }
     }
   }

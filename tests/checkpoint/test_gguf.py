@@ -21,7 +21,7 @@ from gguf import quants
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from asbuilt.checkpoint.gguf import BLOCKS_PER_ROW, read_tensor
+from asbuilt.checkpoint.gguf import read_tensor
 from asbuilt.dtypes import GGML_TYPES, GGUF_READABLE
 from asbuilt.errors import InputError
 from asbuilt.formats import gguf as reader
@@ -118,7 +118,7 @@ def finite_blocks(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
     return kept[:n]
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("kind", [kind for kind in QUANTIZED if kind != "NVFP4"])  # all whose scales are finite
 def test_a_block_with_a_scale_that_is_no_number_is_named(kind: str, tmp_path: Path) -> None:
     rng = np.random.default_rng()
     raw = finite_blocks(rng, kind, 12)
@@ -126,6 +126,9 @@ def test_a_block_with_a_scale_that_is_no_number_is_named(kind: str, tmp_path: Pa
     ways = [raw[7].copy() for _ in range(BLOCK[kind][1] - 1)]
     for at, way in enumerate(ways):
         way[at : at + 2] = (0, 0x7C) if kind != "MXFP4" else (255, 255)
+    if kind == "IQ1_M":  # its half lies in the upper halves of four bytes
+        ways = [raw[7].copy()]
+        ways[0][49:56:2] = ways[0][49:56:2] & 15 | np.array([0x00, 0x00, 0xC0, 0x70], dtype=np.uint8)
     with np.errstate(all="ignore"):
         wrong = [way for way in ways if not np.isfinite(quants.dequantize(way[None], TYPES[kind])).all()]
     assert wrong
@@ -138,14 +141,12 @@ def test_a_block_with_a_scale_that_is_no_number_is_named(kind: str, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_block_formats_expand_as_the_library_does_row_by_row(kind: str, tmp_path: Path) -> None:
-    """Random bytes are blocks, most of them with finite scales; the sizes leave whole long rows and a rest."""
+    """Random bytes are blocks, most of them with finite scales."""
     rng = np.random.default_rng()
     block, nbytes = BLOCK[kind]
     n_rows, per_row = 40, 17
     raw = finite_blocks(rng, kind, n_rows * per_row).reshape(n_rows, per_row * nbytes)
     path = written(tmp_path / "q.gguf", lambda w: w.add_tensor("x", raw, raw_dtype=TYPES[kind]))
-    assert n_rows * per_row > BLOCKS_PER_ROW
-    assert n_rows * per_row % BLOCKS_PER_ROW
     with np.errstate(all="ignore"):
         expected = np.concatenate([quants.dequantize(raw[i : i + 1], TYPES[kind]) for i in range(n_rows)])
     file = read_header(path)

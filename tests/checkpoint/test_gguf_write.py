@@ -21,15 +21,18 @@ from hypothesis import strategies as st
 from asbuilt.checkpoint import save as saving
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.gguf import read_tensor
-from asbuilt.checkpoint.gguf_write import Formats, format_named, write_gguf
+from asbuilt.checkpoint.gguf_write import write_gguf
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import open_model
+from asbuilt.checkpoint.wanted import FILE_TYPES, MIXTURE_TYPES, WRITTEN, Formats, format_named
+from asbuilt.cost import mixtures
 from asbuilt.dtypes import GGML_TYPES
 from asbuilt.errors import InputError
 from asbuilt.formats import gguf_write
 from asbuilt.formats.gguf import SCALARS, GGUFFile, read_header
 from asbuilt.formats.gguf_write import Planned, Typed, in_parts, part_names, write
 from asbuilt.kernels.quantise import ENCODED
+from asbuilt.spec import weights
 
 EVERY: dict[str, Any] = {
     "general.architecture": "llama",
@@ -251,6 +254,53 @@ def test_the_table_of_a_tied_model_is_its_head(tmp_path: Path) -> None:
     tiny.build("llama", 14, tied=True, **WIDE).save_pretrained(tmp_path / "tied")
     write_gguf(tmp_path / "tied", tmp_path / "q.gguf", Formats(common="q4_0"))
     assert types(tmp_path / "q.gguf")["token_embd.weight"] == "Q6_K"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_mixture_is_written_as_it_is_billed(name: str, tmp_path: Path) -> None:
+    """The bytes of llama.cpp's file types, which their own tests hold to published files; rows of 288 give way."""
+    tiny.build("llama", 18, **WIDE, num_hidden_layers=9).save_pretrained(tmp_path / "deep")
+    summary = write_gguf(tmp_path / "deep", tmp_path / "q.gguf", Formats(common=name))
+    spec = open_model(tmp_path / "deep").spec
+    of = mixtures.held(spec, name)
+    assert sum(summary.after.values()) == sum(of(path, weight, owner) for path, weight, owner in weights(spec))
+    if name in ("q2_k_s", "q4_k_s", "q4_k_m", "q5_k_m"):  # more for the first layers, or every third
+        assert len({row.type for row in summary.rows if "down" in row.paths[0]}) == 2
+
+
+def test_numbers_of_file_types() -> None:
+    said = {name.lower(): number for name, number in gguf.LlamaFileType.__members__.items()}
+    assert {f"mostly_{name.removeprefix('mostly_')}": n for name, n in MIXTURE_TYPES.items()}.items() <= said.items()
+    special = {"MXFP4": "mostly_mxfp4_moe", "F32": "all_f32", "Q3_K": "mostly_q3_k_s", "Q4_K": "mostly_q4_k_s"}
+    for kind, number in FILE_TYPES.items():
+        name = special.get(kind, f"mostly_{kind.lower()}" + ("_s" if kind == "Q5_K" else ""))
+        assert said[name] == number
+
+
+def test_a_rule_overrules_a_mixture(wide: Path, tmp_path: Path) -> None:
+    rules = (("blocks.1.attention.body.v", "q5_1"), ("embedding", "fp16"))
+    write_gguf(wide, tmp_path / "q.gguf", Formats(common="q4_k_s", rules=rules))
+    found = types(tmp_path / "q.gguf")
+    assert (found["blk.0.attn_v.weight"], found["blk.1.attn_v.weight"]) == ("Q5_K", "Q5_1")
+    assert (found["token_embd.weight"], found["output.weight"]) == ("F16", "Q6_K")
+    assert read_header(tmp_path / "q.gguf").metadata["general.file_type"] == 14
+    with pytest.raises(InputError, match=r"by: cannot be written.*q4_k_m"):
+        write_gguf(wide, tmp_path / "r.gguf", Formats(rules=(("head", "q4_k_m"),)))
+
+
+def test_what_each_weight_cost(wide: Path, tmp_path: Path) -> None:
+    summary = write_gguf(wide, tmp_path / "q.gguf", Formats(common="q4_0", rules=(("blocks.1.*", "bf16"),)))
+    rows = {path: row for row in summary.rows for path in row.paths}
+    was, now = load(wide, dtype="float32").state_dict(), load(tmp_path / "q.gguf", dtype="float32").state_dict()
+    assert rows.keys() == was.keys()
+    for path, row in rows.items():
+        error = float((now[path] - was[path]).double().norm() / was[path].double().norm())
+        assert row.error == pytest.approx(error, rel=1e-5, abs=1e-9), path
+    assert rows["blocks.0.attention.body.q.weight"].error > 0.03
+    assert 0 < rows["blocks.1.attention.body.q.weight"].error < 0.003
+    assert sum(row.nbytes for row in summary.rows) == sum(summary.after.values())
+    again = write_gguf(tmp_path / "q.gguf", tmp_path / "again.gguf", Formats())
+    assert all(row.error == 0 for row in again.rows)
 
 
 def test_rules_that_name_nothing_are_refused(wide: Path, tmp_path: Path) -> None:

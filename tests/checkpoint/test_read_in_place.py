@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gguf import finite_blocks
 from test_stays_packed import written
 
 from asbuilt.checkpoint.gguf import _scales_are_finite, read_tensor
@@ -24,18 +23,6 @@ def test_scales_are_finite_where_the_kernels_say_so(format: str, blocks: int, se
     """Of any bytes: one block in 16 has a scale that is not."""
     raw = np.random.default_rng(seed).integers(0, 256, blocks * BLOCKS[format][1], dtype=np.uint8)
     assert _scales_are_finite(raw, format) == finite(torch.from_numpy(raw), format)
-
-
-@pytest.mark.parametrize("format", sorted(EXPANDED))
-def test_pieces_are_the_whole(format: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Expanded 512 numbers at a time, with a last piece that is smaller."""
-    import asbuilt.checkpoint.gguf as module
-
-    kind, rng = format.upper(), np.random.default_rng()
-    raw = torch.from_numpy(finite_blocks(rng, kind, 41).reshape(-1))
-    whole = module._expanded(raw, format)
-    monkeypatch.setattr(module, "PIECE", 512)
-    assert torch.equal(module._expanded(raw, format).nan_to_num(9.0), whole.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("packed", [True, False])

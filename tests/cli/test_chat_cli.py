@@ -55,7 +55,8 @@ def test_json_says_what_was_kept_and_echoes_the_options(run: Run, checkpoint: Pa
     said = document(run("chat", checkpoint, *words, input="ab\ncd\n"))
     settings = {
         "temperature": 0.5, "top_k": 9, "top_p": None, "min_p": None, "repetition_penalty": 1.5, "seed": 4,
-        "threads": 1, "device": "cpu", "max_new_tokens": 2, "context": 60,
+        "threads": 1, "device": "cpu", "max_new_tokens": 2,
+        "kv_dtype": None, "context": 60,
     }  # fmt: skip
     assert said["settings"] == settings
     first, second = said["answers"]

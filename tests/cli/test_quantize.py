@@ -57,6 +57,8 @@ def test_what_is_written_is_what_is_said(run: Run, checkpoint: Path, tmp_path: P
         assert math.isclose(said["loss"][when], float(wanted), rel_tol=1e-5)
     assert said["loss"]["tokens"] == 100
     assert said["loss"]["before"] != said["loss"]["after"]
+    assert sum(one["bytes"] for one in said["weights"]) == stored_bytes(out)
+    assert {one["format"] for one in said["weights"] if one["error"] > 0} == {"q8_0", "f16"}
     words = ("once upon", "--max-new-tokens", 9, "--json")
     assert run("generate", out, *words).exit_code == 0
 
@@ -65,15 +67,61 @@ def test_the_table_and_the_loss_are_printed(run: Run, checkpoint: Path, tmp_path
     result = run("quantize", checkpoint, tmp_path / "q.gguf", "--format", "q4_0", "--text", text, "--by", "head=f16")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"attention .* 14%", result.stdout)
+    assert re.search(r"blocks\.\*\.ffn\.body\.gate +q4_0 +2 .* \d\.\d\d% +\d\.\d\d%", result.stdout)
     assert re.search(r"loss: \d\.\d{4} nats per token before, \d\.\d{4} after \([+-]0\.\d{4}\)", result.stdout)
     assert "3 F16" in result.stdout  # rows of 40 divide into no blocks
     assert read_header(tmp_path / "q.gguf").tensors["output.weight"].type == "F16"
 
 
+def test_errors_are_weighed_by_a_text(run: Run, checkpoint: Path, tmp_path: Path, text: Path) -> None:
+    """The loss is of the last quarter, which was not read; what was found is a file that gives the same weights."""
+    words = ("--format", "q4_0", "--tokens", 60)
+    calibrated = ("--calibration", text, "--save-imatrix", tmp_path / "i.gguf", "--json")
+    result = run("quantize", checkpoint, tmp_path / "q.gguf", *words, *calibrated)
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert said["calibration"] == {"tokens": 60, "weights": 14}
+    ids = open_model(checkpoint).tokenizer().encode(TEXT[len(TEXT) * 3 // 4 :])[:60]  # type: ignore[union-attr]
+    assert math.isclose(said["loss"]["before"], nats_per_token(load(checkpoint, dtype="float32"), ids), rel_tol=1e-6)
+    assert math.isclose(said["loss"]["after"], nats_per_token(load(tmp_path / "q.gguf"), ids), rel_tol=1e-6)
+    assert sum(one["output_error"] is not None for one in said["weights"]) == 14
+    again = run("quantize", checkpoint, tmp_path / "again.gguf", *words, "--imatrix", tmp_path / "i.gguf")
+    assert again.exit_code == 0, again.stderr
+    assert "of outputs" in again.stdout
+    plain = run("quantize", checkpoint, tmp_path / "plain.gguf", *words)
+    assert plain.exit_code == 0
+    weights = {name: load(tmp_path / f"{name}.gguf").state_dict() for name in ("q", "again", "plain")}
+    assert all(torch.allclose(weights["q"][path], weights["again"][path], atol=1e-6) for path in weights["q"])
+    path = "blocks.0.attention.body.q.weight"
+    assert not torch.equal(weights["q"][path], weights["plain"][path])
+
+
+def test_folders_of_other_formats(run: Run, checkpoint: Path, tmp_path: Path, text: Path) -> None:
+    words = ("--format", "int8", "--by", "blocks.0.*=keep", "--text", text, "--tokens", 60, "--json")
+    result = run("quantize", checkpoint, tmp_path / "out", *words)
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert said["types"] == {"int8": 7}
+    assert sum(one["after"] for one in said["kinds"].values()) == stored_bytes(tmp_path / "out")
+    ids = open_model(checkpoint).tokenizer().encode(TEXT)[:60]  # type: ignore[union-attr]
+    assert math.isclose(
+        said["loss"]["after"], nats_per_token(load(tmp_path / "out", dtype="float32"), ids), rel_tol=1e-6
+    )
+    assert run("generate", tmp_path / "out", "once upon", "--max-new-tokens", 3, "--json").exit_code == 0
+    billed = json.loads(run("describe", tmp_path / "out", "--json").stdout)
+    assert billed["stored_bytes"] == stored_bytes(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("out", "words", "said"),
     [
-        ("out", ("--format", "q8_0"), r"OUT: is no name of a GGUF file.*let it end in \.gguf"),
+        ("q.gguf", ("--format", "q8_0", "--save-imatrix", "i.gguf"), "--save-imatrix: needs --calibration"),
+        ("q.gguf", ("--format", "q8_0", "--imatrix", "none.gguf"), "none.gguf"),
+        ("q.gguf", ("--format", "q8_0", "--calibration", "none.txt"), "text: .*cannot be read"),
+        ("q.gguf", ("--format", "q8_0", "--calibration", "x", "--imatrix", "y"), "--imatrix: goes without"),
+        ("out", ("--format", "q8_0"), r"--format: is not written to a folder.*q8_0"),
+        ("out", ("--format", "int8", "--by", "head=q8_0"), "by: must be GLOB=keep.*GGUF"),
+        ("out", ("--format", "mxfp4", "--by", "x=keep"), "by: no weight has such a path"),
         ("q.gguf", ("--format", "int4"), "--format: cannot be written.*int4.*q4_k"),
         ("q.gguf", ("--format", "q8_0", "--by", "nothing"), "by: must be GLOB=FORMAT.*nothing"),
         ("q.gguf", ("--format", "q8_0", "--by", "head=q9"), "by: cannot be written.*q9"),

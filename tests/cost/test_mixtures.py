@@ -295,6 +295,7 @@ FALLBACKS = {
     "q4_k": 5.5,
     "q5_k": 6.0,
     "q6_k": 8.5,
+    "nvfp4": 16,  # blocks of 64
 }
 
 

@@ -104,7 +104,7 @@ def test_dtypes_are_spelled_as_anyone_spells_them(dtype: Any) -> None:  # noqa: 
         ({"batch": 1.5}, "batch"),
         ({"images": -1}, "images"),
         ({"dtype": "bf61"}, "dtype"),
-        ({"kv_dtype": "f"}, "dtype"),
+        ({"kv_dtype": "f"}, "kv-dtype"),
     ],
 )
 def test_what_is_asked_is_checked(more: dict[str, Any], field: str) -> None:

@@ -139,6 +139,15 @@ def test_only_new_tokens_are_read() -> None:
     assert counted.tokens < 30
 
 
+def test_a_cache_in_codes() -> None:
+    model, kv = plain().float(), "int8:head"
+    chat = Chat(model, letters(), max_new_tokens=4, kv_dtype=kv)
+    for ids, answer in talked(chat, ["abc", "de", "f"], TURNS):
+        assert answer.tokens == fresh(model, ids, 4, kv_dtype=kv)
+    with pytest.raises(InputError, match="int3"):
+        Chat(model, letters(), kv_dtype="int3")
+
+
 def test_tokens_of_an_answer_stay_as_they_were_chosen() -> None:
     """A tokenizer may spell the text of an answer with other tokens than the model chose."""
 

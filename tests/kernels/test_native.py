@@ -39,26 +39,34 @@ from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import maps_by_path
 
 
-@pytest.fixture(params=["fastest", "portable"], autouse=True)
+def _kinds() -> list[str]:
+    """The instruction sets of this machine and build, none without the library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(native.SWITCH, "1")
+        native.library.cache_clear()
+        lib = native.library()
+    native.library.cache_clear()
+    return [] if lib is None else lib.asbuilt_usable().decode().split()
+
+
+KINDS, ready = _kinds(), native.ready
+
+
+@pytest.fixture(params=KINDS or ["none"], autouse=True)
 def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Loads the library, which other tests run without, with an instruction set."""
-    monkeypatch.setenv(native.SWITCH, "1" if request.param == "fastest" else request.param)
+    """Loads the library, which other tests run without, with each instruction set of this machine."""
+    if not KINDS:
+        pytest.skip("the native kernels are not installed (make builds them where there is a compiler)")
+    monkeypatch.setenv(native.SWITCH, request.param)
     caches = (native.library, native.number)
     for one in caches:
         one.cache_clear()
-    if native.library() is None:
-        pytest.skip("the native kernels are not installed (make builds them where there is a compiler)")
-    if request.param == "portable":
-        assert native.instructions() == "portable"
+    assert native.instructions() == request.param
     with torch.inference_mode():
         yield
-    native.library().asbuilt_choose(_fastest.encode())  # type: ignore[union-attr]
+    native.library().asbuilt_choose(KINDS[0].encode())  # type: ignore[union-attr]
     for one in caches:
         one.cache_clear()
-
-
-_fastest, ready = native.instructions() or "", native.ready
-native.library.cache_clear()
 
 
 def drawn(format: str, rows: int, inputs: int, scale: float = 0.01) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from asbuilt.dtypes import BLOCKS
 from asbuilt.errors import InputError
 from asbuilt.kernels.packed import EXPANDED, expand
-from asbuilt.kernels.quantise import ENCODED, TILE, quantise
+from asbuilt.kernels.quantise import ENCODED, TILE, WEIGHED, quantise
 
 REFERENCE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4")
 K_FORMATS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
@@ -63,7 +63,7 @@ def test_tiles_do_not_show() -> None:
         assert torch.equal(quantise(x.unflatten(1, (2, -1)), format).flatten(1), apart)
 
 
-def llama_cpp(x: Tensor, format: str) -> Tensor:
+def llama_cpp(x: Tensor, format: str, importance: Tensor | None = None) -> Tensor:
     """Returns the blocks that llama.cpp's quantiser makes, which its wheel exports."""
     encode = ctypes.CDLL(import_module("xllamacpp.xllamacpp").__file__).ggml_quantize_chunk
     encode.restype = ctypes.c_size_t
@@ -71,7 +71,8 @@ def llama_cpp(x: Tensor, format: str) -> Tensor:
     size, nbytes = BLOCKS[format]
     made = torch.empty((len(x), x.shape[1] // size * nbytes), dtype=torch.uint8)
     number = int(gguf.GGMLQuantizationType[format.upper()])
-    assert encode(number, x.data_ptr(), made.data_ptr(), 0, len(x), x.shape[1], None) == made.numel()
+    weighs = None if importance is None else importance.data_ptr()
+    assert encode(number, x.data_ptr(), made.data_ptr(), 0, len(x), x.shape[1], weighs) == made.numel()
     return made
 
 
@@ -165,3 +166,59 @@ def test_rows_that_do_not_divide_are_refused(format: str) -> None:
 def test_other_formats_are_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"format: .*iq4_nl.*q4_0"):
         quantise(torch.zeros(32), "iq4_nl")
+
+
+def inputs(columns: int, seed: int) -> Tensor:
+    """Mean squares of inputs as a model has them: most alike, one in fifty a hundred times as large."""
+    rng = np.random.default_rng(seed)
+    spread = np.exp(rng.standard_normal(columns)) * np.where(rng.random(columns) < 0.02, 100.0, 1.0)
+    return torch.tensor(spread, dtype=torch.float32)
+
+
+def weighed(x: Tensor, blocks: Tensor, format: str, importance: Tensor) -> float:
+    return float(((expand(blocks, format, torch.float32) - x).double().square() * importance).sum())
+
+
+@pytest.mark.parametrize("format", WEIGHED)
+def test_weighed_errors_are_less_than_plain_ones_and_than_llama_cpps(format: str) -> None:
+    pytest.importorskip("xllamacpp")
+    x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(7))
+    importance = inputs(1024, 8)
+    ours = weighed(x, quantise(x, format, importance=importance), format, importance)
+    assert ours < 0.6 * weighed(x, quantise(x, format), format, importance)
+    assert ours < 1.005 * weighed(x, llama_cpp(x, format, importance), format, importance)
+
+
+@pytest.mark.parametrize("format", WEIGHED)
+def test_only_the_proportions_of_an_importance_count(format: str) -> None:
+    x, importance = drawn(11, 6, 512), inputs(512, 12)
+    once = quantise(x, format, importance=importance)
+    assert torch.equal(once, quantise(x, format, importance=4 * importance))
+    assert torch.equal(once, quantise(x, format, importance=importance.expand(6, 512)))
+    rows = torch.stack([importance, *(inputs(512, seed) for seed in range(5))])
+    apart = torch.cat([quantise(x[i : i + 1], format, importance=rows[i]) for i in range(6)])
+    assert torch.equal(quantise(x, format, importance=rows), apart)
+    for none in (torch.zeros(512), torch.nn.functional.one_hot(torch.tensor(3), 512).float()):
+        found = expand(quantise(x, format, importance=none), format, torch.float32)
+        assert bool(found.isfinite().all())
+        assert float((found - x).norm()) < 0.6 * float(x.norm())
+
+
+@pytest.mark.parametrize("format", sorted(ENCODED.keys() - WEIGHED.keys()))
+def test_formats_without_a_search_take_no_notice(format: str) -> None:
+    x = drawn(13, 2, 256)
+    assert torch.equal(quantise(x, format, importance=inputs(256, 1)), quantise(x, format))
+
+
+@pytest.mark.parametrize(
+    ("importance", "said"),
+    [
+        (torch.ones(255), "x: importance of another shape"),
+        (torch.full((256,), math.nan), "x: has an importance that is NaN"),
+        (torch.full((256,), -1.0), "x: importance: must be numbers from 0|x: must be numbers from 0"),
+    ],
+)
+def test_what_is_no_importance_is_refused(importance: Tensor, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        quantise(torch.zeros(2, 256), "q4_k", "x", importance)
+    assert raised.value.field == "x", said

@@ -64,7 +64,7 @@ def test_absorbed_is_expanded(drawn: tuple[Module, int], batch: int, tokens: int
     step = Step((batch, tokens), torch.device("cpu"), kernel=kernel)  # type: ignore[arg-type]
     q, latent, key = attention.project(rows(batch, tokens, seed), step)
     expanded = attention.expanded(q, latent, key, step, lambda: step.key_positions_BT)
-    absorbed = attention.absorbed(q, torch.cat((latent, key), -1), step, lambda: step.key_positions_BT)
+    absorbed = attention.absorbed(q, torch.cat((latent, key), -1)[:, None], step, lambda: step.key_positions_BT)
     torch.testing.assert_close(absorbed, expanded, rtol=1e-10, atol=1e-10 * max(1.0, float(expanded.abs().max())))
 
 

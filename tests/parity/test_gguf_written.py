@@ -23,9 +23,10 @@ from ggml.written import N_VOCAB, Written, write
 
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.gguf import read_tensor
-from asbuilt.checkpoint.gguf_write import ENCODABLE, Formats, write_gguf
+from asbuilt.checkpoint.gguf_write import write_gguf
 from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.source import open_model
+from asbuilt.checkpoint.wanted import ENCODABLE, Formats
 from asbuilt.formats.gguf import read_header
 
 SEED = int(os.environ.get("GGUF_SEED", "1"))

@@ -218,7 +218,8 @@ WORDS["continuing_subword_prefix"] = "##"
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (tokenizer_json(model=WORDS), "WordPiece"),
+        (tokenizer_json(model=WORDS), "BertNormalizer"),
+        (tokenizer_json(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}), "WordLevel"),
         (tokenizer_json(model=MODEL, pre_tokenizer=BYTES | {"add_prefix_space": True}), "pre_tokenizer.*ByteLevel"),
         (tokenizer_json(model=MODEL, pre_tokenizer=split(r"\p{L}+")), "pre_tokenizer: .*a split that has a name"),
         (tokenizer_json(model=MODEL, pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer.*Whitespace"),

@@ -390,7 +390,7 @@ def test_a_written_file_gives_the_same_tokenizer(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, object], str]] = {
-    "model": ({"model": "bert"}, r"tokenizer\.ggml\.model.*'bert'"),
+    "model": ({"model": "rwkv"}, r"tokenizer\.ggml\.model.*'rwkv'"),
     "no model": ({"model": None}, r"ggml\.model"),
     "tokens": ({"tokens": None}, r"ggml\.tokens"),
     "kind of tokens": ({"tokens": [1, 2]}, r"ggml\.tokens"),

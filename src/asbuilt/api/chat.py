@@ -22,6 +22,7 @@ from asbuilt.generate.chat import CHUNK, ROLES, Chat, Message, chat_context, req
 from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling
 from asbuilt.nn.audio import Sounds
+from asbuilt.nn.cache import require_cache
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
@@ -41,6 +42,7 @@ def open_chat(
     *,
     context: int | None = None,
     chunk: int = CHUNK,
+    kv_dtype: str | None = None,
     **options: Any,  # noqa: ANN401
 ) -> tuple[Chat, Compute]:
     """Returns a chat with a source's model, loaded, and what it computes in; `options` are those of `Chat`.
@@ -52,15 +54,19 @@ def open_chat(
     tokenizer = required_tokenizer(source)
     require_chat(source.spec, tokenizer)
     tokens = chat_context(source.spec, context)
+    if kv_dtype is not None:
+        require_cache(source.spec, kv_dtype, how.dtype or torch.float32)
     options["sampling"] = sampled(source, options.get("sampling", Sampling()))
 
     def needs(spec: Spec, dtype: torch.dtype) -> int:
-        return computing.request_bytes(spec, tokens, 0, dtype, min(chunk, tokens), None)
+        return computing.request_bytes(spec, tokens, 0, dtype, min(chunk, tokens), None, kv_dtype)
 
     request = Request(prompt_tokens=QUESTION, new_tokens=ANSWER, needs=needs, fix=NARROWER)
     model, compute = ready(source, how, contents_of(source, how, (QUESTION, ANSWER)), request)
     senses = {"see": _sight(source), "hear": _hearing(source)}
-    made = Chat(model, tokenizer, context=tokens, chunk=chunk, eos_ids=source.eos_ids, **senses, **options)
+    made = Chat(
+        model, tokenizer, context=tokens, chunk=chunk, kv_dtype=kv_dtype, eos_ids=source.eos_ids, **senses, **options
+    )
     return made, compute
 
 

@@ -16,6 +16,7 @@ from asbuilt.api.running import Request, Running, contents_of, ready
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import dtype_of, headers, load
 from asbuilt.checkpoint.room import memory_errors
+from asbuilt.dtypes import short_name
 from asbuilt.errors import InputError
 from asbuilt.generate import compute as computing
 from asbuilt.generate import decode, text
@@ -23,6 +24,7 @@ from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.nn.audio import Sounds
+from asbuilt.nn.cache import require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
@@ -65,6 +67,7 @@ def generate(
     allow_unread: Sequence[str] = (),
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
+    kv_dtype: object = None,
 ) -> str: ...
 
 
@@ -83,6 +86,7 @@ def generate(
     allow_unread: Sequence[str] = (),
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
+    kv_dtype: object = None,
 ) -> list[int]: ...
 
 
@@ -100,6 +104,7 @@ def generate(
     allow_unread: Sequence[str] = (),
     draft: Given | Drafter | None = None,
     draft_tokens: int | None = None,
+    kv_dtype: object = None,
 ) -> str | list[int]:
     """Returns a model's completion of a text or chat messages as text, or of token ids as token ids.
 
@@ -112,12 +117,14 @@ def generate(
     model that hears is given `audio`, a file or a spectrogram, and writes on
     from the prompt, a text prompt after its start tokens. With `draft`, `draft_tokens` tokens at a time are drafted and
     verified in one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a
-    smaller model of the same vocabulary or an EAGLE-3 folder. `asbuilt.complete` streams the text. Raises InputError
-    before anything runs.
+    smaller model of the same vocabulary or an EAGLE-3 folder. `kv_dtype` is the format of the cache, None for that of
+    computing: a float such as bf16 or fp8, or int8:head, fp8:head, int4:head with scales for each token and head.
+    `asbuilt.complete` streams the text. Raises InputError before anything runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
     options |= {} if images is None else {"images": images}
+    options |= {} if kv_dtype is None else {"kv_dtype": short_name(kv_dtype)}
     drafts = asked(draft, draft_tokens)
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
@@ -271,14 +278,19 @@ def begin(
     begun, chunk = start if reads else ids, options["prefill_chunk"]
     options["max_new_tokens"] = _within(source.spec, len(begun), options["max_new_tokens"], context)
     new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
-
+    kv = options.get("kv_dtype")
+    if kv is not None:
+        require_cache(source.spec, kv, how.dtype or torch.float32)
     contents = contents_of(source, how, (len(ids), new))
 
     def needs(spec: Spec, dtype: torch.dtype) -> int:
-        request = computing.request_bytes(spec, len(begun), new, dtype, chunk, len(ids) if reads else None)
-        return request + draft.needs(spec, (len(begun), new), dtype, chunk)
+        return computing.request_bytes(spec, len(begun), new, dtype, chunk, len(ids) if reads else None, kv)
 
-    model, compute = ready(source, how, contents, Request(prompt_tokens=len(ids), new_tokens=new, needs=needs))
+    def beside(spec: Spec, dtype: torch.dtype) -> int:
+        return draft.needs(spec, (len(begun), new), dtype, chunk)
+
+    request = Request(prompt_tokens=len(ids), new_tokens=new, needs=needs, beside=beside)
+    model, compute = ready(source, how, contents, request)
     options |= {"draft": draft.loaded(model)}
     return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +16,14 @@ from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import load
 from asbuilt.dtypes import CALIBRATED, TORCH_NAMES, short_name
 from asbuilt.errors import InputError, one_of
+from asbuilt.files import read_text
 from asbuilt.generate.compute import choose
+from asbuilt.generate.decode import generate
+from asbuilt.generate.sampling import Sampling
+from asbuilt.measure import Text
 from asbuilt.measure.loading import Loading, loaded
 from asbuilt.nn import build
+from asbuilt.nn.cache import require_cache
 from asbuilt.nn.model import Model
 from asbuilt.shown import size
 from asbuilt.spec import Model as Spec
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     from asbuilt.measure import Report
 
 TOKENS, AUTO = 512, "auto"
+TEXT_TOKENS = 8192  # of a text, unless more are asked for
+SAMPLED = 256  # tokens of a text that the model samples
+LARGEST_TEXT = 1 << 26
 Say = Callable[[str], None]
 
 
@@ -37,6 +46,9 @@ def measure(
     *,
     dtype: object = None,
     refresh: bool = False,
+    kv_dtype: object = None,
+    text: str | Path | None = None,
+    tokens: int = TEXT_TOKENS,
     allow_unread: Sequence[str] = (),
     say: Say = lambda text: None,
     warn: Say = lambda text: None,
@@ -44,27 +56,68 @@ def measure(
     """Returns each figure of a model as predicted from its description and as measured on this machine's CPU.
 
     A built model is measured as it is; otherwise the weights are loaded, or random for a description, in `dtype` (fp32
-    or bf16; None or "auto" mean the one that `generate` would choose). `refresh` recalibrates the machine. Raises
-    InputError for a model that does not predict the next token, or is too large for this machine.
+    or bf16; None or "auto" mean the one that `generate` would choose). `refresh` recalibrates the machine. With
+    `kv_dtype`, a format as `generate` takes it, the cache's bytes in it are measured too, and the loss with it beside
+    that without: on the first `tokens` of the file `text`, or on a text that the model samples. Raises InputError for a
+    model that does not predict the next token, or is too large for this machine.
     """
     if isinstance(model, nn.Module):
-        return _of_built(model, dtype, refresh, say, warn)
+        if text is not None:
+            raise InputError("a built model has no tokenizer", field="text", value=str(text), fix="leave it out")
+        return _of_built(model, dtype, refresh, kv_dtype, say, warn)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     require_measurable(source.spec, source.name)
     chosen = _faster(source, say) if dtype in (None, AUTO) else _calibrated(dtype)
+    kv = _format(source.spec, kv_dtype, getattr(torch, TORCH_NAMES[chosen]))
+    if text is not None and kv is None:
+        raise InputError("nothing whose loss is measured", field="text", value=str(text), fix="give --kv-dtype too")
+    read = None if text is None else _read(source, Path(text), tokens)
     _require_room(source, chosen)
     built, loading = _built(source, chosen)
-    return measuring.measure(built, name=source.name, loading=loading, refresh=refresh, say=say, warn=warn)
+    read = _sampled(built) if read is None and kv is not None else read
+    made = {"kv": kv, "text": read, "loading": loading}
+    return measuring.measure(built, name=source.name, refresh=refresh, **made, say=say, warn=warn)
 
 
-def _of_built(model: nn.Module, dtype: object, refresh: bool, say: Say, warn: Say) -> Report:
+def _format(spec: Spec, kv_dtype: object, dtype: torch.dtype) -> str | None:
+    """Returns the format of the cache; raises InputError for one that the model's cache cannot have."""
+    if kv_dtype is None:
+        return None
+    name = short_name(kv_dtype)
+    require_cache(spec, name, dtype)
+    return name
+
+
+def _read(source: Source, path: Path, tokens: int) -> Text:
+    """Returns the first tokens of a text."""
+    tokenizer = source.tokenizer()
+    if tokenizer is None:
+        raise InputError("has no tokenizer, so a text has no loss", field="MODEL", value=source.name)
+    # A token has at least a byte, so more characters than tokens are seldom needed; long words may take many.
+    ids = tokenizer.encode(read_text(path, LARGEST_TEXT, "text")[: 64 * tokens])[:tokens]
+    return Text(ids=ids, first=tokenizer.bos_id if tokenizer.add_bos else None)
+
+
+def _sampled(model: Model) -> Text | None:
+    """Returns a text that the model samples; none of one that reads more than tokens."""
+    if model.spec.reads != ("tokens",) or model.spec.max_positions < 2:
+        return None
+    begin = [1 % model.spec.n_vocab]
+    more = min(SAMPLED, model.spec.max_positions) - 1
+    steps = generate(model, [begin], max_new_tokens=more, sampling=Sampling(temperature=1.0))
+    return Text(ids=[*begin, *(token for (token,) in steps if token is not None)], sampled=True)
+
+
+def _of_built(model: nn.Module, dtype: object, refresh: bool, kv_dtype: object, say: Say, warn: Say) -> Report:
     if not isinstance(model, Model):
         raise InputError(field="model", value=type(model).__name__, allowed="a model that `build` or `load` returned")
     require_measurable(model.spec, model.spec.name)
     own = _calibrated(model.dtype)
     if dtype not in (None, AUTO) and short_name(dtype) != own:
         raise InputError("a built model is measured in its own dtype", field="dtype", value=str(dtype), allowed=own)
-    return measuring.measure(model, refresh=refresh, say=say, warn=warn)
+    kv = _format(model.spec, kv_dtype, model.dtype)
+    read = None if kv is None else _sampled(model)
+    return measuring.measure(model, refresh=refresh, kv=kv, text=read, say=say, warn=warn)
 
 
 def _faster(source: Source, say: Say) -> str:

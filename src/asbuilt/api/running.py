@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asbuilt.nn.model import Model
     from asbuilt.spec import Model as Spec
 
-FIX = "use a narrower --dtype, fewer --max-new-tokens or a --prefill-chunk"
+FIX = "use a narrower --dtype or --kv-dtype, fewer --max-new-tokens or a --prefill-chunk"
 CALIBRATED_DTYPES = {getattr(torch, TORCH_NAMES[name]): name for name in CALIBRATED}
 NARROWER = "use a narrower --dtype or a smaller --context"
 
@@ -45,11 +45,15 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The tokens of a request, what it needs beside the weights in a dtype, and how to need less."""
+    """The tokens of a request, the bytes that it needs in a dtype, and what is held `beside`, and how to need less.
+
+    The first are needed only once the weights are loaded, the second from the beginning.
+    """
 
     prompt_tokens: int
     new_tokens: int
     needs: Callable[[Spec, torch.dtype], int]
+    beside: Callable[[Spec, torch.dtype], int] = lambda spec, dtype: 0
     fix: str = FIX
 
 
@@ -64,7 +68,7 @@ def ready(source: Source, how: Running, contents: Contents, request: Request) ->
     """Chooses the dtype, checks the memory and loads the model; raises InputError before anything is allocated."""
 
     def needs(dtype: torch.dtype) -> int:
-        return contents.needs(dtype, request.needs(contents.spec, dtype))
+        return contents.needs(dtype, request.needs(contents.spec, dtype)) + request.beside(contents.spec, dtype)
 
     stored = contents.dtype(None)
     if how.device == "cpu":

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asbuilt.checkpoint.gguf_write import Formats, is_gguf, write_gguf
+from asbuilt.checkpoint.gguf_write import is_gguf, write_gguf
 from asbuilt.checkpoint.load import Contents, as_source, stored_dtype
 from asbuilt.checkpoint.regroup import Regrouped
 from asbuilt.checkpoint.save import MAX_SHARD_BYTES, Progress, write_folder
 from asbuilt.checkpoint.source import Source
+from asbuilt.checkpoint.wanted import Formats
 
 if TYPE_CHECKING:
     import torch

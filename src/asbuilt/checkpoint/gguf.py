@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asbuilt.dtypes import BLOCKS, GGML_TYPES, GGUF_FLOATS, GGUF_READABLE
+from asbuilt.dtypes import BLOCKS, GGUF_FLOATS, GGUF_READABLE
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import open_regular
 from asbuilt.formats.gguf import GGUFFile, GGUFTensor
@@ -15,47 +14,25 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
-# gguf.quants processes 16 rows at a time, which is slow for short rows. Blocks are independent of rows, so a tensor can
-# be reshaped: with 256 blocks per row, a 98 MB file with rows of 18 blocks dequantises in 0.7 s instead of 2.5 s.
-BLOCKS_PER_ROW = 256
-PIECE = 1 << 20  # numbers that are expanded at a time
 EXPONENT = 0x7C00  # of a float16; all ones for infinities and NaN
 
 
 def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.Tensor:
     """Returns a tensor, or the given rows of its first dimension; only their bytes are read.
 
-    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32, as `gguf.quants` does. Raises
-    InputError for an unknown name, an unsupported type, and a file that has changed since its header was read.
+    F32, F16 and BF16 keep their dtype, block formats are dequantised to float32. Raises InputError for
+    an unknown name, an unsupported type, and a file that has changed since its header was read.
     """
     import torch
 
-    from asbuilt.kernels.packed import EXPANDED
+    from asbuilt.kernels.codebooks import expand
 
     tensor = _find(file, name)
     shape, start, nbytes = _window(tensor, rows)
-    raw = _read_bytes(file.holder(tensor), start, nbytes)
+    raw = torch.from_numpy(_read_bytes(file.holder(tensor), start, nbytes))
     if tensor.type in GGUF_FLOATS:
-        dtype = getattr(torch, GGUF_FLOATS[tensor.type])
-        return torch.from_numpy(raw).view(dtype).reshape(shape)
-    if tensor.type.lower() in EXPANDED and _scales_are_finite(raw, tensor.type.lower()):
-        return _expanded(torch.from_numpy(raw), tensor.type.lower()).reshape(shape)
-    return torch.from_numpy(_finite(_expand(raw, tensor.type), tensor, file)).reshape(shape)
-
-
-def _expanded(raw: torch.Tensor, format: str) -> torch.Tensor:
-    """Returns the float32 numbers of blocks, a piece at a time: some formats take several times their memory."""
-    import torch
-
-    from asbuilt.kernels.packed import expand
-
-    size, nbytes = BLOCKS[format]
-    blocks = raw.view(-1, nbytes)
-    made = torch.empty(len(blocks), size)
-    for start in range(0, len(blocks), PIECE // size):
-        part = slice(start, start + PIECE // size)
-        made[part] = expand(blocks[part], format, torch.float32)
-    return made
+        return raw.view(getattr(torch, GGUF_FLOATS[tensor.type])).reshape(shape)
+    return _finite(expand(raw, tensor.type.lower()), tensor, file).reshape(shape)
 
 
 def read_blocks(file: GGUFFile, name: str) -> torch.Tensor:
@@ -65,12 +42,14 @@ def read_blocks(file: GGUFFile, name: str) -> torch.Tensor:
     """
     import torch
 
+    from asbuilt.kernels.codebooks import expand
+
     tensor = _find(file, name)
     made = torch.empty(tensor.nbytes, dtype=torch.uint8)  # aligned as the kernels like it: nothing copies it again
     raw = made.numpy()
     _read_into(file.holder(tensor), tensor.offset, raw)
     if not _scales_are_finite(raw, tensor.type.lower()):
-        _finite(_expand(raw, tensor.type), tensor, file)  # names the block
+        _finite(expand(made, tensor.type.lower()), tensor, file)  # names the block
     return made.view(*tensor.shape[:-1], -1)
 
 
@@ -136,28 +115,10 @@ def _read_into(path: Path, start: int, raw: numpy.ndarray) -> None:
         raise InputError(f"the header declares {start + len(raw)} bytes, the file has {start + read}", field=str(path))
 
 
-def _expand(raw: numpy.ndarray, kind: str) -> numpy.ndarray:
-    """Returns the float32 elements of the blocks in `raw`, flat: long rows first, then the remaining blocks."""
-    import numpy as np
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    number = next(number for number, known in GGML_TYPES.items() if known.name == kind)
-    row_bytes = BLOCKS_PER_ROW * GGML_TYPES[number].nbytes
-    whole = len(raw) // row_bytes * row_bytes
-    parts = [raw[:whole].reshape(-1, row_bytes), raw[whole:].reshape(1, -1)]
-    expand: Callable[[numpy.ndarray], numpy.ndarray] = lambda part: dequantize(part, GGMLQuantizationType(number))  # noqa: E731
-    with np.errstate(all="ignore"):
-        return np.concatenate([expand(part).reshape(-1) for part in parts if part.size] or [np.empty(0, np.float32)])
-
-
-def _finite(values: numpy.ndarray, tensor: GGUFTensor, file: GGUFFile) -> numpy.ndarray:
+def _finite(values: torch.Tensor, tensor: GGUFTensor, file: GGUFFile) -> torch.Tensor:
     """Returns the values; raises InputError if a block's scale makes them infinite or NaN."""
-    import numpy as np
-
-    if not (ok := np.isfinite(values)).all():
-        per_block = next(kind.block for kind in GGML_TYPES.values() if kind.name == tensor.type)
-        block = int(ok.argmin()) // per_block
+    if not bool((ok := values.isfinite()).all()):
+        block = int(ok.int().argmin()) // BLOCKS[tensor.type.lower()][0]
         raise InputError(
             f"{tensor.name[:80]}: block {block} has a scale that is not finite",
             field=str(file.holder(tensor)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asbuilt.dtypes import BLOCKS, GGUF_FLOATS, GGUF_READABLE
+from asbuilt.dtypes import BLOCKS, GGUF_PACKABLE
 from asbuilt.families.gguf.layouts import Each, PerHead
 from asbuilt.families.shared.table import (
     AdjacentPairs,
@@ -31,7 +31,7 @@ from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Map, maps_by_path, transform_maps
 
 # Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
-PACKABLE = tuple(name.lower() for name in GGUF_READABLE if name not in GGUF_FLOATS)
+PACKABLE = tuple(name.lower() for name in GGUF_PACKABLE)
 ROWS_ONLY = (Same, Concat, Interleave, StackExperts, AdjacentPairs, PerHead, Leading)
 
 

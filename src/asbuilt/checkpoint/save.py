@@ -13,11 +13,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asbuilt.checkpoint.load import PACKED, alike, as_source, dtype_of, require_range
 from asbuilt.checkpoint.own import OWN, own_document, own_table
@@ -63,12 +64,21 @@ WHOLE = ("tokenizer.json", "vocab.json", "added_tokens.json", "target_vocab.json
 AUTO_MAP = "auto_map"  # names code beside the weights, which is not copied
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CODES = {name: code for code, name in STORED_FLOATS.items()} | {"uint8": PACKED, "int64": "I64"}
+CODES |= {"int8": "I8", "int32": "I32"}
 ALIGNMENT = 8
 ROOM = 1 << 24  # free disk space required for the files written beside the weights, mainly a tokenizer
 CHUNK = 1 << 24  # numbers that are converted and written at a time
 LEFTOVER = r"\.{}\.[0-9a-f]{{8}}\.partial"
 
 Progress = Callable[[int, int], None]
+
+
+class Packs(Protocol):
+    """What rounds stored tensors: what the config says of it, and what a tensor becomes, planned and done."""
+
+    def config(self) -> dict[str, Any]: ...  # noqa: D102
+    def places(self, place: Place) -> Iterable[Place]: ...  # noqa: D102
+    def __call__(self, name: str, tensor: Tensor, dtype: torch.dtype) -> dict[str, Tensor]: ...  # noqa: D102
 
 
 def save(
@@ -127,8 +137,12 @@ def write_folder(
     beside: Source | None,
     max_shard_bytes: float,
     progress: Progress | None,
+    pack: Packs | None = None,
 ) -> None:
-    """Writes a checkpoint folder from `read`, which returns the tensors of an entry's paths; see `save`."""
+    """Writes a checkpoint folder from `read`, which returns the tensors of an entry's paths; see `save`.
+
+    With `pack` each stored tensor becomes what it makes of it.
+    """
     if family is not None and any(weight.format is not None for _, weight, _ in stored_weights(spec)):
         raise InputError(
             "packed weights are saved in our own form",
@@ -140,7 +154,12 @@ def write_folder(
         file, config, table = OWN, own_document(spec, carried, config_dtype), own_table(spec)
     else:
         file, config, table = CONFIG, write_config(family, spec, carried, config_dtype), tensor_table(family, spec)
-    shards = plan_shards(_stored(table, spec, dtypes), max_shard_bytes)
+    stored = list(_stored(table, spec, dtypes))
+    own = {place.name: place.dtype for place in stored}
+    if pack is not None:
+        config["quantization_config"] = pack.config()
+        stored = [made for place in stored for made in pack.places(place)]
+    shards = plan_shards(iter(stored), max_shard_bytes)
     total = sum(place.nbytes for shard in shards for place in shard)
     copied = {} if beside is None else _copied(beside)
     with aside(Path(folder), total + sum(copied.values()) + ROOM) as partial:
@@ -152,7 +171,11 @@ def write_folder(
         for entry in table.entries:
             with named_memory(entry):
                 tensors = entry.layout.save(alike(read(entry)))
-            for name, tensor in zip(entry.names, tensors, strict=True):
+            made = ((name, tensor, own[name]) for name, tensor in zip(entry.names, tensors, strict=True))
+            packed = (
+                [(name, tensor)] if pack is None else pack(name, tensor, dtype).items() for name, tensor, dtype in made
+            )
+            for name, tensor in chain.from_iterable(packed):
                 path, place = places.pop(name)  # KeyError: a table that stores a name twice
                 with named_memory(entry):
                     _write_tensor(path, place, tensor)

@@ -12,7 +12,7 @@ import click
 from asbuilt.cli import console
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, warn, write
-from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options, starting
+from asbuilt.cli.running import Place, context_option, echoed, kv_option, place_options, sampling_options, starting
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError, near
 from asbuilt.shown import number
@@ -58,6 +58,7 @@ KEYS = (
 )
 @context_option
 @sampling_options
+@kv_option
 @place_options
 @click.option("--image", "images", multiple=True, metavar="FILE", help="Image shown with the first message.")
 @click.option("--audio", "sounds", multiple=True, metavar="FILE", help="Sound played with the first message.")
@@ -72,6 +73,7 @@ def chat(
     context: int | None,
     sampled: dict[str, Any],
     stop: tuple[str, ...],
+    kv_dtype: str | None,
     place: Place,
     images: tuple[str, ...],
     sounds: tuple[str, ...],
@@ -111,7 +113,9 @@ def chat(
     with memory_errors(compute.needed, source.name, "to be run"):
         session.run()
     if as_json:
-        more = {"max_new_tokens": max_new_tokens, "context": talk.context}
+        more = {"max_new_tokens": max_new_tokens, "context": talk.context} | (
+            {"kv_dtype": kv_dtype} if kv_dtype else {}
+        )
         print_json(session.document() | _computed(compute) | echoed(sampling, place, count, **more))
 
 

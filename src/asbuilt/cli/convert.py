@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from asbuilt.cli.streams import draw
 @click.command()
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--dtype", help="fp32, bf16, fp16, for .gguf also q8_0, q4_k ...; as stored (in a folder unpacked).")
+@click.option("--dtype", help="fp32, bf16, fp16, for .gguf also q8_0, q4_k_m ...; as stored (in a folder unpacked).")
 @click.option("--max-shard-size", help="Split larger checkpoints: 5GB for a folder, for .gguf none unless it is said.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document that lists what was written.")
@@ -30,11 +31,13 @@ def convert(
     """
     from asbuilt.catalog.quantities import parse_bytes
     from asbuilt.checkpoint import convert as conversion
-    from asbuilt.checkpoint.gguf_write import format_named, is_gguf
+    from asbuilt.checkpoint.gguf_write import is_gguf
+    from asbuilt.checkpoint.wanted import format_named
     from asbuilt.dtypes import torch_name
 
     limit = None if max_shard_size is None else parse_bytes(max_shard_size, "--max-shard-size")
-    stored = dtype and (format_named if is_gguf(out) else torch_name)(dtype, "--dtype")
+    named = functools.partial(format_named, mixtures=True) if is_gguf(out) else torch_name
+    stored = dtype and named(dtype, "--dtype")
     model = opened(source, allow_unread, weights=True)
     began = time.perf_counter()
     files = conversion.convert(model, out, stored, limit, Bar(), warn)

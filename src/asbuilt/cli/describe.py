@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     "--dtype", default="bf16", show_default=True, help="Dtype of weights and activations; also q4_k, q4_k_m, q8_0 ..."
 )
 @click.option(
-    "--kv-dtype", help="Dtype of the cache; by default --dtype if that is a float of 16 bits or more, else bf16."
+    "--kv-dtype",
+    help="Format of the cache: bf16, fp8, int8:head ...; by default --dtype if a float of 16 bits or more, else bf16.",
 )
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")

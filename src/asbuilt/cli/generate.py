@@ -12,7 +12,7 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, warn, write
-from asbuilt.cli.running import Place, context_option, echoed, place_options, sampling_options, starting
+from asbuilt.cli.running import Place, context_option, echoed, kv_option, place_options, sampling_options, starting
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
 from asbuilt.files import read_text
@@ -44,6 +44,7 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 )
 @context_option
 @sampling_options
+@kv_option
 @click.option(
     "--prefill-chunk", type=Tokens(), help="Process the prompt in chunks of this many tokens, to save memory."
 )
@@ -75,6 +76,7 @@ def generate(
     context: int | None,
     sampled: dict[str, Any],
     stop: tuple[str, ...],
+    kv_dtype: str | None,
     prefill_chunk: int | None,
     place: Place,
     images: tuple[str, ...],
@@ -104,6 +106,7 @@ def generate(
         options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
         options |= {} if audio is None else {"audio": audio}
         options |= {"images": images} if images else {}
+        options |= {"kv_dtype": kv_dtype} if kv_dtype else {}
         from asbuilt.api.draft import asked as drafting
         from asbuilt.api.generate import begin
         from asbuilt.checkpoint.room import memory_errors
@@ -119,8 +122,9 @@ def generate(
     elif compute.choice and not as_json:
         warn(f"[{compute.choice}]")
     more = {"max_new_tokens": max_new_tokens, "context": context}
+    told = {"kv_dtype": kv_dtype} if kv_dtype else {}
     with memory_errors(compute.needed, source.name, "to be run"):
-        _finish(completion, compute, echoed(sampling, place, count, **more) if as_json else None)
+        _finish(completion, compute, echoed(sampling, place, count, **more) | told if as_json else None)
 
 
 def _one_prompt(prompt: str | None, given: str | None, file: str | None) -> str | None:

@@ -10,6 +10,7 @@ import click
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
 from asbuilt.cli.running import threads_option
+from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import CALIBRATED
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 )
 @click.option("--refresh", is_flag=True, help="Recalibrate this machine instead of using the cached calibration.")
 @threads_option
+@click.option(
+    "--kv-dtype",
+    help="Measure the cache in this format too, and the loss with it: bf16, fp8, int8:head, fp8:head, int4:head ...",
+)
+@click.option("--text", metavar="FILE", help="Measure that loss on this text; by default on one that MODEL samples.")
+@click.option("--tokens", type=Tokens(least=2), default=8192, show_default=True, help="At most so many of the text.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
@@ -36,6 +43,9 @@ def measure(
     dtype: str,
     refresh: bool,
     threads: int | None,
+    kv_dtype: str | None,
+    text: str | None,
+    tokens: int,
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -49,7 +59,8 @@ def measure(
     from asbuilt.api.running import use_threads
 
     use_threads(threads, "--threads")
-    report = measured(source, dtype=dtype, refresh=refresh, say=_say, warn=_warn)
+    asked = {"kv_dtype": kv_dtype or None, "text": text, "tokens": tokens}
+    report = measured(source, dtype=dtype, refresh=refresh, **asked, say=_say, warn=_warn)  # type: ignore[arg-type]
     if as_json:
         print_json(report.document())
     else:

@@ -123,8 +123,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--kv-dtype",
-    help="Dtype of the cache; by default that of activations: bf16, or the weights' if fp16 or wider; or the one that "
-    "quantised weights are published for.",
+    help="Format of the cache: bf16, fp8 ..., or with scales for each token and head int8:head, fp8:head, int4:head. "
+    "By default that of activations: bf16, or the weights' if fp16 or wider; or the one that quantised weights are "
+    "published for.",
 )
 @click.option("--latency-target", metavar="TIME", help="Longest time per generated token, such as 20ms.")
 @click.option("--first-token-target", metavar="TIME", help="Longest time to the first token, such as 0.5s.")

@@ -61,6 +61,11 @@ PLACE = (
 context_option = click.option(
     "-c", "--context", "context", type=Tokens(), help="Use at most this many tokens of the model's context."
 )
+kv_option = click.option(
+    "--kv-dtype",
+    help="Format of the cache, by default that of computing: bf16, fp16, fp8 ..., or with scales for each token and "
+    "head int8:head, fp8:head, int4:head.",
+)
 threads_option = PLACE[0]
 
 

@@ -24,7 +24,7 @@ from asbuilt.cost.bill import (
     total_parameters,
     weight_bytes,
 )
-from asbuilt.cost.dtypes import Dtype, dtype
+from asbuilt.cost.dtypes import Dtype, cache_format, cache_name, dtype, state_beside
 from asbuilt.cost.mixtures import MIXTURES, format_name
 
 __all__ = [
@@ -38,6 +38,8 @@ __all__ = [
     "SavedBill",
     "active_parameters",
     "cache",
+    "cache_format",
+    "cache_name",
     "dtype",
     "exact",
     "flops",
@@ -51,6 +53,7 @@ __all__ = [
     "rows",
     "saved",
     "saved_tensors",
+    "state_beside",
     "stored_extra",
     "total_parameters",
     "weight_bytes",

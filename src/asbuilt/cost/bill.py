@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
 
-from asbuilt.cost.dtypes import dtype as find_dtype
+from asbuilt.cost.dtypes import cache_format
 from asbuilt.cost.folded import Held
 from asbuilt.cost.mixtures import held as find_held
-from asbuilt.errors import InputError
 from asbuilt.kernels.memory import Saved, memory
 from asbuilt.spec.block import Block
 from asbuilt.spec.linear import Map, Mapped
@@ -203,24 +202,24 @@ class CacheBill:
     at_seq: int
 
 
-def cache(spec: Part, tokens: int, dtype: str, source: int | None = None, *, predictors: bool = False) -> CacheBill:
-    """Returns the cache bytes of one sequence of `tokens` tokens in `dtype`, a format without blocks.
+def cache(
+    spec: Part,
+    tokens: int,
+    dtype: str,
+    source: int | None = None,
+    *,
+    predictors: bool = False,
+    state: str | None = None,
+) -> CacheBill:
+    """Returns the cache bytes of one sequence of `tokens` tokens in `dtype`, with states in `state`: `cache_format`.
 
     `source` is the number of the encoder's tokens, if it reads a text; None means as many. With `predictors` those of
     the model's own predictors are counted too.
     """
-    held = find_dtype(dtype)
-    if held.block > 1:
-        raise InputError(
-            "not a format for caches",
-            field="kv-dtype",
-            value=dtype,
-            allowed="a format without blocks, such as fp32, bf16 or fp8",
-        )
+    each = cache_format(dtype, state)
     everything = [r for _, part in (walk_stored if predictors else walk)(spec) for r in part.remembers()]
     remembered = [r for r in everything if r.of == "sequence"]
     growing = [r for r in remembered if r.grows]
-    each = held.block_bytes
     sources = [r for r in everything if r.of == "source"]
     read = sum(r.size * r.number_bytes(each) for r in sources if r.n_source is None)
     heard = sum(r.size * r.n_source * r.number_bytes(each) for r in sources if r.n_source is not None)
@@ -347,14 +346,15 @@ class Moved:
         return sum(self.weights.values()) + self.lookups + self.cache
 
 
-def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str) -> Moved:
+def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str, state: str | None = None) -> Moved:
     """Returns the memory traffic of one pass, without activations.
 
     A weight is read once for each part that uses it, regardless of the number of sequences, and only the experts that
     are expected to be used; of a table only the looked-up rows, unless a tied head multiplies it. Cached keys and
-    values are read once per sequence and new ones are written. `dtype` is as in `weight_bytes`.
+    values are read once per sequence and new ones are written. `dtype` is as in `weight_bytes`; `kv_dtype` and `state`
+    are as in `cache_format`.
     """
-    held, kv = find_held(spec, dtype) if isinstance(dtype, str) else dtype, find_dtype(kv_dtype).block_bytes
+    held, kv = find_held(spec, dtype) if isinstance(dtype, str) else dtype, cache_format(kv_dtype, state)
     multiplied = {p.weight_path for p in products(spec, run)}
     by_kind: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     lookups, held_by = Fraction(0), spec.holders
@@ -396,7 +396,7 @@ def rows(spec: Model, run: Pass, kv_dtype: str) -> list[Row]:
 
     Parts that do not run are included, without products.
     """
-    size = find_dtype(kv_dtype).block_bytes
+    size = cache_format(kv_dtype)
     lines: list[Row] = []
     held_by = spec.holders
     for path, part, seen, count in _folded(spec, run):

@@ -1,4 +1,4 @@
-"""The bytes of a weight in a plain dtype, or in a block format of GGUF files."""
+"""The bytes of a weight in a plain dtype, or in a block format of GGUF files, and those of a cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from asbuilt.dtypes import BLOCKS, PLAIN, short_name
+from asbuilt.dtypes import BLOCKS, CACHE_SCALES, PLAIN, short_name
 from asbuilt.errors import InputError, near, one_of
-from asbuilt.spec.part import Weight
+from asbuilt.spec.part import CacheFormat, Weight
 
 # A row whose length is not a multiple of 256 falls back to blocks of 32, as in llama.cpp's quantiser; rows that fit
 # neither stay in fp16.
@@ -60,3 +60,33 @@ def dtype(name: str) -> Dtype:
         return Dtype(key, block, Fraction(nbytes))
     known = sorted(PLAIN) + sorted(BLOCKS)
     raise InputError("unknown dtype", field="dtype", value=name, allowed=one_of(known), fix=near(key, known))
+
+
+def cache_name(name: str) -> str:
+    """Returns the name of a format of caches; raises InputError for any other, field `kv-dtype`."""
+    key = short_name(name)
+    if key in PLAIN or key in CACHE_SCALES:
+        return key
+    known = [*PLAIN, *CACHE_SCALES]
+    problem = "not a format for caches" if key in BLOCKS else "unknown dtype"
+    raise InputError(problem, field="kv-dtype", value=name, allowed=one_of(known), fix=near(key, known))
+
+
+def cache_format(name: str, state: str | None = None) -> int | Fraction | CacheFormat:
+    """Returns how a cache of this format holds numbers; without scales or a `state`, the bytes of one number.
+
+    A plain name is that many bits a number, scaled per tensor if at all, as engines do: fp8 is one byte. NAME:head
+    stores scales beside each vector of one token and head. `state` is the dtype of states: None means the format
+    itself, or bf16 for one with scales.
+    """
+    key = cache_name(name)
+    each = PLAIN[key.removesuffix(":head")]
+    each = each.numerator if each.denominator == 1 else each
+    if state is None and key in PLAIN:
+        return each
+    return CacheFormat(each=each, scales=CACHE_SCALES.get(key, 0), state=PLAIN[short_name(state or "bf16")])
+
+
+def state_beside(name: str, activation: str) -> str | None:
+    """Returns the dtype of states beside keys and values in this format: None for a plain one, which is theirs too."""
+    return activation if cache_name(name) in CACHE_SCALES else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 
-from asbuilt.spec.part import Kind, Part, Pass, Product, Remembered, Weight
+from asbuilt.spec.part import CacheFormat, Kind, Part, Pass, Product, Remembered, Weight
 
 Number = int | Fraction
 # Passes whose costs are cached, per model and placement.
@@ -105,10 +105,17 @@ class CacheNumbers:
 
     cached: int
     float32: int
+    vectors: tuple[tuple[int, int], ...] = ()
+    """Of the cached ones those of tokens: width of a vector, and how many vectors."""
+    states: int = 0
+    """Of the cached ones those of states."""
 
-    def nbytes(self, each: Number) -> Number:
+    def nbytes(self, each: Number | CacheFormat) -> Number:
         """Returns their bytes, with `each` for a number in the cache's dtype."""
-        return self.cached * each + self.float32 * max(4, each)
+        if not isinstance(each, CacheFormat):
+            return self.cached * each + self.float32 * max(4, each)
+        tokens = sum(count * each.vector_bytes(width) for width, count in self.vectors)
+        return tokens + self.states * each.state + self.float32 * max(4, each.state)
 
 
 @dataclass(kw_only=True)
@@ -177,7 +184,9 @@ class Folded:
         self.root = root
         self.held, self.expert, self.groups = held, expert, groups
         self.nodes = list(self.root.below())
-        self._of_few: dict[tuple[Pass, Number], tuple[dict[Kind, RunCost], dict[Kind, RunCost], dict[Node, Pass]]] = {}
+        self._of_few: dict[
+            tuple[Pass, Number | CacheFormat], tuple[dict[Kind, RunCost], dict[Kind, RunCost], dict[Node, Pass]]
+        ] = {}
 
     @cached_property
     def stored(self) -> list[Stored]:
@@ -284,11 +293,18 @@ class Folded:
     ) -> CacheNumbers:
         """Returns how many numbers the cache of one sequence has; `kept` returns for how many tokens."""
         found = {None: 0, "float32": 0}
+        vectors: dict[int, int] = {}
+        states = 0
         for node, r in self.remembered:
-            found[r.dtype] += node.count * r.size * kept(r, tokens)
-        return CacheNumbers(cached=found[None], float32=found["float32"])
+            count = node.count * kept(r, tokens)
+            found[r.dtype] += count * r.size
+            if r.dtype is None and r.per == "sequence":
+                states += count * r.size
+            elif r.dtype is None:
+                vectors[r.width] = vectors.get(r.width, 0) + count * (r.size // r.width)
+        return CacheNumbers(cached=found[None], float32=found["float32"], vectors=tuple(vectors.items()), states=states)
 
-    def step(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
+    def step(self, run: Pass, kv_bytes: Number | CacheFormat) -> dict[Kind, RunCost]:
         """Returns the traffic and FLOPs of one pass, by kind of part; `kv_bytes` are those of one cached number.
 
         Products, lookups and cache grow linearly with the number of sequences, as the tests prove for every part; how
@@ -314,7 +330,7 @@ class Folded:
         """Weights of which a pass may read only a share."""
         return [e for e in self.stored if e.node is not None and type(e.node.own).share is not Part.share]
 
-    def _without_choice(self, run: Pass, kv_bytes: Number) -> dict[Kind, RunCost]:
+    def _without_choice(self, run: Pass, kv_bytes: Number | CacheFormat) -> dict[Kind, RunCost]:
         """Returns the costs without the weights of which a pass may read only a share."""
         kinds: list[Kind] = [*(entry.kind for entry in self.stored), *(node.whole.kind for node in self.nodes)]
         steps: dict[Kind, RunCost] = {kind: RunCost() for kind in kinds}

@@ -216,6 +216,12 @@ def held(spec: Part, name: str, *, joined: bool = False) -> Held:
     if found is None:
         plain = dtype(format_name(name))
         return lambda path, weight, owner: plain.nbytes(weight)
+    types = formats(spec, *found, joined=joined)
+    return lambda path, weight, owner: dtype(types[path]).nbytes(weight)
+
+
+def formats(spec: Part, name: str, mixture: Mixture, *, joined: bool = False) -> dict[str, str]:
+    """Returns the format of every weight, by path; see `held`."""
     if not isinstance(spec, Model) or "tokens" not in spec.reads or "source" in spec.reads:
         raise InputError(
             "this mixture applies only to text models without an encoder",
@@ -223,12 +229,6 @@ def held(spec: Part, name: str, *, joined: bool = False) -> Held:
             value=name,
             fix="name one format, such as q4_k or q8_0",
         )
-    types = _types(spec, found[1], joined)
-    return lambda path, weight, owner: dtype(types[path]).nbytes(weight)
-
-
-def _types(spec: Model, mixture: Mixture, joined: bool) -> dict[str, str]:
-    """Returns the format of every weight, by path."""
     slots = {path: _slot(path, weight, owner, joined) for path, weight, owner in weights(spec)}
     layers = {path: int(found[1]) for path in slots if (found := BLOCK.match(path))}
     attending = sorted({layers[path] for path, slot in slots.items() if path in layers and slot in ("v", "qkv")})

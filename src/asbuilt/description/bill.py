@@ -66,6 +66,7 @@ def describe(
     extra = cost.stored_extra(spec) | {"scales": block_scales(source.family, spec, source.reading.quantization)}
     stored, stored_bytes = _stored(source)
     held = holding(source.family, spec, dtype)
+    state = cost.state_beside(kv_dtype, activation_dtype(dtype))
     return {
         "name": source.name,
         "family": source.family,
@@ -89,10 +90,10 @@ def describe(
         "packed": _packed(source),
         "flops": _flops(spec, run),
         "weight_bytes": _weight_bytes(spec) | {cost.format_name(dtype): cost.weight_bytes(spec, held)},
-        "cache": _cache(spec, seq, batch, kv_dtype),
+        "cache": _cache(spec, seq, batch, kv_dtype, state),
         "logits_bytes": cost.logits_bytes(spec, Pass(tokens=seq, batch=batch, width=width)),
         "activations": _activations(spec, replace(run, width=width), activation_dtype(dtype)),
-        "decode": _decode(spec, seq, batch, held, kv_dtype) | {"dtype": cost.format_name(dtype)}
+        "decode": _decode(spec, seq, batch, held, kv_dtype, state) | {"dtype": cost.format_name(dtype)}
         if spec.decodes
         else None,
         "rows": [_row(row) for row in cost.rows(spec, run, kv_dtype)],
@@ -207,10 +208,10 @@ def _flops(spec: Model, run: Pass) -> dict[str, int | float]:
     }
 
 
-def _cache(spec: Model, seq: int, batch: int, dtype: str) -> dict[str, Any]:
-    bill = cost.cache(spec, seq, dtype)
+def _cache(spec: Model, seq: int, batch: int, dtype: str, state: str | None) -> dict[str, Any]:
+    bill = cost.cache(spec, seq, dtype, state=state)
     return {
-        "dtype": cost.dtype(dtype).name,
+        "dtype": cost.cache_name(dtype),
         "bytes_per_token": bill.per_token,
         "bytes_per_token_unbounded": bill.unbounded,
         "window_bytes": bill.window,
@@ -233,9 +234,9 @@ def _activations(spec: Model, run: Pass, dtype: str) -> dict[str, Any]:
     }
 
 
-def _decode(spec: Model, seq: int, batch: int, held: Held, kv_dtype: str) -> dict[str, Any]:
+def _decode(spec: Model, seq: int, batch: int, held: Held, kv_dtype: str, state: str | None) -> dict[str, Any]:
     """Returns the costs of the decode step that extends the sequences to `seq` tokens."""
-    bill = cost.moved(spec, Pass(tokens=1, batch=batch, past=seq - 1), held, kv_dtype)
+    bill = cost.moved(spec, Pass(tokens=1, batch=batch, past=seq - 1), held, kv_dtype, state)
     weights = {kind: nbytes for kind, nbytes in bill.weights.items() if nbytes}
     return {
         "seq": seq,

@@ -22,7 +22,7 @@ from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.generate.seeing import tokens_per_image, tokens_per_sound
 from asbuilt.generate.text import StopFilter
 from asbuilt.nn.audio import Sounds
-from asbuilt.nn.cache import Cache, Mark
+from asbuilt.nn.cache import Cache, Mark, require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
@@ -111,8 +111,9 @@ class Answer(Iterator[str]):
 class Chat:
     """A model in conversation: `send` answers, `history` is what was said, `reset` forgets it.
 
-    `context` bounds the tokens of the whole chat: the cache is allocated for it. `see` and `hear` make what the model
-    reads of images and sounds. Raises InputError for a model without a chat template, and as `generate` does.
+    `context` bounds the tokens of the whole chat: the cache is allocated for it, in the format `kv_dtype`. `see` and
+    `hear` make what the model reads of images and sounds. Raises InputError for a model without a chat template, and as
+    `generate` does.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Chat:
         eos_ids: Sequence[int] = (),
         chunk: int = CHUNK,
         kernel: Kernel = "fused",
+        kv_dtype: str | None = None,
         see: Callable[[Sequence[Any]], Images] | None = None,
         hear: Callable[[Sequence[Any]], Audio] | None = None,
     ) -> None:
@@ -137,7 +139,9 @@ class Chat:
         self.context = chat_context(model.spec, context)
         self.history: list[Message] = []
         self._system: str | None = None
-        self._most, self._chunk, self._kernel = max_new_tokens, chunk, kernel
+        self._most, self._chunk, self._kernel, self._kv = max_new_tokens, chunk, kernel, kv_dtype
+        if kv_dtype is not None:
+            require_cache(model.spec, kv_dtype, model.dtype)
         self._see, self._hear = see, hear
         # the tokens that stand for images and sounds are no text
         self.sampling = replace(sampling, suppress=(*sampling.suppress, *self._placeholders().values()))
@@ -380,7 +384,13 @@ class Chat:
         if self._cache is None:
             model = self.model
             self._cache = Cache(
-                model.spec, batch=1, capacity=self.context, dtype=model.dtype, device=model.device, chunk=self._chunk
+                model.spec,
+                batch=1,
+                capacity=self.context,
+                dtype=model.dtype,
+                device=model.device,
+                chunk=self._chunk,
+                kv=self._kv,
             )
         device = self.model.device
         media = {name: given.to(device) for name, given in asked.media.items()}

@@ -33,15 +33,23 @@ class Compute:
 
 
 def request_bytes(
-    model: Model, prompt_tokens: int, new_tokens: int, dtype: torch.dtype, chunk: int | None, source: int | None
+    model: Model,
+    prompt_tokens: int,
+    new_tokens: int,
+    dtype: torch.dtype,
+    chunk: int | None,
+    source: int | None,
+    kv: str | None = None,
 ) -> int:
     """Returns the bytes of one request besides the weights: its cache, and the peak of its prefill passes.
 
-    `source` is the number of tokens that an encoder reads, if there is one.
+    `source` is the number of tokens that an encoder reads, if there is one; `kv` the format of the cache, None for
+    `dtype`, in which states are in any case.
     """
     last = min(chunk or prompt_tokens, prompt_tokens)
     run = Pass(tokens=last, past=prompt_tokens - last, source=source, logits="last", width=dtype.itemsize)
-    held = cost.cache(model, prompt_tokens + new_tokens, str(dtype).removeprefix("torch."), source)
+    own = str(dtype).removeprefix("torch.")
+    held = cost.cache(model, prompt_tokens + new_tokens, kv or own, source, state=own)
     return held.at_seq + memory(model).peak_bytes(run)
 
 

@@ -19,7 +19,7 @@ from asbuilt.generate.draft import Chooser, Draft, Drafter, require_steady
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.audio import Sounds
-from asbuilt.nn.cache import Cache, Mark
+from asbuilt.nn.cache import Cache, Mark, require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
 from asbuilt.nn.tiles import Tiles
@@ -43,6 +43,7 @@ def generate(
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
     draft: Drafter | None = None,
+    kv_dtype: str | None = None,
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
@@ -50,15 +51,18 @@ def generate(
     reads the spectrograms `audio`, one per prompt, and a row's text begins with its prompt. `images` are those of all
     prompts in order, whose placeholders the prompts hold; they are read in one prefill pass. A row stops after one
     of `eos_ids`, which is yielded, after `max_new_tokens`, or when its context is full, which is logged beforehand.
-    `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. Rows that share one `sampling` share its
-    seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in one pass: greedy text
-    is the same, except where the two largest logits are so near that passes of one and of several tokens round them
-    differently; sampled text is distributed alike. Raises InputError for invalid input before anything runs, and at the
-    step at which logits are not finite.
+    `prefill_chunk` bounds the tokens of one prefill pass, except an encoder's. `kv_dtype` is the format of the cache,
+    as `Cache` takes it; None means the compute dtype, which a draft's own caches always have. Rows that share one
+    `sampling` share its seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in
+    one pass: greedy text is the same, except where the two largest logits are so near that passes of one and of several
+    tokens round them differently; sampled text is distributed alike. Raises InputError for invalid input before
+    anything runs, and at the step at which logits are not finite.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
         _require_whole("prefill_chunk", prefill_chunk, 1)
+    if kv_dtype is not None:
+        require_cache(model.spec, kv_dtype, model.dtype)
     if kernel not in get_args(Kernel):
         raise InputError("unknown kernel", field="kernel", value=kernel, allowed=one_of(get_args(Kernel)))
     check_start(model.spec, start)
@@ -93,8 +97,8 @@ def generate(
             given = "audio" if images is None else "images"
             raise InputError(f"only prompt lookup drafts beside {given}", field="draft", allowed="prompt")
         check_draft(model.spec, draft, len(prompts), len(rows.begun[0]) if prompts else 0, max_new_tokens)
-        return _drafted(model, rows, rooms[0], requests[0], frozenset(eos_ids), prefill_chunk, kernel, draft)
-    return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel)
+        return _drafted(model, rows, rooms[0], requests[0], frozenset(eos_ids), prefill_chunk, kernel, kv_dtype, draft)
+    return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel, kv_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +266,7 @@ def _drafted(
     eos_ids: frozenset[int],
     chunk: int | None,
     kernel: Kernel,
+    kv: str | None,
     draft: Drafter,
 ) -> Iterator[list[int | None]]:
     """Yields one token at a time; a pass reads the last one and the drafts after it, and its logits verify them.
@@ -272,10 +277,7 @@ def _drafted(
     if left <= 0:
         return
     text, capacity = list(given.begun[0]), len(given.begun[0]) + left
-    source = given.longest_source
-    cache = Cache(
-        model.spec, batch=1, capacity=capacity, dtype=model.dtype, device=model.device, source=source, chunk=chunk
-    )
+    cache = _cache(model, 1, capacity, given.longest_source, chunk, kv)
     draft.begin(model, capacity, chunk=chunk, kernel=kernel)
     chooser, drafts = Chooser(request, len(text)), list[Draft]()
     mark: Mark | None = None
@@ -319,21 +321,14 @@ def _steps(
     eos_ids: frozenset[int],
     chunk: int | None,
     kernel: Kernel,
+    kv: str | None,
 ) -> Iterator[list[int | None]]:
     rows = [row for row, left in enumerate(rooms) if left > 0]
     if not rows:
         return
     started = given.keep(rows)
     capacity = max(len(given.begun[row]) + rooms[row] for row in rows)
-    cache = Cache(
-        model.spec,
-        batch=len(rows),
-        capacity=capacity,
-        dtype=model.dtype,
-        device=model.device,
-        source=started.longest_source,
-        chunk=chunk,
-    )
+    cache = _cache(model, len(rows), capacity, started.longest_source, chunk, kv)
     sampler = Sampler([requests[row] for row in rows], started.begun, model.spec.n_vocab, model.device)
     logits_BV = prefill(
         model,
@@ -362,6 +357,19 @@ def _steps(
             sampler.keep(going)
             cache.keep(going)
         logits_BV = model(chosen_B[:, None], cache=cache, last=True, kernel=kernel)[:, -1]
+
+
+def _cache(model: Model, batch: int, capacity: int, source: int, chunk: int | None, kv: str | None) -> Cache:
+    return Cache(
+        model.spec,
+        batch=batch,
+        capacity=capacity,
+        dtype=model.dtype,
+        device=model.device,
+        source=source,
+        chunk=chunk,
+        kv=kv,
+    )
 
 
 def prefill(

@@ -127,14 +127,15 @@ def complete(
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
     draft: Drafter | None = None,
+    kv_dtype: str | None = None,
 ) -> Completion:
     """Returns the model's completion of a text, token ids or chat messages, as an iterator over pieces of text.
 
     It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template writes after an
     answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder of
     texts begins after `start`; one that hears reads the spectrogram `audio`, one that sees the `images` whose
-    placeholders the prompt holds; `draft` drafts. Raises InputError, before anything runs, as `generate`, `StopFilter`
-    and `encode_chat` do.
+    placeholders the prompt holds; `draft` drafts; `kv_dtype` is the format of the cache. Raises InputError,
+    before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
     """
     read = "source" in model.spec.reads
     ids = prompt_ids(tokenizer, prompt)
@@ -153,6 +154,7 @@ def complete(
         prefill_chunk=prefill_chunk,
         kernel=kernel,
         draft=draft,
+        kv_dtype=kv_dtype,
     )
     note = "; ".join(notes(model.spec, len(start if read else ids), max_new_tokens))
     return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note, draft)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels.coded_attention import attend_coded
+from asbuilt.kernels.codes import Coded
 from asbuilt.spec.part import Kernel
 
 # "causal": T == S, a causal mask; None: no mask; a bool tensor: True where a query attends to a key; a float tensor:
@@ -20,8 +22,8 @@ Mask = Tensor | Literal["causal"] | None
 
 def attend(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | Coded,
+    v: Tensor | Coded,
     mask: Mask,
     *,
     scale: float,
@@ -33,8 +35,12 @@ def attend(
     """Returns softmax(scale q k^T, masked) v of shape (B, H, T, width of v): the only place that chooses a kernel.
 
     The fused kernel supports neither soft-capping nor sinks, which always use the reference. With `sum_capped` a mask
-    that is added is added before the cap.
+    that is added is added before the cap. Keys and values in codes are read in blocks, by a kernel of their own.
     """
+    if isinstance(k, Coded) or isinstance(v, Coded):
+        assert isinstance(k, Coded), "keys and values are both in codes, or neither"
+        assert isinstance(v, Coded), "keys and values are both in codes, or neither"
+        return attend_coded(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, sum_capped=sum_capped)
     if kernel == "reference" or softcap is not None or sinks is not None:
         return reference(q, k, v, mask, scale, softcap, sinks, sum_capped)
     return fused(q, k, v, mask, scale)

@@ -14,7 +14,8 @@ import ctypes
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -77,7 +78,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
     if lib.asbuilt_version() != VERSION:
         log.warning("the native kernels are of version %d, not %d; torch computes", lib.asbuilt_version(), VERSION)
         return None
-    lib.asbuilt_instructions.restype = c_char_p
+    lib.asbuilt_instructions.restype = lib.asbuilt_usable.restype = c_char_p
     lib.asbuilt_packed.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
     lib.asbuilt_interleave.argtypes = (c_int, c_void_p, c_int64, c_int64, c_int)
     lib.asbuilt_rows.argtypes = (c_void_p, c_void_p, c_int64, c_void_p)
@@ -96,7 +97,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
             "not an instruction set of this processor and build",
             field=SWITCH,
             value=wanted,
-            allowed=f"0 (torch computes), portable, {lib.asbuilt_instructions().decode()}",
+            allowed=f"0 (torch computes), {', '.join(lib.asbuilt_usable().decode().split())}",
         )
     return lib
 
@@ -112,7 +113,18 @@ def instructions() -> str | None:
     return None if lib is None else lib.asbuilt_instructions().decode()
 
 
-_threads = 0
+_threads, _off = 0, False
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Has torch compute meanwhile."""
+    global _off
+    before, _off = _off, True
+    try:
+        yield
+    finally:
+        _off = before
 
 
 def ready(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> Any | None:  # noqa: ANN401
@@ -122,7 +134,7 @@ def ready(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> Any | 
     """
     global _threads
     lib = library()
-    if lib is None or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
+    if lib is None or _off or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
         return None
     for tensor in tensors:
         if tensor is not None and (tensor.dtype is not dtype or tensor.device.type != "cpu"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from asbuilt.kernels.memory import memory
 from asbuilt.measure import run, timing
 from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
 from asbuilt.measure.loading import Loading
+from asbuilt.measure.loss import WINDOW, nats_per_token
 from asbuilt.measure.rates import DTYPES, Calibration, lower_quartile
 from asbuilt.measure.trace import trace
 from asbuilt.nn.model import Model
@@ -27,6 +28,8 @@ PREFILL, PROMPT, STEPS = 512, 128, 64
 # Speeds are lower quartiles over ROUNDS, each a lower quartile over that many prefills and over STEPS steps, as the
 # calibration's times are: the machine's speed without interference.
 ROUNDS, PREFILLS = 4, 3
+# Largest changes of the loss with a cache in another format: of 8 bits or more, and of 4.
+LOSS, LOSS_OF_4 = 0.001, 0.05
 BUSY = 0.1  # fraction of the CPUs used by other processes, from which on a note is printed
 
 
@@ -62,7 +65,8 @@ class Row:
         """Whether the figure is within its tolerance, in words."""
         if not self.tolerance:
             return "exact" if self.ok else "MISSED: should be exact"
-        return f"within {self.tolerance:.0%}" if self.ok else f"MISSED: should be within {self.tolerance:.0%}"
+        within = f"within {100 * self.tolerance:.3g}%"
+        return within if self.ok else f"MISSED: should be {within}"
 
     def document(self) -> dict[str, Any]:
         """Returns the row as plain data."""
@@ -148,16 +152,21 @@ def measure(
     name: str = "",
     loading: Loading | None = None,
     refresh: bool = False,
+    kv: str | None = None,
+    text: Text | None = None,
     say: Say = lambda text: None,
     warn: Say = lambda text: None,
 ) -> Report:
     """Returns the report for a built model in float32 or bfloat16 on the CPU, with what `loading` it took.
+
+    With `kv` it has the cache in that format too: its bytes, and the loss on `text` beside that without it.
 
     Every figure is predicted before it is measured; the calibration never runs the model. `say` is called with
     progress, `warn` with problems of the calibration cache. Raises KeyError for a dtype that is not calibrated.
     """
     dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
     exact = tuple(counted(model, say=say))
+    exact += () if kv is None else tuple(in_format(model, kv, text, say=say))
     machine, speeds, notes = _timed(model, dtype, refresh, say, warn)
     rows = (*exact, *speeds)
     return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=rows, notes=notes, loading=loading)
@@ -190,6 +199,34 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     peak = cost.weight_bytes(spec, dtype) + cache.at_seq + memory(spec).peak_bytes(last)
     allowed = MEMORY if dtype == "fp32" else max(MEMORY, SCRATCH / peak)
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The tokens that a loss is measured on, and the token that begins each window, if there is one.
+
+    A text that the model itself `sampled` has, on average, the least loss for the model as it sampled.
+    """
+
+    ids: Sequence[int]
+    first: int | None = None
+    sampled: bool = False
+
+
+def in_format(model: Model, kv: str, text: Text | None, *, say: Say = lambda text: None) -> Iterator[Row]:
+    """Yields the bytes of a cache in the format `kv`, and the loss of a text beside that with the compute dtype."""
+    spec, tokens = model.spec, min(PREFILL, model.spec.max_positions)
+    dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
+    held = cost.cache(spec, tokens, kv, state=dtype)
+    yield _row(f"cache in {kv}, {tokens} tokens", "bytes", held.at_seq, run.cache_bytes(model, 1, tokens, kv))
+    if text is None:
+        return
+    say(f"loss with the cache in {kv}")
+    told = "loss on a sampled text" if text.sampled else "loss"
+    window = min(WINDOW, spec.max_positions)
+    plain = nats_per_token(model, text.ids, text.first, window)
+    coded = nats_per_token(model, text.ids, text.first, window, kv)
+    yield _row(f"{told}, cache in {kv}", "nats per token", plain, coded, LOSS_OF_4 if kv == "int4:head" else LOSS)
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,9 @@ def _pixels(embedding: PatchEmbedding, ids: Tensor, images: int) -> Tensor:
     return torch.linspace(-1, 1, math.prod(shape), device=ids.device).view(shape)
 
 
-def cache_bytes(model: Model, batch: int, capacity: int) -> int:
-    """Returns the bytes of an allocated cache."""
-    return Cache(model.spec, batch=batch, capacity=capacity, dtype=model.dtype, device=model.device).nbytes
+def cache_bytes(model: Model, batch: int, capacity: int, kv: str | None = None) -> int:
+    """Returns the bytes of an allocated cache, in the format `kv` if it is given."""
+    return Cache(model.spec, batch=batch, capacity=capacity, dtype=model.dtype, device=model.device, kv=kv).nbytes
 
 
 def saved_bytes(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.codes import Coded, expanded, gathered
 from asbuilt.kernels.indexer import places
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
@@ -74,8 +75,8 @@ class Attention(PartModule):
         q, masked = self.masked(q, k, step, keys)
         y = attend(
             q.transpose(1, 2),
-            k,
-            v if self.differential is None else paired(v),
+            k if self.differential is None else expanded(k),
+            v if self.differential is None else paired(expanded(v)),
             masked,
             scale=self.scale,
             softcap=part.softcap,
@@ -88,7 +89,9 @@ class Attention(PartModule):
             y = self.differential(y)
         return self.o(self.gated((y.transpose(1, 2) if T > 1 else y).reshape(B, T, part.d_mixed), x_BTM))
 
-    def among(self, chosen_BKTS: Tensor, q_BTHD: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def among(
+        self, chosen_BKTS: Tensor, q_BTHD: Tensor, keys: Tensor | Coded, values: Tensor | Coded, step: Step
+    ) -> Tensor:
         """Returns the weighted sums (B, T, H*V) over the keys that are chosen for each key head.
 
         Each group of heads is computed as a sequence of its own, with one mask. A single token gathers its keys.
@@ -97,8 +100,11 @@ class Attention(PartModule):
         K, part = self.part.n_kv_heads, self.part
         if T == 1 and part.indexer is not None:
             index_BKS, found_BKS = places(chosen_BKTS[:, :, 0], part.indexer.most_keys)
-            k, v = (x.gather(2, index_BKS[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (k, v))
+            keys, values = (
+                x.gather(index_BKS) if isinstance(x, Coded) else gathered(x, index_BKS) for x in (keys, values)
+            )
             chosen_BKTS = found_BKS[:, :, None]
+        k, v = expanded(keys), expanded(values)
         y = attend(
             q_BTHD.transpose(1, 2).reshape(B * K, H // K, T, D),
             k.reshape(B * K, 1, *k.shape[2:]),
@@ -110,12 +116,12 @@ class Attention(PartModule):
         )
         return y.unflatten(0, (B, K)).permute(0, 3, 1, 2, 4).reshape(B, T, part.d_mixed)
 
-    def masked(self, q_BTHD: Tensor, k_BHSD: Tensor, step: Step, keys: Keys) -> tuple[Tensor, Mask]:
+    def masked(self, q_BTHD: Tensor, k_BHSD: Tensor | Coded, step: Step, keys: Keys) -> tuple[Tensor, Mask]:
         """Returns the queries that meet keys, and the mask, or what is added to the scores."""
         if self.positions is not None:
             return self.positions(q_BTHD, step, self.scale, keys)
         if isinstance(self.part.positions, Disentangled):
-            maps, k_BSHD = (self.q, self.k), k_BHSD.transpose(1, 2)
+            maps, k_BSHD = (self.q, self.k), expanded(k_BHSD).transpose(1, 2)
             return q_BTHD, disentangled(q_BTHD, k_BSHD, self.part.positions, maps, step, self.scale, keys)
         return q_BTHD, mask(step, self.pattern, q_BTHD.dtype, keys)
 
@@ -193,9 +199,8 @@ class Attention(PartModule):
         part = self.part
         if part.kv_name is not None:
             k, v = k.contiguous(), v.contiguous()
-        if layer is not None and not written:
-            k, v = layer.update((k, v), step)
-        found = k, v, lambda: step.key_positions_BT if layer is None else layer.positions(step)
+        held = (k, v) if layer is None or written else layer.attended((k, v), step)
+        found = held[0], held[1], lambda: step.key_positions_BT if layer is None else layer.positions(step)
         if part.kv_name is not None:
             step.lent[part.kv_name] = found
         return found

@@ -1,5 +1,8 @@
 """Caches: one object per layer, allocated from what the part declares to remember, so its bytes are as predicted.
 
+Keys and values may be held in fewer bits than are computed with (`kernels.codes`): a layer then attends to what is
+stored, its new tokens too, so that a pass of one token, of several and of all agree. States keep the compute dtype.
+
 Regardless of padding, a token is stored at its own position in its row. If RoPE frequencies depend on the text's
 length, the token ids are stored too (8 bytes per token, not counted by `nbytes`, since they are input rather than
 activations), so that the cache can be recomputed when the frequencies change.
@@ -7,15 +10,18 @@ activations), so that the cache can be recomputed when the frequencies change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from asbuilt.errors import InputError
+from asbuilt.kernels.codes import Code, Coded, code, expanded
+from asbuilt.nn.registry import registered
 from asbuilt.nn.step import Step
 from asbuilt.spec.part import Part, Remembered, walk
 from asbuilt.spec.positions import rotaries_by_length
@@ -57,23 +63,62 @@ class LayerCache:
         return None
 
 
-class KVCache(LayerCache):
-    """A layer's cache of all tokens, each tensor (B, heads, slots, width); a key is stored at its position."""
+class CodedCache(LayerCache):
+    """A layer's cache whose tensors are (B, heads, slots, width), or rows of codes of as many numbers."""
 
     def __init__(
-        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        remembered: tuple[Remembered, ...],
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        code: Code | None = None,
     ) -> None:
+        self.code, self.dtype, self.widths = code, dtype, [r.width for r in remembered]
         # zeros: a masked slot is still multiplied by zero, and zero times garbage may be NaN
         self.tensors = [
-            torch.zeros(batch, r.shape[0], r.tokens_kept(capacity), *r.shape[1:], dtype=_dtype(r, dtype), device=device)
-            for r in remembered
+            torch.zeros(batch, r.shape[0], self._slots_of(r, capacity), *size, dtype=held, device=device)
+            for r, (size, held) in ((r, self._rows(r, dtype)) for r in remembered)
         ]
+
+    def _slots_of(self, r: Remembered, capacity: int) -> int:
+        return r.tokens_kept(capacity)
+
+    def _rows(self, r: Remembered, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Returns the shape and dtype of what is stored of one token and head."""
+        if self.code is None:
+            return r.shape[1:], _dtype(r, dtype)
+        return (*r.shape[1:-1], self.code.row_size(r.width)), self.code.dtype
+
+    def packed(self, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Returns the tensors as they are stored."""
+        return new if self.code is None else tuple(self.code.pack(x) for x in new)
+
+    def read_as(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor | Coded, ...]:
+        """Returns stored tensors with what is needed to read them."""
+        if self.code is None:
+            return tensors
+        return tuple(Coded(x, self.code, width, self.dtype) for x, width in zip(tensors, self.widths, strict=True))
+
+
+class KVCache(CodedCache):
+    """A layer's cache of all tokens, each tensor (B, heads, slots, width); a key is stored at its position."""
 
     def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
         """Stores the tokens' tensors (B, heads, T, width) and returns all that the layer attends to, new ones too.
 
-        The result is in the order of `positions`.
+        The result is in the order of `positions`. Codes are expanded, all of them.
         """
+        return tuple(expanded(x) for x in self.attended(new, step))
+
+    def attended(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor | Coded, ...]:
+        """See `update`; codes are left as they are, except those of a first pass, which are no more than `new`."""
+        found = self.read_as(self._update(self.packed(new), step))
+        return tuple(expanded(x) for x in found) if step.first and step.tokens > 1 else found
+
+    def _update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
+        """Stores the tokens' tensors as they are and returns all that the layer attends to."""
         self._write(new, step)
         if step.first and step.tokens > 1:
             return new
@@ -114,16 +159,22 @@ class RingCache(KVCache):
     """A layer's cache of the last `window` tokens; a key is stored at its position modulo the window."""
 
     def __init__(
-        self, remembered: tuple[Remembered, ...], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        remembered: tuple[Remembered, ...],
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        code: Code | None = None,
     ) -> None:
-        super().__init__(remembered, batch, capacity, dtype, device)
+        super().__init__(remembered, batch, capacity, dtype, device, code)
         assert remembered[0].window is not None
         self.window = remembered[0].window
 
-    def update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
-        """See `KVCache.update`; several tokens are appended to the cached ones."""
+    def _update(self, new: tuple[Tensor, ...], step: Step) -> tuple[Tensor, ...]:
+        """Several tokens are appended to the cached ones."""
         if step.tokens == 1:
-            return super().update(new, step)
+            return super()._update(new, step)
         everything = new
         if not step.first:
             held = self._held(step.past)
@@ -171,16 +222,11 @@ class RingCache(KVCache):
             tensor[:, :, places] = fresh[:, :, count - kept :]
 
 
-class SourceCache(LayerCache):
-    """A layer's cache of an encoder's source, each tensor (B, heads, S, width)."""
+class SourceCache(CodedCache):
+    """A layer's cache of an encoder's source, each tensor (B, heads, S, width); its capacity is the source's."""
 
-    def __init__(
-        self, remembered: tuple[Remembered, ...], batch: int, source: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.tensors = [
-            torch.zeros(batch, r.shape[0], source, *r.shape[1:], dtype=_dtype(r, dtype), device=device)
-            for r in remembered
-        ]
+    def _slots_of(self, r: Remembered, capacity: int) -> int:
+        return capacity
 
     @property
     def rings(self) -> list[Tensor] | None:
@@ -189,12 +235,12 @@ class SourceCache(LayerCache):
 
     def write(self, new: tuple[Tensor, ...]) -> None:
         """Stores the source's tensors."""
-        for tensor, fresh in zip(self.tensors, new, strict=True):
+        for tensor, fresh in zip(self.tensors, self.packed(new), strict=True):
             tensor[:, :, : fresh.shape[2]].copy_(fresh)
 
-    def read(self, tokens: int) -> tuple[Tensor, ...]:
+    def read(self, tokens: int) -> tuple[Tensor | Coded, ...]:
         """Returns the stored tensors of a source of `tokens` tokens."""
-        return tuple(tensor[:, :, :tokens] for tensor in self.tensors)
+        return self.read_as(tuple(tensor[:, :, :tokens] for tensor in self.tensors))
 
 
 class StateCache(LayerCache):
@@ -229,7 +275,8 @@ class Mark:
     saved: dict[str, list[Tensor]]
 
 
-Makes = Callable[[tuple[Remembered, ...], int, int, torch.dtype, torch.device], LayerCache]
+# Arguments: what is remembered, rows, capacity, compute dtype, device; and a CodedCache's format, if not that dtype.
+Makes = Callable[..., LayerCache]
 # Caches of parts with their own cache class, by type of part.
 CACHES: dict[type[Part], Makes] = {}
 
@@ -243,9 +290,41 @@ def usual_cache(remembered: tuple[Remembered, ...]) -> Makes:
     return KVCache if remembered[0].window is None else RingCache
 
 
+def _made(path: str, kind: type[Part], remembered: tuple[Remembered, ...], held: Code | None) -> Makes:
+    """Returns what makes a layer's cache, with keys and values in codes if these are given."""
+    registered(kind)  # imports its module, which may have a cache class of its own
+    made = CACHES.get(kind, usual_cache(remembered))
+    if held is None or made is StateCache:
+        return made
+    if not (isinstance(made, type) and issubclass(made, CodedCache)):
+        raise InputError(
+            f"{kind.__name__} at {path} holds its cache in the compute dtype alone",
+            field="kv-dtype",
+            value=held.name,
+            fix="leave --kv-dtype out",
+        )
+    return partial(made, code=held)
+
+
+def _remembering(spec: Part, path: str = "") -> Iterator[tuple[str, type[Part], tuple[Remembered, ...]]]:
+    """Yields path, type and what it remembers, of every part that does."""
+    for at, part in walk(spec, path):
+        if remembered := part.remembers():
+            yield at, type(part), remembered
+
+
+def require_cache(spec: Part, kv: str, dtype: torch.dtype) -> None:
+    """Raises InputError for an unknown format, or a layer that cannot hold its cache in it."""
+    held = code(kv, dtype)
+    for path, kind, remembered in _remembering(spec):
+        _made(path, kind, remembered, held)
+
+
 class Cache:
     """Every layer's cache by path, for `batch` rows of up to `capacity` tokens, and up to `source` encoder tokens.
 
+    `dtype` is that of computing; keys and values are held in it, or in the format `kv`: a narrower float, or int8:head,
+    fp8:head or int4:head, with scales for each token and head.
     `lengths[b]` is the number of row b's tokens so far; `source` None means `capacity`. A text that must be recomputed
     is processed in chunks of `chunk` tokens, None for all at once; `reread` counts recomputed tokens. `shifts[b]` is
     how far the coordinates of row b's next token are from its position, after images. `path` is that of `spec` in its
@@ -263,6 +342,7 @@ class Cache:
         source: int | None = None,
         chunk: int | None = None,
         path: str = "",
+        kv: str | None = None,
     ) -> None:
         self.chunk, self.reread = chunk, 0
         self.capacity, self.source_capacity = capacity, capacity if source is None else source
@@ -271,16 +351,16 @@ class Cache:
         self.source_tokens = 0
         self.source_valid_BS: Tensor | None = None
         device = torch.device(device)
-        remembering = [(path, type(part), part.remembers()) for path, part in walk(spec, path) if part.remembers()]
+        held = None if kv is None else code(kv, dtype)
         self.layers = {
-            path: CACHES.get(kind, usual_cache(remembered))(
+            path: _made(path, kind, remembered, held)(
                 remembered,
                 batch,
                 (remembered[0].n_source or self.source_capacity) if remembered[0].of == "source" else capacity,
                 dtype,
                 device,
             )
-            for path, kind, remembered in remembering
+            for path, kind, remembered in _remembering(spec, path)
         }
         self.rotaries = rotaries_by_length(spec)
         # per row: the length that determined its keys' angles, 0 initially; its token ids, types and images

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from asbuilt.kernels.attention import attend
+from asbuilt.kernels.codes import Coded
 from asbuilt.nn.cache import SourceCache
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.norms import normed
@@ -42,7 +43,7 @@ class CrossAttention(PartModule):
         y = attend(q, k, v, step.source_mask, scale=self.scale, kernel=step.kernel)
         return self.o(y.transpose(1, 2).reshape(B, T, self.part.d_query))
 
-    def read(self, step: Step) -> tuple[Tensor, Tensor]:
+    def read(self, step: Step) -> tuple[Tensor | Coded, Tensor | Coded]:
         """Returns k and v (B, K, S, D), from the cache if it holds them."""
         layer = None if step.cache is None else step.cache.layer(self.path, SourceCache)
         if step.source_BSM is None:
@@ -55,4 +56,6 @@ class CrossAttention(PartModule):
         k, v = normed(self.k_norm, k).transpose(1, 2), v.transpose(1, 2)
         if layer is not None:
             layer.write((k, v))
+            if layer.code is not None:
+                k, v = layer.read(S)
         return k, v

@@ -120,6 +120,8 @@ class MixtureOfExperts(PartModule):
     def __init__(self, part: experts.MixtureOfExperts, path: str) -> None:
         super().__init__(part, path)
         self.part, self.activation = part, ACTIVATIONS[part.activation]
+        # told each stack's name and inputs, sorted by expert, with so many rows each; a stack is no module to be hooked
+        self.watch: Callable[[str, Tensor, list[int]], None] | None = None
         self.router = Router(part.router, f"{path}.router")
         self.shared = optional(part.shared, f"{path}.shared")
         self.norm, self.post_norm = optional(part.norm, f"{path}.norm"), optional(part.post_norm, f"{path}.post_norm")
@@ -172,6 +174,8 @@ class MixtureOfExperts(PartModule):
         """Returns (R, M): the outputs of rows sorted by expert, with `counts` rows each."""
 
         def mapped(name: str, rows: Tensor) -> Tensor:
+            if self.watch is not None:
+                self.watch(name, rows, counts)
             bias = getattr(self, f"{name}_bias") if self.part.bias else None
             one = self.part.stacks[name]
             made = grouped_product(rows, getattr(self, name), counts, kernel, bias, one.format)

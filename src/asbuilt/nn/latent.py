@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.codes import Coded, expanded, gathered
 from asbuilt.kernels.indexer import places
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
@@ -53,10 +54,11 @@ class LatentAttention(PartModule):
 
         if layer is not None:
             joined = torch.cat((c_BTR, k_BTP), -1)[:, None]
-            (joined,) = layer.update((joined,), step)
+            (held,) = layer.attended((joined,), step)
             if step.tokens == 1 and max(step.past) > 0 and not hooked(self.k_up, self.v_up):
-                return self.o(self.absorbed(q_BTHD, joined[:, 0], step, keys))
-            c_BTR, k_BTP = joined[:, 0].split((self.part.kv_rank, self.part.d_rope), -1)
+                return self.o(self.absorbed(q_BTHD, held, step, keys))
+            # keys and values of all heads are made of the latents, many times their size
+            c_BTR, k_BTP = expanded(held)[:, 0].split((self.part.kv_rank, self.part.d_rope), -1)
         return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step, keys))
 
     def project(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,8 +97,8 @@ class LatentAttention(PartModule):
         y_BHTV = attend(q, k, v, seen, scale=self.part.scale, kernel=step.kernel)
         return y_BHTV.transpose(1, 2).flatten(2)
 
-    def absorbed(self, q_BTHD: Tensor, joined_BSL: Tensor, step: Step, keys: Keys) -> Tensor:
-        """Returns the same from concatenated latents and RoPE keys (B, S, R + P), without expanding them.
+    def absorbed(self, q_BTHD: Tensor, latents: Tensor | Coded, step: Step, keys: Keys) -> Tensor:
+        """Returns the same from concatenated latents and RoPE keys (B, 1, S, R + P), without expanding them.
 
         All heads share one key, the latent, so attention is two plain products: the reference kernel's.
         """
@@ -110,10 +112,10 @@ class LatentAttention(PartModule):
         seen = self.seen(step, q_BHTL.dtype, keys)
         if T == 1 and part.most_keys is not None and step.choice is not None:
             index_Bk, chosen_Bk = (x[:, 0] for x in places(step.choice, part.most_keys))
-            joined_BSL = joined_BSL.gather(1, index_Bk[:, :, None].expand(-1, -1, joined_BSL.shape[-1]))
+            at = index_Bk[:, None]
+            latents = latents.gather(at) if isinstance(latents, Coded) else gathered(latents, at)
             seen = None if step.uniform else chosen_Bk[:, None, None]
-        latents = joined_BSL[:, None]
-        values = latents[..., : part.kv_rank]
+        values = latents.first(part.kv_rank) if isinstance(latents, Coded) else latents[..., : part.kv_rank]
         y_BHTR = attend(q_BHTL, latents, values, seen, scale=part.scale, kernel="reference")
         y = torch.bmm(y_BHTR.transpose(0, 1).reshape(H, B * T, part.kv_rank), v_up.transpose(1, 2))
         return y.view(H, B, T, part.d_value).permute(1, 2, 0, 3).flatten(2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.codes import Coded
 from asbuilt.kernels.image_grid import Grid, coordinates
 from asbuilt.spec.part import Kernel
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # A layer's keys and values (B, K, S, width), and what returns the positions of its keys (B or 1, S), -1 for none.
-KeysAndValues = tuple[Tensor, Tensor, Callable[[], Tensor]]
+KeysAndValues = tuple[Tensor | Coded, Tensor | Coded, Callable[[], Tensor]]
 
 
 class Step:

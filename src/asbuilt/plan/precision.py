@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
+from asbuilt.cost.dtypes import cache_format, state_beside
 from asbuilt.cost.dtypes import dtype as find_dtype
 from asbuilt.cost.folded import Held
 from asbuilt.dtypes import PLAIN, TORCH_NAMES
-from asbuilt.errors import InputError, one_of
+from asbuilt.errors import InputError
 from asbuilt.packing import QUANTISED_KINDS
-from asbuilt.spec.part import Part, Weight
+from asbuilt.spec.part import CacheFormat, Part, Weight
 
 GROUPED = re.compile(r"(int4|int8|fp8):([0-9]{1,6})", re.IGNORECASE)
 SMALLEST_GROUP = 8
@@ -82,10 +83,9 @@ def _grouped(base: str, group: int) -> Precision:
     )
 
 
-def cache_bytes(name: str) -> Fraction | int:
-    """Returns the bytes of one cached number; raises InputError for a format with blocks."""
-    found = find_dtype(name)
-    if found.block > 1:
-        raise InputError("not a format for caches", field="kv-dtype", value=name, allowed=one_of(PLAIN))
-    nbytes = found.block_bytes
-    return nbytes.numerator if nbytes.denominator == 1 else nbytes
+def cache_bytes(name: str, activation: str = "bf16") -> Fraction | int | CacheFormat:
+    """Returns the bytes of one cached number, or how a format with scales holds numbers, with states in `activation`.
+
+    Raises InputError for a format with blocks.
+    """
+    return cache_format(name, state_beside(name, activation))

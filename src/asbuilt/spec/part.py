@@ -163,6 +163,22 @@ class Product:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheFormat:
+    """How a cache holds numbers: `each` bytes for one, and `scales` bytes beside a vector, of one token and head.
+
+    A vector takes whole bytes. A state, which is `per` sequence, has no scales: its numbers have `state` bytes.
+    """
+
+    each: int | Fraction
+    scales: int
+    state: int | Fraction
+
+    def vector_bytes(self, width: int) -> int:
+        """Returns the bytes of one vector: ceil(width * each) + scales."""
+        return math.ceil(width * self.each) + self.scales
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remembered:
     """One cached tensor: `shape` numbers per token, kept for `window` tokens (None: for every token); or per sequence.
 
@@ -190,9 +206,21 @@ class Remembered:
         """Numbers per token."""
         return Fraction(self.size, self.every)
 
-    def number_bytes(self, cached: int | Fraction) -> int | Fraction:
-        """Returns the bytes of one of its numbers in a cache whose numbers have `cached` bytes."""
-        return cached if self.dtype is None else max(4, cached)
+    def number_bytes(self, cached: int | Fraction | CacheFormat) -> int | Fraction:
+        """Returns the bytes of one of its numbers, with its share of scales, in a cache of `cached`.
+
+        That is a format, or the bytes of a number in one without scales, where states have them too.
+        """
+        if isinstance(cached, CacheFormat):
+            own = cached.state if self.per == "sequence" else Fraction(cached.vector_bytes(self.width), self.width)
+        else:
+            own = cached
+        return own if self.dtype is None else max(4, own)
+
+    @property
+    def width(self) -> int:
+        """Numbers of one vector: of one head."""
+        return self.shape[-1]
 
     @property
     def expanded(self) -> int | Fraction:

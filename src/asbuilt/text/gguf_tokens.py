@@ -7,6 +7,7 @@ merges. What it cannot say is refused: what is written is built again and has to
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -14,13 +15,26 @@ from typing import Any
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.files import read_object
-from asbuilt.formats.gguf import GGUFFile
-from asbuilt.text.gguf_vocab import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, merges, read_vocabulary
+from asbuilt.formats.gguf import ARRAY, GGUFFile
+from asbuilt.formats.gguf_write import Typed
+from asbuilt.text.gguf_vocab import (
+    BYTE,
+    CONTINUES,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    merges,
+    read_vocabulary,
+)
 from asbuilt.text.pretokenizers import GPT2, PRE_TOKENIZERS
 from asbuilt.text.tokenizer import Tokenizer
 from asbuilt.text.tokenizer_worker import LARGEST_FILE, MOST_ENTRIES
 
 Tokens = dict[str, Any]
+KINDS = "BPE, Unigram, WordPiece"
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Patterns that differ in spelling alone from those known.
 SPELLINGS = {r" ?[^(\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0]}
@@ -42,8 +56,11 @@ def tokenizer_keys(tokenizer: Tokenizer, path: Path, n_vocab: int) -> Tokens:
     said = read_object(path, LARGEST_FILE, most_values=8 * MOST_ENTRIES, finite=False)
     model, where = said.get("model"), str(path)
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
+    if isinstance(model, dict) and kind in ("WordPiece", "Unigram"):
+        makers = {"WordPiece": word_piece_keys, "Unigram": unigram_keys}
+        return _named(makers[kind](said, model, tokenizer, n_vocab, where), tokenizer, [], where)
     if not isinstance(model, dict) or kind != "BPE" or not isinstance(model.get("merges"), list):
-        raise InputError("cannot be written to a GGUF file", field=f"{where}: model.type", value=kind, allowed="BPE")
+        raise InputError("cannot be written to a GGUF file", field=f"{where}: model.type", value=kind, allowed=KINDS)
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise _unsaid(where, f"model.{key}", model[key], "none")
@@ -57,11 +74,75 @@ def tokenizer_keys(tokenizer: Tokenizer, path: Path, n_vocab: int) -> Tokens:
     keys |= {"tokens": tokens, "token_type": types}
     keys |= {"scores": _scores(tokens, pairs)} if spm else {"merges": [" ".join(pair) for pair in pairs]}
     keys |= _specials(tokenizer, tokens, unknown)
+    return _named(keys, tokenizer, pairs if spm else [], where)
+
+
+def _named(keys: Tokens, tokenizer: Tokenizer, pairs: list[tuple[str, str]], where: str) -> Tokens:
+    """Returns the keys under their full names, with the chat template; refuses those that would split otherwise."""
     found = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     if tokenizer.chat_template is not None:
         found["tokenizer.chat_template"] = tokenizer.chat_template
-    _require_same(found, tokenizer, pairs if spm else [], where)
+    _require_same(found, tokenizer, pairs, where)
     return found
+
+
+def word_piece_keys(said: Tokens, model: Tokens, tokenizer: Tokenizer, n_vocab: int, where: str) -> Tokens:
+    """Returns the keys of a WordPiece vocabulary: words with ▁ before them, what continues one as it is."""
+    if model.get("continuing_subword_prefix", CONTINUES) != CONTINUES:
+        raise _unsaid(where, "model.continuing_subword_prefix", model["continuing_subword_prefix"], CONTINUES)
+    steps = [step.get("type") for step in (said.get("normalizer") or {}, said.get("pre_tokenizer") or {})]
+    if steps != ["BertNormalizer", "BertPreTokenizer"]:
+        raise _unsaid(where, "normalizer, pre_tokenizer", steps, "BertNormalizer and BertPreTokenizer")
+    tokens, types = _vocabulary(said, model, n_vocab, where)
+    named = {name: tokenizer.named.get(f"{name}_token") for name in ("cls", "sep", "unk", "pad", "mask")}
+    types = [CONTROL if token in named.values() else type_ for token, type_ in zip(tokens, types, strict=True)]
+    ids = {name: tokens.index(token) for name, token in named.items() if token in tokens}
+    missing = [name for name in ("cls", "sep", "unk") if name not in ids]
+    if missing:
+        raise _unsaid(where, f"{missing[0]}_token", None, "a token of the vocabulary")
+    written = [_phantom(token, type_) for token, type_ in zip(tokens, types, strict=True)]
+    keys: Tokens = {"model": "bert", "pre": "default", "tokens": written, "token_type": types}
+    spelled = {"cls": "bos", "sep": "seperator", "unk": "unknown", "pad": "padding", "mask": "mask"}
+    return keys | {f"{spelled[name]}_token_id": id_ for name, id_ in ids.items()}
+
+
+def _phantom(token: str, type_: int) -> str:
+    if type_ in (CONTROL, UNKNOWN):
+        return token
+    return token.removeprefix(CONTINUES) if token.startswith(CONTINUES) else SPACE + token
+
+
+def unigram_keys(said: Tokens, model: Tokens, tokenizer: Tokenizer, n_vocab: int, where: str) -> Tokens:
+    """Returns the keys of a Unigram vocabulary: its scores, and how characters are replaced before."""
+    pairs, unknown = model.get("vocab") or [], model.get("unk_id")
+    if type(unknown) is not int or not 0 <= unknown < len(pairs):
+        raise _unsaid(where, "model.unk_id", unknown, "the id of a token")
+    vocab = {token: id_ for id_, (token, _) in enumerate(pairs)}
+    tokens, types = _vocabulary(said, model | {"vocab": vocab}, n_vocab, where)
+    types[unknown] = UNKNOWN
+    scores = [float(score) for _, score in pairs] + [0.0] * n_vocab
+    keys: Tokens = {"model": "t5", "pre": "default", "tokens": tokens, "token_type": types}
+    keys |= {"scores": scores[:n_vocab], **_unigram_steps(said, where)}
+    return keys | _specials(tokenizer, tokens, tokens[unknown]) | {"unknown_token_id": unknown}
+
+
+def _unigram_steps(said: Tokens, where: str) -> Tokens:
+    """Returns what is done before words are looked up; steps that a file cannot say are refused."""
+    keys: Tokens = {"add_space_prefix": False, "remove_extra_whitespaces": False}
+    steps = [*_steps(said.get("normalizer"), "normalizers"), *_steps(said.get("pre_tokenizer"), "pretokenizers")]
+    for step in steps:
+        match step:
+            case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)} if "precompiled_charsmap" not in keys:
+                keys["precompiled_charsmap"] = Typed((ARRAY, 0), list(b64decode(charsmap)))
+            case {"type": "WhitespaceSplit"}:
+                keys["remove_extra_whitespaces"] = True
+            case {"type": "Metaspace", "replacement": "▁"}:
+                scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+                keys["add_space_prefix"] = scheme != "never"
+            case _:
+                allowed = "Precompiled, WhitespaceSplit and Metaspace"
+                raise _unsaid(where, "normalizer, pre_tokenizer", step, allowed)
+    return keys
 
 
 def _unsaid(where: str, key: str, value: object, allowed: str) -> InputError:
@@ -177,7 +258,8 @@ def _specials(tokenizer: Tokenizer, tokens: list[str], unknown: str | None) -> T
 
 def _require_same(keys: Tokens, tokenizer: Tokenizer, pairs: list[tuple[str, str]], where: str) -> None:
     """Raises InputError unless what is written splits as the original does."""
-    file = GGUFFile(path=Path(where), metadata=keys, tensors={})
+    plain = {key: value.value if isinstance(value, Typed) else value for key, value in keys.items()}
+    file = GGUFFile(path=Path(where), metadata=plain, tensors={})
     if pairs:
         again = merges(read_vocabulary(file))
         order = ([token for token, _ in groupby(left + right for left, right in some)] for some in (pairs, again))
@@ -185,7 +267,7 @@ def _require_same(keys: Tokens, tokenizer: Tokenizer, pairs: list[tuple[str, str
             raise _unsaid(where, "model.merges", len(pairs), "the merges that a score for each token gives")
     written = Tokenizer.from_gguf(file)
     # Metaspace adds no space to a text that begins with one, where SentencePiece and files of it do
-    prefix = keys.get("tokenizer.ggml.add_space_prefix")
+    prefix = keys.get("tokenizer.ggml.add_space_prefix") and not keys.get("tokenizer.ggml.remove_extra_whitespaces")
     for text in (text.lstrip(" ") if prefix else text for text in SAMPLES):
         if written.encode(text, wrap=True) != tokenizer.encode(text, wrap=True):
             raise InputError("would split texts differently in a GGUF file", field=where, value=text)

@@ -154,7 +154,7 @@ class Tokenizer:
             raise InputError(field="tokenizer.chat_template", value=template, allowed="a string")
         return cls(
             build(vocabulary),
-            bos_id=vocabulary.bos,
+            bos_id=None if vocabulary.model == "bert" else vocabulary.bos,  # which has [CLS] instead
             eos_ids=vocabulary.eos,
             chat_template=template,
             config=_config(vocabulary),
@@ -346,7 +346,10 @@ def _token_bytes(token: str, kind: str) -> bytes:
 
 def _config(vocabulary: Vocabulary) -> dict[str, Any]:
     eos = vocabulary.eos[0] if vocabulary.eos else None
-    ids = zip(SPECIALS, (vocabulary.bos, eos, vocabulary.unknown, vocabulary.padding), strict=True)
+    bert = vocabulary.model == "bert"
+    names = ("cls_token", "sep_token", *SPECIALS[2:]) if bert else SPECIALS
+    ends = (vocabulary.bos, vocabulary.separator if bert else eos)
+    ids = zip((*names, "mask_token"), (*ends, vocabulary.unknown, vocabulary.padding, vocabulary.mask), strict=True)
     return {name: vocabulary.tokens[id_] for name, id_ in ids if id_ is not None}
 
 

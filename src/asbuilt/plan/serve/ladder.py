@@ -16,7 +16,7 @@ from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.serve.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, UTILISATION, WORKSPACE, Conventions
 from asbuilt.spec import Model, Pass
-from asbuilt.spec.part import Remembered
+from asbuilt.spec.part import CacheFormat, Remembered
 
 ENDLESS = 2**62
 DECLARED = "declared by the parts"
@@ -45,9 +45,9 @@ class Capacity:
         return device(self.spec, Placement(), self.precision).stages[0].folds
 
     @cached_property
-    def kv_bytes(self) -> Fraction | int:
-        """Bytes of one cached number."""
-        return cache_bytes(self.kv_dtype)
+    def kv_bytes(self) -> Fraction | int | CacheFormat:
+        """Bytes of one cached number, or how a format with scales holds numbers."""
+        return cache_bytes(self.kv_dtype, self.precision.activation)
 
     @cached_property
     def memory(self) -> int:
@@ -268,10 +268,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     stage, c = capacity.tightest(context), capacity.conventions
     cache, scratch = capacity.per_user(stage, context), capacity.scratch(stage)
     numbers = capacity.numbers(stage, context)
-    formula, size = "{cached numbers} × {bytes}", {"cached numbers": numbers.cached, "bytes": float(capacity.kv_bytes)}
-    if numbers.float32:
-        formula += " + {float32 numbers} × {bytes of one}"
-        size |= {"float32 numbers": numbers.float32, "bytes of one": float(max(4, capacity.kv_bytes))}
+    formula, size = _cached(numbers, capacity.kv_bytes)
     paged = f"pages of {c.block_size} tokens" if c.page else "no pages"
     lines = [
         Line(
@@ -315,6 +312,24 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
             )
         )
     return tuple(lines)
+
+
+def _cached(numbers: CacheNumbers, held: Fraction | int | CacheFormat) -> tuple[str, dict[str, float]]:
+    """Returns the formula of a sequence's cache bytes and its numbers: by width of vectors, if these have scales."""
+    own = held.state if isinstance(held, CacheFormat) else held
+    if isinstance(held, CacheFormat):
+        terms = [
+            (f"vectors of {width}", count, f"bytes of a vector of {width}", held.vector_bytes(width))
+            for width, count in numbers.vectors
+        ]
+        terms += [("numbers of states", numbers.states, "bytes of one of a state", own)] if numbers.states else []
+    else:
+        terms = [("cached numbers", numbers.cached, "bytes", held)]
+    if numbers.float32:
+        terms.append(("float32 numbers", numbers.float32, "bytes of one", max(4, own)))
+    formula = " + ".join(f"{{{name}}} × {{{size}}}" for name, _, size, _ in terms)
+    said = {name: count for name, count, _, _ in terms} | {size: float(each) for _, _, size, each in terms}
+    return formula or "0", said
 
 
 def cached_tokens(capacity: Capacity, stage: DeviceStage, context: int, budget: int) -> int:

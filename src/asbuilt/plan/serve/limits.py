@@ -11,10 +11,11 @@ from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine, MemoryConvention
 from asbuilt.errors import InputError
 from asbuilt.plan.placement import Placement
-from asbuilt.plan.precision import cache_bytes, precision
+from asbuilt.plan.precision import precision
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.plan.suggestion import Suggestion
+from asbuilt.spec.part import CacheFormat
 
 MOST_USERS = 10**9
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -144,7 +145,8 @@ def _suggestion(change: str, option: str, roofline: Roofline, goal: Goal, contex
 
 def _narrower(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
     capacity = roofline.capacity
-    kv = capacity.kv_bytes > cache_bytes("fp8")
+    one = capacity.kv_bytes
+    kv = (one.each if isinstance(one, CacheFormat) else one) > 1
     if kv:
         changed = _changed(roofline, kv_dtype="fp8")
         yield _suggestion("cache in 8 bits", "--kv-dtype fp8", changed, goal, context)

@@ -27,6 +27,7 @@ from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.spec import Model
+from asbuilt.spec.part import CacheFormat
 
 LARGEST_CONTEXT = 10**9
 LARGEST_USERS = limits.MOST_USERS
@@ -281,7 +282,7 @@ def serve(
     _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
     conventions = conventions or Conventions()
     held = dtype if isinstance(dtype, Precision) else _precision(spec, dtype, row)
-    kv = held.kv or held.activation if kv_dtype is None else cost.dtype(kv_dtype).name
+    kv = held.kv or held.activation if kv_dtype is None else cost.cache_name(kv_dtype)
     cache_bytes(kv)
     capacity = Capacity(
         spec=spec,
@@ -394,9 +395,10 @@ def _caches(capacity: Capacity, context: int) -> Caches:
     alone = replace(capacity, layout=Placement()).device.stages[0]
     numbers, block = alone.folds.cache_numbers(context), capacity.conventions.block_size
     paged = held_numbers(alone, context, block, whole=capacity.conventions.windows == "full")
+    own = capacity.kv_bytes if isinstance(capacity.kv_bytes, CacheFormat) else capacity.precision.width
     return Caches(
         minimum=math.ceil(numbers.nbytes(capacity.kv_bytes)),
-        object=math.ceil(numbers.nbytes(capacity.precision.width)),
+        object=math.ceil(numbers.nbytes(own)),
         paged=math.ceil(paged.nbytes(capacity.kv_bytes)),
     )
 

@@ -10,6 +10,7 @@ from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
 from asbuilt.plan.serve.conventions import MEANING, TIMES
 from asbuilt.shown import number, size, time
+from asbuilt.spec.part import CacheFormat
 
 if TYPE_CHECKING:
     from asbuilt.plan.serve.plan import Decode, ServePlan
@@ -255,6 +256,8 @@ def _caches(plan: ServePlan) -> Table:
     if plan.caches is None:
         return Table("", (), [])
     c, block, kv = plan.caches, plan.conventions.block_size, plan.capacity.kv_dtype
+    scaled = isinstance(plan.capacity.kv_bytes, CacheFormat)
+    own = f"in {kv}" if scaled else f"in {plan.precision.activation}, its dtype"
     rows: list[tuple[Cell, ...]] = [
         (
             "theoretical minimum",
@@ -262,7 +265,7 @@ def _caches(plan: ServePlan) -> Table:
             size(c.minimum),
             f"in {kv}; sliding-window layers cache only their window",
         ),
-        ("asbuilt's cache", c.object, size(c.object), f"in {plan.precision.activation}, its dtype"),
+        ("asbuilt's cache", c.object, size(c.object), own),
         ("a paged engine", c.paged, size(c.paged), f"in {kv}, pages of {block} tokens"),
     ]
     return Table(f"Cache of one sequence of {plan.context:,} tokens, whole model", ("", "bytes", "size", "how"), rows)
