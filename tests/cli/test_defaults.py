@@ -69,7 +69,7 @@ WRITTEN = {
     "convert": {},
     "quantize": {"tokens": 8192},
     "diff": {"text": "An as-built drawing records what was really built.", "tolerance": 1e-4},
-    "measure": {"dtype": "auto"},
+    "measure": {"dtype": "auto", "tokens": 8192},
     "embed": {},
     "models": {},
     "machines": {},

@@ -298,9 +298,9 @@ def test_memory_is_reckoned_for_what_will_be_read_and_written(
     monkeypatch.setattr(asbuilt.generate.compute, "request_bytes", lambda _, *sizes: seen.append(sizes) or 0)
     dtype = torch.float32
     for prompt, new, chunk, sizes in (
-        ("x" * 10, 5, (), (10, 5, dtype, None, None)),
-        ("x" * 60, 50, ("--prefill-chunk", 7), (60, 4, dtype, 7, None)),
-        ("x" * 64, 50, (), (64, 0, dtype, None, None)),
+        ("x" * 10, 5, (), (10, 5, dtype, None, None, None)),
+        ("x" * 60, 50, ("--prefill-chunk", 7), (60, 4, dtype, 7, None, None)),
+        ("x" * 64, 50, (), (64, 0, dtype, None, None, None)),
     ):
         run("generate", checkpoint, prompt, "--max-new-tokens", new, *chunk, "--dtype", "fp32")
         assert {*seen} == {sizes}

@@ -113,9 +113,7 @@ def chat(
     with memory_errors(compute.needed, source.name, "to be run"):
         session.run()
     if as_json:
-        more = {"max_new_tokens": max_new_tokens, "context": talk.context} | (
-            {"kv_dtype": kv_dtype} if kv_dtype else {}
-        )
+        more = {"max_new_tokens": max_new_tokens, "context": talk.context, "kv_dtype": kv_dtype}
         print_json(session.document() | _computed(compute) | echoed(sampling, place, count, **more))
 
 
