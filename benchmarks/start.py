@@ -15,6 +15,7 @@ from pathlib import Path
 
 COMMANDS = (
     ("--help",),
+    ("chat", "--help"),
     ("describe", "llama-3-8b"),
     ("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm"),
     ("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", "--gpus", "64", "--zero", "3"),

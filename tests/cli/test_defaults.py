@@ -21,6 +21,7 @@ from asbuilt.generate.sampling import Sampling
 from asbuilt.plan.train.options import Options
 
 Run = Callable[..., Result]
+RUN = {"temperature": 0.0, "repetition_penalty": 1.0, "seed": 0, "device": "cpu", "dtype": "auto"}
 # Once more, by hand: a default that changes is a change of every answer that somebody has written down.
 WRITTEN = {
     "describe": {"batch": 1, "images": 0, "sounds": 0, "dtype": "bf16"},
@@ -63,11 +64,12 @@ WRITTEN = {
         "network": "50GB/s",
         "host": "25GB/s",
     },
-    "generate": {"max_new_tokens": 256, "temperature": 0.0, "repetition_penalty": 1.0, "seed": 0},
+    "generate": RUN | {"max_new_tokens": 256},
+    "chat": RUN,
     "convert": {},
     "quantize": {"tokens": 8192},
     "diff": {"text": "An as-built drawing records what was really built.", "tolerance": 1e-4},
-    "measure": {},
+    "measure": {"dtype": "auto", "tokens": 8192},
     "embed": {},
     "models": {},
     "machines": {},
@@ -130,6 +132,7 @@ LIBRARY = {
     "plan serve": of_function(plan.serve) | of_dataclass(plan.Conventions),
     "plan train": of_dataclass(Options),
     "generate": of_dataclass(Sampling),
+    "chat": of_dataclass(Sampling),
     "convert": of_function(convert) | {"max_shard_size": of_function(convert)["max_shard_bytes"]},
 }
 
@@ -139,7 +142,7 @@ def test_the_library_has_the_same(command: str) -> None:
     """An option without a default hands on None, or nothing: then the library's own applies."""
     own = given(command)
     shared = [name for name in own if name in LIBRARY[command]]
-    assert len(shared) >= {"plan serve": 20, "plan train": 28, "generate": 6, "convert": 2}[command]
+    assert len(shared) >= {"plan serve": 20, "plan train": 28, "generate": 6, "chat": 6, "convert": 2}[command]
     for name in shared:
         library = LIBRARY[command][name]
         if isinstance(library, float) and isinstance(own[name], str):

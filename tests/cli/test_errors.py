@@ -27,6 +27,7 @@ WORDS = {
     "machines": (),
     "plan": ("train", "gpt2", "--gpu", "h100-sxm"),
     "generate": ("gpt2", "x"),
+    "chat": ("gpt2",),
     "convert": ("gpt2", "out"),
     "quantize": ("gpt2", "out.gguf", "--format", "q8_0"),
     "measure": ("gpt2",),
@@ -301,6 +302,8 @@ def imported(*words: str) -> set[str]:
     [
         ("--help",),
         ("--version",),
+        ("generate", "--help"),
+        ("chat", "--help"),
         ("models",),
         ("describe", "llama-3-8b"),
         ("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm"),

@@ -96,6 +96,37 @@ def test_every_option_reaches_the_sampler(run: Run, checkpoint: Path) -> None:
     assert document(asked)["tokens"] == expected(checkpoint, PROMPT, sampling=sampling, chunk=3).tokens
 
 
+def test_short_options_are_the_long_ones(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    """As llama.cpp and ollama spell them; a prompt comes in one of four ways."""
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    long = ("--max-new-tokens", 5, "--temperature", 0.7, "--repetition-penalty", 1.2, "--seed", 3, "--json")
+    short = ("-n", 5, "--temp", 0.7, "--repeat-penalty", 1.2, "-s", 3, "-t", 1, "-c", 40, "--json")
+    want = document(run("generate", checkpoint, PROMPT, *long))
+    for words in ((PROMPT,), ("-p", PROMPT), ("-f", file)):
+        said = document(run("generate", checkpoint, *words, *short))
+        assert said["tokens"] == want["tokens"]
+        more = {"threads": 1, "device": "cpu", "max_new_tokens": 5, "context": 40}
+        settings = {"temperature": 0.7, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": 1.2}
+        assert said["settings"] == settings | {"seed": 3} | more
+    for words in ((PROMPT, "-p", PROMPT), ("-p", PROMPT, "-f", file)):
+        made = run("generate", checkpoint, *words)
+        assert (made.exit_code, "not several" in made.stderr) == (2, True)
+
+
+def test_a_smaller_context_leaves_fewer_tokens(run: Run, checkpoint: Path) -> None:
+    """The prompt has 19 tokens."""
+    assert len(PROMPT) == 19
+    said = document(run("generate", checkpoint, PROMPT, "-c", 22, "--json"))
+    assert len(said["tokens"]) <= 3
+    assert said["tokens"] == document(run("generate", checkpoint, PROMPT, "-n", 3, "--json"))["tokens"]
+    made = run("generate", checkpoint, PROMPT, "-c", 19)
+    assert (made.exit_code, "context: no room after the prompt (got 19; must be more than 19)" in made.stderr) == (
+        2,
+        True,
+    )
+
+
 def test_stop_text_ends_and_does_not_appear(run: Run, checkpoint: Path) -> None:
     whole = document(run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--json"))["text"]
     stop = whole[len(whole) // 2]
@@ -267,9 +298,9 @@ def test_memory_is_reckoned_for_what_will_be_read_and_written(
     monkeypatch.setattr(asbuilt.generate.compute, "request_bytes", lambda _, *sizes: seen.append(sizes) or 0)
     dtype = torch.float32
     for prompt, new, chunk, sizes in (
-        ("x" * 10, 5, (), (10, 5, dtype, None, None)),
-        ("x" * 60, 50, ("--prefill-chunk", 7), (60, 4, dtype, 7, None)),
-        ("x" * 64, 50, (), (64, 0, dtype, None, None)),
+        ("x" * 10, 5, (), (10, 5, dtype, None, None, None)),
+        ("x" * 60, 50, ("--prefill-chunk", 7), (60, 4, dtype, 7, None, None)),
+        ("x" * 64, 50, (), (64, 0, dtype, None, None, None)),
     ):
         run("generate", checkpoint, prompt, "--max-new-tokens", new, *chunk, "--dtype", "fp32")
         assert {*seen} == {sizes}
@@ -320,6 +351,7 @@ def test_what_was_read_and_written_is_said_last(run: Run, checkpoint: Path, monk
         "tokens_per_second",
         "dtype",
         "dtype_reason",
+        "settings",
     }
     assert (said["seconds"], said["tokens_per_second"], said["dtype"]) == (0.25, 8.0, "float32")
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import asbuilt.cli.measure as command
 import asbuilt.measure
 import asbuilt.memory
+from asbuilt.kernels.speed import Speed
 from asbuilt.measure import Calibration, Report, Row
 from asbuilt.measure.calibrate import machine
 from asbuilt.nn.model import Model
@@ -187,10 +188,15 @@ def test_the_dtype_is_the_checkpoints_where_it_is_one_of_the_two(
         return report([])
 
     monkeypatch.setattr(asbuilt.measure, "measure", measure)
-    for dtype in ("bf16", "fp16", "fp32"):
-        assert run("convert", checkpoint, tmp_path / dtype, "--dtype", dtype).exit_code == 0
-        assert run("measure", tmp_path / dtype).exit_code == 0
-    assert seen == [torch.bfloat16, torch.float32, torch.float32]
+    for faster in (2.0, 0.5):
+        times = {torch.float32: 1.0, torch.bfloat16: 1 / faster}
+        made = [Speed(times[dtype], times[dtype]) for dtype in (torch.bfloat16, torch.float32)]
+        monkeypatch.setattr("asbuilt.api.measure.speeds_here", lambda dtypes, made=made: tuple(made))
+        for dtype in ("bf16", "fp16", "fp32"):
+            folder = tmp_path / f"{dtype} {faster}"
+            assert run("convert", checkpoint, folder, "--dtype", dtype).exit_code == 0
+            assert run("measure", folder).exit_code == 0
+    assert seen == [torch.bfloat16, *[torch.float32] * 5]
 
 
 def test_one_training_step_is_of_at_most_512_tokens(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

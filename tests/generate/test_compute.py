@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[torch.dtype, Spee
     def be(table: dict[torch.dtype, Speed], free: int | None = None) -> None:
         monkeypatch.setattr(speeds, "speeds", lambda dtypes: tuple(table[d] for d in dtypes))
         monkeypatch.setattr("asbuilt.memory.free", lambda: free)
+        monkeypatch.setattr(speeds, "has_instructions", lambda dtype: True)
 
     return be
 
@@ -73,6 +75,46 @@ def test_a_little_faster_is_not_worth_twice_the_memory(machine: Machine) -> None
     for wide, want in ((0.81, BF16), (0.79, FP32)):
         machine({BF16: Speed(1.0, 1.0), FP32: Speed(wide, wide)})
         assert choose(BF16, None, 5, 5, needs).dtype == want
+
+
+def test_without_instructions_a_little_slower_is_too_slow(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wide, has, want in ((0.81, False, FP32), (1.01, False, BF16), (0.81, None, BF16), (0.81, True, BF16)):
+        machine({BF16: Speed(1.0, 1.0), FP32: Speed(wide, wide)})
+        monkeypatch.setattr(speeds, "has_instructions", lambda dtype, has=has: has)
+        assert choose(BF16, None, 5, 5, needs).dtype == want
+
+
+def test_a_choice_is_said(machine: Machine) -> None:
+    machine(HAS_IT)
+    assert (
+        choose(BF16, None, 1000, 0, needs).choice
+        == "computing in bfloat16 as stored, 2.0 times as fast as float32 on this CPU"
+    )
+    assert choose(FP32, BF16, 1000, 0, needs).choice == ""
+    assert choose(FP32, None, 1000, 0, needs).choice == ""
+    machine({BF16: Speed(1.0, 1.0), FP32: Speed(0.9, 0.9)})
+    assert choose(BF16, None, 1000, 0, needs).choice == "computing in bfloat16 as stored, in half the memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "bf16", "fp16"),
+    [
+        ("processor: 0\nflags\t\t: fpu avx2 avx512f\n", False, False),
+        ("processor: 0\nflags\t\t: fpu avx512_bf16\n", True, False),
+        ("processor: 0\nFeatures\t: asimd asimdhp i8mm bf16\n", True, True),
+        ("processor: 0\n", None, None),
+    ],
+)
+def test_instructions_of_a_processor(
+    text: str, bf16: bool | None, fp16: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(text)
+    monkeypatch.setattr(speeds, "CPUINFO", file)
+    asked = speeds.has_instructions.__wrapped__
+    assert (asked(BF16), asked(FP16)) == (bf16, fp16)
+    file.unlink()
+    assert asked(BF16) is None
 
 
 def test_what_was_asked_for_is_obeyed_with_the_ratio(machine: Machine) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from asbuilt.api.draft import Asked, asked
+from asbuilt.api.running import Request, Running, contents_of, ready
 from asbuilt.checkpoint.given import source_of
-from asbuilt.checkpoint.load import Contents, dtype_of, headers, load
-from asbuilt.checkpoint.packed import PACKABLE
-from asbuilt.checkpoint.room import memory_errors, require_room
+from asbuilt.checkpoint.load import dtype_of, headers, load
+from asbuilt.checkpoint.room import memory_errors
 from asbuilt.dtypes import short_name
 from asbuilt.errors import InputError
 from asbuilt.generate import compute as computing
@@ -23,9 +23,7 @@ from asbuilt.generate import decode, text
 from asbuilt.generate.compute import Compute
 from asbuilt.generate.sampling import Sampling, Times
 from asbuilt.generate.seeing import with_placeholders
-from asbuilt.kernels import native
 from asbuilt.nn.audio import Sounds
-from asbuilt.nn.build import interleave
 from asbuilt.nn.cache import require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
     from asbuilt.generate.draft import Drafter
     from asbuilt.generate.text import Completion
+    from asbuilt.spec import Model as Spec
 
 log = logging.getLogger(__name__)
 Messages = list[dict[str, Any]]
@@ -137,11 +136,11 @@ def generate(
     source = source_of(model, weights=True, allow_unread=allow_unread)
     if ids and source.tokenizer() is None:
         model = load(source, None if dtype is None else dtype_of(dtype))
-        options |= {"draft": drafts.loaded(model), "sampling": _sampled(source, sampling)}
+        options |= {"draft": drafts.loaded(model), "sampling": sampled(source, sampling)}
         return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
     options |= {"stop": stop}
-    own = _tokenizer_of(tokenizer)
-    completion, compute = begin(source, prompt, dtype, options, tokenizer=own, draft=drafts, timestamps=timestamps)
+    how, own = Running(dtype=None if dtype is None else dtype_of(dtype)), _tokenizer_of(tokenizer)
+    completion, compute = begin(source, prompt, how, options, tokenizer=own, draft=drafts, timestamps=timestamps)
     if compute.warning:
         log.warning(compute.warning)
     with memory_errors(compute.needed, source.name, "to be run"):
@@ -178,10 +177,11 @@ def _ids(model: Model, prompt: Any, eos_ids: Sequence[int], **options: Any) -> l
 def _tokenizer_of(given: Tokenizer | Source | str | None) -> Tokenizer | None:
     if given is None or isinstance(given, Tokenizer):
         return given
-    return _required(source_of(given))
+    return required_tokenizer(source_of(given))
 
 
-def _required(source: Source) -> Tokenizer:
+def required_tokenizer(source: Source) -> Tokenizer:
+    """Returns the source's tokenizer; raises InputError if it has none."""
     tokenizer = source.tokenizer()
     if tokenizer is None:
         raise InputError(
@@ -190,7 +190,7 @@ def _required(source: Source) -> Tokenizer:
     return tokenizer
 
 
-def _sampled(source: Source, sampling: Sampling) -> Sampling:
+def sampled(source: Source, sampling: Sampling) -> Sampling:
     """Returns the settings with the tokens that the folder suppresses, unless the request says which."""
     if sampling.suppress or sampling.suppress_first:
         return sampling
@@ -261,100 +261,94 @@ def _placed(
     return with_placeholders(source.spec, ids, images, after=after, around=(around[0], around[1]), sounds=sounds)
 
 
-def _multiplied_packed(source: Source, dtype: torch.dtype | None) -> bool:
-    """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32."""
-    usable = dtype in (None, torch.float32) and native.library() is not None
-    return usable and any(native.number(kind) >= 0 for kind in _blocks(source))
-
-
-def _blocks(source: Source) -> set[str]:
-    """Returns the block formats of a GGUF file's matrices."""
-    tensors = {} if source.gguf is None else source.gguf.tensors
-    return {tensor.type.lower() for tensor in tensors.values() if len(tensor.shape) == 2}.intersection(PACKABLE)
-
-
 def begin(
     source: Source,
     prompt: str | list[int] | Messages,
-    dtype: object,
+    how: Running,
     options: dict[str, Any],
     *,
-    field: str = "dtype",
     tokenizer: Tokenizer | None = None,
-    packed: bool | None = None,
-    adapter: str | None = None,
     draft: Asked = NO_DRAFT,
+    context: int | None = None,
     timestamps: bool | None = None,
 ) -> tuple[Completion, Compute]:
     """Checks the request and the memory, loads the model, and starts generating.
 
-    `options` are those of `text.complete`; `field` names the dtype in messages; `packed` and `adapter` are as `load`
-    takes them, `packed` by default where the native kernels multiply the blocks of a GGUF file. A speech model first
-    hears which language it is, where no setting says it; `timestamps` are as the folder's settings say by default.
+    `options` are those of `text.complete`; `context` bounds the tokens of the prompt and the text, by default by the
+    model's own. A speech model first hears which language it is, where no setting says it; `timestamps` are as the
+    folder's settings say by default.
     """
     draft.check(source.spec)
-    asked = None if dtype is None else dtype_of(dtype, field)
     headers(source)  # raises if there are no weights
     options = options | _heard(source, options.get("audio"))
     options = {name: value for name, value in options.items() if name != "images"} | _seen(
         source, options.get("images")
     )
-    options["sampling"] = _sampled(source, options.get("sampling", Sampling()))
-    tokenizer, reads = tokenizer or _required(source), "source" in source.spec.reads
-    heard: tuple[int, ...] = ()
-    if timestamps and (
-        "audio" not in source.spec.reads or source.spec.heard is not None or not isinstance(prompt, str)
-    ):
-        raise InputError("only a speech model's transcription has times", field="timestamps", value=source.name)
+    options["sampling"] = sampled(source, options.get("sampling", Sampling()))
+    tokenizer, reads = tokenizer or required_tokenizer(source), "source" in source.spec.reads
     start = source.decoder_start if reads else ()
     decode.check_start(source.spec, start)
     decode.check_audio(source.spec, options.get("audio"), 1)
+    ids, heard = _prompt_ids(source, tokenizer, prompt, options, timestamps)
+    decode.check_prompt(source.spec, ids)
+    draft.check_words(tokenizer, ids)
+    eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
+    begun, chunk = start if reads else ids, options["prefill_chunk"]
+    options["max_new_tokens"] = _within(source.spec, len(begun), options["max_new_tokens"], context)
+    new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
+    kv = options.get("kv_dtype")
+    if kv is not None:
+        require_cache(source.spec, kv, how.dtype or torch.float32)
+    contents = contents_of(source, how, (len(ids), new))
+
+    def needs(spec: Spec, dtype: torch.dtype) -> int:
+        return computing.request_bytes(spec, len(begun), new, dtype, chunk, len(ids) if reads else None, kv)
+
+    def beside(spec: Spec, dtype: torch.dtype) -> int:
+        return draft.needs(spec, (len(begun), new), dtype, chunk)
+
+    request = Request(prompt_tokens=len(ids), new_tokens=new, needs=needs, beside=beside)
+    model, compute = ready(source, how, contents, request)
+    if heard:
+        ids[1] = decode.detect_language(model, ids[0], heard, options["audio"])
+    options |= {"draft": draft.loaded(model)}
+    return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute
+
+
+def _prompt_ids(
+    source: Source,
+    tokenizer: Tokenizer,
+    prompt: str | list[int] | Messages,
+    options: dict[str, Any],
+    timestamps: bool | None,
+) -> tuple[list[int], tuple[int, ...]]:
+    """Returns the prompt's tokens, with placeholders for images and sounds, and the languages that may be heard."""
+    heard: tuple[int, ...] = ()
+    speech = "audio" in source.spec.reads and source.spec.heard is None and isinstance(prompt, str)
+    if timestamps and not speech:
+        raise InputError("only a speech model's transcription has times", field="timestamps", value=source.name)
     if source.spec.heard is not None:
         ids = text.prompt_ids(tokenizer, prompt)
         placed = options.get("audio")
         ids = ids if placed is None else _placed(source, tokenizer, ids, prompt, placed, sounds=True)
-    elif "audio" in source.spec.reads and isinstance(prompt, str):
+    elif speech:
         options["sampling"] = timing = _timed(source, options["sampling"], timestamps)
         heard = source.languages
         first = source.begun(heard[0] if heard else None, timing.times is not None)
         ids = [*first, *tokenizer.encode(prompt)]
     else:
         ids = text.prompt_ids(tokenizer, prompt)
-    if "images" in options:
-        ids = _placed(source, tokenizer, ids, prompt, options["images"])
-    decode.check_prompt(source.spec, ids)
-    draft.check_words(tokenizer, ids)
-    eos_ids = (*source.eos_ids, *(chat.turn_ends(tokenizer) if text.is_chat(prompt) else ()))
-    packed = _multiplied_packed(source, asked) if packed is None else packed
-    contents = Contents(source, packed=packed, adapter=adapter)
-    begun, chunk = start if reads else ids, options["prefill_chunk"]
-    new = max(0, decode.room(source.spec, len(begun), options["max_new_tokens"]))
-    kv = options.get("kv_dtype")
-    if kv is not None:
-        require_cache(source.spec, kv, asked or torch.float32)
+    ids = _placed(source, tokenizer, ids, prompt, options["images"]) if "images" in options else ids
+    return ids, heard
 
-    def needs(dtype: torch.dtype) -> int:
-        source_tokens = len(ids) if reads else None
-        request = computing.request_bytes(contents.spec, len(begun), new, dtype, chunk, source_tokens, kv)
-        return contents.needs(dtype, request) + draft.needs(contents.spec, (len(begun), new), dtype, chunk)
 
-    compute = computing.choose(contents.dtype(None), asked, len(ids), new, needs)
-    require_room(
-        compute.needed,
-        source.name,
-        what="to be run",
-        fix="use a narrower --dtype or --kv-dtype, fewer --max-new-tokens or a --prefill-chunk",
-    )
-    model = load(source, compute.dtype, packed=packed, adapter=adapter)
-    if interleave(model):
-        why = (
-            f"packed weights are multiplied by the native kernels ({native.instructions()}), inputs rounded to 16 bits"
-        )
-        compute = replace(compute, why=why)
-    elif native.missing() and _blocks(source):
-        gain = "quantised weights are several times faster with the native kernels (in a clone: pip install ./native)"
-        compute = replace(compute, warning="; ".join(filter(None, (compute.warning, gain))))
-    if heard:
-        ids[1] = decode.detect_language(model, ids[0], heard, options["audio"])
-    options |= {"draft": draft.loaded(model)}
-    return text.complete(model, tokenizer, ids, start=start, eos_ids=eos_ids, **options), compute
+def _within(spec: Spec, begun: int, new: int, context: int | None) -> int:
+    """Returns how many new tokens a smaller context leaves; raises InputError for one that is none, or too small."""
+    if context is None:
+        return new
+    if not 1 <= context <= spec.max_positions:
+        allowed = f"from 1 to {spec.max_positions}, the context of {spec.name}"
+        raise InputError(field="context", value=context, allowed=allowed)
+    if begun >= context:
+        raise InputError("no room after the prompt", field="context", value=context, allowed=f"more than {begun}")
+    return min(new, context - begun)

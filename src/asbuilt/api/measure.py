@@ -11,14 +11,17 @@ from torch import nn
 
 from asbuilt import cost, memory
 from asbuilt import measure as measuring
+from asbuilt.api.running import speeds_here
 from asbuilt.checkpoint.given import source_of
 from asbuilt.checkpoint.load import load
 from asbuilt.dtypes import CALIBRATED, TORCH_NAMES, short_name
 from asbuilt.errors import InputError, one_of
 from asbuilt.files import read_text
+from asbuilt.generate.compute import choose
 from asbuilt.generate.decode import generate
 from asbuilt.generate.sampling import Sampling
 from asbuilt.measure import Text
+from asbuilt.measure.loading import Loading, loaded
 from asbuilt.nn import build
 from asbuilt.nn.cache import require_cache
 from asbuilt.nn.model import Model
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
     from asbuilt.measure import Report
 
-TOKENS = 512
+TOKENS, AUTO = 512, "auto"
 TEXT_TOKENS = 8192  # of a text, unless more are asked for
 SAMPLED = 256  # tokens of a text that the model samples
 LARGEST_TEXT = 1 << 26
@@ -53,7 +56,7 @@ def measure(
     """Returns each figure of a model as predicted from its description and as measured on this machine's CPU.
 
     A built model is measured as it is; otherwise the weights are loaded, or random for a description, in `dtype` (fp32
-    or bf16; None means as stored if that is one of these, else fp32). `refresh` recalibrates the machine. With
+    or bf16; None or "auto" mean the one that `generate` would choose). `refresh` recalibrates the machine. With
     `kv_dtype`, a format as `generate` takes it, the cache's bytes in it are measured too, and the loss with it beside
     that without: on the first `tokens` of the file `text`, or on a text that the model samples. Raises InputError for a
     model that does not predict the next token, or is too large for this machine.
@@ -64,16 +67,16 @@ def measure(
         return _of_built(model, dtype, refresh, kv_dtype, say, warn)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     require_measurable(source.spec, source.name)
-    stored = "bf16" if source.reading.dtype == "bfloat16" else "fp32"
-    chosen = stored if dtype is None else _calibrated(dtype)
+    chosen = _faster(source, say) if dtype in (None, AUTO) else _calibrated(dtype)
     kv = _format(source.spec, kv_dtype, getattr(torch, TORCH_NAMES[chosen]))
     if text is not None and kv is None:
         raise InputError("nothing whose loss is measured", field="text", value=str(text), fix="give --kv-dtype too")
     read = None if text is None else _read(source, Path(text), tokens)
     _require_room(source, chosen)
-    built = _built(source, chosen)
+    built, loading = _built(source, chosen)
     read = _sampled(built) if read is None and kv is not None else read
-    return measuring.measure(built, name=source.name, refresh=refresh, kv=kv, text=read, say=say, warn=warn)
+    made = {"kv": kv, "text": read, "loading": loading}
+    return measuring.measure(built, name=source.name, refresh=refresh, **made, say=say, warn=warn)
 
 
 def _format(spec: Spec, kv_dtype: object, dtype: torch.dtype) -> str | None:
@@ -110,11 +113,21 @@ def _of_built(model: nn.Module, dtype: object, refresh: bool, kv_dtype: object, 
         raise InputError(field="model", value=type(model).__name__, allowed="a model that `build` or `load` returned")
     require_measurable(model.spec, model.spec.name)
     own = _calibrated(model.dtype)
-    if dtype is not None and short_name(dtype) != own:
+    if dtype not in (None, AUTO) and short_name(dtype) != own:
         raise InputError("a built model is measured in its own dtype", field="dtype", value=str(dtype), allowed=own)
     kv = _format(model.spec, kv_dtype, model.dtype)
     read = None if kv is None else _sampled(model)
     return measuring.measure(model, refresh=refresh, kv=kv, text=read, say=say, warn=warn)
+
+
+def _faster(source: Source, say: Say) -> str:
+    """Returns the dtype that a request of these figures would compute in: bf16 where it is stored and not slower."""
+    if source.reading.dtype != "bfloat16":
+        return "fp32"
+    needs = {getattr(torch, TORCH_NAMES[name]): cost.weight_bytes(source.spec, name) for name in CALIBRATED}
+    found = choose(torch.bfloat16, None, TOKENS, TOKENS // 8, lambda dtype: needs[dtype], speeds_here)
+    say(found.warning or found.choice)
+    return "bf16" if found.dtype == torch.bfloat16 else "fp32"
 
 
 def _calibrated(dtype: object) -> str:
@@ -150,8 +163,9 @@ def _require_room(source: Source, dtype: str) -> None:
         )
 
 
-def _built(source: Source, dtype: str) -> Model:
+def _built(source: Source, dtype: str) -> tuple[Model, Loading | None]:
+    """Returns the model, and what loading its weights took, if there are any."""
     wanted: torch.dtype = getattr(torch, TORCH_NAMES[dtype])
     if source.has_weights or source.kind == "folder":
-        return load(source, wanted)
-    return build(source.spec, dtype=wanted).eval()
+        return loaded(lambda: load(source, wanted))
+    return build(source.spec, dtype=wanted).eval(), None

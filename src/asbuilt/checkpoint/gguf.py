@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
+EXPONENT = 0x7C00  # of a float16; all ones for infinities and NaN
+
 
 def read_tensor(file: GGUFFile, name: str, rows: slice = slice(None)) -> torch.Tensor:
     """Returns a tensor, or the given rows of its first dimension; only their bytes are read.
@@ -41,13 +43,27 @@ def read_blocks(file: GGUFFile, name: str) -> torch.Tensor:
     import torch
 
     from asbuilt.kernels.codebooks import expand
-    from asbuilt.kernels.packed import finite
 
     tensor = _find(file, name)
-    raw = torch.from_numpy(_read_bytes(file.holder(tensor), tensor.offset, tensor.nbytes))
-    if not finite(raw, tensor.type.lower()):
-        _finite(expand(raw, tensor.type.lower()), tensor, file)  # names the block
-    return raw.view(*tensor.shape[:-1], -1)
+    made = torch.empty(tensor.nbytes, dtype=torch.uint8)  # aligned as the kernels like it: nothing copies it again
+    raw = made.numpy()
+    _read_into(file.holder(tensor), tensor.offset, raw)
+    if not _scales_are_finite(raw, tensor.type.lower()):
+        _finite(expand(made, tensor.type.lower()), tensor, file)  # names the block
+    return made.view(*tensor.shape[:-1], -1)
+
+
+def _scales_are_finite(raw: numpy.ndarray, format: str) -> bool:
+    """Returns what `kernels.packed.finite` does, by one thread, from the bits of the scales: exponents below 31."""
+    import torch
+
+    from asbuilt.kernels.packed import SCALES, finite
+
+    if format not in SCALES:
+        return finite(torch.from_numpy(raw), format)
+    blocks = raw.reshape(-1, BLOCKS[format][1])
+    halves = (blocks[:, at : at + 2].view("<u2") for at in SCALES[format])
+    return all(bool(((half & EXPONENT) != EXPONENT).all()) for half in halves)
 
 
 def _find(file: GGUFFile, name: str) -> GGUFTensor:
@@ -80,17 +96,23 @@ def _window(tensor: GGUFTensor, rows: slice) -> tuple[tuple[int, ...], int, int]
 def _read_bytes(path: Path, start: int, nbytes: int) -> numpy.ndarray:
     import numpy as np
 
-    # Read, not mapped: if a mapped file is truncated meanwhile, the process is killed.
+    raw = np.empty(nbytes, dtype=np.uint8)
+    _read_into(path, start, raw)
+    return raw
+
+
+def _read_into(path: Path, start: int, raw: numpy.ndarray) -> None:
+    """Fills the bytes from a file. Read, not mapped: if a mapped file is truncated meanwhile, the process is killed."""
+    view, read = memoryview(raw), 0  # type: ignore[arg-type]
     try:
         with open_regular(path) as file:
-            raw = np.fromfile(file, dtype=np.uint8, count=nbytes, offset=start)
+            file.seek(start)
+            while read < len(raw) and (more := file.readinto(view[read:])):  # type: ignore[attr-defined]  # pyright: ignore
+                read += more
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
-    if len(raw) != nbytes:
-        raise InputError(
-            f"the header declares {start + nbytes} bytes, the file has {start + len(raw)}", field=str(path)
-        )
-    return raw
+    if read != len(raw):
+        raise InputError(f"the header declares {start + len(raw)} bytes, the file has {start + read}", field=str(path))
 
 
 def _finite(values: torch.Tensor, tensor: GGUFTensor, file: GGUFFile) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ Headers = Mapping[str, Stored]
 COMPUTED = frozenset(TORCH_NAMES.values())
 PACKED = "U8"  # the stored dtype of packed weights and their scales
 WHOLE = ("I64", "I32")  # those of buffers of whole numbers
+ALIGNED = 64  # bytes, as torch's allocations are
 LISTED = 5  # names shown of each kind of mismatch
 
 
@@ -64,7 +66,11 @@ def load(
     floats, for values beyond the range of `dtype`, for a device that is not there, for `packed` where nothing is held
     as blocks, and, before anything is allocated, for a model that the free memory does not hold.
     """
-    contents = Contents(as_source(source), packed=packed, adapter=adapter)
+    return load_contents(Contents(as_source(source), packed=packed, adapter=adapter), dtype, device)
+
+
+def load_contents(contents: Contents, dtype: torch.dtype | str | None = None, device: str = "cpu") -> Model:
+    """Returns the model of tensors that are matched already; see `load`."""
     wanted, place = contents.dtype(dtype), _device(device)
     needed = contents.needs(wanted)
     if place.type == "cpu":
@@ -82,16 +88,44 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
     tensors = stored_tensors(built)
     empty = set(tensors)
     read = (zip(entry.paths, contents.read(entry), strict=True) for entry in contents.entries)
-    with torch.no_grad():
+    taken: set[int] = set()
+    with torch.no_grad(), one_thread():
         for found in chain(read, (contents.adapter.items(),)):
             for path, tensor in found:
                 empty.remove(path)  # KeyError: a table that fills a parameter twice
                 assert tensor.shape == tensors[path].shape, f"{path}: copy_ would stretch {tuple(tensor.shape)}"
                 if tensors[path].is_floating_point():
                     require_range(tensor, tensors[path].dtype, path)
-                tensors[path].copy_(tensor)
+                if contents.source.gguf is not None and _owned(tensor, tensors[path], taken):
+                    tensors[path].data = tensor
+                else:
+                    tensors[path].copy_(tensor)
     assert not empty, f"not in the table: {sorted(empty)}"
     return built.eval()
+
+
+def _owned(tensor: Tensor, place: Tensor, taken: set[int]) -> bool:
+    """Returns whether a tensor can be the parameter itself: like it, aligned, and nobody else's; then it is `taken`."""
+    alike = tensor.dtype == place.dtype and tensor.device == place.device and tensor.is_contiguous()
+    start = tensor.data_ptr()
+    whole = all(one.untyped_storage().nbytes() == one.nbytes for one in (tensor, place))  # no view of a larger one
+    if not (alike and whole and start % ALIGNED == 0) or start in taken:
+        return False
+    taken.add(start)
+    return True
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Has torch use one thread: each of a checkpoint's many small copies would wait for the others."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def stored_parameters(source: Source | str | Path) -> int:
@@ -195,6 +229,11 @@ class Contents:
             )
         self._blocks = {entry.paths: entry for entry, _ in found}
         self.spec = packed_spec(self.spec, {path: format for entry, format in found for path in entry.paths})
+
+    @property
+    def stays_packed(self) -> bool:
+        """Whether some weights stay packed in memory."""
+        return bool(self._blocks)
 
     def dtype(self, wanted: torch.dtype | str | None) -> torch.dtype:
         """Returns the dtype to build in; see `load`."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, warn, write
+from asbuilt.cli.running import Place, context_option, echoed, kv_option, place_options, sampling_options, starting
 from asbuilt.cli.types import Tokens
 from asbuilt.errors import InputError
+from asbuilt.files import read_text
 from asbuilt.shown import number
 
 if TYPE_CHECKING:
@@ -28,41 +31,24 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
 @click.argument("prompt", required=False)
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to PROMPT, as the user's message.")
 @click.option("--system", help="System message; needs --chat.")
+@click.option("-p", "--prompt", "given", metavar="PROMPT", help="The prompt, as the argument PROMPT.")
+@click.option("-f", "--file", "file", metavar="FILE", help="Read the prompt from this file.")
 @click.option(
-    "--max-new-tokens", type=Tokens(), default=256, show_default=True, help="Generate at most this many tokens."
-)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
-@click.option("--top-p", type=float, help="Sample from the fewest tokens whose probabilities sum to p.")
-@click.option("--min-p", type=float, help="Sample from tokens at least p times as likely as the most likely.")
-@click.option(
-    "--repetition-penalty",
-    type=float,
-    default=1.0,
+    "-n",
+    "--max-new-tokens",
+    "max_new_tokens",
+    type=Tokens(),
+    default=256,
     show_default=True,
-    help="Above 1, makes repeated tokens less likely.",
+    help="Generate at most this many tokens.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times.")
-@click.option(
-    "--dtype",
-    help="Compute in fp32, bf16 or fp16. By default as stored, or fp32 where that is much faster "
-    "on this machine and fits; fp32 for quantised weights.",
-)
-@click.option(
-    "--kv-dtype",
-    help="Format of the cache, by default that of computing: bf16, fp16, fp8 ..., or with scales for each token and "
-    "head int8:head, fp8:head, int4:head.",
-)
+@context_option
+@sampling_options
+@kv_option
 @click.option(
     "--prefill-chunk", type=Tokens(), help="Process the prompt in chunks of this many tokens, to save memory."
 )
-@click.option(
-    "--packed/--expanded",
-    default=None,
-    help="Keep the weights of a GGUF file or MXFP4 checkpoint packed, or expand them to the compute dtype. By default "
-    "those of a GGUF file stay packed where the native kernels multiply them; without these that is slower.",
-)
+@place_options
 @click.option(
     "--image", "images", multiple=True, metavar="FILE", help="Image that the model sees before PROMPT; may be repeated."
 )
@@ -74,7 +60,6 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     default=None,
     help="Print a line for each segment of a transcription, with its times; by default as the folder's settings say.",
 )
-@click.option("--adapter", metavar="FOLDER", help="Apply the LoRA adapters in this folder, in PEFT's layout, to MODEL.")
 @click.option(
     "--draft",
     metavar="own|prompt|MODEL",
@@ -90,22 +75,18 @@ def generate(
     prompt: str | None,
     chat: bool,
     system: str | None,
+    given: str | None,
+    file: str | None,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float,
-    seed: int,
+    context: int | None,
+    sampled: dict[str, Any],
     stop: tuple[str, ...],
-    dtype: str | None,
     kv_dtype: str | None,
     prefill_chunk: int | None,
-    packed: bool | None,
+    place: Place,
     images: tuple[str, ...],
     audio: str | None,
     timestamps: bool | None,
-    adapter: str | None,
     draft: str | None,
     draft_tokens: int | None,
     allow_unread: tuple[str, ...],
@@ -119,37 +100,45 @@ def generate(
         raise click.UsageError("--system needs --chat")
     if draft_tokens is not None and draft is None:
         raise click.UsageError("--draft-tokens needs --draft")
+    prompt = _one_prompt(prompt, given, file)
     said = "" if audio is not None and prompt is None else _prompt(prompt)
-    from asbuilt.generate.sampling import Sampling
-    from asbuilt.generate.text import StopFilter
+    with starting():
+        from asbuilt.generate.sampling import Sampling
+        from asbuilt.generate.text import StopFilter
 
-    StopFilter(stop)  # refuses what it must before the weights are read
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
-    source = opened(model, allow_unread, weights=True)
-    options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
-    options |= {} if audio is None else {"audio": audio}
-    options |= {"images": images} if images else {}
-    options |= {"kv_dtype": kv_dtype} if kv_dtype else {}
-    from asbuilt.api.draft import asked as drafting
-    from asbuilt.api.generate import begin
-    from asbuilt.checkpoint.room import memory_errors
+        StopFilter(stop)  # refuses what it must before the weights are read
+        sampling = Sampling(**sampled)
+        source = opened(model, allow_unread, weights=True)
+        options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop, "prefill_chunk": prefill_chunk}
+        options |= {} if audio is None else {"audio": audio}
+        options |= {"images": images} if images else {}
+        options |= {"kv_dtype": kv_dtype} if kv_dtype else {}
+        from asbuilt.api.draft import asked as drafting
+        from asbuilt.api.generate import begin
+        from asbuilt.checkpoint.room import memory_errors
 
-    # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
-    logging.getLogger("asbuilt").addHandler(logging.NullHandler())
-    asked = _messages(said, system, len(images)) if chat else said
-    how: dict[str, Any] = {"field": "--dtype", "packed": packed, "adapter": adapter, "timestamps": timestamps}
-    completion, compute = begin(source, asked, dtype or None, options, draft=drafting(draft, draft_tokens), **how)
+        # `_finish` prints what is logged about a request; without a handler the library would print it on stderr too.
+        logging.getLogger("asbuilt").addHandler(logging.NullHandler())
+        asked = _messages(said, system, len(images)) if chat else said
+        how, count = place.taken()
+        drafts = drafting(draft, draft_tokens)
+        more = {"context": context, "timestamps": timestamps}
+        completion, compute = begin(source, asked, how, options, draft=drafts, **more)
     if compute.warning:
         warn(f"warning: {compute.warning}")
+    elif compute.choice and not as_json:
+        warn(f"[{compute.choice}]")
+    more = {"max_new_tokens": max_new_tokens, "context": context}
+    told = {"kv_dtype": kv_dtype} if kv_dtype else {}
     with memory_errors(compute.needed, source.name, "to be run"):
-        _finish(completion, compute, {"kv_dtype": kv_dtype} if kv_dtype else {}, as_json)
+        _finish(completion, compute, echoed(sampling, place, count, **more) | told if as_json else None)
+
+
+def _one_prompt(prompt: str | None, given: str | None, file: str | None) -> str | None:
+    """Returns the prompt that was given, in one of three ways."""
+    if sum(one is not None for one in (prompt, given, file)) > 1:
+        raise click.UsageError("give PROMPT, --prompt or --file, not several")
+    return read_text(Path(file), LONGEST_PROMPT) if file is not None else prompt if given is None else given
 
 
 def _prompt(prompt: str | None) -> str:
@@ -179,17 +168,18 @@ def _messages(prompt: str, system: str | None, images: int) -> list[dict[str, An
     return said if system is None else [{"role": "system", "content": system}, *said]
 
 
-def _finish(completion: Completion, compute: Compute, asked: dict[str, Any], as_json: bool) -> None:
+def _finish(completion: Completion, compute: Compute, settings: dict[str, Any] | None) -> None:
+    """Prints the text as it comes, or, with `settings`, one JSON document."""
     if completion.note:
         warn(f"warning: {completion.note}")
     began = time.perf_counter()
     for piece in completion:
-        if not as_json:
+        if settings is None:
             write(piece)
     seconds = time.perf_counter() - began
     speed = len(completion.tokens) / seconds
-    if as_json:
-        print_json(_document(completion, seconds, speed) | _computed(compute) | asked | _drafted(completion.draft))
+    if settings is not None:
+        print_json(_document(completion, seconds, speed) | _computed(compute) | settings | _drafted(completion.draft))
         return
     write("\n")
     warn(

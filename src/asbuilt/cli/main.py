@@ -14,7 +14,19 @@ from asbuilt.errors import InputError
 from asbuilt.shown import cut, line, size
 
 # Each is an attribute of the module of the same name; in the order of `--help`.
-COMMANDS = ("describe", "plan", "models", "machines", "measure", "generate", "embed", "convert", "quantize", "diff")
+COMMANDS = (
+    "describe",
+    "plan",
+    "models",
+    "machines",
+    "measure",
+    "generate",
+    "chat",
+    "embed",
+    "convert",
+    "quantize",
+    "diff",
+)
 # What the `torch` extra installs: if one of these is missing, the message says how to install it.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
 PLOTS = "matplotlib"  # installed by the `plots` extra

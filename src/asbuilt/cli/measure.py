@@ -9,6 +9,7 @@ import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
+from asbuilt.cli.running import threads_option
 from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import CALIBRATED
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option(
     "--dtype",
-    type=click.Choice(CALIBRATED),
-    help="Dtype to run in; by default as stored if that is one of these, else fp32.",
+    type=click.Choice(("auto", *CALIBRATED)),
+    default="auto",
+    show_default=True,
+    help="Dtype to run in. auto: bf16 where weights are stored so and fp32 is not faster here, else fp32.",
 )
 @click.option("--refresh", is_flag=True, help="Recalibrate this machine instead of using the cached calibration.")
+@threads_option
 @click.option(
     "--kv-dtype",
     help="Measure the cache in this format too, and the loss with it: bf16, fp8, int8:head, fp8:head, int4:head ...",
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
 def measure(
     ctx: click.Context,
     model: str,
-    dtype: str | None,
+    dtype: str,
     refresh: bool,
+    threads: int | None,
     kv_dtype: str | None,
     text: str | None,
     tokens: int,
@@ -51,7 +56,9 @@ def measure(
     """
     source = opened(model, allow_unread, weights=True)
     from asbuilt.api.measure import measure as measured
+    from asbuilt.api.running import use_threads
 
+    use_threads(threads, "--threads")
     asked = {"kv_dtype": kv_dtype or None, "text": text, "tokens": tokens}
     report = measured(source, dtype=dtype, refresh=refresh, **asked, say=_say, warn=_warn)  # type: ignore[arg-type]
     if as_json:
@@ -74,5 +81,5 @@ def _print(report: Report) -> None:
     say(report.title)
     made = report.table()
     table(made.title, made.columns, made.rows)
-    for note in report.notes:
-        say(f"note: {note}")
+    for told in report.beside:
+        say(told)

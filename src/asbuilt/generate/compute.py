@@ -20,12 +20,16 @@ MUCH = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """The dtype, the reason for it, the bytes that the request needs in it, and a warning for the user."""
+    """The dtype, the reason for it, the bytes that the request needs in it, and a warning for the user.
+
+    `choice` says, in one line, what was chosen among several; empty where there was nothing to choose.
+    """
 
     dtype: torch.dtype
     why: str
     needed: int
     warning: str = ""
+    choice: str = ""
 
 
 def request_bytes(
@@ -55,21 +59,25 @@ def choose(
     prompt_tokens: int,
     new_tokens: int,
     needs: Callable[[torch.dtype], int],
+    speeds: Callable[[tuple[torch.dtype, ...]], tuple[speed.Speed, ...]] | None = None,
 ) -> Compute:
     """Returns the compute dtype of a request on the CPU; `needs(dtype)` is the number of bytes that it needs.
 
-    A requested dtype is used. If a narrow dtype is stored, a product of each dtype is timed, and float32 is chosen
-    if the request would run in less than 0.8 of the time and the memory is free.
+    A requested dtype is used. If a narrow dtype is stored, float32 is chosen if the memory is free and the request
+    would run in less than 0.8 of the time, or less time at all on a processor that has no instructions for that dtype.
+    `speeds` says how fast each is, by default timed.
     """
     dtype = stored if asked is None else asked
     why = "as stored" if asked is None else "as requested"
     if dtype not in rows.NARROW:
         return Compute(dtype=dtype, why=why, needed=needs(dtype))
     name = str(dtype).removeprefix("torch.")
-    tried = speed.speeds((dtype, torch.float32))
+    tried = (speeds or speed.speeds)((dtype, torch.float32))
     narrow, wide = (found.seconds(prompt_tokens, new_tokens) for found in tried)
-    if wide > MUCH * narrow:
-        return Compute(dtype=dtype, why=why, needed=needs(dtype))
+    if wide > (1 if speed.has_instructions(dtype) is False else MUCH) * narrow:
+        faster = f"{wide / narrow:.1f} times as fast as float32 on this CPU" if wide > narrow else "in half the memory"
+        choice = "" if asked is not None else f"computing in {name} as stored, {faster}"
+        return Compute(dtype=dtype, why=why, needed=needs(dtype), choice=choice)
     faster = f"{narrow / wide:.1f} times as fast as {name} on this CPU"
     if asked is not None:
         return Compute(

@@ -6,19 +6,29 @@ half. A product of a single row is different: it is memory-bound, and a narrow d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from asbuilt.dtypes import BLOCKS
+from asbuilt.kernels import native
 from asbuilt.kernels.rows import POOL, SHAPE, linear, row_products
 
 # Tokens of the timed prefill, and repetitions of each product: a few tens of milliseconds in total.
-ROWS, ROUNDS = 32, 8
+ROWS, ROUNDS = 32, 4
+CPUINFO = Path("/proc/cpuinfo")
+# Flags of processors, x86-64 and ARM, that have instructions for products in a dtype.
+FLAGS = {
+    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16", "svebf16"},
+    torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+Calls = tuple[Callable[[], object], Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,31 @@ def speeds(dtypes: tuple[torch.dtype, ...]) -> tuple[Speed, ...]:
     thread is used because several would mostly wait for each other on a busy machine.
     """
     with torch.inference_mode(), _one_thread():
-        calls = [call for dtype in dtypes for call in _calls(dtype)]
-        shortest = [min(times[1:]) for times in zip(*([_timed(c) for c in calls] for _ in range(ROUNDS)), strict=True)]
+        return _measured([_calls(dtype) for dtype in dtypes])
+
+
+@cache
+def packed_speeds(format: str) -> tuple[Speed, Speed]:
+    """Returns the speed of the native kernels with blocks of a format, and of float32, as `speeds` does."""
+    with torch.inference_mode(), _one_thread():
+        packed, wide = _measured([_packed_calls(format), _calls(torch.float32)])
+    return packed, wide
+
+
+@cache
+def has_instructions(dtype: torch.dtype) -> bool | None:
+    """Returns whether this processor has instructions for products in a narrow dtype, None if it is not known."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.partition(":")[0].strip().lower() in ("flags", "features")), None)
+    return None if found is None else not FLAGS[dtype].isdisjoint(found.split())
+
+
+def _measured(kinds: Sequence[Calls]) -> tuple[Speed, ...]:
+    calls = [call for kind in kinds for call in kind]
+    shortest = [min(times[1:]) for times in zip(*([_timed(c) for c in calls] for _ in range(ROUNDS)), strict=True)]
     pairs = zip(shortest[::2], shortest[1::2], strict=True)
     return tuple(Speed(prefill=many / ROWS, decode=one) for many, one in pairs)
 
@@ -57,7 +90,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _calls(dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], object]]:
+def _calls(dtype: torch.dtype) -> Calls:
     """Returns a product of many rows and one of a single row, each using the next matrix of a pool."""
     pool = [torch.ones(SHAPE, dtype=dtype) for _ in range(POOL)]
     many, one = (torch.ones(rows, SHAPE[1], dtype=dtype) for rows in (ROWS, 1))
@@ -66,6 +99,19 @@ def _calls(dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], objec
         pool.append(pool.pop(0))
         with row_products(x.dtype, x.device, len(x)):
             linear(x, pool[0])
+
+    return lambda: next_product(many), lambda: next_product(one)
+
+
+def _packed_calls(format: str) -> Calls:
+    """Returns the same products with interleaved blocks, by the native kernels."""
+    size, nbytes = BLOCKS[format]
+    pool = [torch.zeros(SHAPE[0], SHAPE[1] // size * nbytes, dtype=torch.uint8) for _ in range(POOL)]
+    many, one = (torch.ones(rows, SHAPE[1]) for rows in (ROWS, 1))
+
+    def next_product(x: Tensor) -> None:
+        pool.append(pool.pop(0))
+        native.products(x, [(pool[0], format + native.INTERLEAVED, None)], native.ready(x))
 
     return lambda: next_product(many), lambda: next_product(one)
 

@@ -103,6 +103,12 @@ def calibrate(*, refresh: bool = False, say: Say = lambda text: None, warn: Say 
     return fresh
 
 
+def stored() -> Calibration | None:
+    """Returns this machine's cached calibration, whether or not it still runs at that speed; None without one."""
+    path = cache_path()
+    return None if path is None else _read(path, lambda text: None)
+
+
 def drift_now(calibration: Calibration) -> float:
     """Returns how many times slower or faster the machine is than at calibration, the best of a few probes."""
     drifts = []

@@ -10,6 +10,7 @@ from asbuilt import cost
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import run, timing
 from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
+from asbuilt.measure.loading import Loading
 from asbuilt.measure.loss import WINDOW, nats_per_token
 from asbuilt.measure.rates import DTYPES, Calibration, lower_quartile
 from asbuilt.measure.trace import trace
@@ -97,6 +98,7 @@ class Report:
     machine: Calibration
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    loading: Loading | None = None
 
     @property
     def ok(self) -> bool:
@@ -118,6 +120,7 @@ class Report:
             "rows": [row.document() for row in self.rows],
             "notes": list(self.notes),
             "ok": self.ok,
+            "loading": None if self.loading is None else self.loading.document(),
         }
 
     def table(self) -> Table:
@@ -126,11 +129,17 @@ class Report:
         rows = [(r.figure, r.unit, r.predicted, r.measured, r.difference, r.verdict) for r in self.rows]
         return Table("Predicted and measured", columns, rows)
 
+    @property
+    def beside(self) -> list[str]:
+        """What is said below the table: loading, and notes."""
+        told = [] if self.loading is None else [str(self.loading)]
+        return [*told, *(f"note: {note}" for note in self.notes)]
+
     def __str__(self) -> str:
-        return joined([self.title, self.table(), *(f"note: {note}" for note in self.notes)])
+        return joined([self.title, self.table(), *self.beside])
 
     def _repr_html_(self) -> str:
-        said = (escaped(text) for text in (self.title, *(f"note: {note}" for note in self.notes)))
+        said = (escaped(text) for text in (self.title, *self.beside))
         return "".join(f"<p>{text}</p>" for text in said) + html([self.table()])
 
 
@@ -141,13 +150,14 @@ def measure(
     model: Model,
     *,
     name: str = "",
+    loading: Loading | None = None,
     refresh: bool = False,
     kv: str | None = None,
     text: Text | None = None,
     say: Say = lambda text: None,
     warn: Say = lambda text: None,
 ) -> Report:
-    """Returns the report for a built model in float32 or bfloat16 on the CPU.
+    """Returns the report for a built model in float32 or bfloat16 on the CPU, with what `loading` it took.
 
     With `kv` it has the cache in that format too: its bytes, and the loss on `text` beside that without it.
 
@@ -158,7 +168,8 @@ def measure(
     exact = tuple(counted(model, say=say))
     exact += () if kv is None else tuple(in_format(model, kv, text, say=say))
     machine, speeds, notes = _timed(model, dtype, refresh, say, warn)
-    return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=(*exact, *speeds), notes=notes)
+    rows = (*exact, *speeds)
+    return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=rows, notes=notes, loading=loading)
 
 
 def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:

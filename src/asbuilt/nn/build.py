@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import cast
 
@@ -85,17 +86,19 @@ def interleave(built: Model) -> int:
     matrices have a multiple of 8 rows. Layers that one native call can compute are given to it, packed or not: modules
     replaced later need another call.
     """
-    count, usable = 0, native.library() is not None and built.device.type == "cpu"
+    found, usable = [], native.library() is not None and built.device.type == "cpu"
     for _, blocks, format, keep in list(blocks_of(built)) if usable else ():
         divides = blocks.dim() == 2 or blocks.shape[1] % native.GROUP == 0
         if divides and not format.endswith(native.INTERLEAVED) and native.number(format) >= 0:
-            native.interleave(blocks.flatten(0, -2), format)
+            found.append((blocks.flatten(0, -2), format))
             keep(format + native.INTERLEAVED)
-            count += 1
+    if found:  # the library lets go of Python meanwhile
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(lambda each: native.interleave(*each), found))
     extras = (built.streams, built.per_layer, built.relative)
     plain = usable and type(built) is LanguageModel and all(one is None for one in extras)
     built.native = native_layers(built.blocks, built.spec.d_model) if plain else None
-    return count
+    return len(found)
 
 
 def blocks_of(built: Model) -> Iterator[tuple[str, nn.Parameter, str, Callable[[str], None]]]:

@@ -141,13 +141,13 @@ class FusedLinears:
         self.maps = maps
         self.plain = all(type(m) is Linear and m.format is None and not m.clipped for m in maps)
         self.sizes = [len(m.weight) for m in maps]
-        self.join()
+        self.join(empty=True)
 
-    def join(self) -> None:
-        """Copies the maps' current parameters into one new tensor each for weights and biases."""
+    def join(self, *, empty: bool = False) -> None:
+        """Copies the maps' current parameters into one new tensor each for weights and biases; not `empty` weights."""
         if not self.plain:
             return
-        self.weight = self._piece([m.weight for m in self.maps])
+        self.weight = self._piece([m.weight for m in self.maps], empty=empty)
         biases = [m.bias for m in self.maps]  # of a map without one the piece has zeros
         none = all(bias is None for bias in biases)
         zeros = [self.weight.new_zeros(size) for size in self.sizes]
@@ -156,8 +156,9 @@ class FusedLinears:
 
     @staticmethod
     @torch.no_grad()
-    def _piece(parameters: list[Tensor]) -> Tensor:
-        piece = torch.cat(parameters)
+    def _piece(parameters: list[Tensor], *, empty: bool = False) -> Tensor:
+        size = (sum(map(len, parameters)), *parameters[0].shape[1:])
+        piece = parameters[0].new_empty(size) if empty else torch.cat(parameters)
         for parameter, view in zip(parameters, piece.split([len(p) for p in parameters]), strict=True):
             parameter.data = view
         return piece

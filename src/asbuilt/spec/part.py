@@ -540,8 +540,9 @@ def require_format(part: Part, name: str, width: int) -> None:
     value = getattr(part, name)
     if value is None:
         return
-    fix = near(value, BLOCKS) if isinstance(value, str) else ""
-    require(part, name, isinstance(value, str) and value in BLOCKS, one_of(BLOCKS), fix)
+    if not isinstance(value, str) or value not in BLOCKS:  # hints are for mistakes: they take a while
+        fix = near(value, BLOCKS) if isinstance(value, str) else ""
+        require(part, name, False, one_of(BLOCKS), fix)
     block = BLOCKS[value][0]
     require(
         part, name, width % block == 0, f"a format whose blocks divide rows of {width}; blocks of {value} are {block}"
