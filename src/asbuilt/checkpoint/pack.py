@@ -75,7 +75,8 @@ class Packer:
         columns = [shape[1] for shape in self._packed.values()]
         self.group = next((n for n in GROUPS if all(one % n == 0 for one in columns)), GROUPS[-1])
         sizes = [*columns, *(shape[0] for shape in self._packed.values())]
-        self.block = (next((n for n in GROUPS if all(one % n == 0 for one in sizes)), GROUPS[0]),) * 2
+        side = next((n for n in GROUPS if all(one % n == 0 for one in sizes)), GROUPS[0])
+        self.block = (side, side)
         self.ignored = sorted(name.removesuffix(".weight") for name in others)
 
     def _divides(self, columns: int) -> bool:
