@@ -80,11 +80,11 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, slots: int = 1) -> None:
         x: Any = import_module("xllamacpp")
         params = x.CommonParams()
         params.model.path = str(path)
-        params.n_ctx, params.n_parallel, params.n_gpu_layers = 160 * max(BATCHES), max(BATCHES), 0
+        params.n_ctx, params.n_parallel, params.n_gpu_layers = max(4096, 256 * slots), slots, 0
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         self.server = x.Server(params)
 
@@ -124,11 +124,12 @@ def compared(sides: list[Any], prompts: list[list[int]], new: int, which: int, r
 
 
 def speeds(path: Path, rounds: int, threads: int) -> None:
-    ours, theirs = Ours(path), Theirs(path, threads)
+    ours, one = Ours(path), Theirs(path, threads)
     print(f"{path.name}: {ours.interleaved} matrices interleaved, {native.instructions()}, {threads} threads")
     cases = [("decode", drawn(1, IN), OUT, 1), *((f"decode of {n}", drawn(n, 32), 32, 1) for n in BATCHES)]
     cases += [(f"prefill {n}", drawn(1, n), 2, 0) for n in PREFILLS]
     for what, prompts, new, which in cases:
+        theirs = one if len(prompts) == 1 else Theirs(path, threads, len(prompts))
         mine, peer, ratio = compared([ours, theirs], prompts, new, which, rounds)
         print(f"  {what:14} ours {mine:8.1f} tokens/s, llama.cpp {peer:8.1f}: {ratio:.2f}x", flush=True)
     step = statistics.median(ours.seconds(drawn(1, IN), OUT)[1] for _ in range(rounds))

@@ -95,18 +95,22 @@ struct Softmax {
 
 // Turns scores (kTall, kKeys) into weights e^(score - most), 0 for keys that a row does not see, written (kKeys, kTall).
 void weigh(float (&scores)[kTall][kKeys], const int64_t (&seen)[kTall], int64_t n, Softmax& so_far, float* weights) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
   for (int r = 0; r < kTall; ++r) {
     float* row = scores[r];
-    const int64_t count = std::min(n, seen[r]);
-    float most = so_far.most[r];
-    for (int64_t i = 0; i < count; ++i) most = row[i] > most ? row[i] : most;
-    so_far.kept[r] = count > 0 ? power(so_far.most[r] - most) : 1.0f;
+    for (int64_t i = std::max<int64_t>(0, std::min(n, seen[r])); i < kKeys; ++i) row[i] = kNone;
+    f8 top = all_of(so_far.most[r]), total = {};
+    for (int64_t i = 0; i < kKeys; i += 8) {
+      const f8 here = load(row + i);
+      top = here > top ? here : top;
+    }
+    float most = top[0];
+    for (int i = 1; i < 8; ++i) most = top[i] > most ? top[i] : most;
+    so_far.kept[r] = power(so_far.most[r] - most);
     so_far.most[r] = most;
-    float total = 0;
     for (int64_t i = 0; i < kKeys; ++i) row[i] = power(row[i] - most);
-    for (int64_t i = count < 0 ? 0 : count; i < kKeys; ++i) row[i] = 0;
-    for (int64_t i = 0; i < count; ++i) total += row[i];
-    so_far.total[r] = so_far.total[r] * so_far.kept[r] + total;
+    for (int64_t i = 0; i < kKeys; i += 8) total += load(row + i);
+    so_far.total[r] = so_far.total[r] * so_far.kept[r] + sum_of(total);
   }
   for (int64_t i = 0; i < n; ++i)
     for (int r = 0; r < kTall; ++r) weights[i * kTall + r] = scores[r][i];
@@ -139,8 +143,6 @@ void attend_many(const AttendMany& job, int64_t first, int64_t last) {
         tile_of(&queries[t * kTall * D], &tile.keys[at * D], kColumns, D, made);
         for (int r = 0; r < kTall; ++r) std::memcpy(&scores[r][at], made[r], sizeof made[r]);
       }
-      for (int r = 0; r < kTall; ++r)
-        for (int64_t i = (tile.n + kColumns - 1) / kColumns * kColumns; i < kKeys; ++i) scores[r][i] = 0;
       weigh(scores, seen, tile.n, softmax[t], weights.data());
       for (int64_t d = 0; d < tile.wide_D; d += kColumns) {
         Wide made[kTall][2];
