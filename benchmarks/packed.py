@@ -39,6 +39,7 @@ from asbuilt.measure.calibrate import calibrate
 from asbuilt.nn import build
 from asbuilt.nn.build import interleave
 from asbuilt.nn.model import Model
+from asbuilt.text.tokenizer import Tokenizer
 
 IN, OUT, PREFILLS, BATCHES, GREEDY = 64, 64, (512, 2048), (8, 32), 64
 TEXT = Path(__file__).parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
@@ -103,6 +104,12 @@ class Theirs:
         return self._asked(ids, new)["tokens"]
 
 
+def tokenizer_of(path: Path) -> Tokenizer:
+    found = as_source(path).tokenizer()
+    assert found is not None
+    return found
+
+
 def holds_blocks(path: Path) -> bool:
     tensors = as_source(path).gguf.tensors.values()  # type: ignore[union-attr]
     return any(
@@ -157,8 +164,7 @@ def prefill_beside_torch(path: Path, rounds: int) -> None:
 
 def texts(path: Path) -> None:
     """Greedy texts of the packed model beside the expanded one's: equal, or where they part, how near a tie it was."""
-    ours, source = Ours(path), as_source(path)
-    expanded, tokenizer = load(path, torch.float32), source.tokenizer()
+    ours, expanded, tokenizer = Ours(path), load(path, torch.float32), tokenizer_of(path)
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt)
         mine, theirs = ours.text(ids, GREEDY), [s[0] for s in generate(expanded, [ids], max_new_tokens=GREEDY)]
@@ -174,8 +180,7 @@ def texts(path: Path) -> None:
 
 def perplexity(path: Path, tokens: int = 4096, context: int = 512, theirs_of: int = 96) -> None:
     """Nats per token of windows of a text, packed and expanded; and of the first tokens of each, llama.cpp's too."""
-    source = as_source(path)
-    ids = source.tokenizer().encode(TEXT.read_text()[: 6 * tokens])[:tokens]
+    ids = tokenizer_of(path).encode(TEXT.read_text()[: 6 * tokens])[:tokens]
     windows = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)]
     ours, expanded, theirs = Ours(path).model, load(path, torch.float32), Theirs(path, torch.get_num_threads())
     found: dict[str, list[float]] = {name: [] for name in ("packed", "expanded", "packed, first", "llama.cpp, first")}

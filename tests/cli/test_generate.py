@@ -89,7 +89,7 @@ def test_prompt_from_stdin(run: Run, checkpoint: Path) -> None:
 
 def test_every_option_reaches_the_sampler(run: Run, checkpoint: Path) -> None:
     sampling = Sampling(temperature=0.9, top_k=50, top_p=0.95, min_p=0.001, repetition_penalty=1.3, seed=7)
-    folders = {"suppress", "suppress_first"}  # a folder says these
+    folders = {"suppress", "suppress_first", "times"}  # a folder says these
     given = {name: value for name, value in vars(sampling).items() if name not in folders}
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
     asked = run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, *words, "--prefill-chunk", 3, "--json")

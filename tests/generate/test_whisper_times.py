@@ -21,6 +21,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 
 import asbuilt
 from asbuilt.api.generate import begin
+from asbuilt.api.running import Running
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.errors import InputError
@@ -77,7 +78,7 @@ def features(folder: Path) -> Tensor:
 
 def written(folder: Path, new: int, **more: Any) -> Completion:  # noqa: ANN401
     options = {"max_new_tokens": new, "audio": str(folder / "a.wav"), "prefill_chunk": None}
-    completion, _ = begin(open_model(folder, weights=True), "", None, options, **more)
+    completion, _ = begin(open_model(folder, weights=True), "", Running(), options, **more)
     for _ in completion:
         pass
     return completion
@@ -202,7 +203,7 @@ def test_what_has_no_times_is_refused(folder: Path) -> None:
     file = str(folder / "a.wav")
     speech.set_generation(folder, **SPOKEN, language="en")
     with pytest.raises(InputError, match="transcription"):
-        begin(open_model(folder, weights=True), [START], None, {"audio": file, "prefill_chunk": None}, timestamps=True)
+        begin(open_model(folder, weights=True), [START], Running(), {"audio": file, "prefill_chunk": None}, timestamps=True)
     speech.set_generation(folder, no_timestamps_token_id=None)
     with pytest.raises(InputError, match="no_timestamps_token_id"):
         asbuilt.generate(str(folder), "", audio=file, timestamps=True)

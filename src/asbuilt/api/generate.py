@@ -324,18 +324,18 @@ def _prompt_ids(
 ) -> tuple[list[int], tuple[int, ...]]:
     """Returns the prompt's tokens, with placeholders for images and sounds, and the languages that may be heard."""
     heard: tuple[int, ...] = ()
-    speech = "audio" in source.spec.reads and source.spec.heard is None and isinstance(prompt, str)
-    if timestamps and not speech:
+    speech = prompt if "audio" in source.spec.reads and source.spec.heard is None else None
+    if timestamps and not isinstance(speech, str):
         raise InputError("only a speech model's transcription has times", field="timestamps", value=source.name)
     if source.spec.heard is not None:
         ids = text.prompt_ids(tokenizer, prompt)
         placed = options.get("audio")
         ids = ids if placed is None else _placed(source, tokenizer, ids, prompt, placed, sounds=True)
-    elif speech:
+    elif isinstance(speech, str):
         options["sampling"] = timing = _timed(source, options["sampling"], timestamps)
         heard = source.languages
         first = source.begun(heard[0] if heard else None, timing.times is not None)
-        ids = [*first, *tokenizer.encode(prompt)]
+        ids = [*first, *tokenizer.encode(speech)]
     else:
         ids = text.prompt_ids(tokenizer, prompt)
     ids = _placed(source, tokenizer, ids, prompt, options["images"]) if "images" in options else ids
