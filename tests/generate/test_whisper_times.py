@@ -203,7 +203,13 @@ def test_what_has_no_times_is_refused(folder: Path) -> None:
     file = str(folder / "a.wav")
     speech.set_generation(folder, **SPOKEN, language="en")
     with pytest.raises(InputError, match="transcription"):
-        begin(open_model(folder, weights=True), [START], Running(), {"audio": file, "prefill_chunk": None}, timestamps=True)
+        begin(
+            open_model(folder, weights=True),
+            [START],
+            Running(),
+            {"audio": file, "prefill_chunk": None},
+            timestamps=True,
+        )
     speech.set_generation(folder, no_timestamps_token_id=None)
     with pytest.raises(InputError, match="no_timestamps_token_id"):
         asbuilt.generate(str(folder), "", audio=file, timestamps=True)
