@@ -266,7 +266,7 @@ class TestCheckpoint:
 
         class Said:
             prompt, tokens, text, finish_reason, note = [1], [2], HOSTILE, "eos", HOSTILE
-            draft = None
+            draft = segments = None
 
             def __iter__(self) -> Any:  # noqa: ANN401
                 return iter([HOSTILE[:9], HOSTILE[9:]])

@@ -11,9 +11,9 @@ from torch import nn
 
 from asbuilt import cost, memory
 from asbuilt import measure as measuring
-from asbuilt.api.running import speeds_here
+from asbuilt.api.running import Running, contents_of, speeds_here
 from asbuilt.checkpoint.given import source_of
-from asbuilt.checkpoint.load import load
+from asbuilt.checkpoint.load import Contents, load_contents
 from asbuilt.dtypes import CALIBRATED, TORCH_NAMES, short_name
 from asbuilt.errors import InputError, one_of
 from asbuilt.files import read_text
@@ -27,7 +27,7 @@ from asbuilt.nn.cache import require_cache
 from asbuilt.nn.model import Model
 from asbuilt.shown import size
 from asbuilt.spec import Model as Spec
-from asbuilt.spec import Pass
+from asbuilt.spec import Pass, weights
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.given import Given
@@ -49,6 +49,7 @@ def measure(
     kv_dtype: object = None,
     text: str | Path | None = None,
     tokens: int = TEXT_TOKENS,
+    packed: bool | None = None,
     allow_unread: Sequence[str] = (),
     say: Say = lambda text: None,
     warn: Say = lambda text: None,
@@ -56,10 +57,11 @@ def measure(
     """Returns each figure of a model as predicted from its description and as measured on this machine's CPU.
 
     A built model is measured as it is; otherwise the weights are loaded, or random for a description, in `dtype` (fp32
-    or bf16; None or "auto" mean the one that `generate` would choose). `refresh` recalibrates the machine. With
-    `kv_dtype`, a format as `generate` takes it, the cache's bytes in it are measured too, and the loss with it beside
-    that without: on the first `tokens` of the file `text`, or on a text that the model samples. Raises InputError for a
-    model that does not predict the next token, or is too large for this machine.
+    or bf16; None or "auto" mean the one that `generate` would choose). The blocks of a GGUF file stay packed as in
+    `generate`, or as `packed` says; what a training step saves is measured of expanded weights only. `refresh`
+    recalibrates the machine. With `kv_dtype`, a format as `generate` takes it, the cache's bytes in it are measured
+    too, and the loss with it beside that without: on the first `tokens` of the file `text`, or on a text that the model
+    samples. Raises InputError for a model that does not predict the next token, or is too large for this machine.
     """
     if isinstance(model, nn.Module):
         if text is not None:
@@ -67,13 +69,14 @@ def measure(
         return _of_built(model, dtype, refresh, kv_dtype, say, warn)
     source = source_of(model, weights=True, allow_unread=allow_unread)
     require_measurable(source.spec, source.name)
-    chosen = _faster(source, say) if dtype in (None, AUTO) else _calibrated(dtype)
+    contents = _contents(source, None if dtype in (None, AUTO) else _calibrated(dtype), packed)
+    chosen = _faster(source, contents, say) if dtype in (None, AUTO) else _calibrated(dtype)
     kv = _format(source.spec, kv_dtype, getattr(torch, TORCH_NAMES[chosen]))
     if text is not None and kv is None:
         raise InputError("nothing whose loss is measured", field="text", value=str(text), fix="give --kv-dtype too")
     read = None if text is None else _read(source, Path(text), tokens)
     _require_room(source, chosen)
-    built, loading = _built(source, chosen)
+    built, loading = _built(source, chosen, contents)
     read = _sampled(built) if read is None and kv is not None else read
     made = {"kv": kv, "text": read, "loading": loading}
     return measuring.measure(built, name=source.name, refresh=refresh, **made, say=say, warn=warn)
@@ -120,9 +123,10 @@ def _of_built(model: nn.Module, dtype: object, refresh: bool, kv_dtype: object, 
     return measuring.measure(model, refresh=refresh, kv=kv, text=read, say=say, warn=warn)
 
 
-def _faster(source: Source, say: Say) -> str:
+def _faster(source: Source, contents: Contents | None, say: Say) -> str:
     """Returns the dtype that a request of these figures would compute in: bf16 where it is stored and not slower."""
-    if source.reading.dtype != "bfloat16":
+    packed = contents is not None and any(weight.format is not None for _, weight, _ in weights(contents.spec))
+    if packed or source.reading.dtype != "bfloat16":
         return "fp32"
     needs = {getattr(torch, TORCH_NAMES[name]): cost.weight_bytes(source.spec, name) for name in CALIBRATED}
     found = choose(torch.bfloat16, None, TOKENS, TOKENS // 8, lambda dtype: needs[dtype], speeds_here)
@@ -163,9 +167,19 @@ def _require_room(source: Source, dtype: str) -> None:
         )
 
 
-def _built(source: Source, dtype: str) -> tuple[Model, Loading | None]:
+def _contents(source: Source, dtype: str | None, packed: bool | None) -> Contents | None:
+    """Returns the stored tensors as they will be held, packed or expanded; None of a description."""
+    if source.has_weights or source.kind == "folder":
+        how = Running(dtype=None if dtype is None else getattr(torch, TORCH_NAMES[dtype]), packed=packed)
+        return contents_of(source, how, (TOKENS, TOKENS // 8))
+    if packed:
+        raise InputError("has no weights that could stay packed", field="packed", value=source.name)
+    return None
+
+
+def _built(source: Source, dtype: str, contents: Contents | None) -> tuple[Model, Loading | None]:
     """Returns the model, and what loading its weights took, if there are any."""
     wanted: torch.dtype = getattr(torch, TORCH_NAMES[dtype])
-    if source.has_weights or source.kind == "folder":
-        return loaded(lambda: load(source, wanted))
+    if contents is not None:
+        return loaded(lambda: load_contents(contents, wanted))
     return build(source.spec, dtype=wanted).eval(), None

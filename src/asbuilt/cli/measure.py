@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 )
 @click.option("--text", metavar="FILE", help="Measure that loss on this text; by default on one that MODEL samples.")
 @click.option("--tokens", type=Tokens(least=2), default=8192, show_default=True, help="At most so many of the text.")
+@click.option(
+    "--packed/--expanded",
+    default=None,
+    help="Keep the weights of a GGUF file or MXFP4 checkpoint packed, or expand them; by default as `generate` does.",
+)
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
@@ -46,12 +51,14 @@ def measure(
     kv_dtype: str | None,
     text: str | None,
     tokens: int,
+    packed: bool | None,
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Predict MODEL's figures from its description, run it, and print both.
 
-    A description without weights is run with random ones, since no figure depends on their values. The exit code is 1
+    A description without weights is run with random ones, since no figure depends on their values. Speeds are those
+    with the native kernels where they are there; --expanded adds what a training step saves. The exit code is 1
     if any figure other than a speed misses its tolerance.
     """
     source = opened(model, allow_unread, weights=True)
@@ -59,7 +66,7 @@ def measure(
     from asbuilt.api.running import use_threads
 
     use_threads(threads, "--threads")
-    asked = {"kv_dtype": kv_dtype or None, "text": text, "tokens": tokens}
+    asked = {"kv_dtype": kv_dtype or None, "text": text, "tokens": tokens, "packed": packed}
     report = measured(source, dtype=dtype, refresh=refresh, **asked, say=_say, warn=_warn)  # type: ignore[arg-type]
     if as_json:
         print_json(report.document())

@@ -22,8 +22,8 @@ from asbuilt.spec import weights
 from asbuilt.spec.linear import maps_by_path
 
 # Widths of the stacks. For decoding they have as many layers as a near cache does not hold; for prefill a few.
-WIDTHS, MEMORY, FEW = (256, 512, 1024), 96 * 2**20, 4
-PROMPT, STEPS, TOKENS, PREFILLS = 64, 24, (64, 512), 3
+WIDTHS, MEMORY, FEW = (256, 512, 1024), 64 * 2**20, 4
+PROMPT, STEPS, TOKENS, PREFILLS = 64, 24, (64, 512), 2
 # Numbers of a weight by its format; a format is one of blocks, or the dtype of plain numbers.
 Held = dict[str, int]
 
@@ -68,7 +68,9 @@ def _built(width: int, layers: int, format: str, dtype: str) -> Model:
         described = packed_spec(
             described, {path: format for path in maps_by_path(described) if path.startswith("blocks")}
         )
-    made = build(described, dtype=DTYPES[dtype]).eval()
+    made = build(described, dtype=DTYPES[dtype], seed=None).eval()
+    for weight in made.parameters():  # the speed does not depend on the values, unless they are too small to be normal
+        weight.fill_(0.01 if weight.is_floating_point() else 1)
     interleave(made)
     return made
 

@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from asbuilt import cost
+from asbuilt.kernels import native
 from asbuilt.kernels.memory import memory
-from asbuilt.measure import run, timing
+from asbuilt.measure import native_stacks, run, timing
 from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
 from asbuilt.measure.loading import Loading
 from asbuilt.measure.loss import WINDOW, nats_per_token
 from asbuilt.measure.rates import DTYPES, Calibration, lower_quartile
 from asbuilt.measure.trace import trace
+from asbuilt.nn.build import interleave
 from asbuilt.nn.model import Model
 from asbuilt.spec import model as spec_model
+from asbuilt.spec import weights
 from asbuilt.spec.part import Pass
 from asbuilt.tables import Table, escaped, html, joined
 
@@ -99,6 +104,7 @@ class Report:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     loading: Loading | None = None
+    native: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -109,13 +115,15 @@ class Report:
     def title(self) -> str:
         """The model and the machine in one line."""
         machine = self.machine.machine
-        return f"{self.model} in {self.dtype} on {machine['processor']}, {machine['threads']} threads"
+        by = "" if self.native is None else f", native kernels ({self.native})"
+        return f"{self.model} in {self.dtype} on {machine['processor']}, {machine['threads']} threads{by}"
 
     def document(self) -> dict[str, Any]:
         """Returns the document that `asbuilt measure --json` prints."""
         return {
             "model": self.model,
             "dtype": self.dtype,
+            "native": self.native,
             "machine": asdict(self.machine),
             "rows": [row.document() for row in self.rows],
             "notes": list(self.notes),
@@ -159,17 +167,28 @@ def measure(
 ) -> Report:
     """Returns the report for a built model in float32 or bfloat16 on the CPU, with what `loading` it took.
 
-    With `kv` it has the cache in that format too: its bytes, and the loss on `text` beside that without it.
+    With `kv` it has the cache in that format too: its bytes, and the loss on `text` beside that without it. Speeds are
+    those with the native kernels, where they are there: packed matrices are interleaved.
 
     Every figure is predicted before it is measured; the calibration never runs the model. `say` is called with
     progress, `warn` with problems of the calibration cache. Raises KeyError for a dtype that is not calibrated.
     """
     dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
-    exact = tuple(counted(model, say=say))
-    exact += () if kv is None else tuple(in_format(model, kv, text, say=say))
+    with native.switched_off():  # what is counted is torch's: its allocator does not see what the library holds
+        exact = tuple(counted(model, say=say))
+        exact += () if kv is None else tuple(in_format(model, kv, text, say=say))
+    interleave(model)
     machine, speeds, notes = _timed(model, dtype, refresh, say, warn)
     rows = (*exact, *speeds)
-    return Report(model=name or model.spec.name, dtype=dtype, machine=machine, rows=rows, notes=notes, loading=loading)
+    return Report(
+        model=name or model.spec.name,
+        dtype=dtype,
+        machine=machine,
+        rows=rows,
+        notes=notes,
+        loading=loading,
+        native=native.instructions(),
+    )
 
 
 def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
@@ -181,7 +200,10 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     last = Pass(tokens=tokens, width=width, logits="last")
 
     yield _row("parameters", "", cost.total_parameters(spec), run.parameters(model))
-    yield _row(f"weights, {dtype}", "bytes", cost.weight_bytes(spec, dtype), run.weight_bytes(model))
+    packed = sorted({weight.format for _, weight, _ in weights(spec) if weight.format is not None})
+    yield _row(
+        f"weights, {', '.join((*packed, dtype))}", "bytes", cost.weight_bytes(spec, dtype), run.weight_bytes(model)
+    )
     say("counting")
     yield _row(f"forward, {tokens} tokens", "FLOPs", cost.flops(spec, whole).forward, run.flops(spec, tokens))
     cache = cost.cache(spec, tokens, dtype)
@@ -190,15 +212,20 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     told = "cache per token read and one written" if "source" in spec.reads else "cache per token"
     yield _row(told, "bytes", one, run.cache_bytes(model, 1, 1))
 
-    say("one training step")
-    kept, measured = cost.saved(spec, whole), run.saved_bytes(model, tokens)
-    yield _row(f"saved by one training step, {tokens} tokens", "bytes", kept.all, measured[0], SAVED)
-    yield _row("saved by its loss", "bytes", kept.loss, measured[1], SAVED)
+    if not packed:  # those of packed weights depend on which weights beside them are trained
+        yield from _trained(model, whole, say)
 
     say("prefill")
     peak = cost.weight_bytes(spec, dtype) + cache.at_seq + memory(spec).peak_bytes(last)
     allowed = MEMORY if dtype == "fp32" else max(MEMORY, SCRATCH / peak)
     yield _row(f"peak memory of prefill, {tokens} tokens", "bytes", peak, run.prefill_peak(model, tokens), allowed)
+
+
+def _trained(model: Model, whole: Pass, say: Say) -> Iterator[Row]:
+    say("one training step")
+    kept, measured = cost.saved(model.spec, whole), run.saved_bytes(model, whole.tokens)
+    yield _row(f"saved by one training step, {whole.tokens} tokens", "bytes", kept.all, measured[0], SAVED)
+    yield _row("saved by its loss", "bytes", kept.loss, measured[1], SAVED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +288,7 @@ def _timed(
 
 
 def _predicted_and_measured(model: Model, dtype: str, machine: Calibration, say: Say) -> _Timed:
-    predicted = _predicted_seconds(model.spec, dtype, machine)
+    predicted = _predicted_seconds(model, dtype, machine, say)
     others = timing.Others()
     measured = _measured_seconds(model, say)
     return _Timed(machine, predicted, measured, others.share(), drift_now(machine))
@@ -273,9 +300,18 @@ def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
     return min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
 
 
-def _predicted_seconds(spec: spec_model.Model, dtype: str, machine: Calibration) -> tuple[float, float]:
-    """Returns the predicted seconds of a prefill and of a decode step halfway, from their library calls."""
+def _predicted_seconds(model: Model, dtype: str, machine: Calibration, say: Say) -> tuple[float, float]:
+    """Returns the predicted seconds of a prefill and of a decode step halfway, from their library calls.
+
+    Layers that are one native call are predicted from stacks of other sizes that are as well, timed now.
+    """
+    spec = model.spec
     tokens, prompt, steps = _sizes(spec)
+    if model.native is not None:
+        say("timing stacks of layers")
+        with torch.inference_mode():
+            rates = {format: native_stacks.measured(format, dtype) for format in native_stacks.formats(spec, dtype)}
+        return native_stacks.predicted_seconds(spec, dtype, rates, tokens)
     prefill = trace(spec, tokens=tokens, past=0, dtype=DTYPES[dtype])
     decode = trace(spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[dtype])
     return prefill.seconds(machine, dtype), decode.seconds(machine, dtype)

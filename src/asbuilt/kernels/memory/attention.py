@@ -54,9 +54,12 @@ class AttentionMemory(MappedMemory[Attention]):
             yield Saved(name="mixed and zeros", size=run.rows * part.n_heads * padded["v"], divided="width")
 
     def _mixes_by_key_head(self, run: Pass, padded: dict[str, int]) -> bool:
-        """Whether the fused kernel's output has another order than o's input: its own is that of the queries."""
+        """Whether the fused kernel's output has another order than o's input: its own is that of the queries.
+
+        Heads of one number lie at equal distances in either order.
+        """
         part = self.part
-        apart = part.chooses(run) and part.n_kv_heads > 1 and not self._uses_reference(run)
+        apart = part.chooses(run) and part.n_kv_heads > 1 and part.mixed_width > 1 and not self._uses_reference(run)
         return apart and padded["v"] == part.value_width and (run.batch > 1 or padded["q"] > part.d_head)
 
     def _saves_distances(self, run: Pass) -> Iterator[Saved]:
