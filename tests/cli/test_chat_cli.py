@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -194,6 +195,9 @@ def endless(checkpoint: Path, tmp_path: Path) -> Path:
     return folder
 
 
+PATIENCE = 300.0  # seconds after which a program that shows nothing hangs
+
+
 class Person:
     """`asbuilt` on a terminal of its own."""
 
@@ -223,6 +227,8 @@ class Person:
         return self.seen
 
     def _more(self) -> str:
+        if not select.select([self.master], [], [], PATIENCE)[0]:
+            raise TimeoutError(self.seen[-2000:])
         try:
             data = os.read(self.master, 65536)
         except OSError:
@@ -240,6 +246,7 @@ def _own_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background has it ignored, and passes that on
 
 
 @pytest.fixture

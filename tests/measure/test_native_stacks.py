@@ -1,0 +1,109 @@
+"""Speeds of layers that one native call computes: what is predicted from stacks, and what a report then holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import asbuilt
+from asbuilt.checkpoint.packed import packed_spec
+from asbuilt.checkpoint.save import save
+from asbuilt.cli.main import cli
+from asbuilt.kernels import native
+from asbuilt.measure import native_stacks, report
+from asbuilt.measure.native_stacks import StackRates, formats, head, layer, predicted_seconds
+from asbuilt.measure.rates import TimeGrid
+from asbuilt.nn import build
+from asbuilt.spec.linear import maps_by_path
+
+# seconds proportional to bytes, and to tokens times numbers
+LINE = TimeGrid(((10**4, 10**5, 10**6),), (1e-5, 1e-4, 1e-3))
+PLANE = TimeGrid(((64, 512), (10**4, 10**6)), tuple(1e-9 * t * n for t in (64, 512) for n in (10**4, 10**6)))
+
+
+def rates(bytes_per_number: float, start: float = 0.0) -> StackRates:
+    return StackRates(LINE, PLANE, start, bytes_per_number)
+
+
+def model(tied: bool = False) -> asbuilt.Model:
+    return asbuilt.decoder(d_model=64, n_layers=3, n_heads=2, n_kv_heads=1, d_ff=96, n_vocab=200, tied=tied)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_is_the_sum_of_its_layers_and_head(tied: bool) -> None:
+    spec = model(tied)
+    block = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 96
+    assert layer(spec, 1, "fp32") == {"fp32": block}
+    assert head(spec, "bf16") == {"bf16": 200 * 64}
+    prefill, step = predicted_seconds(spec, "fp32", {"fp32": rates(4.0, 1e-6)}, 128)
+    assert step == pytest.approx(1e-6 + 1e-9 * 4 * (3 * block + 200 * 64), rel=1e-6)
+    assert prefill == pytest.approx(1e-6 + 1e-9 * (4 * 200 * 64 + 3 * 128 * block), rel=1e-6)
+
+
+def test_a_layer_of_several_formats_takes_of_each_its_share() -> None:
+    spec = model()
+    paths = {path: "q4_k" if "down" in path else "q8_0" for path in maps_by_path(spec) if ".0." in path}
+    paths = {path: "q8_0" if "ffn" in path else "q4_0" for path in paths}
+    mixed = packed_spec(spec, paths)
+    inner, outer = 3 * 64 * 96, 64 * (64 + 32 + 32 + 64)
+    assert layer(mixed, 0, "fp32") == {"q8_0": inner, "q4_0": outer}
+    assert formats(mixed, "fp32") == {"q8_0", "q4_0", "fp32"}
+    slow = replace(rates(1.0), decode=TimeGrid(LINE.axes, tuple(3 * one for one in LINE.seconds)))
+    given = {"q8_0": slow, "q4_0": rates(0.5), "fp32": rates(4.0)}
+    _, step = predicted_seconds(mixed, "fp32", given, 64)
+    others = 4 * (2 * (inner + outer) + 200 * 64)
+    first = 3 * inner + 0.5 * outer  # each byte of q8_0 takes three times as long
+    assert step == pytest.approx(1e-9 * (first + others), rel=1e-6)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(native.SWITCH, "1")
+    native.library.cache_clear()
+    native.number.cache_clear()
+    if native.library() is None:
+        pytest.skip("the native kernels are not installed")
+    yield
+    native.library.cache_clear()
+    native.number.cache_clear()
+
+
+@pytest.mark.parametrize("format", ["q8_0", "fp32"])
+@pytest.mark.usefixtures("library")
+def test_stacks_are_timed_in_a_format(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_stacks, "WIDTHS", (128, 256))
+    monkeypatch.setattr(native_stacks, "MEMORY", 2**16)
+    with torch.inference_mode():
+        found = native_stacks.measured(format, "fp32")
+    assert all(0 < one < math.inf for one in (*found.decode.seconds, *found.prefill.seconds))
+    assert found.bytes_per_number == pytest.approx(34 / 32 if format == "q8_0" else 4.0, rel=0.05)  # and norms
+
+
+@pytest.mark.usefixtures("library")
+def test_a_file_is_measured_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speeds are those of the native layers, its exact figures those of the blocks; expanded if asked."""
+    save(build(replace(model(), max_positions=64)), tmp_path / "m")
+    words = ["quantize", str(tmp_path / "m"), str(tmp_path / "m.gguf"), "--format", "q8_0"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    asked = []
+    monkeypatch.setattr(native_stacks, "measured", lambda format, dtype: asked.append(format) or rates(1.0))
+    kept = type("Kept", (), {"machine": {"processor": "one", "threads": 1}, "others": None})()
+    monkeypatch.setattr(report, "calibrate", lambda **_: kept)
+    monkeypatch.setattr(report, "drift_now", lambda _: 1.0)
+    found = asbuilt.measure(str(tmp_path / "m.gguf"))
+    rows = {row.figure: row for row in found.rows}
+    assert {"q8_0"} <= set(asked) <= {"q8_0", "q6_k", "fp32"}
+    assert found.native == native.instructions()
+    assert rows["parameters"].ok
+    weights = next(row for name, row in rows.items() if name.startswith("weights"))
+    assert weights.ok
+    assert "q8_0" in weights.figure
+    assert not any("training" in name for name in rows)
+    expanded = asbuilt.measure(str(tmp_path / "m.gguf"), packed=False)
+    assert {row.figure for row in expanded.rows} >= {"weights, fp32", "saved by its loss"}
