@@ -10,7 +10,8 @@ import pytest
 from asbuilt import InputError, cost
 from asbuilt.cost.folded import Folded, tree
 from asbuilt.families import llama, mixtral
-from asbuilt.spec import Block, Branch, LatentAttention, Model, Pass, Rotary, Router
+from asbuilt.spec import Attention, Block, Branch, LatentAttention, Model, Part, Pass, Rotary, Router, decoder
+from asbuilt.spec.edit import transform
 
 
 def _one(d_ff: int, *, tied: bool = False) -> Model:
@@ -116,6 +117,23 @@ def test_moved_and_folded() -> None:
     assert sum(step.products for step in steps.values()) == 2 * (2 * ATTENTION + FFN + HEAD) * 3
     assert sum(step.scores for step in steps.values()) == 3 * 32 * (5 + 3)  # the keys that are kept
     assert sum(step.scores_causal for step in steps.values()) == 3 * 32 * (5 + 3)
+
+
+def test_a_cache_that_two_layers_read_is_held_once_and_read_twice() -> None:
+    def lent(path: str, part: Part) -> Part:
+        if not isinstance(part, Attention):
+            return part
+        return (
+            replace(part, kv_from="lent") if ".2." in path else replace(part, kv_name="lent" if ".1." in path else None)
+        )
+
+    spec = transform(decoder(d_model=8, n_layers=3, n_heads=2, n_kv_heads=1, d_ff=8, n_vocab=11), lent)
+    layer = 2 * 4 * 2  # k and v of one head of 4, in bf16
+    assert cost.cache(spec, 5, "bf16").at_seq == 5 * 2 * layer
+    run = Pass(tokens=1, batch=3, past=4)
+    assert cost.moved(spec, run, "bf16", "bf16").cache == 3 * 5 * 3 * layer
+    steps = Folded(tree(spec, spec), lambda path, weight, owner: Fraction(2 * weight.size)).step(run, 2)
+    assert sum(step.cache for step in steps.values()) == 3 * 5 * 3 * layer
 
 
 def test_a_tied_table_is_read_whole_and_looked_up() -> None:

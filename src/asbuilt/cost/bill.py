@@ -373,7 +373,7 @@ def moved(spec: Part, run: Pass, dtype: str | Held, kv_dtype: str, state: str | 
         for full, weight in owner.rereads().items():
             by_kind[owner.kind] += math.ceil(held(full, weight, owner))
     everything = walk_stored(spec) if run.predictors else walk(spec)
-    remembered = [r for _, part in everything for r in part.remembers()]
+    remembered = [r for _, part in everything for r in part.attends()]
     read = sum(r.size * r.tokens_read(run) * r.number_bytes(kv) for r in remembered)
     return Moved(weights=by_kind, lookups=math.ceil(lookups), cache=math.ceil(run.batch * read))
 

@@ -264,6 +264,11 @@ class Folded:
         return [(node, r) for node in self.nodes for r in node.own.remembers()]
 
     @cached_property
+    def attended(self) -> list[tuple[Node, Remembered]]:
+        """Every cached tensor with each node that reads it."""
+        return [(node, r) for node in self.nodes for r in node.own.attends()]
+
+    @cached_property
     def weight_bytes(self) -> dict[Kind, int]:
         """Bytes of weights by kind of part, rounded up."""
         by_kind: dict[Kind, Fraction] = {}
@@ -345,7 +350,7 @@ class Folded:
                 steps[entry.kind].lookups += row * seen[entry.node].rows * entry.reads
                 if entry.path in self.multiplied_elsewhere:
                     steps["head"].weights += math.ceil(entry.nbytes)
-        for node, r in self.remembered:
+        for node, r in self.attended:
             read = node.count * r.size * r.tokens_read(run)
             steps[node.whole.kind].cache += run.batch * read * r.number_bytes(kv_bytes)
         for node in seen:

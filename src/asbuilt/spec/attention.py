@@ -542,7 +542,11 @@ class Attention(Mixer):
 
         Nothing if they are another layer's or never used again.
         """
-        if not self.causal or not self.cached or self.kv_from is not None:
+        return () if self.kv_from is not None else self.attends()
+
+    def attends(self) -> tuple[Remembered, ...]:
+        """The same, or those of the layer that a layer with `kv_from` reads."""
+        if not self.causal or not self.cached:
             return ()
         if self.caches_input:
             made = max(self.input_width, self.n_kv_heads * (self.d_head + self.value_width))

@@ -281,6 +281,10 @@ class Part:
         """Returns the cached tensors."""
         return ()
 
+    def attends(self) -> tuple[Remembered, ...]:
+        """Returns the cached tensors that a pass reads: its own, unless they are another part's."""
+        return self.remembers()
+
     @property
     def billed(self) -> Part:
         """What stands for this part where costs alone matter: the same for parts that differ in other numbers."""
