@@ -130,12 +130,14 @@ def compared(sides: list[Any], prompts: list[list[int]], new: int, which: int, r
     return (*speeds, statistics.median(row[1] / row[0] for row in found))
 
 
-def speeds(path: Path, rounds: int, threads: int) -> None:
+def speeds(path: Path, rounds: int, threads: int, only: str = "") -> None:
     ours, one = Ours(path), Theirs(path, threads)
     print(f"{path.name}: {ours.interleaved} matrices interleaved, {native.instructions()}, {threads} threads")
     cases = [("decode", drawn(1, IN), OUT, 1), *((f"decode of {n}", drawn(n, 32), 32, 1) for n in BATCHES)]
     cases += [(f"prefill {n}", drawn(1, n), 2, 0) for n in PREFILLS]
     for what, prompts, new, which in cases:
+        if not what.startswith(only):
+            continue
         theirs = one if len(prompts) == 1 else Theirs(path, threads, len(prompts))
         mine, peer, ratio = compared([ours, theirs], prompts, new, which, rounds)
         print(f"  {what:14} ours {mine:8.1f} tokens/s, llama.cpp {peer:8.1f}: {ratio:.2f}x", flush=True)
@@ -253,12 +255,13 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--load", action="store_true")
+    arguments.add_argument("--only", default="", help="cases whose name begins so: decode, prefill, 'decode of 8'")
     arguments.add_argument("--what", default="speeds,torch,texts,perplexity")
     asked = arguments.parse_args()
     torch.set_num_threads(asked.threads)
     torch.set_grad_enabled(False)
     works = {
-        "speeds": lambda path: speeds(path, asked.rounds, asked.threads),
+        "speeds": lambda path: speeds(path, asked.rounds, asked.threads, asked.only),
         "torch": lambda path: prefill_beside_torch(path, asked.rounds),
         "texts": texts,
         "perplexity": perplexity,
