@@ -6,9 +6,12 @@ draws from `random`. Under CI, and where it is given, hypothesis draws its examp
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -26,6 +29,9 @@ REPEATS = os.environ.setdefault("DRAWS_REPEAT", "1" if os.environ.get("CI") or o
 SEED = int(os.environ.setdefault("PARITY_SEED", str(random.SystemRandom().randrange(2**32))))
 # Torch is the reference everywhere; tests/kernels/test_native.py holds the native kernels to it.
 os.environ["ASBUILT_NATIVE"] = "0"
+# Nor does a calibration of this machine choose what is tested.
+os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"asbuilt-tests-{os.getpid()}")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 settings.register_profile(
     "asbuilt",

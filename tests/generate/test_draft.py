@@ -238,17 +238,21 @@ class Watched(Predictors):
 def by_the_paper(model: Built, text: list[int], n: int) -> list[int]:
     """What n predictors say after a text, each over the whole text and the drafts so far, without caches.
 
-    DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23: position i joins its last stream with token i + k.
+    DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23: position i joins its last stream with token i + k. Those that are
+    not `normed` read streams before their norms.
     """
     tokens = torch.tensor([text])
-    stream = model.states(tokens)[:, :-1]
+    stream = model.stream(tokens, model.begin((1, len(text)), tokens.device, None, None, "reference"))[:, :-1]
+    normed = model.spec.predictors[0].normed
+    stream = model.normed(stream) if normed else stream
     for k in range(n):
         step = model.begin((1, stream.shape[1]), tokens.device, None, None, "reference")
         predictor: Any = model.predictors[k]
         token, step.table = tokens[:, k + 1 :], model.table
         joined = torch.cat((predictor.token_norm(predictor.embedding(token, step)), predictor.stream_norm(stream)), -1)
         step.tokens_BT = token
-        stream = predictor.norm(predictor.block(predictor.join(joined), step))
+        made = predictor.block(predictor.join(joined), step)
+        stream = predictor.norm(made) if normed else made
         scores = predictor.scores(stream, model.scores)[:, -1:]
         tokens = torch.cat((tokens, scores.argmax(-1)), 1)
     return tokens[0, len(text) :].tolist()

@@ -22,12 +22,13 @@ import torch
 
 from asbuilt.errors import InputError
 from asbuilt.files import read_object
+from asbuilt.kernels import native
 from asbuilt.measure import micro
 from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGrid
 
 Say = Callable[[str], None]
 
-VERSION = 11
+VERSION = 12
 # How many times slower or faster a probe may be than at calibration: the tolerance of a predicted speed.
 DRIFT = 1.2
 LOOKS = 4  # probes before a drift is believed: other processes may slow a machine down for seconds
@@ -40,6 +41,7 @@ def machine() -> dict[str, str | int | float]:
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "native": native.instructions() or "none",
         "threads": torch.get_num_threads(),
         "memory_bytes": _memory(),
         "torch": torch.__version__,
