@@ -238,8 +238,8 @@ class Watched(Predictors):
 def by_the_paper(model: Built, text: list[int], n: int) -> list[int]:
     """What n predictors say after a text, each over the whole text and the drafts so far, without caches.
 
-    DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23: position i joins its last stream with token i + k. Those that are
-    not `normed` read streams before their norms.
+    DeepSeek-V3 (arXiv 2412.19437), equations 21 to 23: position i joins its last stream with token i + k. Those that
+    are not `normed` read streams before their norms.
     """
     tokens = torch.tensor([text])
     stream = model.stream(tokens, model.begin((1, len(text)), tokens.device, None, None, "reference"))[:, :-1]
