@@ -243,6 +243,7 @@ def by_the_paper(model: Built, text: list[int], n: int) -> list[int]:
     """
     tokens = torch.tensor([text])
     stream = model.stream(tokens, model.begin((1, len(text)), tokens.device, None, None, "reference"))[:, :-1]
+    assert isinstance(model.spec, LanguageModel)
     normed = model.spec.predictors[0].normed
     stream = model.normed(stream) if normed else stream
     for k in range(n):

@@ -20,6 +20,7 @@ from asbuilt.measure import native_stacks, report
 from asbuilt.measure.native_stacks import StackRates, formats, head, layer, predicted_seconds
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
+from asbuilt.spec import LanguageModel
 from asbuilt.spec.linear import maps_by_path
 
 # seconds proportional to bytes, and to tokens times numbers
@@ -31,7 +32,7 @@ def rates(bytes_per_number: float, start: float = 0.0) -> StackRates:
     return StackRates(LINE, PLANE, start, bytes_per_number)
 
 
-def model(tied: bool = False) -> asbuilt.Model:
+def model(tied: bool = False) -> LanguageModel:
     return asbuilt.decoder(d_model=64, n_layers=3, n_heads=2, n_kv_heads=1, d_ff=96, n_vocab=200, tied=tied)
 
 
