@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.checkpoint.packed import packed_spec
 from asbuilt.measure.micro import stack
@@ -17,12 +17,12 @@ from asbuilt.measure.rates import DTYPES, TimeGrid
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.nn.build import build, interleave
 from asbuilt.nn.model import Model
+from asbuilt.spec import Head, TokenEmbedding, weights
 from asbuilt.spec import model as spec
-from asbuilt.spec import weights
 from asbuilt.spec.linear import maps_by_path
 
 # Widths of the stacks. For decoding they have as many layers as a near cache does not hold; for prefill a few.
-WIDTHS, MEMORY, FEW = (256, 512, 1024), 64 * 2**20, 4
+WIDTHS, MEMORY, FEW, WORDS = (256, 512, 1024), 96 * 2**20, 4, 64
 PROMPT, STEPS, TOKENS, PREFILLS = 64, 24, (64, 512), 2
 # Numbers of a weight by its format; a format is one of blocks, or the dtype of plain numbers.
 Held = dict[str, int]
@@ -40,19 +40,18 @@ class StackRates:
 
 def measured(format: str, dtype: str) -> StackRates:
     """Returns the rates of weights in one format, a block format or `dtype`, the model computing in `dtype`."""
-    sizes, seconds, starts, prefills, numbers, held = [], [], [], [], [], 1.0
+    sizes, seconds, prefills, numbers, held, start = [], [], [], [], 1.0, 0.0
     for width in WIDTHS:
         few = _built(width, FEW, format, dtype)
         numbers.append(sum(layer(few.spec, 0, dtype).values()))
         held = sum(weight.nbytes for weight in few.blocks[0].parameters()) / numbers[-1]
         sizes.append(int(numbers[-1] * held))
         prefills.append([prefill_seconds(few, tokens, PREFILLS) for tokens in TOKENS])
-        short = decode_seconds(few, PROMPT, STEPS)
-        layers = FEW + max(FEW, MEMORY // sizes[-1])
-        long = decode_seconds(_built(width, layers, format, dtype), PROMPT, STEPS)
-        seconds.append((long - short) / (layers - FEW))
-        starts.append(max(0.0, short - FEW * seconds[-1]))
-    start = min(starts)
+        layers = max(FEW, MEMORY // sizes[-1])  # fewer may stay in a cache, and tell nothing of many
+        many = decode_seconds(_built(width, layers, format, dtype), PROMPT, STEPS)
+        if not seconds:  # beside the smallest layers a step's own share is the largest
+            start = max(0.0, decode_seconds(few, PROMPT, STEPS) - FEW * many / layers)
+        seconds.append(max(1e-9, (many - start) / layers))
     each = [max(1e-9, (row[i] - start) / FEW) for i in range(len(TOKENS)) for row in prefills]
     return StackRates(
         TimeGrid((tuple(sizes),), tuple(max(1e-9, one) for one in seconds)),
@@ -64,6 +63,10 @@ def measured(format: str, dtype: str) -> StackRates:
 
 def _built(width: int, layers: int, format: str, dtype: str) -> Model:
     described = stack(layers, width)
+    assert isinstance(described.embedding, TokenEmbedding)
+    assert isinstance(described.head, Head)
+    few = {"embedding": replace(described.embedding, n_vocab=WORDS), "head": replace(described.head, n_vocab=WORDS)}
+    described = replace(described, **few)
     if format != dtype:
         described = packed_spec(
             described, {path: format for path in maps_by_path(described) if path.startswith("blocks")}
@@ -113,7 +116,13 @@ def predicted_seconds(
 def _decoded(part: Held, rates: Mapping[str, StackRates]) -> float:
     nbytes = sum(count * rates[format].bytes_per_number for format, count in part.items())
     weighed = {format: count * rates[format].bytes_per_number for format, count in part.items()}
-    return _shared(weighed, {format: rates[format].decode.at(nbytes) for format in part})
+    return _shared(weighed, {format: _read(rates[format].decode, nbytes) for format in part})
+
+
+def _read(table: TimeGrid, nbytes: float) -> float:
+    """Beyond the largest layer all is read from memory, at its speed."""
+    largest = table.axes[0][-1]
+    return table.at(min(nbytes, largest)) * max(1.0, nbytes / largest)
 
 
 def _shared(part: Mapping[str, float], seconds: Mapping[str, float]) -> float:
