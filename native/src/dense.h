@@ -220,12 +220,17 @@ void many_rows(const Packed& w, int64_t first, int64_t last, const float* x, int
   }
 }
 
-// Rows `first` .. `last` - 1 of a plain matrix times R rows of x, four at a time.
+// N rows of a plain matrix times R rows of x. The rows that follow are asked for meanwhile: short rows side by side are
+// too many streams for the processor to foresee.
 template <class F, int N, int R>
 void dots(const typename F::Stored* w, int64_t inputs, const float* x, int64_t x_stride, float (&out)[N][R]) {
   f8 sums[N][R] = {};
   int64_t k = 0;
   for (; k + 8 <= inputs; k += 8) {
+    if (N > 1) {
+      __builtin_prefetch(w + (N + k / 8 % N) * inputs + k);
+      __builtin_prefetch(w + (N + (k / 8 + N / 2) % N) * inputs + k);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
       const f8 weights = F::eight(w + i * inputs + k);

@@ -17,7 +17,7 @@ from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.kernels import native
 from asbuilt.measure import native_stacks, report
-from asbuilt.measure.native_stacks import StackRates, formats, head, layer, predicted_seconds
+from asbuilt.measure.native_stacks import Speeds, StackRates, head, layer, predicted_seconds, widths
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
 from asbuilt.spec import LanguageModel
@@ -42,9 +42,10 @@ def test_a_step_is_the_sum_of_its_layers_and_head(tied: bool) -> None:
     block = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 96
     assert layer(spec, 1, "fp32") == {"fp32": block}
     assert head(spec, "bf16") == {"bf16": 200 * 64}
-    prefill, step = predicted_seconds(spec, "fp32", {"fp32": rates(4.0, 1e-6)}, 128)
-    assert step == pytest.approx(1e-6 + 1e-9 * 4 * (3 * block + 200 * 64), rel=1e-6)
-    assert prefill == pytest.approx(1e-6 + 1e-9 * (4 * 200 * 64 + 3 * 128 * block), rel=1e-6)
+    known = Speeds({"fp32": rates(4.0, 1e-6)}, {"fp32": 7e-9})
+    prefill, step = predicted_seconds(spec, "fp32", known, 128)
+    assert step == pytest.approx(1e-6 + 1e-9 * (4 * 3 * block + 7 * 200 * 64), rel=1e-6)
+    assert prefill == pytest.approx(1e-6 + 1e-9 * (7 * 200 * 64 + 3 * 128 * block), rel=1e-6)
 
 
 def test_a_layer_of_several_formats_takes_of_each_its_share() -> None:
@@ -54,13 +55,24 @@ def test_a_layer_of_several_formats_takes_of_each_its_share() -> None:
     mixed = packed_spec(spec, paths)
     inner, outer = 3 * 64 * 96, 64 * (64 + 32 + 32 + 64)
     assert layer(mixed, 0, "fp32") == {"q8_0": inner, "q4_0": outer}
-    assert formats(mixed, "fp32") == {"q8_0", "q4_0", "fp32"}
     slow = replace(rates(1.0), decode=TimeGrid(LINE.axes, tuple(3 * one for one in LINE.seconds)))
     given = {"q8_0": slow, "q4_0": rates(0.5), "fp32": rates(4.0)}
-    _, step = predicted_seconds(mixed, "fp32", given, 64)
+    _, step = predicted_seconds(mixed, "fp32", Speeds(given, {"fp32": 4e-9}), 64)
     others = 4 * (2 * (inner + outer) + 200 * 64)
     first = 3 * inner + 0.5 * outer  # each byte of q8_0 takes three times as long
     assert step == pytest.approx(1e-9 * (first + others), rel=1e-6)
+
+
+def test_two_stacks_are_timed_around_a_layers_size() -> None:
+    """Of width w a layer has 12 w^2 numbers: w^2 each of q and o, half of k and v, 3 w^2 of gate, up and down."""
+    for width, pair in (
+        (8, (256, 512)),
+        (300, (256, 512)),
+        (512, (512, 1024)),
+        (700, (512, 1024)),
+        (9000, (1024, 2048)),
+    ):
+        assert widths(12 * width**2) == pair
 
 
 @pytest.fixture
@@ -78,10 +90,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("format", ["q8_0", "fp32"])
 @pytest.mark.usefixtures("library")
 def test_stacks_are_timed_in_a_format(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_stacks, "WIDTHS", (128, 256))
     monkeypatch.setattr(native_stacks, "MEMORY", 2**16)
     with torch.inference_mode():
-        found = native_stacks.measured(format, "fp32")
+        found = native_stacks.measured(format, "fp32", (128, 256))
+        assert 0 < native_stacks.row_seconds(format, "fp32") < math.inf
     assert all(0 < one < math.inf for one in (*found.decode.seconds, *found.prefill.seconds))
     assert found.bytes_per_number == pytest.approx(34 / 32 if format == "q8_0" else 4.0, rel=0.05)  # and norms
 
@@ -93,7 +105,8 @@ def test_a_file_is_measured_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = ["quantize", str(tmp_path / "m"), str(tmp_path / "m.gguf"), "--format", "q8_0"]
     assert CliRunner().invoke(cli, words).exit_code == 0
     asked = []
-    monkeypatch.setattr(native_stacks, "measured", lambda format, dtype: asked.append(format) or rates(1.0))
+    monkeypatch.setattr(native_stacks, "measured", lambda format, dtype, _: asked.append(format) or rates(1.0))
+    monkeypatch.setattr(native_stacks, "row_seconds", lambda *_: 1e-9)
     kept = type("Kept", (), {"machine": {"processor": "one", "threads": 1}, "others": None})()
     monkeypatch.setattr(report, "calibrate", lambda **_: kept)
     monkeypatch.setattr(report, "drift_now", lambda _: 1.0)

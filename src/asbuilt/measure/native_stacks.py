@@ -1,7 +1,7 @@
 """The speed of layers that one native call computes: timed on stacks of other sizes, just before the model itself.
 
-seconds of a decode step = start + sum of layers and the head, t(bytes)
-seconds of a prefill = start + sum of layers, t(tokens, numbers) + the head of one token
+seconds of a decode step = start + sum of layers t(bytes) + numbers of the head * seconds of one
+seconds of a prefill = start + sum of layers t(tokens, numbers) + the head of one token
 t of each format of weights is interpolated between stacks; a layer of several formats takes of each its share.
 """
 
@@ -11,9 +11,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from asbuilt.checkpoint.packed import packed_spec
+from asbuilt.dtypes import BLOCKS
+from asbuilt.kernels.native import INTERLEAVED
+from asbuilt.kernels.packed import linear
+from asbuilt.measure import timing
 from asbuilt.measure.micro import stack
-from asbuilt.measure.rates import DTYPES, TimeGrid
+from asbuilt.measure.rates import DTYPES, TimeGrid, lower_quartile
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.nn.build import build, interleave
 from asbuilt.nn.model import Model
@@ -21,9 +28,11 @@ from asbuilt.spec import Head, TokenEmbedding, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.linear import maps_by_path
 
-# Widths of the stacks. For decoding they have as many layers as a near cache does not hold; for prefill a few.
-WIDTHS, MEMORY, FEW, WORDS = (256, 512, 1024), 96 * 2**20, 4, 64
+# Widths of stacks, two of which are timed. For decoding they have as many layers as a near cache does not hold.
+WIDTHS, MEMORY, FEW, WORDS = (256, 512, 1024, 2048), 64 * 2**20, 4, 64
 PROMPT, STEPS, TOKENS, PREFILLS = 64, 24, (64, 512), 2
+# A head: the row of a product of that many outputs, of a width of its own.
+HEAD_ROWS, HEAD_WIDTH, REPEATS = 8192, 1024, 32
 # Numbers of a weight by its format; a format is one of blocks, or the dtype of plain numbers.
 Held = dict[str, int]
 
@@ -38,10 +47,35 @@ class StackRates:
     bytes_per_number: float
 
 
-def measured(format: str, dtype: str) -> StackRates:
-    """Returns the rates of weights in one format, a block format or `dtype`, the model computing in `dtype`."""
+@dataclass(frozen=True)
+class Speeds:
+    """The rates of layers by the format of their weights, and the seconds of one number of a head by its format."""
+
+    layers: Mapping[str, StackRates]
+    head: Mapping[str, float]
+
+
+def speeds(described: spec.Model, dtype: str) -> Speeds:
+    """Returns the speeds of the formats that the model's layers and head have, the model computing in `dtype`."""
+    parts = [layer(described, i, dtype) for i in range(len(described.blocks))]
+    numbers = sum(parts[0].values())
+    formats = sorted({format for part in parts for format in part})
+    with torch.inference_mode():
+        layers = {format: measured(format, dtype, widths(numbers)) for format in formats}
+        return Speeds(layers, {format: row_seconds(format, dtype) for format in head(described, dtype)})
+
+
+def widths(numbers: int) -> tuple[int, int]:
+    """Returns the widths of the two stacks whose layers are nearest to one of so many numbers."""
+    sizes = [sum(layer(stack(1, width), 0, "fp32").values()) for width in WIDTHS]
+    place = max(0, min(len(WIDTHS) - 2, sum(size <= numbers for size in sizes) - 1))
+    return WIDTHS[place], WIDTHS[place + 1]
+
+
+def measured(format: str, dtype: str, widths: tuple[int, int]) -> StackRates:
+    """Returns the rates of weights in one format, a block format or `dtype`, from stacks of two widths."""
     sizes, seconds, prefills, numbers, held, start = [], [], [], [], 1.0, 0.0
-    for width in WIDTHS:
+    for width in widths:
         few = _built(width, FEW, format, dtype)
         numbers.append(sum(layer(few.spec, 0, dtype).values()))
         held = sum(weight.nbytes for weight in few.blocks[0].parameters()) / numbers[-1]
@@ -49,16 +83,28 @@ def measured(format: str, dtype: str) -> StackRates:
         prefills.append([prefill_seconds(few, tokens, PREFILLS) for tokens in TOKENS])
         layers = max(FEW, MEMORY // sizes[-1])  # fewer may stay in a cache, and tell nothing of many
         many = decode_seconds(_built(width, layers, format, dtype), PROMPT, STEPS)
-        if not seconds:  # beside the smallest layers a step's own share is the largest
+        if not seconds:  # beside the smaller layers a step's own share is larger
             start = max(0.0, decode_seconds(few, PROMPT, STEPS) - FEW * many / layers)
         seconds.append(max(1e-9, (many - start) / layers))
     each = [max(1e-9, (row[i] - start) / FEW) for i in range(len(TOKENS)) for row in prefills]
-    return StackRates(
-        TimeGrid((tuple(sizes),), tuple(max(1e-9, one) for one in seconds)),
-        TimeGrid((TOKENS, tuple(numbers)), tuple(each)),
-        start,
-        held,
-    )
+    prefill = TimeGrid((TOKENS, tuple(numbers)), tuple(each))
+    return StackRates(TimeGrid((tuple(sizes),), tuple(seconds)), prefill, start, held)
+
+
+def row_seconds(format: str, dtype: str) -> float:
+    """Returns the seconds of one number of a large matrix that one row is multiplied by, read from memory."""
+    x, pool = torch.ones(1, HEAD_WIDTH, dtype=DTYPES[dtype]), [_matrix(format, dtype)]
+    pool += [pool[0].clone() for _ in range(MEMORY // pool[0].nbytes)]
+    held = None if format == dtype else format + INTERLEAVED
+    times = [timing.seconds(lambda i=i: linear(x, pool[i % len(pool)], format=held)) for i in range(REPEATS)]
+    return lower_quartile(times) / (HEAD_ROWS * HEAD_WIDTH)
+
+
+def _matrix(format: str, dtype: str) -> Tensor:
+    if format == dtype:
+        return torch.full((HEAD_ROWS, HEAD_WIDTH), 0.01, dtype=DTYPES[dtype])
+    block, nbytes = BLOCKS[format]
+    return torch.ones(HEAD_ROWS, HEAD_WIDTH // block * nbytes, dtype=torch.uint8)  # equal bytes are interleaved already
 
 
 def _built(width: int, layers: int, format: str, dtype: str) -> Model:
@@ -71,6 +117,10 @@ def _built(width: int, layers: int, format: str, dtype: str) -> Model:
         described = packed_spec(
             described, {path: format for path in maps_by_path(described) if path.startswith("blocks")}
         )
+    return _filled(described, dtype)
+
+
+def _filled(described: spec.Model, dtype: str) -> Model:
     made = build(described, dtype=DTYPES[dtype], seed=None).eval()
     for weight in made.parameters():  # the speed does not depend on the values, unless they are too small to be normal
         weight.fill_(0.01 if weight.is_floating_point() else 1)
@@ -96,33 +146,19 @@ def _by_format(described: spec.Model, prefix: str, dtype: str) -> Held:
     return dict(found)
 
 
-def formats(described: spec.Model, dtype: str) -> set[str]:
-    """Returns the formats of the matrices of all layers and the head."""
-    parts = [layer(described, i, dtype) for i in range(len(described.blocks))]
-    return {format for part in (*parts, head(described, dtype)) for format in part}
-
-
-def predicted_seconds(
-    described: spec.Model, dtype: str, rates: Mapping[str, StackRates], tokens: int
-) -> tuple[float, float]:
+def predicted_seconds(described: spec.Model, dtype: str, known: Speeds, tokens: int) -> tuple[float, float]:
     """Returns the seconds of a prefill of so many tokens, and of a decode step."""
-    layers = [layer(described, i, dtype) for i in range(len(described.blocks))]
-    start = max(rates[format].start for format in rates)
-    last = start + _decoded(head(described, dtype), rates)
+    layers, rates = [layer(described, i, dtype) for i in range(len(described.blocks))], known.layers
+    start = max(one.start for one in rates.values())
+    last = start + sum(count * known.head[format] for format, count in head(described, dtype).items())
     prefill = sum(_shared(part, {f: rates[f].prefill.at(tokens, sum(part.values())) for f in part}) for part in layers)
     return last + prefill, last + sum(_decoded(part, rates) for part in layers)
 
 
 def _decoded(part: Held, rates: Mapping[str, StackRates]) -> float:
-    nbytes = sum(count * rates[format].bytes_per_number for format, count in part.items())
-    weighed = {format: count * rates[format].bytes_per_number for format, count in part.items()}
-    return _shared(weighed, {format: _read(rates[format].decode, nbytes) for format in part})
-
-
-def _read(table: TimeGrid, nbytes: float) -> float:
-    """Beyond the largest layer all is read from memory, at its speed."""
-    largest = table.axes[0][-1]
-    return table.at(min(nbytes, largest)) * max(1.0, nbytes / largest)
+    read = {format: count * rates[format].bytes_per_number for format, count in part.items()}
+    nbytes = sum(read.values())
+    return _shared(read, {f: rates[f].decode.at(nbytes) for f in part})
 
 
 def _shared(part: Mapping[str, float], seconds: Mapping[str, float]) -> float:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from asbuilt import cost
 from asbuilt.kernels import native
 from asbuilt.kernels.memory import memory
@@ -309,9 +307,7 @@ def _predicted_seconds(model: Model, dtype: str, machine: Calibration, say: Say)
     tokens, prompt, steps = _sizes(spec)
     if model.native is not None:
         say("timing stacks of layers")
-        with torch.inference_mode():
-            rates = {format: native_stacks.measured(format, dtype) for format in native_stacks.formats(spec, dtype)}
-        return native_stacks.predicted_seconds(spec, dtype, rates, tokens)
+        return native_stacks.predicted_seconds(spec, dtype, native_stacks.speeds(spec, dtype), tokens)
     prefill = trace(spec, tokens=tokens, past=0, dtype=DTYPES[dtype])
     decode = trace(spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[dtype])
     return prefill.seconds(machine, dtype), decode.seconds(machine, dtype)
