@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from asbuilt.checkpoint.packed import packed_spec
 from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.kernels import native
-from asbuilt.measure import native_stacks, report
+from asbuilt.measure import native_stacks, report, timing
 from asbuilt.measure.native_stacks import Speeds, StackRates, head, layer, predicted_seconds, widths
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
@@ -92,28 +93,50 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_stacks_are_timed_in_a_format(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_stacks, "MEMORY", 2**16)
     with torch.inference_mode():
-        found = native_stacks.measured(format, "fp32", (128, 256))
+        found = native_stacks.Pair(format, "fp32", (128, 256)).rates()
         assert 0 < native_stacks.row_seconds(format, "fp32") < math.inf
     assert all(0 < one < math.inf for one in (*found.decode.seconds, *found.prefill.seconds))
     assert found.bytes_per_number == pytest.approx(34 / 32 if format == "q8_0" else 4.0, rel=0.05)  # and norms
 
 
+class Counted:
+    """In place of pairs of stacks: counts how often they are timed, and drifts as told."""
+
+    asked: ClassVar[list[str]] = []
+    drifts: ClassVar[list[float]] = []
+    timed = 0
+
+    def __init__(self, format: str, *_: object) -> None:
+        self.asked.append(format)
+
+    def rates(self) -> StackRates:
+        Counted.timed += 1
+        return rates(1.0)
+
+    def drift(self) -> float:
+        return self.drifts.pop(0) if self.drifts else 1.0
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    Counted.asked, Counted.drifts, Counted.timed = [], [], 0
+    monkeypatch.setattr(native_stacks, "Pair", Counted)
+    monkeypatch.setattr(native_stacks, "row_seconds", lambda *_: 1e-9)
+    monkeypatch.setattr(report, "calibrate", lambda **_: pytest.fail("nothing is predicted from the calibration"))
+    return Counted
+
+
 @pytest.mark.usefixtures("library")
-def test_a_file_is_measured_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_measured_packed(tmp_path: Path, counted: type[Counted]) -> None:
     """Its speeds are those of the native layers, its exact figures those of the blocks; expanded if asked."""
     save(build(replace(model(), max_positions=64)), tmp_path / "m")
     words = ["quantize", str(tmp_path / "m"), str(tmp_path / "m.gguf"), "--format", "q8_0"]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    asked = []
-    monkeypatch.setattr(native_stacks, "measured", lambda format, dtype, _: asked.append(format) or rates(1.0))
-    monkeypatch.setattr(native_stacks, "row_seconds", lambda *_: 1e-9)
-    kept = type("Kept", (), {"machine": {"processor": "one", "threads": 1}, "others": None})()
-    monkeypatch.setattr(report, "calibrate", lambda **_: kept)
-    monkeypatch.setattr(report, "drift_now", lambda _: 1.0)
     found = asbuilt.measure(str(tmp_path / "m.gguf"))
     rows = {row.figure: row for row in found.rows}
-    assert {"q8_0"} <= set(asked) <= {"q8_0", "q6_k", "fp32"}
+    assert {"q8_0"} <= set(counted.asked) <= {"q8_0", "q6_k", "fp32"}
     assert found.native == native.instructions()
+    assert found.document()["machine"]["machine"]["threads"] >= 1
     assert rows["parameters"].ok
     weights = next(row for name, row in rows.items() if name.startswith("weights"))
     assert weights.ok
@@ -121,3 +144,34 @@ def test_a_file_is_measured_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any("training" in name for name in rows)
     expanded = asbuilt.measure(str(tmp_path / "m.gguf"), packed=False)
     assert {row.figure for row in expanded.rows} >= {"weights, fp32", "saved by its loss"}
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("drifts", "times"), [([1.1], 1), ([1.3, 1.0], 2), ([1.3, 1.4], 2)])
+def test_stacks_are_timed_again_where_the_machine_changed(
+    drifts: list[float], times: int, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; what changes still is told."""
+    monkeypatch.setattr(timing.Others, "share", lambda self: 0.5)
+    counted.drifts = list(drifts)
+    made = build(replace(model(), max_positions=64)).eval()
+    found = report.measure(made)
+    assert (counted.timed, counted.drifts) == (times, [])
+    assert [note for note in found.notes if "factor of 1.40" in note] == list(found.notes[:1])[: drifts[-1] > 1.2]
+    assert found.notes[-2:] == (
+        "other processes used 50% of the CPUs while stacks of layers were timed",
+        "other processes used 50% of the CPUs while speeds were measured",
+    )
+
+
+def test_the_drift_of_stacks_is_of_the_lower_quartiles_of_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the way from the least time to the next, as quantiles of four are."""
+    pair = object.__new__(native_stacks.Pair)
+    pair.times = [1.0, 2.0]
+    rounds = [[1.5, 2.0], [1.5, 1.5], [1.5, 2.2], [1.3, 9.0]]
+    monkeypatch.setattr(native_stacks.Pair, "_round", lambda _: rounds.pop(0))
+    assert pair.drift() == pytest.approx(1.35)
+    assert not rounds
+    rounds[:] = [[1.5, 2.0], [1.1, 2.0], [1.0, 2.0]]
+    assert pair.drift() == pytest.approx(1.0)
+    assert len(rounds) == 1

@@ -19,6 +19,7 @@ from asbuilt.dtypes import BLOCKS
 from asbuilt.kernels.native import INTERLEAVED
 from asbuilt.kernels.packed import linear
 from asbuilt.measure import timing
+from asbuilt.measure.calibrate import DRIFT, LOOKS
 from asbuilt.measure.micro import stack
 from asbuilt.measure.rates import DTYPES, TimeGrid, lower_quartile
 from asbuilt.measure.run import decode_seconds, prefill_seconds
@@ -30,7 +31,9 @@ from asbuilt.spec.linear import maps_by_path
 
 # Widths of stacks, two of which are timed. For decoding they have as many layers as a near cache does not hold.
 WIDTHS, MEMORY, FEW, WORDS = (256, 512, 1024, 2048), 64 * 2**20, 4, 64
-PROMPT, STEPS, TOKENS, PREFILLS = 64, 24, (64, 512), 2
+PROMPT, STEPS, TOKENS = 64, 24, (64, 512)
+# Times are lower quartiles over rounds, as those of the model are: a shared machine is slow for seconds.
+ROUNDS = 4
 # A head: the row of a product of that many outputs, of a width of its own.
 HEAD_ROWS, HEAD_WIDTH, REPEATS = 8192, 1024, 32
 # Numbers of a weight by its format; a format is one of blocks, or the dtype of plain numbers.
@@ -55,14 +58,26 @@ class Speeds:
     head: Mapping[str, float]
 
 
-def speeds(described: spec.Model, dtype: str) -> Speeds:
-    """Returns the speeds of the formats that the model's layers and head have, the model computing in `dtype`."""
-    parts = [layer(described, i, dtype) for i in range(len(described.blocks))]
-    numbers = sum(parts[0].values())
-    formats = sorted({format for part in parts for format in part})
-    with torch.inference_mode():
-        layers = {format: measured(format, dtype, widths(numbers)) for format in formats}
-        return Speeds(layers, {format: row_seconds(format, dtype) for format in head(described, dtype)})
+class Stacks:
+    """The stacks that a model computing in `dtype` is predicted from, in each format that its layers have."""
+
+    def __init__(self, described: spec.Model, dtype: str) -> None:
+        parts = [layer(described, i, dtype) for i in range(len(described.blocks))]
+        pair = widths(sum(parts[0].values()))
+        with torch.inference_mode():
+            self.pairs = {format: Pair(format, dtype, pair) for format in sorted({f for part in parts for f in part})}
+        self.head, self.dtype = head(described, dtype), dtype
+
+    def speeds(self) -> Speeds:
+        """Returns their speeds now, and those of the head's products."""
+        with torch.inference_mode():
+            layers = {format: pair.rates() for format, pair in self.pairs.items()}
+            return Speeds(layers, {format: row_seconds(format, self.dtype) for format in self.head})
+
+    def drift(self) -> float:
+        """Returns how many times slower or faster they are than when last timed, after a few rounds at most."""
+        with torch.inference_mode():
+            return max(pair.drift() for pair in self.pairs.values())
 
 
 def widths(numbers: int) -> tuple[int, int]:
@@ -72,23 +87,42 @@ def widths(numbers: int) -> tuple[int, int]:
     return WIDTHS[place], WIDTHS[place + 1]
 
 
-def measured(format: str, dtype: str, widths: tuple[int, int]) -> StackRates:
-    """Returns the rates of weights in one format, a block format or `dtype`, from stacks of two widths."""
-    sizes, seconds, prefills, numbers, held, start = [], [], [], [], 1.0, 0.0
-    for width in widths:
-        few = _built(width, FEW, format, dtype)
-        numbers.append(sum(layer(few.spec, 0, dtype).values()))
-        held = sum(weight.nbytes for weight in few.blocks[0].parameters()) / numbers[-1]
-        sizes.append(int(numbers[-1] * held))
-        prefills.append([prefill_seconds(few, tokens, PREFILLS) for tokens in TOKENS])
-        layers = max(FEW, MEMORY // sizes[-1])  # fewer may stay in a cache, and tell nothing of many
-        many = decode_seconds(_built(width, layers, format, dtype), PROMPT, STEPS)
-        if not seconds:  # beside the smaller layers a step's own share is larger
-            start = max(0.0, decode_seconds(few, PROMPT, STEPS) - FEW * many / layers)
-        seconds.append(max(1e-9, (many - start) / layers))
-    each = [max(1e-9, (row[i] - start) / FEW) for i in range(len(TOKENS)) for row in prefills]
-    prefill = TimeGrid((TOKENS, tuple(numbers)), tuple(each))
-    return StackRates(TimeGrid((tuple(sizes),), tuple(seconds)), prefill, start, held)
+class Pair:
+    """Stacks of two widths in one format of weights, a block format or `dtype`: of few layers, and of many."""
+
+    def __init__(self, format: str, dtype: str, widths: tuple[int, int]) -> None:
+        self.few = [_built(width, FEW, format, dtype) for width in widths]
+        self.numbers = [sum(layer(one.spec, 0, dtype).values()) for one in self.few]
+        self.held = sum(weight.nbytes for weight in self.few[-1].blocks[0].parameters()) / self.numbers[-1]
+        self.sizes = [int(count * self.held) for count in self.numbers]
+        self.layers = [max(FEW, MEMORY // size) for size in self.sizes]  # fewer may stay in a cache
+        self.many = [_built(width, n, format, dtype) for width, n in zip(widths, self.layers, strict=True)]
+        self.times: list[float] = []
+
+    def rates(self) -> StackRates:
+        """Returns the rates, timed now."""
+        rounds = [self._round() for _ in range(ROUNDS)]
+        self.times = [lower_quartile(list(times)) for times in zip(*rounds, strict=True)]
+        short, steps, prefills = self.times[0], self.times[1:3], self.times[3:]
+        # beside the smaller layers a step's own share is larger
+        start = max(0.0, short - FEW * steps[0] / self.layers[0])
+        seconds = tuple(max(1e-9, (step - start) / n) for step, n in zip(steps, self.layers, strict=True))
+        prefill = TimeGrid((TOKENS, tuple(self.numbers)), tuple(max(1e-9, (one - start) / FEW) for one in prefills))
+        return StackRates(TimeGrid((tuple(self.sizes),), seconds), prefill, start, self.held)
+
+    def drift(self) -> float:
+        """Returns how many times slower or faster the stacks are than when last timed, after a few rounds at most."""
+        rounds, drift = [], float("inf")
+        while len(rounds) < LOOKS and drift > DRIFT:
+            rounds.append(self._round())
+            now = [lower_quartile(list(times)) for times in zip(*rounds, strict=True)]
+            drift = max(max(a / b, b / a) for a, b in zip(now, self.times, strict=True))
+        return drift
+
+    def _round(self) -> list[float]:
+        """Returns the seconds of a step of few layers, of many by width, and of prefills by tokens and width."""
+        steps = [decode_seconds(one, PROMPT, STEPS) for one in (self.few[0], *self.many)]
+        return steps + [prefill_seconds(one, tokens, 1) for tokens in TOKENS for one in self.few]
 
 
 def row_seconds(format: str, dtype: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from asbuilt import cost
 from asbuilt.kernels import native
 from asbuilt.kernels.memory import memory
 from asbuilt.measure import native_stacks, run, timing
-from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now
+from asbuilt.measure.calibrate import DRIFT, calibrate, drift_now, machine
 from asbuilt.measure.loading import Loading
 from asbuilt.measure.loss import WINDOW, nats_per_token
-from asbuilt.measure.rates import DTYPES, Calibration, lower_quartile
+from asbuilt.measure.rates import DTYPES, lower_quartile
 from asbuilt.measure.trace import trace
 from asbuilt.nn.build import interleave
 from asbuilt.nn.model import Model
@@ -98,7 +98,7 @@ class Report:
 
     model: str
     dtype: str
-    machine: Calibration
+    machine: Mapping[str, Any]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     loading: Loading | None = None
@@ -112,7 +112,7 @@ class Report:
     @property
     def title(self) -> str:
         """The model and the machine in one line."""
-        machine = self.machine.machine
+        machine = self.machine["machine"]
         by = "" if self.native is None else f", native kernels ({self.native})"
         return f"{self.model} in {self.dtype} on {machine['processor']}, {machine['threads']} threads{by}"
 
@@ -122,7 +122,7 @@ class Report:
             "model": self.model,
             "dtype": self.dtype,
             "native": self.native,
-            "machine": asdict(self.machine),
+            "machine": dict(self.machine),
             "rows": [row.document() for row in self.rows],
             "notes": list(self.notes),
             "ok": self.ok,
@@ -168,20 +168,21 @@ def measure(
     With `kv` it has the cache in that format too: its bytes, and the loss on `text` beside that without it. Speeds are
     those with the native kernels, where they are there: packed matrices are interleaved.
 
-    Every figure is predicted before it is measured; the calibration never runs the model. `say` is called with
-    progress, `warn` with problems of the calibration cache. Raises KeyError for a dtype that is not calibrated.
+    Every figure is predicted before it is measured, from timings that never run the model: of stacks of other sizes
+    where its layers are native calls, else of the library's calls, from the calibration. `say` is called with progress,
+    `warn` with problems of the calibration cache. Raises KeyError for a dtype that is not calibrated.
     """
     dtype = {value: key for key, value in DTYPES.items()}[model.dtype]
     with native.switched_off():  # what is counted is torch's: its allocator does not see what the library holds
         exact = tuple(counted(model, say=say))
         exact += () if kv is None else tuple(in_format(model, kv, text, say=say))
     interleave(model)
-    machine, speeds, notes = _timed(model, dtype, refresh, say, warn)
+    found, speeds, notes = _timed(model, dtype, refresh, say, warn)
     rows = (*exact, *speeds)
     return Report(
         model=name or model.spec.name,
         dtype=dtype,
-        machine=machine,
+        machine=found,
         rows=rows,
         notes=notes,
         loading=loading,
@@ -254,63 +255,100 @@ def in_format(model: Model, kv: str, text: Text | None, *, say: Say = lambda tex
     yield _row(f"{told}, cache in {kv}", "nats per token", plain, coded, LOSS_OF_4 if kv == "int4:head" else LOSS)
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """Seconds of a prefill and a decode step, predicted and measured, and the machine's drift from its calibration."""
+class _Calls:
+    """Predicts a model from its library calls, and those from this machine's calibration."""
 
-    machine: Calibration
-    predicted: tuple[float, float]
-    measured: tuple[float, float]
-    others: float | None
-    drift: float
+    timing = "it was calibrated"
+
+    def __init__(self, model: Model, dtype: str, refresh: bool, say: Say, warn: Say) -> None:
+        self.spec, self.dtype, self.said = model.spec, dtype, {"say": say, "warn": warn}
+        self.calibration = calibrate(refresh=refresh, **self.said)
+
+    @property
+    def others(self) -> float | None:
+        return self.calibration.others
+
+    def again(self) -> None:
+        self.calibration = calibrate(refresh=True, **self.said)
+
+    def seconds(self) -> tuple[float, float]:
+        """Returns the predicted seconds of a prefill and of a decode step halfway."""
+        tokens, prompt, steps = _sizes(self.spec)
+        prefill = trace(self.spec, tokens=tokens, past=0, dtype=DTYPES[self.dtype])
+        decode = trace(self.spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[self.dtype])
+        return prefill.seconds(self.calibration, self.dtype), decode.seconds(self.calibration, self.dtype)
+
+    def drift(self) -> float:
+        """Returns how many times slower or faster the machine is than at calibration."""
+        return drift_now(self.calibration)
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self.calibration)
+
+
+class _Stacks:
+    """Predicts a model whose layers are one native call from stacks of other sizes that are as well, timed now."""
+
+    timing = "stacks of layers were timed"
+
+    def __init__(self, model: Model, dtype: str, say: Say) -> None:
+        self.spec, self.dtype, self.say = model.spec, dtype, say
+        say("timing stacks of layers")
+        self.stacks = native_stacks.Stacks(self.spec, dtype)
+        self.again()
+
+    def again(self) -> None:
+        others = timing.Others()
+        self.known = self.stacks.speeds()
+        self.others = others.share()
+
+    def seconds(self) -> tuple[float, float]:
+        """Returns the predicted seconds of a prefill and of a decode step."""
+        return native_stacks.predicted_seconds(self.spec, self.dtype, self.known, _sizes(self.spec)[0])
+
+    def drift(self) -> float:
+        """Returns how many times slower or faster the stacks are than they were before the model."""
+        self.say("timing stacks of layers again")
+        return self.stacks.drift()
+
+    def document(self) -> dict[str, Any]:
+        return {"machine": machine(), "stacks": asdict(self.known), "others": self.others}
 
 
 def _timed(
     model: Model, dtype: str, refresh: bool, say: Say, warn: Say
-) -> tuple[Calibration, tuple[Row, ...], tuple[str, ...]]:
-    """Returns the calibration, the speeds that it predicts beside those measured, and notes on the machine.
+) -> tuple[dict[str, Any], tuple[Row, ...], tuple[str, ...]]:
+    """Returns the machine, its predicted speeds beside those measured, and notes.
 
     If the machine's speed changed in between, both are repeated once, regardless of whether the prediction was met.
     """
-    found = _predicted_and_measured(model, dtype, calibrate(refresh=refresh, say=say, warn=warn), say)
-    if found.drift > DRIFT:
-        say(f"this machine's speed changed by a factor of {found.drift:.2f} meanwhile")
-        found = _predicted_and_measured(model, dtype, calibrate(refresh=True, say=say, warn=warn), say)
+    by = _Calls(model, dtype, refresh, say, warn) if model.native is None else _Stacks(model, dtype, say)
+    predicted, measured, others, drift = _predicted_and_measured(model, by, say)
+    if drift > DRIFT:
+        say(f"this machine's speed changed by a factor of {drift:.2f} meanwhile")
+        by.again()
+        predicted, measured, others, drift = _predicted_and_measured(model, by, say)
     tokens, prompt, _ = _sizes(model.spec)
-    predicted, measured = found.predicted, found.measured
     rows = (
         _row(f"prefill, {tokens} tokens", "tokens/s", tokens / predicted[0], tokens / measured[0], TIME),
         _row(f"decode after {prompt} tokens", "tokens/s", 1 / predicted[1], 1 / measured[1], TIME),
     )
-    return found.machine, rows, tuple(_notes(found))
+    return by.document(), rows, tuple(_notes(drift, {by.timing: by.others, "speeds were measured": others}))
 
 
-def _predicted_and_measured(model: Model, dtype: str, machine: Calibration, say: Say) -> _Timed:
-    predicted = _predicted_seconds(model, dtype, machine, say)
-    others = timing.Others()
+def _predicted_and_measured(
+    model: Model, by: _Calls | _Stacks, say: Say
+) -> tuple[tuple[float, float], tuple[float, float], float | None, float]:
+    """Returns the seconds of a prefill and a step, predicted and measured, others' share meanwhile, and the drift."""
+    predicted, others = by.seconds(), timing.Others()
     measured = _measured_seconds(model, say)
-    return _Timed(machine, predicted, measured, others.share(), drift_now(machine))
+    return predicted, measured, others.share(), by.drift()
 
 
 def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
     """Returns the tokens of a prefill, of the prompt before decoding, and the number of decode steps."""
     context = spec.max_positions
     return min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
-
-
-def _predicted_seconds(model: Model, dtype: str, machine: Calibration, say: Say) -> tuple[float, float]:
-    """Returns the predicted seconds of a prefill and of a decode step halfway, from their library calls.
-
-    Layers that are one native call are predicted from stacks of other sizes that are as well, timed now.
-    """
-    spec = model.spec
-    tokens, prompt, steps = _sizes(spec)
-    if model.native is not None:
-        say("timing stacks of layers")
-        return native_stacks.predicted_seconds(spec, dtype, native_stacks.speeds(spec, dtype), tokens)
-    prefill = trace(spec, tokens=tokens, past=0, dtype=DTYPES[dtype])
-    decode = trace(spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[dtype])
-    return prefill.seconds(machine, dtype), decode.seconds(machine, dtype)
 
 
 def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
@@ -323,10 +361,10 @@ def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
     return lower_quartile(prefills), lower_quartile(decodes)
 
 
-def _notes(found: _Timed) -> Iterator[str]:
-    if found.drift > DRIFT:
-        yield f"the machine's speed changed by a factor of {found.drift:.2f} while this was measured"
-    for share, doing in ((found.machine.others, "it was calibrated"), (found.others, "speeds were measured")):
+def _notes(drift: float, others: Mapping[str, float | None]) -> Iterator[str]:
+    if drift > DRIFT:
+        yield f"the machine's speed changed by a factor of {drift:.2f} while this was measured"
+    for doing, share in others.items():
         if share is not None and share >= BUSY:
             yield f"other processes used {share:.0%} of the CPUs while {doing}"
 
