@@ -87,15 +87,17 @@ def packed_file() -> Any:  # noqa: ANN401
 
 
 Here = Callable[..., None]
+REQUEST = running.Request(prompt_tokens=10, new_tokens=10, needs=lambda spec, dtype: 0)
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     """A machine with native kernels of some speed, float32 taking (1, 1), and free memory."""
 
-    def be(packed: Speed, free: int | None = None, lib: object = True) -> None:
+    def be(packed: Speed, free: int | None = None, lib: object = True, instructions: str = "portable") -> None:
         asked: list[str] = []
         monkeypatch.setattr(native, "library", lambda: lib)
+        monkeypatch.setattr(native, "instructions", lambda: instructions)
         monkeypatch.setattr(
             native, "number", lambda kind: ["q4_1", "q8_0", "q4_0"].index(kind) if kind != "f32" else -1
         )
@@ -124,6 +126,9 @@ def test_weights_stay_packed_unless_that_is_much_slower(here: Here) -> None:
     assert not stays()
     here(Speed(1.3, 1.3), free=200)  # float32 does not fit beside what is expanded
     assert stays()
+    here(Speed(1.3, 1.3), instructions="avx2")  # nothing is timed
+    assert stays()
+    assert running._packed_choice(packed_file(), Running(), REQUEST) == "computing with packed weights (q4_1)"
     here(Speed(1, 0.3), lib=None)
     assert not stays()
 
@@ -135,7 +140,7 @@ def test_the_format_of_most_bytes_is_timed(here: Here) -> None:
 
 
 def test_the_choice_is_said_unless_it_was_told(here: Here) -> None:
-    request = running.Request(prompt_tokens=10, new_tokens=10, needs=lambda spec, dtype: 0)
+    request = REQUEST
     here(Speed(0.5, 0.5))
     told = running._packed_choice(packed_file(), Running(), request)
     assert told == "computing with packed weights (q4_1), 2.0 times as fast as float32 on this CPU"

@@ -95,6 +95,8 @@ def _packed_choice(source: Source, how: Running, request: Request) -> str:
     if how.packed is not None or how.dtype is not None:
         return ""
     format = _usual(source)
+    if native.fast_blocks():
+        return f"computing with packed weights ({format})"
     packed, wide = (one.seconds(request.prompt_tokens, request.new_tokens) for one in speed.packed_speeds(format))
     faster = f", {wide / packed:.1f} times as fast as float32 on this CPU" if wide > packed else " to save memory"
     return f"computing with packed weights ({format}){faster}"
@@ -103,12 +105,13 @@ def _packed_choice(source: Source, how: Running, request: Request) -> str:
 def _multiplied_packed(source: Source, how: Running, tokens: tuple[int, int]) -> bool:
     """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32.
 
-    Not where expanded ones are much faster for this request and fit in the free memory.
+    Not where expanded ones are much faster for this request, which only the portable kernels allow, and fit in the free
+    memory.
     """
     usable = how.dtype in (None, torch.float32) and how.device == "cpu" and native.library() is not None
     format = _usual(source) if usable else ""
-    if not format:
-        return False
+    if not format or native.fast_blocks():
+        return bool(format)
     packed, wide = (one.seconds(*tokens) for one in speed.packed_speeds(format))
     free = memory.free()
     fits = free is None or 2 * built_bytes(source.spec, "float32") < free

@@ -116,6 +116,11 @@ def instructions() -> str | None:
 _threads, _off = 0, False
 
 
+def fast_blocks() -> bool:
+    """Returns whether blocks are multiplied by vector instructions: the portable code may be slower than expanding."""
+    return instructions() not in (None, "portable")
+
+
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Has torch compute meanwhile."""

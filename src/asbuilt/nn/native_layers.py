@@ -30,7 +30,6 @@ from asbuilt.spec import attention, block, feedforward
 from asbuilt.spec.norms import RMSNorm as RMSNormPart
 from asbuilt.spec.positions import Rotary
 
-
 RUN = 256  # positions whose RoPE tables are computed together, for steps of one token
 
 
