@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class Integers:
             numbers if self.bias is None else each(numbers, Tensor.add_, self.bias[part].float(), self.group, self.of)
         )
 
-    @cached_property
+    @property
     def formats(self) -> tuple[str, ...]:
         """The block formats that hold the matrix exactly, the smallest first."""
         alone = self.scale.shape[1] == 1  # one group: its size does not matter
@@ -210,7 +209,7 @@ class Floats4:
         """Returns the numbers (O, I) in float32."""
         return four_bit_floats(self.raw, self.scales, self.group, self.whole)
 
-    @cached_property
+    @property
     def formats(self) -> tuple[str, ...]:
         """The block formats that hold the matrix exactly."""
         format, largest = ("nvfp4_wide", LARGEST_E4M3) if self.group == 16 else ("mxfp4", LARGEST_POWER)
