@@ -111,9 +111,9 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
       for (int r = 0; r < R; ++r) whole[r] = fine[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
       for (int c = 0; c < CHUNKS; ++c) {
-        // signed codes plus 128 are unsigned
+        // signed codes plus the largest one are unsigned
         const __m256i stored = F::codes(w, sub * CHUNKS + c);
-        const __m256i codes = F::SIGNED ? _mm256_xor_si256(stored, all(0x80)) : stored;
+        const __m256i codes = F::SIGNED ? _mm256_add_epi8(stored, all(F::MOST)) : stored;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           const int place = sub * F::SUB % kGroup + 4 * c;
@@ -150,7 +150,7 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
       header.scales(sub, scale, offset);
 #ifdef DOT_PRODUCTS
       constexpr bool SUMMED = true;
-      if (F::SIGNED) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-128));
+      if (F::SIGNED) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-F::MOST));
 #else
       constexpr bool SUMMED = !F::SIGNED;
 #endif

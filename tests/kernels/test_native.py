@@ -12,6 +12,7 @@ import pytest
 import strategies
 import torch
 import torch.nn.functional as F
+from block_scales import set_scales
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,10 +78,11 @@ def drawn(format: str, rows: int, inputs: int, scale: float = 0.01) -> Tensor:
     size, nbytes = BLOCKS[format]
     raw = torch.randint(0, 256, (rows, inputs // size * nbytes), dtype=torch.uint8)
     blocks = raw.view(-1, nbytes)
+    set_scales(blocks, format, torch.randn(len(blocks)) * scale)
     if format == "mxfp4":
         blocks[:, 0] = torch.randint(100, 140, (len(blocks),), dtype=torch.uint8)
-    for at in packed.SCALES.get(format, ()):
-        blocks[:, at : at + 2] = (torch.randn(len(blocks), 1) * scale).half().view(torch.uint8)
+    if format == "nvfp4":
+        blocks[:, :4] = torch.randint(0, 256, (len(blocks), 4), dtype=torch.uint8)
     return raw
 
 
