@@ -18,8 +18,8 @@ from asbuilt.errors import InputError
 from asbuilt.text.sources import Piece
 from asbuilt.text.train import train
 from asbuilt.train.batch import IGNORED, Batch
-from asbuilt.train.data import ShardData, divided, pack, permuted, shard_data
-from asbuilt.train.objectives import PADDING, Masked, NextToken, Objective, SpanCorruption
+from asbuilt.train.data import PairData, ShardData, divided, pack, permuted, shard_data
+from asbuilt.train.objectives import PADDING, Masked, NextToken, Objective, SequenceToSequence, SpanCorruption
 from asbuilt.train.shards import Shards, write_shards
 
 PAD, END = 300, 256
@@ -231,3 +231,27 @@ def test_refused(shards: Shards) -> None:
     for rank, ranks in ((0, 4), (2, 2), (-1, 2)):
         with pytest.raises(InputError, match="batch_size: ranks have no equal shares"):
             data.batch(0, rank, ranks)
+
+
+def test_pairs_of_texts() -> None:
+    """Each once an epoch, shares of ranks, validation in order."""
+    n = random.randint(5, 30)
+    pairs = [([i], [i, i + 1]) for i in range(n)]
+    objective = SequenceToSequence(source_length=3, target_length=4, end_id=END, start_id=PAD)
+    data = PairData(pairs=pairs, objective=objective, batch_size=4, seed=random.randrange(2**40), held_out=pairs[:6])
+    seen = []
+    for step in range(n):
+        batch = data.batch(step)
+        parts = [data.batch(step, rank, 2) for rank in range(2)]
+        assert batch.source is not None
+        assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
+        assert torch.equal(batch.source[:, 0], batch.targets[:, 0])
+        seen += batch.source[:, 0].tolist()
+    epochs = [seen[i * n : (i + 1) * n] for i in range(4)]
+    assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert [batch.targets[:, 0].tolist() for batch in data.validation()] == [[0, 1, 2, 3], [4, 5]]
+    with pytest.raises(InputError, match="pairs: empty"):
+        PairData(pairs=[], objective=objective, batch_size=4, seed=1)
+    with pytest.raises(InputError, match="batch_size: must be at least 1"):
+        PairData(pairs=pairs, objective=objective, batch_size=0, seed=1)

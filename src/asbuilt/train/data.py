@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.train.batch import Batch
-from asbuilt.train.objectives import PADDING, Objective
+from asbuilt.train.objectives import PADDING, Objective, SequenceToSequence
 from asbuilt.train.shards import Shards
 
 Packing = Literal["stream", "documents"]
@@ -53,8 +53,7 @@ class ShardData:
     def __post_init__(self) -> None:
         if self.packing not in get_args(Packing):
             raise InputError(field="packing", value=self.packing, allowed=one_of(get_args(Packing)))
-        if self.batch_size < 1:
-            raise InputError(field="batch_size", value=self.batch_size, allowed="at least 1")
+        _require_batch(self.batch_size)
         if not self.n_rows:
             raise InputError(
                 f"the text has {self.stop - self.start:,} tokens and a sequence takes {self.objective.length:,}",
@@ -74,22 +73,13 @@ class ShardData:
 
     def batch(self, step: int, rank: int = 0, ranks: int = 1) -> Batch:
         """Returns the batch of one step, or a rank's share of it; raises InputError if it has no equal shares."""
-        rows = self.rows(step, rank, ranks)
-        draws = range(step * self.batch_size + rank * len(rows), step * self.batch_size + (rank + 1) * len(rows))
-        return self._batch(self._rows, rows, (drawing(self.seed, TRAINING, row) for row in draws))
+        numbers = _share(step, self.batch_size, rank, ranks)
+        rows = [shuffled(number, self.n_rows, self.seed) for number in numbers]
+        return self._batch(self._rows, rows, (drawing(self.seed, TRAINING, number) for number in numbers))
 
     def rows(self, step: int, rank: int = 0, ranks: int = 1) -> list[int]:
         """Returns which rows of the data a step, or a rank in it, reads."""
-        if self.batch_size % ranks or not 0 <= rank < ranks:
-            raise InputError(
-                "ranks have no equal shares",
-                field="batch_size",
-                value=self.batch_size,
-                allowed=f"a multiple of {ranks}",
-            )
-        share = self.batch_size // ranks
-        first = step * self.batch_size + rank * share
-        return [self._row(number) for number in range(first, first + share)]
+        return [shuffled(number, self.n_rows, self.seed) for number in _share(step, self.batch_size, rank, ranks)]
 
     def documents(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor:
         """Returns the number of the document of each token (B, L) of a batch's rows, `PADDING` where there is none.
@@ -105,13 +95,6 @@ class ShardData:
         for first in range(0, len(rows), self.batch_size):
             some = range(first, min(first + self.batch_size, len(rows)))
             yield self._batch(rows, some, (drawing(self.seed, VALIDATION, row) for row in some))
-
-    def _row(self, number: int) -> int:
-        epoch, place = divmod(number, self.n_rows)
-        return permuted(place, self.n_rows, self._keys(epoch))
-
-    def _keys(self, epoch: int) -> tuple[int, ...]:
-        return tuple(_draw(self.seed, ORDER, epoch, i) for i in range(ROUNDS))
 
     def _batch(self, rows: _Rows, numbers: Sequence[int], generators: Iterator[Generator]) -> Batch:
         made = []
@@ -161,6 +144,36 @@ class _Rows:
             return int(start), int(stop)
         start = self.within.start + number * self.stride
         return start, start + self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairData:
+    """Batches of pairs of texts in memory: one is read and the other written."""
+
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    """Token ids of what is read and what is written."""
+    objective: SequenceToSequence
+    batch_size: int
+    """Pairs of a batch, over all ranks."""
+    seed: int
+    """Of the order of the pairs."""
+    held_out: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
+    """Pairs that are only validated on."""
+
+    def __post_init__(self) -> None:
+        _require_batch(self.batch_size)
+        if not self.pairs:
+            raise InputError("empty", field="pairs", allowed="at least one pair of texts")
+
+    def batch(self, step: int, rank: int = 0, ranks: int = 1) -> Batch:
+        """Returns the batch of one step, or a rank's share of it; raises InputError if it has no equal shares."""
+        numbers = _share(step, self.batch_size, rank, ranks)
+        return self.objective([self.pairs[shuffled(number, len(self.pairs), self.seed)] for number in numbers])
+
+    def validation(self) -> Iterator[Batch]:
+        """Yields the validation pairs in order; the last batch may be smaller."""
+        for first in range(0, len(self.held_out), self.batch_size):
+            yield self.objective(self.held_out[first : first + self.batch_size])
 
 
 def shard_data(
@@ -244,6 +257,27 @@ def joined(batches: Sequence[Batch]) -> Batch:
 def _all_true(like: Tensor) -> Tensor:
     assert like.dtype == torch.bool
     return torch.ones_like(like)
+
+
+def _require_batch(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InputError(field="batch_size", value=batch_size, allowed="at least 1")
+
+
+def _share(step: int, batch_size: int, rank: int, ranks: int) -> range:
+    """Returns the numbers, over the whole run, of the rows of a rank's share of a batch."""
+    if batch_size % ranks or not 0 <= rank < ranks:
+        allowed = f"a multiple of {ranks}"
+        raise InputError("ranks have no equal shares", field="batch_size", value=batch_size, allowed=allowed)
+    share = batch_size // ranks
+    first = step * batch_size + rank * share
+    return range(first, first + share)
+
+
+def shuffled(number: int, n: int, seed: int) -> int:
+    """Returns which of `n` rows comes at a place of the whole run: each once an epoch, in another order each time."""
+    epoch, place = divmod(number, n)
+    return permuted(place, n, [_draw(seed, ORDER, epoch, i) for i in range(ROUNDS)])
 
 
 def _draw(seed: int, what: str, *numbers: int) -> int:

@@ -238,12 +238,9 @@ class SpanCorruption:
         kept = composition(self.length - self.n_cut, self.n_spans, generator)
         cut = composition(self.n_cut, self.n_spans, generator)
         parts = ids_L.split(torch.stack([kept, cut], dim=1).flatten().tolist())
-        source, target = [], []
-        for i in range(self.n_spans):
-            sentinel = ids_L.new_tensor([self.sentinels[i]])
-            source += [parts[2 * i], sentinel]
-            target += [sentinel, parts[2 * i + 1]]
-        end = ids_L.new_tensor([self.end_id])
+        *sentinels, end = ids_L.new_tensor([*self.sentinels[: self.n_spans], self.end_id]).split(1)
+        source = [part for pair in zip(parts[::2], sentinels, strict=True) for part in pair]
+        target = [part for pair in zip(sentinels, parts[1::2], strict=True) for part in pair]
         return torch.cat([*source, end]), torch.cat([*target, end])
 
     def undo(self, source_S: Tensor, target_T: Tensor) -> Tensor:
