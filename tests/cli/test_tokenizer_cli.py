@@ -65,6 +65,15 @@ def test_it_is_said_in_a_line(run: Run, tmp_path: Path) -> None:
     assert run("tokenizer", "train", tmp_path / "b", "--vocab-size", 256).exit_code == 0
 
 
+def test_files_that_are_no_text_are_skipped(run: Run, text: Path, tmp_path: Path) -> None:
+    (text.parent / "z.txt").write_bytes(b"\xff")
+    words = ("tokenizer", "train", text.parent, "--vocab-size", 290)
+    refused(run(*words, tmp_path / "a"), r"z\.txt: not UTF-8")
+    said = json.loads(run(*words, tmp_path / "b", "--skip-binary", "--json").stdout)
+    assert (said["files"], said["skipped"], said["bytes"]) == (1, [str(text.parent / "z.txt")], text.stat().st_size)
+    assert "1 files skipped, which are not UTF-8 text\n" in run(*words, tmp_path / "c", "--skip-binary").stdout
+
+
 def test_bad_input_writes_nothing(run: Run, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 

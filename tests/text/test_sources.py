@@ -72,6 +72,18 @@ def test_files_folders_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert documents([str(tmp_path / "c.jsonl")], key="other") == ["d"]
 
 
+def test_files_of_folders_that_are_no_text_are_left_out_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * random.randint(0, 1 << 21) + b"\xff")
+    (tmp_path / "b.txt").write_text("good")
+    (tmp_path / "c.txt").write_bytes(b"a\0")
+    skipped: list[InputError] = []
+    assert documents(files([str(tmp_path)], skip=skipped.append)) == ["good"]
+    assert [error.field for error in skipped] == [str(tmp_path / "a.txt"), str(tmp_path / "c.txt")]
+    named = files([str(tmp_path / "c.txt")], skip=skipped.append)
+    with pytest.raises(InputError, match="NUL at byte 1"):
+        documents(named)
+
+
 def test_progress_is_of_bytes(tmp_path: Path) -> None:
     text = "word " * random.randint(300_000, 500_000)
     for name in "ab":

@@ -33,6 +33,7 @@ ROOM = 1 << 20  # bytes that must be free; a vocabulary of 100,000 takes 5 MB
 @click.option(
     "--files", metavar="GLOB", default="", help="Which files of folders; by default .txt .md .rst .py .jsonl."
 )
+@click.option("--skip-binary", is_flag=True, help="Leave out files of folders that are not UTF-8 text.")
 @click.option("--field", default="text", show_default=True, help="The field of the text in lines of JSON (.jsonl).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a summary.")
 def train(
@@ -48,6 +49,7 @@ def train(
     sentinels: int,
     min_count: int,
     files: str,
+    skip_binary: bool,
     field: str,
     as_json: bool,
 ) -> None:
@@ -58,16 +60,17 @@ def train(
     """
     from asbuilt.checkpoint.save import aside
     from asbuilt.cli.convert import Bar
+    from asbuilt.errors import InputError
     from asbuilt.text import sources
     from asbuilt.text import train as training
 
     named = {"eos_token": eos, "bos_token": bos, "pad_token": pad, "mask_token": mask}
     roles = {role: token for role, token in named.items() if token is not None}
     extra = [training.SENTINEL.format(number) for number in range(sentinels)]
-    read = _Counted()
+    read, skipped = _Counted(), list[InputError]()
     began = time.perf_counter()
     with aside(out, ROOM) as partial:
-        names = sources.files(texts, files)
+        names = sources.files(texts, files, skipped.append if skip_binary else None)
         made = training.train(
             (read(piece) for piece in sources.pieces(names, key=field, progress=Bar())),
             vocab_size,
@@ -84,6 +87,7 @@ def train(
         "special": {token.content: id_ for id_, token in made.special_tokens.items()},
         "merges": made.n_vocab - len(made.special_tokens) - training.BYTES,
         "files": len(names),
+        "skipped": [error.field for error in skipped],
         "documents": read.documents,
         "bytes": read.nbytes,
         "seconds": time.perf_counter() - began,
@@ -107,4 +111,6 @@ class _Counted:
 def _print(document: dict[str, Any]) -> None:
     read = f"{size(document['bytes'])} of text in {count(document['documents'])} documents"
     said = f"{count(document['merges'])} merges, {count(len(document['special']))} special tokens"
+    if document["skipped"]:
+        say(f"{count(len(document['skipped']))} files skipped, which are not UTF-8 text")
     say(f"{document['out']}: {count(document['vocab_size'])} tokens (256 bytes, {said}), learned from {read}")

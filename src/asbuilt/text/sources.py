@@ -61,16 +61,18 @@ def cut(blocks: Iterable[str], size: int = PIECE, longest: int = LONGEST) -> Ite
     yield Piece(held[start:], True)
 
 
-def files(paths: Sequence[str], glob: str = "") -> list[str]:
+def files(paths: Sequence[str], glob: str = "", skip: Callable[[InputError], None] | None = None) -> list[str]:
     """Returns the files that paths name, in order, those of folders by name; `-` is stdin.
 
-    Of a folder, text files by their suffix are read, or those whose names match `glob`; hidden ones never. Raises
-    InputError for what is missing, is no file, or has no such file.
+    Of a folder, text files by their suffix are read, or those whose names match `glob`; hidden ones never. With `skip`
+    those that are no UTF-8 text are left out, and what is wrong with each is passed to it. Raises InputError for what
+    is missing, is no file, or has no such file.
     """
     found: list[str] = []
     for path in paths:
         if path != STDIN and Path(path).is_dir():
-            found += _inside(Path(path), glob)
+            names = _inside(Path(path), glob)
+            found += names if skip is None else [name for name in names if _is_text(name, skip)]
         else:
             if path != STDIN:
                 require_regular(Path(path))
@@ -91,6 +93,17 @@ def _inside(folder: Path, glob: str) -> list[str]:
         wanted = f"files named {glob}" if glob else f"files that end in {one_of(TEXTS)}"
         raise InputError("has no texts", field=str(folder), allowed=f"a folder with {wanted}")
     return kept
+
+
+def _is_text(name: str, skip: Callable[[InputError], None]) -> bool:
+    try:
+        with open_regular(Path(name)) as file:
+            for _ in _blocks(file, name, lambda _: None):
+                pass
+    except InputError as error:
+        skip(error)
+        return False
+    return True
 
 
 def pieces(names: Sequence[str], *, key: str = "text", progress: Progress | None = None) -> Iterator[Piece]:
