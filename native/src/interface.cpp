@@ -76,14 +76,17 @@ struct Product {
   const int64_t* strides;
 };
 
-// Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each.
+// Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each. They are begun in turn
+// from as many places as there are threads, so that a thread's next piece mostly follows its last one in memory.
 template <class Pieces, class Work>
 void each_piece(int count, Pieces&& pieces, Work&& work) {
   static thread_local std::vector<int64_t> starts;
   starts.assign(1, 0);
   for (int i = 0; i < count; ++i) starts.push_back(starts.back() + pieces(i));
   const int64_t* first = starts.data();
-  each(first[count], [&](int64_t piece) {
+  const int64_t runs = threads(), per = first[count] / runs, longer = first[count] % runs;
+  each(first[count], [&](int64_t turn) {
+    const int64_t run = turn % runs, piece = run * per + std::min(run, longer) + turn / runs;
     int i = 0;
     while (piece >= first[i + 1]) ++i;
     work(i, piece - first[i]);

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +81,7 @@ def load_contents(contents: Contents, dtype: torch.dtype | str | None = None, de
 def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Model:
     import torch
 
+    from asbuilt.kernels.speed import one_thread
     from asbuilt.nn import build, stored_tensors
 
     built = build(contents.spec, dtype=dtype, device=device, seed=None)
@@ -89,7 +89,7 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
     empty = set(tensors)
     read = (zip(entry.paths, contents.read(entry), strict=True) for entry in contents.entries)
     taken: set[int] = set()
-    with torch.no_grad(), one_thread():
+    with torch.no_grad(), one_thread():  # each of many small copies would wait for the others
         for found in chain(read, (contents.adapter.items(),)):
             for path, tensor in found:
                 empty.remove(path)  # KeyError: a table that fills a parameter twice
@@ -113,19 +113,6 @@ def _owned(tensor: Tensor, place: Tensor, taken: set[int]) -> bool:
         return False
     taken.add(start)
     return True
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Has torch use one thread: each of a checkpoint's many small copies would wait for the others."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def stored_parameters(source: Source | str | Path) -> int:
