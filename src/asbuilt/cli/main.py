@@ -25,6 +25,7 @@ COMMANDS = (
     "embed",
     "convert",
     "quantize",
+    "tokenizer",
     "diff",
 )
 # What the `torch` extra installs: if one of these is missing, the message says how to install it.
